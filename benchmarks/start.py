@@ -8,7 +8,7 @@ import tempfile
 import time
 
 from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
-from exgrpo_jax.data import prompt, question_set, questions, tokenizer
+from exgrpo_jax.data import prompt, questions, tokenizer
 
 _QUESTIONS = 300_000  # at scale 1
 _STEP = 128  # questions
@@ -55,7 +55,7 @@ def _start(
   before, started = peak_bytes(), time.perf_counter()
   opened = tokenizer.load(str(folder / 'tokenizer.model'))
   path = str(folder / 'train.jsonl')
-  data = question_set.load(config, path, opened, prompts, max_prompt=1024)
+  data = questions.load_set(config, path, opened, prompts, max_prompt=1024)
   seconds = time.perf_counter() - started
   rows = random.Random(0).sample(range(len(data.questions)), k=min(_STEP, len(data.questions)))
   started = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from exgrpo_jax import config
-from exgrpo_jax.data import spec_names
+from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files, warm_start
 from exgrpo_jax.experiment.experiment import model_config, parse_config, with_folders
@@ -45,7 +45,7 @@ def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Tria
   }
   for cell, trial in planned.items():
     measure = study.measure_of(cell.setting)
-    names = [spec_names.spec_name(spec) for spec in parse_config(trial.values).data.evaluation]
+    names = [spec_name(spec) for spec in parse_config(trial.values).data.evaluation]
     if not any(measure.startswith(f'eval/{name}/') for name in names):
       raise InputError(
         f"study {chosen.name}: trial '{trial.name}': measure='{measure}' is of no set that the run "

@@ -8,7 +8,7 @@ The files are the authors' test sets, from the folder ExGRPO/data of github.com/
 rows is taken to be mmlu_pro, the name of the authors' file: it was not at hand.
 """
 
-from exgrpo_jax.data.suite import Benchmark, Suite
+from exgrpo_jax.reporting.benchmark_table import Benchmark, Suite
 
 _IN, _OUT = 'test.id.parquet', 'test.ood.parquet'
 

@@ -22,11 +22,11 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from exgrpo_jax.commands import command_line
-from exgrpo_jax.data import spec_names
-from exgrpo_jax.data.suite import Part
+from exgrpo_jax.data import questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import suites
 from exgrpo_jax.evaluation.scores import compare, evaluate, of_one
+from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import (
   load_questions,
@@ -121,7 +121,7 @@ def _as_asked(args: command_line.Args, values: ConfigDict) -> ConfigDict:
 def _check_specs(specs: Sequence[str]) -> None:
   if not specs:
     raise InputError('--data is needed: neither config nor run names what to evaluate on.')
-  spec_names.check_distinct(specs, '--data')
+  questions.check_distinct(specs, '--data')
 
 
 def _compare_two(args: command_line.Args) -> None:

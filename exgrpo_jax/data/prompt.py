@@ -156,6 +156,11 @@ def following(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT)
   return text.partition(_TURN)[2].removesuffix(thinks) + thinks
 
 
+def last_user_message(messages: Sequence[Message]) -> str:
+  """Return what the user said last, by which responses from elsewhere find their question."""
+  return next((m.content.strip() for m in reversed(messages) if m.role == 'user'), '')
+
+
 def _told_of(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[Message]:
   """The messages, whose first one is the system's and describes the tools."""
   described = '\n'.join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -2,44 +2,45 @@
 
 A spec is one of
   arithmetic:train      an embedded task and its split
-  path/to/x.parquet     a file, also .jsonl, .json and .csv; columns.py says which column is which
+  path/to/x.parquet     a file, also .jsonl, .json and .csv; records.py says which column is which
   path/to/x-*.parquet   several of them, in the order of their names
   path/to/x.py:train    a task in Python: rows that a function makes
   reasoning_gym:chain_sum(max_terms=3):train   tasks of reasoning_gym, see reasoning_gym.py
-  owner/name:config:split   a data set of the Hugging Face Hub, see hub_split.py
+  owner/name:config:split   a data set of the Hugging Face Hub, see named_sets.py
   tfds_name:split       a data set of TFDS, such as math_dataset:train
 and may end in columns of its own, {question=problem,answer=key}, and in a slice in TFDS syntax:
 [:640], [100:200], [:10%].
-Data is prepared once; after that, rows are read by index, when needed.
+Data is prepared once, see store.py; after that, rows are read by index, when needed.
 """
 
 import dataclasses
-import json
+import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import (
-  columns,
-  hub_split,
-  question_files,
-  reasoning_gym,
-  records,
-  spec_names,
-  tfds_sets,
-)
-from exgrpo_jax.data.question_files import Preparation
-from exgrpo_jax.data.store import Record, Store
+from exgrpo_jax.data import named_sets, prompt, reasoning_gym, row_files, store
+from exgrpo_jax.data.records import Fields
+from exgrpo_jax.data.row_files import ENDINGS, RowFile
+from exgrpo_jax.data.store import Dataset, Store
 from exgrpo_jax.data.tasks.catalogue import TASKS
-from exgrpo_jax.datatypes import Message, Question, Questions
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError, counted
-from exgrpo_jax.runtime import hub
+from exgrpo_jax.runtime import hosts
 
-_BATCH = 1000  # rows that are read together: one at a time takes several times as long
+COLUMNS = ('question', 'answer', 'solution')  # that a spec may name itself
+
+_SPEC = re.compile(
+  r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
+)
+_SLICE = re.compile(r'\[\s*(.*?)\s*:\s*(.*?)\s*\]')
+_BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,207 +95,122 @@ class Config:
     return *self.validation, *self.evaluation
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """Where the rows of a split lie, and how one becomes a question."""
-
-  folder: pathlib.Path  # of the prepared data
-  identity: str  # which split of the folder, and which of its fields are read
-  read: Callable[[list[int]], Sequence[Any]]  # many rows at once
-  to_question: Callable[[int, Any], Question]  # from a row's number and what was read
-  preparation: Preparation
+# ---- Loading ----
 
 
-class Dataset(Questions):
-  """The questions of one spec."""
+def load_set(
+  config: Config, spec: str, tokenizer: Tokenizer, prompts: prompt.Config, max_prompt: int
+) -> QuestionSet:
+  """The questions of `spec` with their prompts, both prepared if need be; all hosts call it.
 
-  def __init__(self, spec: str, source: Source, rows: np.ndarray) -> None:
-    self.spec = spec
-    self.source = source
-    self.rows = rows  # int [questions], of the source
+  Args:
+    config: where data is kept, and what to do with prompts over the limit.
+    spec: the data spec.
+    tokenizer: of the prompts.
+    prompts: how messages become text.
+    max_prompt: the limit, in tokens.
 
-  def __len__(self) -> int:
-    return len(self.rows)
+  Raises:
+    InputError: there is no such data, a row cannot be used or is too long, or hosts disagree.
+  """
+  settle(config, spec)
+  with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
+    loaded = load(config, spec)
+    tokens = store.tokenized(loaded, tokenizer, prompts)
+  kept = check_prompts(spec, tokens.lengths, max_prompt, config.overlong)
+  hosts.check_same(spec, 'the questions', lambda: tokens.checksum + kept.tobytes())
+  # Rows are numbered anew: the stream and the buffer address questions by place.
+  return QuestionSet(spec=spec, questions=loaded.select(kept), prompts=tokens.select(kept))
 
-  def __iter__(self) -> Iterator[Question]:
-    for start in range(0, len(self), _BATCH):
-      yield from self[start : start + _BATCH]
 
-  def select(self, rows: np.ndarray) -> 'Dataset':
-    """Some of the questions, numbered anew."""
-    return Dataset(self.spec, self.source, self.rows[rows])
+def settle(config: Config, spec: str) -> None:
+  """Have all hosts agree on the commit that a spec means, where it names a data set of the Hub.
 
-  def read(self, rows: Sequence[int]) -> list[Question]:
-    """See Questions.read."""
-    found = self.source.read(self.rows[list(rows)].tolist())
-    return [self.source.to_question(row, record) for row, record in zip(rows, found)]
+  All hosts call it before `load`. Raises InputError where the Hub or the cache has no such data.
+  """
+  if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
+    named_sets.settle(found)
 
 
 def load(config: Config, spec: str) -> Dataset:
   """The questions that `spec` names; prepares the data first if that has not been done.
 
-  Safe to call from several processes at once: each prepares the data in a folder of its own, and
-  the first to finish renames it.
+  Safe to call from several processes at once, as `store.prepared` is.
 
   Raises:
     InputError: there is no such data, or one of its rows cannot be used.
   """
-  base, fields = spec_names.split(spec)[0], _fields(config, spec)
+  base, fields = split_spec(spec)[0], _fields(config, spec)
   if fields.of_spec and base.startswith((reasoning_gym.PREFIX, *(f'{task}:' for task in TASKS))):
     raise InputError(f'{spec}: a task has no columns to choose from. Leave the braces out.')
   if base.startswith(reasoning_gym.PREFIX):
-    return _of_reasoning_gym(config, spec, base)
-  if spec_names.task_file(base):
-    return _of_files(config, spec, fields, [base], '')
-  if base.endswith(spec_names.FILE_ENDINGS):
-    return _of_files(config, spec, fields, *spec_names.files(base))
-  if found := _hub_split(config, base):
-    return _of_files(config, spec, fields, hub_split.files(found), found.repository.name)
+    tasks, _, split = base.removeprefix(reasoning_gym.PREFIX).rpartition(':')
+    if not tasks:
+      raise InputError(f"{spec}: it must end in a split, such as '{base}:train'.")
+    return _of_store(spec, reasoning_gym.prepared(config.cache_dir, spec, tasks), tasks, split)
   name, _, split = base.rpartition(':')
-  if not name or not split:
+  if name in TASKS:
+    return _of_store(spec, store.of_task(config.cache_dir, name, TASKS[name]), name, split)
+  files, source = _files(config, spec, base)
+  try:
+    found = store.of_files(config.cache_dir, fields, files, source)
+  except InputError as error:
+    if (source or fields.of_spec) and not str(error).startswith(spec):  # else it names the spec
+      raise InputError(f'{spec}: {error}') from error
+    raise
+  if found.left_out and config.unverifiable == 'refuse':
+    total = sum(rows for rows, _ in found.left_out.values())
+    counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in found.left_out.items())
+    raise InputError(
+      f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
+      f'checked ({counts}), the first at {next(iter(found.left_out.values())).first}; give each '
+      "one, or set config.data.unverifiable='drop' to leave them out."
+    )
+  return _of_store(spec, found, files[0].path, store.ROWS)
+
+
+def _files(config: Config, spec: str, base: str) -> tuple[list[RowFile], str]:
+  """What a spec names beside tasks, and its source where no column says it; '' is the file."""
+  if row_files.task_file(base):
+    paths, source = [base], ''
+  elif base.endswith(ENDINGS):
+    paths, source = spec_files(base)
+  elif found := named_sets.on_hub(config.cache_dir, base):
+    paths, source = named_sets.files(found), found.repository.name
+  else:
+    name, _, split = base.rpartition(':')
+    if name and split:
+      return [named_sets.of_tfds(config.cache_dir, spec, name, split)], name
     raise InputError(
       f"the data spec '{spec}' must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
-      f'{", ".join(spec_names.FILE_ENDINGS)}, a task in Python (mine.py:train) or of reasoning_gym '
+      f'{", ".join(ENDINGS)}, a task in Python (mine.py:train) or of reasoning_gym '
       '(reasoning_gym:chain_sum:train), a split of the Hub (owner/name:config:split) or of TFDS '
       '(name:split), optionally followed by columns such as {question=problem,answer=key} and a '
       'slice such as [:640]; nothing else can be read.'
     )
-  if name in TASKS:
-    return _of_store(spec, question_files.of_task(config.cache_dir, name), name, split)
-  return _of_tfds(config, spec, fields, name, split)
+  return [row_files.row_file(path) for path in paths], source
 
 
-def _fields(config: Config, spec: str) -> columns.Fields:
+def _fields(config: Config, spec: str) -> Fields:
   """The columns that the spec names, else those that the config names for all data."""
-  named = spec_names.named_columns(spec)
-  of_config = {key: getattr(config, f'{key}_field') for key in spec_names.COLUMNS}
-  of_spec = dict.fromkeys(spec_names.COLUMNS, '') | named
-  return columns.Fields(
+  named = spec_columns(spec)
+  of_config = {key: getattr(config, f'{key}_field') for key in COLUMNS}
+  of_spec = dict.fromkeys(COLUMNS, '') | named
+  return Fields(
     **(of_spec if named else of_config), default_kind=config.default_kind, of_spec=bool(named)
   )
 
 
-def _of_files(
-  config: Config, spec: str, fields: columns.Fields, paths: Sequence[str], name: str
-) -> Dataset:
-  """The rows of some files; `name` is their source where no column says it."""
-  try:
-    prepared = question_files.of_files(config.cache_dir, fields, paths, name)
-  except InputError as error:
-    if name or fields.of_spec:  # else the path is the spec's
-      raise InputError(f'{spec}: {error}') from error
-    raise
-  preparation = question_files.preparation(prepared)
-  left_out = preparation.left_out
-  if left_out and config.unverifiable == 'refuse':
-    total = sum(rows for rows, _ in left_out.values())
-    counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in left_out.items())
-    raise InputError(
-      f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
-      f'checked ({counts}), the first at {next(iter(left_out.values())).first}; give each one, or '
-      "set config.data.unverifiable='drop' to leave them out."
-    )
-  return _of_store(spec, prepared, paths[0], question_files.SPLIT, preparation)
-
-
-def _of_reasoning_gym(config: Config, spec: str, base: str) -> Dataset:
-  tasks, _, split = base.removeprefix(reasoning_gym.PREFIX).rpartition(':')
-  if not tasks:
-    raise InputError(f"{spec}: it must end in a split, such as '{base}:train'.")
-  prepared = reasoning_gym.prepared(config.cache_dir, spec, tasks)
-  if not prepared.sizes.get(split, 1):
+def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
+  """The rows of a split that the slice of the spec selects."""
+  if split not in found.sizes:
+    raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
+  if not found.sizes[split]:
     raise InputError(f'{spec}: {split} has no question, for there are too few different ones.')
-  preparation = Preparation(prepared.facts['counts'])
-  return _of_store(spec, prepared, tasks, split, preparation)
-
-
-def _of_store(
-  spec: str,
-  prepared: Store,
-  name: str,
-  split: str,
-  preparation: Preparation = question_files.NOTHING,
-) -> Dataset:
-  sizes = prepared.sizes
-  if preparation.excluded:
-    kept = np.setdiff1d(np.arange(sizes[split]), preparation.excluded)
-    rows = kept[_rows(spec, name, split, {split: len(kept)})]
-  else:
-    rows = _rows(spec, name, split, sizes)
-  source = Source(
-    folder=prepared.folder,
-    identity=split,
-    read=prepared.reader(split),
-    to_question=_question,
-    preparation=preparation,
-  )
-  return Dataset(spec, source, rows)
-
-
-def _question(row: int, record: Record) -> Question:
-  messages = tuple(Message(**message) for message in record['messages'])
-  row_of_data = json.loads(record['columns'] or '{}')
-  return Question(row, **record | {'messages': messages, 'columns': row_of_data})
-
-
-def _of_tfds(config: Config, spec: str, fields: columns.Fields, name: str, split: str) -> Dataset:
-  builder = tfds_sets.prepared(config.cache_dir, spec, name)
-  layout = columns.recognize(tfds_sets.columns(builder), fields, spec)
-  sizes = {key: info.num_examples for key, info in builder.info.splits.items()}
-  rows = _rows(spec, name, split, sizes)
-
-  def to_question(row: int, values: Mapping[str, Any]) -> Question:
-    place = f'{spec}: row {row}'
-    record = records.record(layout, fields, values, place, name)
-    if isinstance(record, records.Uncheckable):
-      raise InputError(f'{place}: {record.reason}, so its answer cannot be checked.')
-    return _question(row, record)
-
-  source = Source(
-    folder=pathlib.Path(builder.data_path),
-    identity=repr((split, fields)),
-    read=tfds_sets.reader(builder, split),
-    to_question=to_question,
-    preparation=Preparation([layout.describe()]),
-  )
-  return Dataset(spec, source, rows)
-
-
-def _rows(spec: str, name: str, split: str, sizes: Mapping[str, int]) -> np.ndarray:
-  """The rows of a split that the spec's slice selects."""
-  if split not in sizes:
-    raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(sizes)}).")
-  return np.array(spec_names.rows(spec, sizes[split]))
-
-
-def settle(config: Config, spec: str) -> None:
-  """Has all hosts agree on the commit that a spec means, where it names a data set of the Hub.
-
-  All hosts call it before `load`. Raises InputError where the Hub or the cache has no such data.
-  """
-  if found := _hub_split(config, spec_names.split(spec)[0]):
-    hub_split.settle(found)
-
-
-def _hub_split(config: Config, base: str) -> hub_split.Split | None:
-  """The split that a spec without its slice names on the Hub; None for all else, and TFDS's names.
-
-  Raises InputError where it names a data set and no split.
-  """
-  if base.endswith(spec_names.FILE_ENDINGS) or spec_names.task_file(base):
-    return None
-  found = hub_split.parse(base)
-  repository = found.repository if found else hub.parse('dataset', base)
-  if not repository or tfds_sets.knows(config.cache_dir, repository.name):
-    return None
-  is_file = os.path.splitext(base)[1][1:].isalpha()  # of a kind that is not read; see `load`
-  if not found and not is_file and not os.path.exists(base):
-    hub_split.refuse_unsplit(repository)
-  return found
-
-
-# ---- Prompts over the limit ----
+  kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
+  rows = spec_rows(spec, len(kept))
+  return Dataset(spec, found, split, kept[rows.start : rows.stop])
 
 
 def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> np.ndarray:
@@ -326,3 +242,139 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
       f"{lengths.min()}), so config.data.overlong='drop' would leave none; raise the limit."
     )
   return np.flatnonzero(lengths <= limit)
+
+
+# ---- Data specs ----
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+  """A data spec without its columns and its slice, and the slice with its brackets, or ''."""
+  match = _SPEC.fullmatch(spec)
+  return (match['base'], match['slicing'] or '') if match else ('', '')
+
+
+def spec_columns(spec: str) -> dict[str, str]:
+  """The columns that a spec names itself, by what they hold; {} if it names none.
+
+  'x.jsonl{question=problem,answer=key}[:500]' is {'question': 'problem', 'answer': 'key'}. The
+  braces may follow the slice. Raises InputError if they hold anything else.
+  """
+  match = _SPEC.fullmatch(spec)
+  braces = [part for part in (match['columns'], match['columns_last']) if part] if match else []
+  pairs = [pair.partition('=') for text in braces for pair in text[1:-1].split(',')]
+  named = {key.strip(): column.strip() for key, _, column in pairs}
+  if len(named) < len(pairs) or not set(named) <= set(COLUMNS) or not all(named.values()):
+    raise InputError(
+      f'{spec}: {" and ".join(braces)} must name columns, as in {{question=problem,answer=key}}: '
+      f'{", ".join(COLUMNS)}, each once at most. A column whose name has a comma or a brace can '
+      'only be named in config.data.question_field and its like.'
+    )
+  return named
+
+
+def spec_files(base: str) -> tuple[list[str], str]:
+  """The files that a spec without its slice names, and what they are called together; '' is none.
+
+  In the last part of the path `*` stands for any characters; files come in the order of names.
+
+  Raises:
+    InputError: there is none of that pattern.
+  """
+  folder, _, pattern = base.rpartition('/')
+  if '*' not in pattern:
+    return [base], ''
+  found = sorted(map(os.fspath, epath.Path(folder).expanduser().glob(pattern)))
+  if not found:
+    raise InputError(f'{base}: there is no file of that pattern.')
+  return found, pattern.partition('*')[0].rstrip('-_.') or pathlib.PurePath(folder).name
+
+
+def spec_rows(spec: str, size: int) -> range:
+  """The rows that the slice of a spec selects, as TFDS reads it: [:640], [100:-5], [:10%].
+
+  Raises:
+    InputError: it is no such slice, goes beyond the `size` rows, or selects none.
+  """
+  slicing = split_spec(spec)[1]
+  if not slicing:
+    return range(size)
+  match = _SLICE.fullmatch(slicing)
+  bounds = [_BOUND.fullmatch(text) for text in match.groups() if text] if match else []
+  try:
+    if not match or not all(bounds) or not bounds:
+      raise ValueError
+    is_percent = any(bound and bound[2] for bound in bounds)
+    begin, end = (
+      default if not text else _row(text.rstrip('%'), is_percent, size)
+      for text, default in zip(match.groups(), (0, size))
+    )
+  except ValueError as error:
+    raise InputError(
+      f'{spec}: the slice {slicing} must follow TFDS syntax, such as [:640], [100:200] or [:10%], '
+      f'and stay within the {counted(size, "row")} of the split.'
+    ) from error
+  if begin >= end:
+    raise InputError(
+      f'{spec}: the slice {slicing} selects none of the {counted(size, "row")} of the split.'
+    )
+  return range(begin, end)
+
+
+def _row(bound: str, is_percent: bool, size: int) -> int:
+  row = round(float(bound) * size / 100) if is_percent else int(bound)
+  if abs(row) > size:
+    raise ValueError
+  return row + size if row < 0 else row
+
+
+def spec_name(spec: str) -> str:
+  """A name of letters, digits, '_', '.' and '-', which depends on nothing but the spec.
+
+  A file is called after itself and its folder, for many are called test.jsonl: '/data/gsm8k/
+  test.jsonl' is gsm8k_test. A slice is spelt out: 'arithmetic:test[64:96]' is
+  arithmetic_test_64_to_96. Arguments of reasoning_gym's tasks are a hash: names are part of paths.
+  """
+  base, slicing = split_spec(spec)
+  if base.endswith(ENDINGS):
+    path = pathlib.PurePath(base)
+    base = f'{path.parent.name}_{path.stem}'
+  elif arguments := re.search(r'\(.*\)', base):
+    digest = hashlib.sha256(arguments[0].encode()).hexdigest()[:6]
+    base = base.replace(arguments[0], f'_{digest}')
+  name = re.sub(r'[^\w.-]+', '_', base).strip('_.')
+  return name + _SLICE.sub(_spell, slicing.replace('%', 'pct'))
+
+
+def _spell(match: re.Match[str]) -> str:
+  """'[64:96]' as '_64_to_96', '[:64]' as '_to_64', '[64:]' as '_from_64'."""
+  low, high = match.groups()
+  return f'_{low}_to_{high}' if low and high else f'_from_{low}' if low else high and f'_to_{high}'
+
+
+def check_distinct(specs: Iterable[str], where: str) -> None:
+  """InputError where two specs have the same name, and so would overwrite each other's results.
+
+  Args:
+    specs: data specs.
+    where: they come from, e.g. 'config.data.evaluation'; begins the message.
+  """
+  named: dict[str, str] = {}
+  for spec in specs:
+    name = spec_name(spec)
+    if name in named:
+      raise InputError(
+        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', the name of "
+        'file and folder (or task and split) and slice; rename one of them, or leave it out.'
+      )
+    named[name] = spec
+
+
+def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
+  """InputError where a spec is in both, or two would be reported under one name."""
+  for spec in validation:
+    if spec in evaluation:
+      raise InputError(
+        f"config.data.validation and config.data.evaluation both have '{spec}': what a policy is "
+        'chosen by must not be what it is reported on; leave it out of one.'
+      )
+  check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

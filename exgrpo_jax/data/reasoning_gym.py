@@ -41,7 +41,8 @@ import numpy as np
 
 from exgrpo_jax.config import check_known
 from exgrpo_jax.data import store
-from exgrpo_jax.data.store import Record, Store
+from exgrpo_jax.data.records import Record
+from exgrpo_jax.data.store import Store
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.runtime import activity
@@ -85,7 +86,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
 
   def make(facts: dict[str, Any]) -> dict[str, list[Record]]:
     made = _made_apart(spec, tasks)
-    facts['counts'] = made['counts']
+    facts['layouts'] = made['counts']
     return made['splits']
 
   return store.prepared(cache_dir, 'reasoning_gym', key, make)

@@ -5,7 +5,10 @@ The `datasets` library would not do: it makes 0.50 of an answer 0.5 and 5,000 di
 second of two columns of one name, and does not say which line is wrong.
 """
 
+import collections
 import csv
+import functools
+import hashlib
 import io
 import json
 import re
@@ -19,12 +22,15 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from exgrpo_jax import config
-from exgrpo_jax.data import columns, spec_names
 from exgrpo_jax.errors import InputError, counted
+
+ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
+LINES_OR_PARQUET = ('.jsonl', '.parquet')  # of files that hold more than questions
 
 Row = dict[str, Any]  # by column; a row of jsonl may lack some
 Rows = Iterator[tuple[str, Row]]  # where each row is, as 'path:line' or 'path: row n', and the row
 
+_TASK = re.compile(r'(?P<file>.+\.py):(?P<split>[\w.-]+)')
 _BATCH = 128  # rows of parquet in memory together
 
 
@@ -32,14 +38,33 @@ class Numeral(str):
   """A number as it is spelt: an answer of 0.50 must not become 0.5."""
 
 
-class RowFile(NamedTuple):
-  """A file that can be read several times, a few rows in memory at a time (.json and .py: all)."""
+class Table(NamedTuple):
+  """Rows that can be read several times, a few in memory at a time (of .json and .py: all)."""
 
   columns: Callable[[], list[str]]  # of all rows together, in the order in which they first occur
   rows: Callable[[Collection[str]], Rows]  # without the columns given
 
 
-def opened(path: str, keep_spelling: bool = True) -> RowFile:
+class RowFile(NamedTuple):
+  """A file, or a split of a data set, that need not be opened if its content is known."""
+
+  path: str  # as messages name it
+  digest: Callable[[], str]  # of its content
+  opened: Callable[[], Table]
+
+
+def row_file(path: str) -> RowFile:
+  """The file at `path`, as `opened` takes it."""
+  return RowFile(path, functools.partial(digest, path), functools.partial(opened, path))
+
+
+def task_file(base: str) -> tuple[str, str] | None:
+  """File and split of a task in Python, such as 'squares.py:train'; None for anything else."""
+  match = _TASK.fullmatch(base)
+  return (match['file'], match['split']) if match else None
+
+
+def opened(path: str, keep_spelling: bool = True) -> Table:
   """The file at `path`, whose ending says how it is read.
 
   Args:
@@ -51,7 +76,7 @@ def opened(path: str, keep_spelling: bool = True) -> RowFile:
     InputError: now or on reading: there is no such file, it is damaged or not of its format, a text
       is not UTF-8, or two columns have one name.
   """
-  if task := spec_names.task_file(path):
+  if task := task_file(path):
     return _task(path, existing(task[0]), task[1])
   file = existing(path)
   if file.suffix == '.parquet':
@@ -66,7 +91,7 @@ def opened(path: str, keep_spelling: bool = True) -> RowFile:
       for place, row in _lines(path, lines, keep_spelling):
         yield place, _others(row, without)
 
-  return RowFile(lambda: _all_columns(rows()), rows)
+  return Table(lambda: _all_columns(rows()), rows)
 
 
 def existing(path: str) -> epath.Path:
@@ -80,8 +105,20 @@ def existing(path: str) -> epath.Path:
   return file
 
 
-def _of_list(found: list[tuple[str, Row]]) -> RowFile:
-  return RowFile(
+def digest(path: str) -> str:
+  """Return a SHA-256 of the content of a file that `opened` takes."""
+  task = task_file(path)
+  try:
+    with existing(task[0] if task else path).open('rb') as content:
+      return hashlib.file_digest(content, 'sha256').hexdigest()  # pyright: ignore[reportArgumentType]  # epath's type of a file
+  except OSError as error:
+    raise InputError(
+      f'{path}: the file cannot be read ({error.strerror or error}); check its permissions.'
+    ) from error
+
+
+def _of_list(found: list[tuple[str, Row]]) -> Table:
+  return Table(
     lambda: _all_columns(found),
     lambda without: ((place, _others(row, without)) for place, row in found),
   )
@@ -122,7 +159,7 @@ def _parsed(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
   def make_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(fields)
     if len(made) < len(fields):
-      columns.check_distinct([name for name, _ in fields], place)
+      check_distinct([name for name, _ in fields], place)
     return made
 
   try:
@@ -144,7 +181,7 @@ def _object(value: Any, place: str) -> Row:
 # ---- CSV ----
 
 
-def _csv(path: str, file: epath.Path) -> RowFile:
+def _csv(path: str, file: epath.Path) -> Table:
   csv.field_size_limit(sys.maxsize)  # the default is 131,072 characters, less than some solutions
 
   def values() -> Iterator[list[str]]:
@@ -175,8 +212,8 @@ def _csv(path: str, file: epath.Path) -> RowFile:
       'again with commas between its values.'
     )
   names = _next(values(), f'{path}:1', file) or []
-  columns.check_distinct(names, f'{path}:1')
-  return RowFile(lambda: names, rows)
+  check_distinct(names, f'{path}:1')
+  return Table(lambda: names, rows)
 
 
 def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str] | None:
@@ -196,7 +233,7 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
 # ---- Parquet ----
 
 
-def _parquet(path: str, file: epath.Path, keep_spelling: bool) -> RowFile:
+def _parquet(path: str, file: epath.Path, keep_spelling: bool) -> Table:
   def rows(without: Collection[str]) -> Rows:
     wanted, number = [name for name in names if name not in without], 0
     try:
@@ -216,8 +253,8 @@ def _parquet(path: str, file: epath.Path, keep_spelling: bool) -> RowFile:
       names = pq.read_schema(content).names
   except (pa.ArrowInvalid, OSError) as error:
     raise _damaged(path, error) from error
-  columns.check_distinct(names, path)
-  return RowFile(lambda: names, rows)
+  check_distinct(names, path)
+  return Table(lambda: names, rows)
 
 
 def _values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
@@ -255,7 +292,7 @@ def _spelt(value: Any, kind: pa.DataType) -> Any:
 # ---- A task in Python ----
 
 
-def _task(path: str, file: epath.Path, split: str) -> RowFile:
+def _task(path: str, file: epath.Path, split: str) -> Table:
   def check(splits: Any) -> None:
     if split not in splits:
       raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
@@ -271,6 +308,21 @@ def _task(path: str, file: epath.Path, split: str) -> RowFile:
 
 
 # ---- What is wrong ----
+
+
+def check_distinct(names: Sequence[str], place: str) -> None:
+  """Refuse names of which one stands for several values; columns without a name may be many."""
+  for name, count in collections.Counter(names).items():
+    if name and count > 1:
+      raise InputError(
+        f"{place}: '{name}' is there {count} times (has: {quote(names)}), and only the last would "
+        'be read; rename or delete the others.'
+      )
+
+
+def quote(names: Sequence[str]) -> str:
+  """The names as a list in a message."""
+  return ', '.join(f"'{name}'" for name in names) or 'nothing'
 
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> InputError:

@@ -1,24 +1,42 @@
-"""Prepared questions on disk: records in an Arrow file for each split, mapped into memory.
+"""Prepared data: a data set's records and the tokens of its prompts, made once and then mapped.
 
-The files of a data set lie together in a folder, whose name is a hash of all that shapes them. So a
-folder that is there is the right one.
+All of it lies in a folder, whose name is a hash of whatever shapes the records:
+
+  facts.json     how many rows each split has, and how they were read
+  SPLIT.arrow    the records of a split
+  prompts/HASH   the tokens of prompts; the hash is of whatever shapes these
+
+So what is there under its name is right, and what a change no longer finds does no harm.
 """
 
+import functools
 import hashlib
+import importlib.metadata
+import inspect
 import itertools
 import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
+import numpy as np
 import pyarrow as pa
+from etils import epath
 
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.data import prompt, records
+from exgrpo_jax.data.records import Fields, Record
+from exgrpo_jax.data.row_files import RowFile
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import Message, Question, Questions
+from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.grading import verifier
+from exgrpo_jax.runtime import activity, hosts
 from exgrpo_jax.runtime.replacement import replacing
 
-Record = dict[str, Any]  # a row of SCHEMA
+ROWS = 'rows'  # the only split of files
 
 # The fields of datatypes.Question but `row`; `columns` is JSON.
 SCHEMA = pa.schema(
@@ -27,29 +45,48 @@ SCHEMA = pa.schema(
     *((name, pa.string()) for name in ('answer', 'kind', 'solution', 'source', 'columns')),
   ]
 )
-_VERSION = '3'  # increase it when rows become other records
-_BATCH = 1000  # rows that are written together; a row's place in its batch follows from it
+_VERSION = '4'  # increase it when rows become other records
+_BATCH = 1000  # rows that are written, read and tokenised together
 _FACTS = 'facts.json'
+_INT = np.dtype('<i4')
+_DIGEST = 32  # bytes of a SHA-256
+_LIBRARIES = ('jinja2', 'sentencepiece', 'tokenizers')
+
+Facts = dict[str, Any]  # the attributes of a Store, but for its folder
+
+
+class LeftOut(NamedTuple):
+  """Rows that were left out for one reason."""
+
+  rows: int
+  first: str  # where the first of them is, and for conflicting answers the second
 
 
 class Store:
   """The prepared splits of a data set; rows are read when they are asked for."""
 
   def __init__(self, folder: pathlib.Path) -> None:
+    facts: Facts = json.loads((folder / _FACTS).read_text())
     self.folder = folder
-    self.facts: dict[str, Any] = json.loads((folder / _FACTS).read_text())
-    self.sizes: dict[str, int] = self.facts.pop('sizes')  # split -> rows
+    self.sizes: dict[str, int] = facts['sizes']  # split -> rows, `excluded` ones too
+    # How its columns were read, mostly one line for all files; or which tasks have how many rows.
+    self.layouts: list[str] = facts.get('layouts', [])
+    # By reason: the rows of files whose answer cannot be checked.
+    self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
+    # Rows of files that are stored and left out: conflicts show late.
+    self.excluded: list[int] = facts.get('excluded', [])
 
   def reader(self, split: str) -> Callable[[Sequence[int]], list[Record]]:
     """A function from rows of a split to its records, which works on when the cache is cleared."""
     with pa.ipc.open_file(pa.memory_map(os.fspath(_file(self.folder, split)))) as file:
       batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+    size = batches[0].num_rows if batches else 1  # of all but the last
 
     def read(rows: Sequence[int]) -> list[Record]:
       found = {}
-      for number, group in itertools.groupby(sorted(set(rows)), lambda row: row // _BATCH):
+      for number, group in itertools.groupby(sorted(set(rows)), lambda row: row // size):
         wanted = list(group)
-        taken = batches[number].take(pa.array([row % _BATCH for row in wanted]))
+        taken = batches[number].take(pa.array([row % size for row in wanted]))
         found |= zip(wanted, taken.to_pylist())
       return [found[row] for row in rows]
 
@@ -57,10 +94,7 @@ class Store:
 
 
 def prepared(
-  cache_dir: str,
-  name: str,
-  key: str,
-  make: Callable[[dict[str, Any]], Mapping[str, Iterable[Record]]],
+  cache_dir: str, name: str, key: str, make: Callable[[Facts], Mapping[str, Iterable[Record]]]
 ) -> Store:
   """The data set of this key, made if it is not there.
 
@@ -71,8 +105,8 @@ def prepared(
     cache_dir: where data is kept; '' is TFDS's folder.
     name: of the data set, which begins the folder's name.
     key: all that shapes the records.
-    make: the records of each split. It is given a dict for the `facts` of the store, which is
-      written when all records are.
+    make: the records of each split. It may add to the dict that it is given, which is written when
+      all records are.
 
   Raises:
     InputError: it cannot be stored; and what `make` raises.
@@ -103,16 +137,283 @@ def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
   return folder / f'{split}.arrow'
 
 
-def _write(
-  folder: pathlib.Path, make: Callable[[dict[str, Any]], Mapping[str, Iterable[Record]]]
-) -> None:
-  facts: dict[str, Any] = {}
+def _write(folder: pathlib.Path, make: Callable[[Facts], Mapping[str, Iterable[Record]]]) -> None:
+  facts: Facts = {}
   sizes = {}
-  for split, records in make(facts).items():
+  for split, found in make(facts).items():
     sizes[split] = 0
     with pa.ipc.new_file(os.fspath(_file(folder, split)), SCHEMA) as file:
-      rows = iter(records)
+      rows = iter(found)
       while batch := list(itertools.islice(rows, _BATCH)):
         file.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
         sizes[split] += len(batch)
   (folder / _FACTS).write_text(json.dumps(facts | {'sizes': sizes}))
+
+
+# ---- The records of tasks and of files ----
+
+
+def of_task(cache_dir: str, name: str, rows: Callable[[], Mapping[str, Iterable[Record]]]) -> Store:
+  """The splits of an embedded task; prepared anew when its code changes."""
+  code = inspect.getsource(inspect.getmodule(rows) or rows)
+  return prepared(cache_dir, name, code, lambda _: rows())
+
+
+def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: str = '') -> Store:
+  """The rows of some files in turn, as the split ROWS.
+
+  Args:
+    cache_dir: where prepared data is kept.
+    fields: what the user says of their columns.
+    files: at least one.
+    source: of the questions where no column says it; '' is the first file's name.
+
+  Raises:
+    InputError: one is not there, cannot be read or stored, or one of its rows cannot be used.
+  """
+  source = source or epath.Path(files[0].path).stem
+  named = [(epath.Path(file.path).name, file.digest()) for file in files]
+
+  def make(facts: Facts) -> dict[str, Iterator[Record]]:
+    return {ROWS: _records(files, [digest for _, digest in named], fields, source, facts)}
+
+  return prepared(cache_dir, source, repr((*fields, named)), make)
+
+
+def _records(
+  files: Sequence[RowFile], digests: Sequence[str], fields: Fields, source: str, facts: Facts
+) -> Iterator[Record]:
+  """The records of some files; at the end `facts` says how they were read."""
+  found = [(file, *records.of_file(fields, file, source)) for file in files]
+  first = files[0].path
+  named = first if len(files) == 1 else f'{first} and {len(files) - 1} more'
+  report = activity.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
+  answers, left_out = Answers(), dict[str, LeftOut]()
+  for file, _, rows in found:
+    # Places are kept without the folder, for the file may be moved.
+    folder = file.path.removesuffix(epath.Path(file.path).name)
+    for place, record in rows():
+      place = place.removeprefix(folder)
+      if isinstance(record, records.Uncheckable):
+        so_far = left_out.get(record.reason, LeftOut(0, place))
+        left_out[record.reason] = so_far._replace(rows=so_far.rows + 1)
+      else:
+        report(len(answers.asked))
+        answers.add(place, record['messages'], record['answer'], record['kind'])
+        yield record
+  excluded = answers.conflicting_rows()
+  if excluded:
+    left_out[CONFLICT] = LeftOut(len(excluded), answers.conflicting[answers.asked[excluded[0]]])
+  for file, digest in zip(files, digests):
+    if file.digest() != digest:
+      raise InputError(
+        f'{file.path}: the file changed while it was read; start again when it is whole.'
+      )
+  if len(excluded) == len(answers.asked):
+    raise InputError(_nothing(first, left_out))
+  layouts = dict.fromkeys(layout.describe() for _, layout, _ in found if layout)
+  facts.update(layouts=list(layouts), left_out=left_out, excluded=excluded)
+
+
+def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
+  for reason, (rows, first) in left_out.items():
+    where = f'{counted(rows, "row")}, as at {first}'
+    return f'{path}: no row has an answer that can be checked: {reason} ({where}).'
+  return f'{path}: the file holds no question; at least one is needed.'
+
+
+CONFLICT = 'another answer to the same question elsewhere'
+
+
+class Answers:
+  """The answers to the questions of a data set, which is added row by row.
+
+  Answers that differ as text may still be the same to the verifier: 1/2 and 0.5.
+  """
+
+  def __init__(self) -> None:
+    self.asked: list[bytes] = []  # by each row: `question_key`
+    self.conflicting: dict[bytes, str] = {}  # key -> the places and the text of two answers
+    self._first: dict[bytes, tuple[str, str]] = {}  # key -> an answer, and its place
+
+  def add(
+    self, place: str, messages: Sequence[Mapping[str, Any]], answer: str, kind: str = 'math'
+  ) -> None:
+    """Add a row: where it is, what it asks, its answer, and how answers to it are compared."""
+    asked = question_key(messages)
+    self.asked.append(asked)
+    first, first_place = self._first.setdefault(asked, (answer, place))
+    if asked not in self.conflicting and not _same(first, answer, kind):
+      self.conflicting[asked] = (
+        f'{first_place} ({reprlib.repr(first)}) and {place} ({reprlib.repr(answer)})'
+      )
+
+  def conflicting_rows(self) -> list[int]:
+    """The numbers of the rows whose question has another answer elsewhere."""
+    return [row for row, asked in enumerate(self.asked) if asked in self.conflicting]
+
+
+def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
+  """A hash of what is asked: the texts themselves of a large data set take much memory."""
+  return hashlib.sha256(repr(messages).encode()).digest()[:16]
+
+
+def _same(first: str, second: str, kind: str) -> bool:
+  return first.strip() == second.strip() or any(
+    verifier.compare(given, answer, kind) == 'correct'
+    for given, answer in ((first, second), (second, first))
+  )
+
+
+# ---- Questions and their prompts ----
+
+
+class Dataset(Questions):
+  """The questions of one data spec: some rows of a split."""
+
+  def __init__(self, spec: str, store: Store, split: str, rows: np.ndarray) -> None:
+    self.spec, self.store, self.split = spec, store, split
+    self.rows = rows  # int [questions], of the split
+    self._read = store.reader(split)
+
+  def __len__(self) -> int:
+    return len(self.rows)
+
+  def __iter__(self) -> Iterator[Question]:
+    # One at a time takes several times as long.
+    for start in range(0, len(self), _BATCH):
+      yield from self[start : start + _BATCH]
+
+  def select(self, rows: np.ndarray) -> 'Dataset':
+    """Some of the questions, numbered anew."""
+    return Dataset(self.spec, self.store, self.split, self.rows[rows])
+
+  def read(self, rows: Sequence[int]) -> list[Question]:
+    """See Questions.read."""
+    return [
+      Question(
+        row,
+        **record
+        | {
+          'messages': tuple(Message(**message) for message in record['messages']),
+          'columns': json.loads(record['columns'] or '{}'),
+        },
+      )
+      for row, record in zip(rows, self._read(self.rows[list(rows)].tolist()))
+    ]
+
+
+class Prompts(Sequence[np.ndarray]):
+  """The prompts of a data set: int32 [T] each, views of one array; a slice is a list of them."""
+
+  def __init__(
+    self, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, checksum: bytes
+  ) -> None:
+    self._tokens, self._begins = tokens, begins
+    self.lengths = lengths  # int [prompts], in tokens
+    self.checksum = checksum  # of the questions and prompts of the whole data set
+
+  def __len__(self) -> int:
+    return len(self.lengths)
+
+  @overload
+  def __getitem__(self, row: int) -> np.ndarray: ...
+  @overload
+  def __getitem__(self, row: slice) -> list[np.ndarray]: ...
+  def __getitem__(self, row: int | slice) -> np.ndarray | list[np.ndarray]:
+    if isinstance(row, slice):
+      return [self[index] for index in range(len(self))[row]]
+    begin = self._begins[row]
+    return self._tokens[begin : begin + self.lengths[row]]
+
+  def select(self, rows: np.ndarray) -> 'Prompts':
+    """Some of the prompts, numbered anew."""
+    return Prompts(self._tokens, self._begins[rows], self.lengths[rows], self.checksum)
+
+
+def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> Prompts:
+  """The prompts of `data`: read from the file of an earlier start, else made and kept.
+
+  Safe to call from several processes at once, and to kill, as `prepared` is.
+
+  Raises:
+    InputError: a question cannot be rendered.
+  """
+  path = data.store.folder / 'prompts' / _hash(data, tokenizer, prompts)
+  if path.exists():
+    try:
+      return _prompts_in(path)
+    except (OSError, ValueError) as error:
+      hosts.warn(f'{path}: {error}; the prompts of {data.spec} are tokenised again.')
+  content = _tokenize(data, tokenizer, prompts)
+  try:
+    with replacing(path, shared=True) as unfinished:
+      unfinished.write_bytes(content)
+    return _prompts_in(path)
+  except OSError as error:
+    hosts.warn(
+      f'the tokenised prompts of {data.spec} cannot be kept in {path.parent} '
+      f'({error.strerror or error}), so every start tokenises them again; make that folder '
+      'writable, with space for them, or set config.data.cache_dir to another.'
+    )
+    return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
+
+
+def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> str:
+  """A hash of whatever shapes the prompts, in hexadecimal digits."""
+  shaping = (
+    data.split,
+    hashlib.sha256(data.rows.tobytes()).hexdigest(),
+    prompts,
+    sorted((name, hashlib.sha256(file).hexdigest()) for name, file in tokenizer.files.items()),
+    _code(),
+  )
+  return hashlib.sha256(repr(shaping).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _code() -> tuple[str, ...]:
+  """A digest of the code of this room, and the versions of libraries that it relies on."""
+  hashed = hashlib.sha256()
+  for file in sorted(pathlib.Path(__file__).parent.glob('*.py')):
+    hashed.update(file.read_bytes())
+  return hashed.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)
+
+
+def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> bytearray:
+  """The content of the file of these prompts.
+
+  A SHA-256 of all that follows, one of the questions, and as little-endian int32 the tokens of all
+  prompts, the length of each, and the number of prompts.
+  """
+  content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
+  report = activity.reporter(
+    lambda done: f'{data.spec}: {done:,} of {counted(len(data), "prompt")} tokenised'
+  )
+  for start in range(0, len(data), _BATCH):
+    batch = data[start : start + _BATCH]
+    ids = tokenizer.encode_all([tokenizer.render(q.messages, prompts) for q in batch])
+    content += np.fromiter(itertools.chain.from_iterable(ids), _INT).tobytes()
+    lengths += map(len, ids)
+    questions.update(repr(batch).encode())
+    report(len(lengths))
+  content += np.array([*lengths, len(lengths)], _INT).tobytes()
+  content[_DIGEST : 2 * _DIGEST] = questions.digest()
+  content[:_DIGEST] = hashlib.sha256(memoryview(content)[_DIGEST:]).digest()
+  return content
+
+
+def _prompts_in(path: pathlib.Path) -> Prompts:
+  """The prompts in a file; ValueError where it is damaged."""
+  with path.open('rb') as file:
+    if file.read(_DIGEST) != hashlib.file_digest(file, 'sha256').digest():
+      raise ValueError('the file is damaged')
+    return _parse(np.asarray(np.memmap(file, _INT, 'r')))
+
+
+def _parse(content: np.ndarray) -> Prompts:
+  """The prompts in a file's content, int32; views of it."""
+  checksum, rest = content[: _DIGEST // 4].tobytes(), content[2 * _DIGEST // 4 :]
+  count = int(rest[-1])
+  lengths = rest[-1 - count : -1].astype(np.int64)
+  return Prompts(rest[: -1 - count], np.cumsum(lengths) - lengths, lengths, checksum)

@@ -18,16 +18,14 @@ import tokenizers
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import conversion, prompt
-from exgrpo_jax.data.conversion import SPACE
+from exgrpo_jax.data import prompt, tokenizer_json
+from exgrpo_jax.data.tokenizer_json import KNOWN_EOS, SPACE
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
 _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its text
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
-# End-of-sequence tokens of common model families, for a tokenizer.json with nothing beside it.
-KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
 # Tags that say what part of a response is what; they are read as text, special tokens or not.
 _TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'tool_call', 'answer'))
 # The files beside tokenizer.json that are parsed; the others are only kept for exports.
@@ -116,7 +114,7 @@ class Tokenizer(abc.ABC):
 class SentencePieceTokenizer(Tokenizer):
   """A SentencePiece model, from `train` or from a checkpoint.
 
-  `save` writes a tokenizer.json beside it where there can be one: see `conversion`.
+  `save` writes a tokenizer.json beside it where there can be one: see `tokenizer_json`.
   `content` is the model file's; `path` is for error messages.
   """
 
@@ -169,7 +167,7 @@ class SentencePieceTokenizer(Tokenizer):
   def save(self, directory: epath.PathLike) -> None:
     """See Tokenizer.save."""
     super().save(directory)
-    for name, content in conversion.hugging_face_files(self.files['tokenizer.model']).items():
+    for name, content in tokenizer_json.of_sentencepiece(self.files['tokenizer.model']).items():
       (epath.Path(directory) / name).write_bytes(content)
 
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import hub_split, question_files, records, row_files, spec_names
-from exgrpo_jax.data.columns import NO_ANSWERS
+from exgrpo_jax.data import named_sets, records, row_files, store
+from exgrpo_jax.data.records import NO_ANSWERS, ROLES
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import activity
 
-_VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
 _TARGET = 'target'  # the column of worked solutions by another model
 _SCHEMA = pa.schema(
   [
@@ -30,7 +29,7 @@ _SCHEMA = pa.schema(
     ('extra_info', pa.struct([('index', pa.int64()), ('split', pa.string())])),
   ]
 )
-_ROLES = ('system', 'user', 'assistant')
+_VERL = _SCHEMA.names
 _GROUP = 1024  # rows that are written together
 _INT64_DIGITS = 18  # of _SCHEMA's index; with so many any number fits
 
@@ -39,7 +38,7 @@ class Shard(NamedTuple):
   """A file, and the columns that it has."""
 
   path: str
-  file: row_files.RowFile
+  file: row_files.Table
   columns: Sequence[str]
 
   @property
@@ -70,14 +69,14 @@ def shards(places: Sequence[str]) -> list[Shard]:
 
 
 def _files(place: str) -> list[str]:
-  path, endings = pathlib.Path(place).expanduser(), ' or '.join(spec_names.LINES_OR_PARQUET)
+  path, endings = pathlib.Path(place).expanduser(), ' or '.join(row_files.LINES_OR_PARQUET)
   if path.is_file():
-    if path.name.endswith(spec_names.LINES_OR_PARQUET):
+    if path.name.endswith(row_files.LINES_OR_PARQUET):
       return [str(path)]
     raise InputError(f'--data={place} must be a folder, or a file that ends in {endings}.')
   if not path.is_dir():
-    if split := hub_split.parse(place):
-      return hub_split.files(split)
+    if split := named_sets.parse(place):
+      return named_sets.files(split)
     raise InputError(
       f'--data={place}: there is no such file or folder, nor is it a split of the Hub, such as '
       'owner/name:train.'
@@ -85,7 +84,7 @@ def _files(place: str) -> list[str]:
   inside = [
     str(file)
     for file in sorted(path.rglob('*'))
-    if file.name.endswith(spec_names.LINES_OR_PARQUET)
+    if file.name.endswith(row_files.LINES_OR_PARQUET)
     and not any(part.startswith('.') for part in file.relative_to(path).parts)
   ]
   if not inside:
@@ -129,42 +128,39 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
     InputError: a row is not of the type that its columns must have.
   """
   schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA
-  asked, left_out = set(), collections.Counter()
   conflicting = _conflicting(found)
+  read, kept, asked, left_out = 0, 0, set(), collections.Counter()
+  report = activity.reporter(lambda done: f'{counted(done, "row")} read')
 
-  def kept() -> Iterator[dict[str, Any]]:
-    count = itertools.count()
-    report = activity.reporter(lambda done: f'{counted(done, "row")} read')
-    read = 0
-    for shard in found:
-      before = read
-      for _, row in _rows(shard, keep_target):
-        read += 1
-        report(read)
-        if isinstance(row, str):
-          left_out[row] += 1
-        elif (question := question_files.question_key(row['prompt'])) in conflicting:
-          left_out[f'{question_files.CONFLICT}, such as {next(iter(conflicting.values()))}'] += 1
-        else:
-          asked.add(question)
-          number = next(count)
-          if row['extra_info']['index'] is None:
-            row['extra_info']['index'] = number
-          yield row
-      kind = "verl's columns" if shard.is_verl else 'problem and answer'
-      print(f'{shard.path}: {counted(read - before, "row")}, {kind}', flush=True)
+  def rows(shard: Shard) -> Iterator[dict[str, Any]]:
+    nonlocal read, kept
+    before = read
+    for _, row in _rows(shard, keep_target):
+      read += 1
+      report(read)
+      if isinstance(row, str):
+        left_out[row] += 1
+      elif (question := store.question_key(row['prompt'])) in conflicting:
+        left_out[f'{store.CONFLICT}, such as {next(iter(conflicting.values()))}'] += 1
+      else:
+        asked.add(question)
+        if row['extra_info']['index'] is None:
+          row['extra_info']['index'] = kept
+        kept += 1
+        yield row
+    kind = "verl's columns" if shard.is_verl else 'problem and answer'
+    print(f'{shard.path}: {counted(read - before, "row")}, {kind}', flush=True)
 
-  written, rows = 0, kept()
+  every = itertools.chain.from_iterable(map(rows, found))
   with pq.ParquetWriter(path, schema) as writer:
-    while group := list(itertools.islice(rows, _GROUP)):
+    while group := list(itertools.islice(every, _GROUP)):
       writer.write_table(pa.Table.from_pylist(group, schema))
-      written += len(group)
-  return Written(written, len(asked), left_out)
+  return Written(kept, len(asked), left_out)
 
 
 def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
-  """The questions with several answers, see conflicts.Answers."""
-  answers = question_files.Answers()
+  """The questions with several answers, see store.Answers."""
+  answers = store.Answers()
   for shard in found:
     for place, row in _rows(shard, keep_target=False):
       if isinstance(row, dict):
@@ -205,10 +201,15 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
       f'{place}: reward_model is {reprlib.repr(model)}; it must be a struct with ground_truth, as '
       'text.'
     )
-  if not isinstance(prompt, list) or not all(map(_is_message, prompt)):
+  if not isinstance(prompt, list) or not all(
+    isinstance(turn, Mapping)
+    and turn.get('role') in ROLES
+    and isinstance(turn.get('content'), str | None)
+    for turn in prompt
+  ):
     raise InputError(
       f'{place}: prompt is {reprlib.repr(prompt)}; it must be a list of chat messages, each with a '
-      f'role ({", ".join(_ROLES)}) and a content, as text.'
+      f'role ({", ".join(ROLES)}) and a content, as text.'
     )
   messages = [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt]
   if not any(turn['role'] == 'user' for turn in messages) or not all(
@@ -234,14 +235,6 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
       'split': _text(extra.get('split')) or 'train',
     },
   }
-
-
-def _is_message(turn: Any) -> bool:
-  return (
-    isinstance(turn, Mapping)
-    and turn.get('role') in _ROLES
-    and isinstance(turn.get('content'), str | None)
-  )
 
 
 def _solution(value: Any, place: str) -> str | None:

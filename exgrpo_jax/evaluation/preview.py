@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.data import prompt, prompt_file, questions
-from exgrpo_jax.data.questions import Dataset
+from exgrpo_jax.data import prompt, questions, store
+from exgrpo_jax.data.store import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question
 from exgrpo_jax.environments import pool as environment_pool
@@ -60,7 +60,7 @@ def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
 
 def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) -> Prompts:
   if opened:
-    tokenized = prompt_file.tokenized(data, opened, rendering)
+    tokenized = store.tokenized(data, opened, rendering)
     first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
     return Prompts('tokens', tokenized.lengths, first)
   return _rendered(data, rendering, None)
@@ -94,9 +94,8 @@ def _episode(environments: Pool, question: Question, config: Config) -> str:
 
 
 def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
-  preparation = data.source.preparation
   lines = [f'{data.spec}: {counted(len(data), "question")}']
-  lines += [f'  read as    {layout}' for layout in preparation.layouts]
+  lines += [f'  read as    {layout}' for layout in data.store.layouts]
   if data[0].columns:
     lines.append(f'  columns    {", ".join(data[0].columns)}: what a reward can ask for')
   lengths = np.percentile(prompts.lengths, _SHARES, method='inverted_cdf')
@@ -123,7 +122,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: Config) -> list[str]:
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.unverifiable, 'unverifiable')
-    for reason, left_out in data.source.preparation.left_out.items()
+    for reason, left_out in data.store.left_out.items()
   ]
   limit = config.rollout.max_prompt
   if prompts.unit != 'tokens':

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.prompt import THINK
-from exgrpo_jax.data.suite import Part
+from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import counted
+from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions, open_experiment
 from exgrpo_jax.experiment.generation import make_sampler
@@ -69,7 +69,7 @@ def score_all(
   if evaluations:
     params = model.decode_layout(experiment.model, params, experiment.meshes)
   for data in evaluations:
-    with activity.doing(spec_names.spec_name(data.spec)):
+    with activity.doing(spec_name(data.spec)):
       of_data, records = score_policy(experiment, params, data, step)
     metrics.write_rows(records_path(f'{experiment.workdir}/evaluation', step, data.spec), records)
     scores |= of_data
@@ -98,7 +98,7 @@ def score_policy(
     Metrics by name: 'eval/{name}/pass@1' (the first sample), its 95% interval as '…_low' and
     '…_high', with k > 1 samples the same for 'avg@{k}' (the mean of all) and 'pass@{k}' (any),
     'truncated' and, where the task can check it, 'valid_steps': shares of all responses. The name
-    is the data spec's (`spec_names.spec_name`); data of several sources have metrics of each
+    is the data spec's (`spec_name`); data of several sources have metrics of each
     instead, 'eval/{name}/{source}/…'.
     Records: what was asked, answered and judged, and how it was sampled.
   """
@@ -123,7 +123,7 @@ def score_policy(
   records = _records(tokenizer, questions, prompts, responses, texts, verdicts)
   sampling = dataclasses.asdict(wanted.distribution) | {'seed': config.seed, 'step': step}
   records = [record | {'sampling': sampling} for record in records]
-  name = spec_names.spec_name(data.spec)
+  name = spec_name(data.spec)
   groups, scores = by_source(records), {}
   for source, rows in groups.items():
     scores |= _summarize(name if len(groups) == 1 else f'{name}/{source}', rows)
@@ -189,7 +189,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
 
 def records_path(out: str, step: int, spec: str, made: str = '') -> str:
   """Where in the folder `out` the records of an evaluation are kept."""
-  return os.path.join(out, f'step_{step:06d}_{spec_names.spec_name(spec)}{made}.jsonl')
+  return os.path.join(out, f'step_{step:06d}_{spec_name(spec)}{made}.jsonl')
 
 
 def _grade(

@@ -1,7 +1,12 @@
-"""A policy on a suite of benchmarks: what is sampled, and the row that comes of it."""
+"""A policy on a suite of benchmarks: what is sampled, and the row that comes of it.
 
+A file in configs/suites/ defines a `get_suite()` that returns a Suite.
+"""
+
+import collections
 import datetime
 import functools
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,20 +14,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from exgrpo_jax.config import overridden
-from exgrpo_jax.data import suite as suite_files
-from exgrpo_jax.data.suite import Part, Suite
-from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.config import evaluate_file, overridden
+from exgrpo_jax.datatypes import Question, QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.experiment import Config
 from exgrpo_jax.reporting import benchmark_table, intervals
+from exgrpo_jax.reporting.benchmark_table import GROUPS, Benchmark, Suite
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.workdir import write_json
 
 SUITES = 'exgrpo_jax.configs.suites'
 
 Record = Mapping[str, Any]  # of a question, see evaluation.score_policy
+
+
+class Part(NamedTuple):
+  """Questions of one data spec that get equally many responses each."""
+
+  data: QuestionSet
+  samples: int
+  benchmarks: tuple[Benchmark, ...]  # whose questions these are
 
 
 class Table(NamedTuple):
@@ -46,7 +58,7 @@ def open_table(value: str, out: str | None, row: str) -> Table:
   if not row.strip() or not row.isprintable():
     raise InputError(f'--name={row!r} must be printable text: it is how the table calls the row.')
   path = config_files.shipped_path(value, SUITES, 'suite')
-  table = Table(suite_files.load(path), suite_files.name(path), out, row)
+  table = Table(load_suite(path), os.path.basename(path).removesuffix('.py'), out, row)
   file = benchmark_table.row_path(table.folder, row)
   if file.exists():
     raise InputError(
@@ -70,15 +82,15 @@ def plan(table: Table, loaded: Sequence[QuestionSet], config: Config, may_miss: 
     config: of the evaluation.
     may_miss: whether benchmarks may be without questions.
   """
-  parts = suite_files.parts(table.suite, loaded)
-  missing = [benchmark.label for benchmark in suite_files.missing(table.suite, parts)]
+  parts = _parts(table.suite, loaded)
+  used = {benchmark.source for part in parts for benchmark in part.benchmarks}
+  missing = [one.label for one in table.suite.benchmarks if one.source not in used]
   where = ', '.join(data.spec for data in loaded)
   if missing and (not may_miss or not parts):
     raise InputError(
       f'--suite={table.name}: {where} has no questions of {", ".join(missing)}; name the files '
       'that do in --data. A benchmark that none of those has is left blank, unless all are.'
     )
-  used = {benchmark.source for part in parts for benchmark in part.benchmarks}
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:
     print(f'{", ".join(missing)}: no questions in {where}; left blank', flush=True)
@@ -86,7 +98,7 @@ def plan(table: Table, loaded: Sequence[QuestionSet], config: Config, may_miss: 
     print(f'not in the suite, and left out: {", ".join(sorted(others))}', flush=True)
   planned = {
     benchmark.label: {
-      'content': suite_files.content(questions),
+      'content': _content(questions),
       'responses': len(questions) * part.samples,
     }
     for part in parts
@@ -143,7 +155,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
     'questions': len(set(asked)),
     'responses': correct_QK.size,
     'truncated': float(np.mean([record['truncated'] for record in rows])),
-    'content': suite_files.content([q for q in part.data.questions if q.source == source]),
+    'content': _content([q for q in part.data.questions if q.source == source]),
     'data': part.data.spec,
   }
 
@@ -151,3 +163,93 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 def _settings(suite: Suite, config: Config) -> dict[str, Any]:
   """What the suite sets, as it is in the config."""
   return {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
+
+
+# ---- Suites and their questions ----
+
+
+def load_suite(path: str) -> Suite:
+  """The suite of a file; InputError where the file fails or its benchmarks cannot be told apart."""
+  return evaluate_file(path, 'suite', 'a Suite, as configs/suites/paper.py does', _check)[0]
+
+
+def _check(suite: Any) -> None:
+  if not isinstance(suite, Suite) or not suite.benchmarks:
+    raise InputError(f'get_suite() must return a Suite with benchmarks, not {suite!r}')
+  seen: dict[str, str] = {}  # label or source -> label
+  for benchmark in suite.benchmarks:
+    label = benchmark.label
+    if benchmark.group not in GROUPS or benchmark.samples < 1:
+      raise InputError(
+        f"benchmark '{label}' has group={benchmark.group!r} and samples={benchmark.samples}; a "
+        f'group is one of {", ".join(GROUPS)}, samples are at least 1'
+      )
+    for key in (f'label {label}', f'source {benchmark.source}'):
+      if key in seen:
+        raise InputError(
+          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, by which they "
+          'are told apart'
+        )
+      seen[key] = label
+
+
+def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
+  """The questions to sample for the benchmarks that have any in `loaded`.
+
+  A benchmark with k samples of which each question has c copies takes k / c responses to each row.
+
+  Raises:
+    InputError: questions of a benchmark are in two data specs, their copies are not equally many,
+      or c does not divide k.
+  """
+  found: dict[str, str] = {}  # source -> the data spec that has it
+  planned = []
+  for data in loaded:
+    rows_of = collections.defaultdict(list)
+    questions = list(data.questions)
+    for row, question in enumerate(questions):
+      rows_of[question.source].append(row)
+    by_samples = collections.defaultdict(list)
+    for benchmark in suite.benchmarks:
+      rows = rows_of.get(benchmark.source)
+      if not rows:
+        continue
+      if benchmark.source in found:
+        raise InputError(
+          f"'{found[benchmark.source]}' and '{data.spec}' both have questions of source "
+          f"'{benchmark.source}' ({benchmark.label}); name one of them in --data, or a slice."
+        )
+      found[benchmark.source] = data.spec
+      samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
+      by_samples[samples].append(benchmark)
+    for samples, benchmarks in by_samples.items():
+      rows = sorted(row for benchmark in benchmarks for row in rows_of[benchmark.source])
+      chosen = QuestionSet(
+        spec=data.spec,
+        questions=data.questions.select(np.array(rows)),
+        prompts=[data.prompts[row] for row in rows],
+      )
+      planned.append(Part(chosen, samples, tuple(benchmarks)))
+  return planned
+
+
+def _content(questions: Sequence[Question]) -> str:
+  """A digest of what is asked and of its answers, which neither order nor copies change."""
+  asked = sorted({repr((question.messages, question.answer)) for question in questions})
+  return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
+
+
+def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> int:
+  """Responses to each row."""
+  if benchmark.samples == 1:
+    return 1  # a row is a question
+  copies = collections.Counter((question.messages, question.answer) for question in questions)
+  fewest, most = min(copies.values()), max(copies.values())
+  if fewest != most or benchmark.samples % most:
+    times = f'{most}' if fewest == most else f'{fewest} to {most}'
+    raise InputError(
+      f"{spec}: each question of source '{benchmark.source}' is listed {times} times, and "
+      f'{benchmark.label} is {benchmark.measure}: all must be listed equally often, and '
+      f'{benchmark.samples} must be divisible by it.'
+    )
+  return benchmark.samples // most

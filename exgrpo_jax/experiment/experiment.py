@@ -10,7 +10,7 @@ import os
 import jax
 from ml_collections import ConfigDict
 
-from exgrpo_jax.data import prompt, question_set, questions, tokenizer
+from exgrpo_jax.data import prompt, questions, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool
@@ -166,7 +166,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
-  data = question_set.load(parsed.data, spec, tokenizer, parsed.prompt, max_prompt)
+  data = questions.load_set(parsed.data, spec, tokenizer, parsed.prompt, max_prompt)
   if not parsed.environment.name:
     return data
   environments = pool.of(parsed.environment)

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax import config
 from exgrpo_jax.algorithm import combinations, objective, replay
 from exgrpo_jax.config import AUTHORS, PAPER, setting
-from exgrpo_jax.data import prompt, questions, spec_names, tokenizer, traces
+from exgrpo_jax.data import prompt, questions, tokenizer
 from exgrpo_jax.data.tasks import catalogue
 from exgrpo_jax.environments import settings as environment_settings
 from exgrpo_jax.errors import InputError
@@ -17,7 +17,7 @@ from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout import parity
+from exgrpo_jax.rollout import parity, seeding
 from exgrpo_jax.rollout import settings as rollout_settings
 from exgrpo_jax.rollout.token_sampling import Distribution
 
@@ -158,7 +158,7 @@ class Config:
   prompt: prompt.Config
   tokenizer: tokenizer.Config
   data: questions.Config
-  experience: traces.Config
+  experience: seeding.Config
   verifier: verifier.Config
   grading: grading_settings.Config
   environment: environment_settings.Config
@@ -216,7 +216,7 @@ def parse_config(values: ConfigDict) -> Config:
       f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
       'nothing is replayed, wherever it comes from.'
     )
-  spec_names.check_apart(parsed.data.validation, parsed.data.evaluation)
+  questions.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.gradient.drop_zero_advantage:
     for name in ('entropy_bonus', 'kl_coefficient', 'balance_coefficient'):
       value = getattr(parsed.objective, name)

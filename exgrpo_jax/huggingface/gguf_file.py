@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 from huggingface_hub import constants
 
-from exgrpo_jax.data import gguf_tokenizer
+from exgrpo_jax.data import tokenizer_json
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import architecture, families, safetensors_files
 from exgrpo_jax.huggingface.tensor_names import Tensor
@@ -210,7 +210,7 @@ def gguf_folder(path: str) -> str:
     return str(made)
   reader = opened(path)
   metadata = {key: field.contents() for key, field in reader.fields.items()}
-  files = gguf_tokenizer.files(metadata, path)
+  files = tokenizer_json.of_gguf(metadata, path)
   values = gguf_config(metadata, reader, path) | json.loads(files['generation_config.json'])
   files['config.json'] = json.dumps(values, indent=2).encode()
   try:

@@ -5,6 +5,7 @@ are made anew from all of them.
 """
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -13,10 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from exgrpo_jax.data.suite import GROUPS, Benchmark
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
+GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # as in Benchmark.group
 Row = Mapping[str, Any]  # the content of a row's file; see `suites.row`
 
 _LATEX = {
@@ -27,6 +28,35 @@ _LATEX = {
   '>': r'\textgreater{}',
   **{character: f'\\{character}' for character in '&%$#_{}'},
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+  """One column of a table."""
+
+  label: str
+  data: str  # the data spec that has its questions, unless the user names others
+  source: str  # of its questions
+  group: str  # of GROUPS: over which it is averaged
+  samples: int  # responses to each question, those to its copies included: k of avg@k
+
+  @property
+  def measure(self) -> str:
+    """The score of a question: the share of right responses, or whether its only one is right."""
+    return f'avg@{self.samples}' if self.samples > 1 else 'pass@1'
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+  """The columns of a table, and what all of its rows have in common."""
+
+  benchmarks: tuple[Benchmark, ...]
+  settings: Mapping[str, Any]  # dotted config key -> value
+
+  @property
+  def data(self) -> tuple[str, ...]:
+    """The data specs that have the questions, unless the user names others."""
+    return tuple(dict.fromkeys(benchmark.data for benchmark in self.benchmarks))
 
 
 class Score(NamedTuple):

@@ -20,7 +20,7 @@ from exgrpo_jax.algorithm import (
   trajectory_rules,
 )
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.data import traces
+from exgrpo_jax.data.prompt import last_user_message
 from exgrpo_jax.data.tasks.catalogue import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import (
@@ -435,7 +435,7 @@ def question_facts(question: Question) -> dict[str, Any]:
   """Facts from a question's row; `question` and `messages` hide columns of these names."""
   return {
     **question.columns,
-    'question': traces.asked(question.messages),
+    'question': last_user_message(question.messages),
     'messages': [message._asdict() for message in question.messages],
   }
 

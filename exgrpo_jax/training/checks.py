@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from exgrpo_jax.data import row_files, spec_names
+from exgrpo_jax.data import questions, row_files
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import check_given
@@ -37,11 +37,11 @@ def _check_files(config: Config) -> None:
   """Raise InputError where a file of the data is not there; reads none of them."""
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
   for spec in (config.data.train, *config.data.evaluated, *learnt):
-    base = spec_names.split(spec)[0]
-    if task := spec_names.task_file(base):
+    base = questions.split_spec(spec)[0]
+    if task := row_files.task_file(base):
       row_files.existing(task[0])
-    elif base.endswith(spec_names.FILE_ENDINGS) and '://' not in base:
-      for path in spec_names.files(base)[0]:
+    elif base.endswith(row_files.ENDINGS) and '://' not in base:
+      for path in questions.spec_files(base)[0]:
         row_files.existing(path)
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ml_collections import ConfigDict
 
-from exgrpo_jax.data import traces
+from exgrpo_jax.data.prompt import last_user_message
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment import policies, warm_start
@@ -164,13 +164,13 @@ def _row(one: Tried) -> dict[str, Any]:
 
 
 def _successes(one: Tried) -> Iterator[dict[str, Any]]:
-  """Its right responses, as traces.py reads them; none where all or no responses are right."""
+  """Its right responses, as seeding.py reads them; none where all or no responses are right."""
   if not 0 < one.pass_rate < 1:
     return
   for response, verdict in zip(one.responses, one.verdicts):
     if verdict.correct:
       yield {
-        'question': traces.asked(one.question.messages),
+        'question': last_user_message(one.question.messages),
         'tokens': response.tokens,
         'logp': response.logp,
         'correctness': one.pass_rate,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from exgrpo_jax import config
-from exgrpo_jax.data import prompt, question_set, questions, tokenizer, traces
+from exgrpo_jax.data import prompt, questions, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError, counted
@@ -22,13 +22,13 @@ from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import read_config
 
 
-def check(experience: traces.Config, workdir: str) -> None:
+def check(experience: seeding.Config, workdir: str) -> None:
   """InputError where a new run in `workdir` could not read the experience that it is given."""
   path = experience.path
   if not path or checkpoint.steps(workdir):
     return
   if experience.is_file:
-    traces.check_columns(path)
+    seeding.check_columns(path)
   elif not os.path.exists(os.path.join(path, 'config.json')):
     raise InputError(
       f'config.experience.path={path} is neither a .jsonl nor a .parquet file, nor the workdir of '
@@ -52,7 +52,7 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   if not path:
     return []
   with activity.doing(f'reading the experience in {path}'):
-    found = traces.read(path) if parsed.experience.is_file else _of_run(experiment, path)
+    found = seeding.read(path) if parsed.experience.is_file else _of_run(experiment, path)
     proposed, counts = seeding.candidates(
       path, found, data, experiment.tokenizer, parsed.rollout.max_response, parsed.data.overlong
     )
@@ -73,7 +73,7 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   return right
 
 
-def _of_run(experiment: Experiment, path: str) -> Iterable[traces.Trace]:
+def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
   """The buffer of another run's newest checkpoint; retired questions have left it."""
   values = read_config(path)
   with hub.as_in(path):
@@ -103,9 +103,9 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[traces.Trace]:
   for row, question in zip(rows, theirs.questions.read(rows)):
     entry = buffer.entries[row]
     for number, stored in enumerate(entry.trajectories):
-      yield traces.Trace(
+      yield seeding.Trace(
         place=f'{path}, step {step}: trajectory {number} of question {row}',
-        question=traces.asked(question.messages),
+        question=prompt.last_user_message(question.messages),
         response=None,
         tokens=stored.tokens,
         logp=stored.logp,
@@ -132,7 +132,7 @@ def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSe
   theirs = config.build(questions.Config, values['data'], f'{path}/config.json: data')
   theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
   try:
-    return question_set.load(
+    return questions.load_set(
       theirs,
       theirs.train,
       experiment.tokenizer,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.commands import evaluate
-from exgrpo_jax.data import spec_names
+from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import experiment, policies
@@ -25,7 +25,7 @@ VERIFIER = workers.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
 
 def metric_group(recorded):
   """What the metrics of the recorded run's evaluation begin with."""
-  return f'eval/{spec_names.spec_name(recorded.evaluations[0].spec)}'
+  return f'eval/{spec_name(recorded.evaluations[0].spec)}'
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_the_best_policy_is_chosen_by_the_validation_set_alone(
     return [{'source': source, 'correct': [row < 5 * share]} for row in range(5)]
 
   def scored(_, __, questions, at):
-    name = spec_names.spec_name(questions.spec)
+    name = spec_name(questions.spec)
     if questions.spec == data.train:
       shares = VALIDATION.get(at, {'aime': 1.0, 'minerva': 1.0})  # before the first step: the best
     else:

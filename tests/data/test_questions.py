@@ -1,14 +1,16 @@
-"""Data specs, slices, and the limit on the lengths of prompts."""
+"""Data specs, what they load, and the limit on the lengths of prompts."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
-from exgrpo_jax.data import questions
+from exgrpo_jax.data import prompt, questions, store, tokenizer
 from exgrpo_jax.data.tasks import catalogue, sums
-from exgrpo_jax.datatypes import Message
+from exgrpo_jax.datatypes import Message, Question
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts
 from tests.helpers.paths import REAL_DATA
 
 LINES = [{'question': f'What is {i}+1?', 'answer': f'{i + 1}'} for i in range(20)]
@@ -31,7 +33,7 @@ def test_an_embedded_task_whose_steps_are_checked_against_the_question(config, j
   dataset = questions.load(config, 'arithmetic:ood[10:15]')
   assert len(dataset) == 5
   expected = sums.arithmetic_rows()['ood'][11]
-  assert dataset[1] == questions.Question(
+  assert dataset[1] == Question(
     row=1,
     messages=(Message('user', expected['messages'][0]['content']),),
     answer=expected['answer'],
@@ -72,16 +74,15 @@ def test_a_slice_is_numbered_anew_and_rows_out_of_range_raise_index_error(config
 
 
 def test_many_rows_are_read_at_once(config, jsonl, monkeypatch):
-  monkeypatch.setattr(questions, '_BATCH', 8)
-  loaded = questions.load(config, jsonl(*LINES))
-  one_by_one, read = [loaded[row] for row in range(20)], []
+  monkeypatch.setattr(store, '_BATCH', 8)
+  dataset, read = questions.load(config, jsonl(*LINES)), []
+  one_by_one, whole = [dataset[row] for row in range(20)], store.Dataset.read
 
-  def counted(rows):
+  def counted(self, rows):
     read.append(len(rows))
-    return loaded.source.read(rows)
+    return whole(self, rows)
 
-  source = dataclasses.replace(loaded.source, read=counted)
-  dataset = questions.Dataset('x', source, loaded.rows)
+  monkeypatch.setattr(store.Dataset, 'read', counted)
   assert list(dataset) == one_by_one and read == [8, 8, 4]
   assert dataset[2:17] == one_by_one[2:17] and read == [8, 8, 4, 15]
   assert dataset[18:] == one_by_one[18:] and dataset[7:7] == []
@@ -127,3 +128,125 @@ def test_prompts_of_up_to_the_limit_are_kept(lengths, overlong, kept):
 def test_prompts_over_the_limit_are_refused(overlong, lengths, message):
   with pytest.raises(InputError, match=message):
     questions.check_prompts('x', np.array(lengths), 5, overlong)
+
+
+# ---- What hosts compare ----
+
+SUMS = [{'question': f'{"1+" * n}1', 'answer': f'{n + 1}'} for n in range(6)]
+
+
+@pytest.fixture
+def compared(config, jsonl, tmp_path, monkeypatch):
+  """A function: what hosts compare of a file's questions, prepared in a cache of that name."""
+  tokenizer.train(['1+1\n'] * 9, 300, tmp_path / 'tokenizer.model')
+  opened, seen = tokenizer.load(tmp_path / 'tokenizer.model'), []
+  monkeypatch.setattr(hosts, 'check_same', lambda *args: seen.append(args[2]()))
+
+  def load(lines, cache, limit):
+    own = dataclasses.replace(config, cache_dir=str(tmp_path / cache), overlong='drop')
+    questions.load_set(
+      own, jsonl(*lines), opened, prompt.Config(template='plain', system=''), limit
+    )
+    return seen.pop()
+
+  return load
+
+
+def test_hosts_compare_the_questions_that_they_have_read(compared):
+  same = compared(SUMS, 'first', 9)
+  assert compared(SUMS, 'first', 9) == same  # from the file of prompts
+  assert compared(SUMS, 'second', 9) == same
+  assert compared([{**SUMS[0], 'answer': '7'}, *SUMS[1:]], 'second', 9) != same
+  assert compared(SUMS[::-1], 'second', 9) != same
+  assert compared(SUMS, 'second', 5) != same
+
+
+# ---- The forms of specs, their slices and names ----
+
+
+@pytest.mark.parametrize(
+  ('spec', 'name'),
+  [
+    ('aa/test.jsonl', 'aa_test'),
+    ('/data/gsm8k/test.jsonl[:10%]', 'gsm8k_test_to_10pct'),
+    ('./test.id.parquet', 'test.id'),
+    ('arithmetic:test', 'arithmetic_test'),
+    ('arithmetic:test[:64]', 'arithmetic_test_to_64'),
+    ('arithmetic:test[64:]', 'arithmetic_test_from_64'),
+    ('arithmetic:test[64:96]', 'arithmetic_test_64_to_96'),
+    ('reasoning_gym:gcd+lcm:test', 'reasoning_gym_gcd_lcm_test'),
+  ],
+)
+def test_a_name_is_made_of_file_and_folder_or_task_and_split_and_the_slice(spec, name):
+  assert questions.spec_name(spec) == name
+
+
+def test_arguments_are_told_apart_in_a_name_that_stays_short():
+  names = [questions.spec_name(f"reasoning_gym:a(x=['{sign}'])*2+b(y=1)+c:test") for sign in '+-']
+  assert names[0] != names[1]
+  assert all(re.fullmatch('reasoning_gym_a_[0-9a-f]{6}_c_test', name) for name in names)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'parts', 'named'),
+  [
+    ('x.jsonl', ('x.jsonl', ''), {}),
+    ('x.jsonl[:5]', ('x.jsonl', '[:5]'), {}),
+    ('x.jsonl{answer=key}', ('x.jsonl', ''), {'answer': 'key'}),
+    (
+      'x.csv{ question = a b, answer=c.d }[:5]',
+      ('x.csv', '[:5]'),
+      {'question': 'a b', 'answer': 'c.d'},
+    ),
+    ('o/n:main:train[:5]{solution=s}', ('o/n:main:train', '[:5]'), {'solution': 's'}),
+  ],
+)
+def test_a_spec_may_name_its_columns(spec, parts, named):
+  assert questions.split_spec(spec) == parts
+  assert questions.spec_columns(spec) == named
+  assert '{' not in questions.spec_name(spec)
+
+
+@pytest.mark.parametrize(
+  'braces',
+  ['{}', '{key}', '{answer=}', '{=key}', '{prompt=a}', '{answer=a,answer=b}', '{answer=a,}'],
+)
+def test_braces_that_name_no_columns_are_refused(braces):
+  with pytest.raises(InputError, match=f'^x.jsonl{braces}: {braces} must name columns, as in'):
+    questions.spec_columns(f'x.jsonl{braces}')
+
+
+def test_data_sets_that_would_overwrite_each_other_are_refused():
+  with pytest.raises(InputError, match=r"'a/x.jsonl' and '/b/a/x.jsonl' would both .*'a_x'"):
+    questions.check_distinct(['a/x.jsonl', 'a/y.jsonl', '/b/a/x.jsonl'], '--data')
+
+
+@pytest.mark.parametrize(
+  ('slicing', 'rows'),
+  [
+    ('', range(20)),
+    ('[:3]', range(3)),
+    ('[15:]', range(15, 20)),
+    ('[5:8]', range(5, 8)),
+    ('[-2:]', range(18, 20)),
+    ('[:-2]', range(18)),
+    ('[:10%]', range(2)),
+    ('[12.5%:-50%]', range(2, 10)),  # 2.5 becomes the even number
+    ('[10:50%]', range(2, 10)),  # both are percentages
+  ],
+)
+def test_slices_have_tfds_semantics(slicing, rows):
+  assert questions.spec_rows(f'x.jsonl{slicing}', 20) == rows
+
+
+@pytest.mark.parametrize(
+  ('slicing', 'message'),
+  [
+    *((slicing, 'must follow TFDS syntax') for slicing in ('[]', '[:]', '[x:]', '[3]', '[:200%]')),
+    ('[:21]', r'the slice \[:21\] must follow TFDS syntax, .* within the 20 rows'),
+    *((slicing, 'selects none of the 20 rows') for slicing in ('[5:5]', '[9:3]', '[20:]')),
+  ],
+)
+def test_an_invalid_slice_is_refused(slicing, message):
+  with pytest.raises(InputError, match=message):
+    questions.spec_rows(f'x.jsonl{slicing}', 20)

@@ -47,7 +47,7 @@ def test_a_question_is_the_tasks_text_and_its_answer_boxed_is_the_solution(confi
   assert (question.kind, question.source) == ('reasoning_gym', 'chain_sum')
   assert question.solution == f'\\boxed{{{question.answer}}}'
   assert entry['config'] == {'min_terms': 2, 'max_terms': 2}
-  assert data.source.preparation.layouts == ['chain_sum: 8 train, 2 validation, 2 test']
+  assert data.store.layouts == ['chain_sum: 8 train, 2 validation, 2 test']
 
 
 @needs_package
@@ -192,7 +192,7 @@ def test_what_its_own_answer_does_not_solve_is_left_out_and_counted(config):
   assert all(question.answer for question in data)  # nothing remains of some rows of tokens
   assert (
     'left out, the first as score_answer gives less than 1 to its own answer'
-    in (data.source.preparation.layouts[0])
+    in (data.store.layouts[0])
   )
 
 

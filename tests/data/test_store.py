@@ -1,16 +1,25 @@
-"""Prepared data is whole or not there, whatever happens while it is written."""
+"""Prepared data: records and prompts are right, whatever happened to the files that hold them."""
 
+import dataclasses
+import json
 import pathlib
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
+import tokenizers
 
-from exgrpo_jax.data import store
+from exgrpo_jax.data import prompt, questions, records, store, tokenizer
+from exgrpo_jax.data.tokenizer import SentencePieceTokenizer
+from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import activity
+from tests.helpers.paths import REAL_DATA
 
 RECORDS = [
   {
@@ -35,8 +44,10 @@ def left(folder):
 
 def test_rows_are_read_in_any_order_from_several_batches(tmp_path, monkeypatch):
   monkeypatch.setattr(store, '_BATCH', 8)
-  found = prepared(tmp_path, lambda facts: facts.update(a=1) or {'x': RECORDS, 'y': iter([])})
-  assert (found.sizes, found.facts) == ({'x': 20, 'y': 0}, {'a': 1})
+  found = prepared(
+    tmp_path, lambda facts: facts.update(layouts=['a']) or {'x': RECORDS, 'y': iter([])}
+  )
+  assert (found.sizes, found.layouts) == ({'x': 20, 'y': 0}, ['a'])
   read = found.reader('x')
   for rows in (range(20), [19, 0, 7, 8, 7], []):
     assert read(list(rows)) == [RECORDS[row] for row in rows]
@@ -112,3 +123,296 @@ def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path):
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert not left(tmp_path)
+
+
+# ---- The records of files ----
+
+
+ROWS = [{'question': f'{n}+1?', 'answer': f'{n + 1}'} for n in range(5)]
+GOOD = {'question': 'q', 'answer': 'a'}
+
+
+def folders(config):
+  return sorted(pathlib.Path(config.cache_dir, 'questions').iterdir())
+
+
+def test_a_file_is_prepared_once_and_again_if_it_or_its_fields_change(config, jsonl):
+  path = jsonl(*ROWS)
+  questions.load(config, path)
+  first = folders(config)
+  written = first[0].stat().st_mtime_ns
+  questions.load(config, path + '[:2]')
+  assert folders(config) == first and first[0].stat().st_mtime_ns == written
+  assert questions.load(config, jsonl(GOOD))[0].answer == 'a'
+  assert len(folders(config)) == 2
+  renamed = jsonl(GOOD, name='renamed.jsonl')
+  assert questions.load(config, renamed)[0].source == 'renamed'
+  swapped = dataclasses.replace(config, question_field='answer', answer_field='question')
+  assert questions.load(swapped, path)[0].answer == 'q'
+  assert len(folders(config)) == 4
+
+
+def test_several_files_are_one_data_set(config, jsonl, tmp_path):
+  jsonl({'question': 'b', 'answer': '2'}, name='train-1.jsonl')
+  jsonl({'question': 'a', 'answer': '1'}, name='train-0.jsonl')
+  loaded = questions.load(config, f'{tmp_path}/train-*.jsonl')
+  assert [(q.row, q.answer, q.source) for q in loaded] == [(0, '1', 'train'), (1, '2', 'train')]
+  with pytest.raises(InputError, match=r'test-\*\.jsonl: there is no file of that pattern'):
+    questions.load(config, f'{tmp_path}/test-*.jsonl')
+
+
+@pytest.mark.parametrize('name', ['x.jsonl', 'x.csv', 'x.parquet'])
+def test_a_file_without_rows_is_refused(config, parquet, tmp_path, name):
+  (tmp_path / name).write_text('\n\n' if name == 'x.jsonl' else '')
+  if name == 'x.parquet':
+    parquet(name=name)
+  with pytest.raises(InputError, match=rf'{name}: the file holds no question'):
+    questions.load(config, str(tmp_path / name))
+
+
+def test_a_file_that_cannot_be_read_is_refused(config, tmp_path):
+  (tmp_path / 'x.jsonl').symlink_to('/proc/self/mem')
+  with pytest.raises(InputError, match=r'x\.jsonl: the file cannot be read \(Input/output error\)'):
+    questions.load(config, f'{tmp_path}/x.jsonl')
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypatch):
+  path, of_file = jsonl(*ROWS), records.of_file
+
+  def changed_after(*args):
+    found = of_file(*args)
+    jsonl(*ROWS, GOOD)
+    return found
+
+  monkeypatch.setattr(records, 'of_file', changed_after)
+  with pytest.raises(InputError, match=r'train\.jsonl: the file changed while it was read; start'):
+    questions.load(config, path)
+  monkeypatch.undo()
+  assert len(questions.load(config, path)) == 6
+
+
+def test_a_long_preparation_says_how_far_it_is(config, jsonl, monkeypatch, capsys):
+  monkeypatch.setattr(activity, 'LINE_SECONDS', 0.0)
+  path = jsonl(*ROWS)
+  questions.load(config, path)
+  counts = ['0 questions', '1 question', '2 questions', '3 questions', '4 questions']
+  expected = [f'{path}: {count} prepared' for count in counts]
+  assert capsys.readouterr().out.splitlines() == expected
+
+
+# ---- Questions with different answers ----
+
+
+CONFLICTING = [
+  {'question': '1+1', 'answer': '2'},
+  {'question': '2+2', 'answer': '4'},
+  {'question': '1+1', 'answer': '3'},
+]
+
+
+def test_conflicting_answers_are_refused_with_both_lines_and_values(config, jsonl):
+  with pytest.raises(
+    InputError,
+    match=r'2 rows have no answer that can be checked \(another answer to the same question '
+    r"elsewhere: 2\), the first at train\.jsonl:1 \('2'\) and train\.jsonl:3 \('3'\); .*='drop'",
+  ):
+    questions.load(config, jsonl(*CONFLICTING))
+  dropping = dataclasses.replace(config, unverifiable='drop')
+  (left,) = questions.load(dropping, jsonl(*CONFLICTING))
+  assert left.answer == '4'
+
+
+def test_answers_conflict_across_the_files_of_a_data_set(config, jsonl, tmp_path):
+  for number, row in enumerate(CONFLICTING):
+    jsonl(row, name=f'part-{number}.jsonl')
+  with pytest.raises(InputError, match=r"part-0\.jsonl:1 \('2'\) and part-2\.jsonl:1 \('3'\)"):
+    questions.load(config, f'{tmp_path}/part-*.jsonl')
+
+
+def test_the_same_answer_may_be_given_again_also_in_other_words(config, jsonl):
+  answers = ('1/2', '1/2', ' 1/2', '0.5', r'\frac{1}{2}')
+  path = jsonl(*({'question': '1/4+1/4', 'answer': answer} for answer in answers))
+  assert [question.answer for question in questions.load(config, path)] == list(answers)
+
+
+@pytest.mark.skipif(not REAL_DATA.is_dir(), reason=f'the real datasets are not in {REAL_DATA}')
+@pytest.mark.parametrize(('name', 'rows'), [('gsm8k_test.jsonl', 1319), ('gpqa.parquet', 198)])
+def test_published_sets_have_no_conflict(config, name, rows):
+  assert len(questions.load(config, str(REAL_DATA / name))) == rows
+
+
+# ---- Prompts ----
+
+
+PLAIN = prompt.Config(template='plain', system='')
+LINES = [{'question': f'{n}+{n * n} \u2581 = ?' * (n % 3 + 1), 'answer': f'{n}'} for n in range(20)]
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  """The path of a tokenizer."""
+  path = tmp_path_factory.mktemp('tokenizer') / 'tokenizer.model'
+  tokenizer.train([line['question'] for line in LINES], 300, path)
+  return path
+
+
+@pytest.fixture
+def opened(model):
+  return tokenizer.load(model)
+
+
+@pytest.fixture
+def data(config, jsonl, monkeypatch):
+  """Twenty questions, which are read and tokenised in three batches."""
+  monkeypatch.setattr(store, '_BATCH', 8)
+  return questions.load(config, jsonl(*LINES))
+
+
+@pytest.fixture
+def no_encoding(monkeypatch):
+  """A function: from then on nothing is tokenised, so prompts must come from a file."""
+
+  def forbid():
+    monkeypatch.delattr(SentencePieceTokenizer, 'encode_all')
+    monkeypatch.delattr(SentencePieceTokenizer, 'encode')
+
+  return forbid
+
+
+def expected(opened, prompts=PLAIN):
+  """Each prompt by itself."""
+  messages = [(Message('user', line['question']),) for line in LINES]
+  return [opened.encode(opened.render(message, prompts)) for message in messages]
+
+
+def as_lists(prompts):
+  return [prompt.tolist() for prompt in prompts]
+
+
+def files(data):
+  folder = pathlib.Path(data.store.folder, 'prompts')
+  return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def test_a_prompt_has_the_tokens_that_it_has_by_itself(data, opened):
+  prompts = store.tokenized(data, opened, PLAIN)
+  assert as_lists(prompts) == expected(opened)
+  assert prompts.lengths.tolist() == [len(prompt) for prompt in expected(opened)]
+  assert {prompt.dtype for prompt in prompts} == {np.dtype(np.int32)}
+  assert as_lists(prompts[17:]) == expected(opened)[17:]
+  assert as_lists(prompts.select(np.array([3, 9]))) == [expected(opened)[row] for row in (3, 9)]
+  with pytest.raises(ValueError, match='read-only'):
+    prompts[0][0] = 0
+
+
+def test_a_second_start_reads_no_question_and_tokenises_nothing(
+  data, opened, no_encoding, monkeypatch
+):
+  first = store.tokenized(data, opened, PLAIN)
+  right = expected(opened)
+  no_encoding()
+  monkeypatch.delattr(store.Dataset, 'read')
+  second = store.tokenized(data, opened, PLAIN)
+  assert as_lists(second) == right
+  assert second.checksum == first.checksum
+
+
+def test_a_file_is_made_for_everything_that_shapes_a_prompt(
+  data, opened, config, tmp_path, monkeypatch
+):
+  count = 0
+
+  def makes_a_file(data, opened, prompts=PLAIN):
+    nonlocal count
+    count += 1
+    store.tokenized(data, opened, prompts)
+    store.tokenized(data, opened, prompts)
+    assert len(files(data)) == count
+
+  makes_a_file(data, opened)
+  makes_a_file(data, opened, prompt.Config('paper', ''))
+  makes_a_file(data, opened, prompt.Config('paper', 'Be brief.'))
+  makes_a_file(questions.load(config, data.spec + '[:12]'), opened)
+  makes_a_file(questions.load(config, data.spec + '[4:16]'), opened)
+  texts = [line['question'] for line in LINES]
+  tokenizer.train([*texts, 'other'], 300, tmp_path / 'other.model')
+  makes_a_file(data, tokenizer.load(tmp_path / 'other.model'))
+  bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+  bpe.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(special_tokens=['</s>']))
+  bpe.save(str(tmp_path / 'tokenizer.json'))
+  makes_a_file(data, tokenizer.load(tmp_path))
+  beside = tmp_path / 'tokenizer_config.json'
+  for template in ('A {{ messages[0].content }}', 'B {{ messages[0].content }}'):
+    beside.write_text(json.dumps({'eos_token': '</s>', 'chat_template': template}))
+    makes_a_file(data, tokenizer.load(tmp_path), prompt.Config('chat', ''))
+  monkeypatch.setattr(store, '_code', lambda: 'another version')
+  makes_a_file(data, opened)
+
+
+def test_the_checksum_tells_questions_apart_that_have_the_same_prompts(config, jsonl, opened):
+  def checksum(answer, question='q'):
+    data = questions.load(config, jsonl({'question': question, 'answer': answer}))
+    return store.tokenized(data, opened, PLAIN).checksum
+
+  assert len({checksum('1'), checksum('2'), checksum('1', 'r')}) == 3
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [
+    pytest.param(lambda content: content[:0], id='empty'),
+    pytest.param(lambda content: content[:-100], id='cut_off'),
+    pytest.param(lambda content: bytes([content[0] ^ 1]) + content[1:], id='one_bit'),
+    pytest.param(lambda content: bytes(len(content)), id='zeros_after_a_power_failure'),
+  ],
+)
+def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
+  store.tokenized(data, opened, PLAIN)
+  (path,) = files(data)
+  path.write_bytes(damage(path.read_bytes()))
+  assert as_lists(store.tokenized(data, opened, PLAIN)) == expected(opened)
+  assert f'{path}: the file is damaged; the prompts of ' in capsys.readouterr().err
+  right = expected(opened)
+  no_encoding()
+  assert as_lists(store.tokenized(data, opened, PLAIN)) == right
+  assert not capsys.readouterr().err
+
+
+def test_a_kill_while_it_is_written_leaves_no_file_of_that_name(config, data, model, opened):
+  script = f"""
+import os, pathlib
+from exgrpo_jax.data import prompt, questions, store, tokenizer
+whole = pathlib.Path.write_bytes
+def killed_half_way(path, content):
+  whole(path, content[:len(content) // 2])
+  os._exit(9)
+pathlib.Path.write_bytes = killed_half_way
+data = questions.load(questions.{config!r}, {data.spec!r})
+store.tokenized(data, tokenizer.load({str(model)!r}), prompt.{PLAIN!r})
+"""
+  assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
+  (left,) = files(data)
+  assert as_lists(store.tokenized(data, opened, PLAIN)) == expected(opened)
+  (complete,) = set(files(data)) - {left}
+  assert complete.stem == left.stem and not complete.suffix
+
+
+def test_where_it_cannot_be_written_prompts_are_kept_in_memory(data, opened, capsys):
+  folder = pathlib.Path(data.store.folder, 'prompts')
+  folder.touch()  # in place of the folder, for root may write anywhere
+  prompts = store.tokenized(data, opened, PLAIN)
+  assert as_lists(prompts) == expected(opened)
+  assert re.search(
+    r'the tokenised prompts of .*train\.jsonl cannot be kept in .*/prompts \(File exists\), so '
+    r'every start tokenises them again; .* config\.data\.cache_dir',
+    capsys.readouterr().err,
+  )
+  with pytest.raises(ValueError, match='read-only'):
+    prompts[0][0] = 0
+
+
+def test_a_run_goes_on_when_the_cache_is_cleared(config, data, opened):
+  prompts = store.tokenized(data, opened, PLAIN)
+  shutil.rmtree(config.cache_dir)
+  assert as_lists(prompts) == expected(opened)
+  assert [question.answer for question in data] == [line['answer'] for line in LINES]

@@ -19,7 +19,6 @@ from exgrpo_jax.configs import (
   qwen2_5_math_1_5b,
   qwen2_5_math_7b,
 )
-from exgrpo_jax.data import suite as suite_files
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores, suites
@@ -61,7 +60,7 @@ SHARES = {
 REPEATED = ('aime', 'aime25', 'amc')
 OUT = ('arc_c', 'gpqa', 'mmlu_pro')
 PAPER = str(REPOSITORY / 'configs' / 'suites' / 'paper.py')
-SUITE = """from exgrpo_jax.data.suite import Benchmark as B, Suite
+SUITE = """from exgrpo_jax.reporting.benchmark_table import Benchmark as B, Suite
 def get_suite(): return Suite((B(%s),), {})"""
 
 
@@ -211,7 +210,7 @@ def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
   row, _ = add_row(files, write=written, config=None, model=None, checkpoint=str(recorded.workdir))
   assert (row['run'], row['step']) == (str(recorded.workdir), tiny.NUM_STEPS)
   assert row['template'] == 'plain' and row['seed'] == tiny.SEED
-  assert row['settings'] == dict(suite_files.load(PAPER).settings)
+  assert row['settings'] == dict(suites.load_suite(PAPER).settings)
   assert {label: one['score'] for label, one in row['benchmarks'].items()} == pytest.approx(SHARES)
 
 
@@ -229,7 +228,7 @@ def test_a_model_is_evaluated_without_a_suite_too(files, add_row, tmp_path):
 
 def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
   assert config_files.shipped_names(suites.SUITES) == ['paper']
-  suite = suite_files.load(PAPER)
+  suite = suites.load_suite(PAPER)
   assert [(one.label, one.group, one.measure) for one in suite.benchmarks] == [
     *((label, 'in', 'avg@32') for label in ('AIME24', 'AIME25', 'AMC')),
     *((label, 'in', 'pass@1') for label in ('MATH-500', 'Minerva', 'OlympiadBench')),
@@ -260,7 +259,7 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
 def test_a_file_that_makes_no_suite_is_refused(text, message, tmp_path):
   (tmp_path / 'bad.py').write_text(text)
   with pytest.raises(InputError, match=message):
-    suite_files.load(str(tmp_path / 'bad.py'))
+    suites.load_suite(str(tmp_path / 'bad.py'))
 
 
 # ---- What is refused before anything is sampled ----

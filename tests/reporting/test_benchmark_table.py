@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from exgrpo_jax.data.suite import Benchmark
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import benchmark_table, intervals
-from exgrpo_jax.reporting.benchmark_table import Score
+from exgrpo_jax.reporting.benchmark_table import Benchmark, Score
 
 BENCHMARKS = (
   Benchmark('A&B_1', data='x.jsonl', source='a', group='in', samples=4),

@@ -6,7 +6,7 @@ A task of one's own needs no entry here: a data spec may name a Python file, see
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from exgrpo_jax.data.store import Record
+from exgrpo_jax.data.records import Record
 from exgrpo_jax.data.tasks import chains, games, sums
 from exgrpo_jax.datatypes import Question
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.data.store import Record
+from exgrpo_jax.data.records import Record
 from exgrpo_jax.data.tasks.sums import NUMBER, read_steps
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exgrpo_jax.data.store import Record
+from exgrpo_jax.data.records import Record
 
 SEED = 2510_02248
 NUMBERS = range(1, 65)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.data.store import Record
+from exgrpo_jax.data.records import Record
 
 # Not \d, which matches the digits of every script. Bounded, since int() raises over 4,300 digits.
 NUMBER = '(?:0|[1-9][0-9]{0,17})'

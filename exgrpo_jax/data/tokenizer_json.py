@@ -1,6 +1,10 @@
-"""A GGUF file's tokenizer as Hugging Face's files.
+"""A tokenizer.json, as transformers and vLLM read it, of a SentencePiece model or of a GGUF.
 
-The metadata has vocabulary, merges or scores, and by name how text is split before it is merged
+SentencePiece gives every piece a score and merges whichever neighbours make the best one; a
+tokenizer.json lists pairs of pieces by rank. So each piece becomes all pairs that make it, in the
+order of the scores.
+
+A GGUF file has vocabulary, merges or scores, and by name how text is split before it is merged
 (tokenizer.ggml.pre). What the names mean is defined in llama.cpp's src/llama-vocab.cpp; here they
 are what the models' own tokenizer.json say, which that copies.
 """
@@ -10,12 +14,120 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from exgrpo_jax.data import conversion
-from exgrpo_jax.data.conversion import SPACE
-from exgrpo_jax.data.tokenizer import KNOWN_EOS
 from exgrpo_jax.errors import InputError
+
+# End-of-sequence tokens of common model families, for a tokenizer with nothing beside it.
+KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
+SPACE = '\u2581'  # SentencePiece's symbol for a space
+# AutoTokenizer of transformers 5 takes Qwen2's own tokenizer for every Qwen2 model, whatever the
+# folder says, and so other ids, unless `auto_map` names a class. This one is only imported where
+# the user trusts code of the folder; elsewhere `tokenizer_class` then counts, which is the same.
+_CODE = """from transformers import PreTrainedTokenizerFast
+
+
+class FromTokenizerJson(PreTrainedTokenizerFast):
+  pass
+"""
+# Of tokenizer_config.json: read tokenizer.json as it is, and give no token_type_ids.
+_AUTO_TOKENIZER = {
+  'tokenizer_class': 'PreTrainedTokenizerFast',
+  'auto_map': {'AutoTokenizer': [None, 'tokenization.FromTokenizerJson']},
+  'model_input_names': ['input_ids', 'attention_mask'],
+  'clean_up_tokenization_spaces': False,
+}
+
+
+# ---- SentencePiece ----
+
+
+def of_sentencepiece(content: bytes) -> dict[str, bytes]:
+  """tokenizer.json, tokenizer_config.json and tokenization.py of a SentencePiece model, by name.
+
+  Empty where a tokenizer.json could not have the same ids for every text: the model is not a BPE
+  with byte fallback, or it changes the text before it encodes it, as with a dummy prefix.
+
+  Args:
+    content: of the model's file.
+  """
+  # Digits, spaces and newlines need no splitting beforehand: no piece spans them.
+  proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]  # generated code without types
+  if not _is_convertible(proto):
+    return {}
+  names = {kind: _names(proto, kind) for kind in ('NORMAL', 'UNKNOWN', 'CONTROL')}
+  # Named with plain spaces, so that text needs no replacement and U+2581 in it falls back to bytes.
+  vocabulary = {piece.piece.replace(SPACE, ' '): i for i, piece in enumerate(proto.pieces)}
+  model = tokenizers.Tokenizer(
+    models.BPE(
+      vocabulary, _merges(names['NORMAL']), unk_token=names['UNKNOWN'][0], byte_fallback=True
+    )
+  )
+  model.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+  model.add_special_tokens(
+    [
+      tokenizers.AddedToken(name, special=True, normalized=False)
+      for name in names['UNKNOWN'] + names['CONTROL']
+    ]
+  )
+  return _files(model, _tokens(proto) | {'split_special_tokens': True})  # '</s>' in a text is text
+
+
+def _is_convertible(proto: Any) -> bool:
+  trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+  changes_text = (
+    normalizer.add_dummy_prefix
+    or normalizer.remove_extra_whitespaces
+    or not normalizer.escape_whitespaces
+    or normalizer.precompiled_charsmap
+    or proto.denormalizer_spec.precompiled_charsmap
+  )
+  return (
+    trainer.model_type == trainer.BPE
+    and trainer.byte_fallback
+    and not changes_text
+    and not _names(proto, 'UNUSED')
+    # A longer one is matched before anything is merged; a single character is in no other piece.
+    and all(len(name) == 1 for name in _names(proto, 'USER_DEFINED'))
+  )
+
+
+def _names(proto: Any, kind: str) -> list[str]:
+  """The pieces of one kind, as they stand in the vocabulary; the best first."""
+  pieces = [piece for piece in proto.pieces if piece.type == getattr(piece, kind)]
+  return [
+    piece.piece.replace(SPACE, ' ') for piece in sorted(pieces, key=lambda piece: -piece.score)
+  ]
+
+
+def _merges(pieces: list[str]) -> list[tuple[str, str]]:
+  """BPE's merges: the pairs of pieces that make another, those of the best one first."""
+  known = set(pieces)
+  return [
+    (piece[:cut], piece[cut:])
+    for piece in pieces
+    for cut in range(1, len(piece))
+    if piece[:cut] in known and piece[cut:] in known
+  ]
+
+
+def _tokens(proto: Any) -> dict[str, str]:
+  """The pieces with a role, by their names in tokenizer_config.json."""
+  ids = {name: getattr(proto.trainer_spec, f'{name}_id') for name in ('bos', 'eos', 'unk', 'pad')}
+  return {f'{name}_token': proto.pieces[id_].piece for name, id_ in ids.items() if id_ >= 0}
+
+
+def _files(model: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, bytes]:
+  """The files of a tokenizer, by name; `settings` are of tokenizer_config.json."""
+  return {
+    'tokenizer.json': model.to_str(pretty=True).encode(),
+    'tokenizer_config.json': json.dumps({**settings, **_AUTO_TOKENIZER}, indent=2).encode(),
+    'tokenization.py': _CODE.encode(),
+  }
+
+
+# ---- GGUF ----
 
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
@@ -50,7 +162,7 @@ _BY_NAME = {
 }
 
 
-def files(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
+def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
   """tokenizer.json, tokenizer_config.json and generation_config.json, by name.
 
   Args:
@@ -92,18 +204,15 @@ def files(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
       f'{path}: its tokenizer contradicts itself ({type(error).__name__}: {error}); convert the '
       'model anew.'
     ) from error
-  settings = {f'{name}_token': token for name, token in named.items()} | conversion.AUTO_TOKENIZER
+  settings = {f'{name}_token': token for name, token in named.items()}
   if template := metadata.get('tokenizer.chat_template'):
     settings['chat_template'] = template
   generation: dict[str, Any] = {
     f'{name}_token_id': vocabulary[token] for name, token in named.items() if name != 'unk'
   }
   generation['eos_token_id'] = _ends(own, vocabulary, types, path)
-  return {
-    'tokenizer.json': model.to_str().encode(),
-    'tokenizer_config.json': json.dumps(settings, indent=2).encode(),
-    'tokenization.py': conversion.CODE.encode(),
-    'generation_config.json': json.dumps(generation, indent=2).encode(),
+  return _files(model, settings) | {
+    'generation_config.json': json.dumps(generation, indent=2).encode()
   }
 
 
@@ -156,7 +265,7 @@ def _sentencepiece(
   """BPE of characters with byte fallback, by scores, as SentencePiece has it."""
   ids = [id_ for id_ in vocabulary.values() if types[id_] == _NORMAL]
   best_first = sorted(ids, key=lambda id_: -own['scores'][id_])
-  merges = conversion.merges([own['tokens'][id_] for id_ in best_first])
+  merges = _merges([own['tokens'][id_] for id_ in best_first])
   unknown = next((token for token, id_ in vocabulary.items() if types[id_] == _UNKNOWN), None)
   model = tokenizers.Tokenizer(
     models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)

@@ -1,0 +1,248 @@
+"""Data sets by their names: splits on the Hugging Face Hub, and those that TFDS knows.
+
+A split on the Hub is `owner/name:config:split`, or `owner/name:split` where the data set has one
+config; both may have a revision, `owner/name@revision:…`. Only parquet is read: the repository's
+own files where they lie as usual (config/split-00000-of-00001.parquet, data/split-….parquet,
+config/split/….parquet), else those of the branch refs/convert/parquet, to which the Hub converts
+data sets; but a revision has only its own. Names of TFDS may have the same form and come first.
+"""
+
+import contextlib
+import functools
+import io
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from exgrpo_jax.data import row_files, store
+from exgrpo_jax.data.row_files import RowFile, Table
+from exgrpo_jax.data.tasks.catalogue import TASKS
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hub
+
+_CONVERTED = 'refs/convert/parquet'
+_ONLY = 'default'  # what the Hub calls the config of a data set that names none
+_SPLIT = re.compile(r'(?P<name>[^:]+/[^:]+):((?P<config>[^:]+):)?(?P<split>[^:/]+)')
+_SHARD = re.compile(r'(?P<split>\w[\w.]*?)([-_.]\d+-of-\d+(-\w+)?)?')
+_BATCH = 1000  # rows of TFDS that are read together
+
+Layout = Mapping[str, Mapping[str, Sequence[str]]]  # config -> split -> paths of its files
+
+
+class HubSplit(NamedTuple):
+  """A split of a data set on the Hub."""
+
+  repository: hub.Repository
+  config: str  # '' where it is the only one
+  split: str
+
+
+def parse(base: str) -> HubSplit | None:
+  """The split that a data spec without its slice names; None where it has another form."""
+  match = _SPLIT.fullmatch(base)
+  repository = hub.parse('dataset', match['name']) if match else None
+  return (
+    HubSplit(repository, match['config'] or '', match['split']) if match and repository else None
+  )
+
+
+def on_hub(cache_dir: str, base: str) -> HubSplit | None:
+  """The split on the Hub that a data spec without its slice names; None for all else.
+
+  Raises InputError where it names a data set and no split.
+  """
+  if base.endswith(row_files.ENDINGS) or row_files.task_file(base):
+    return None
+  found = parse(base)
+  repository = found.repository if found else hub.parse('dataset', base)
+  if not repository or _tfds_knows(cache_dir, repository.name):
+    return None
+  is_file = os.path.splitext(base)[1][1:].isalpha()  # of a kind that is not read
+  if not found and not is_file and not os.path.exists(base):
+    _refuse_unsplit(repository)
+  return found
+
+
+# ---- The Hub ----
+
+
+def settle(split: HubSplit) -> None:
+  """Have all hosts agree on the commit that holds a split; they call it before `files`.
+
+  Raises InputError where it cannot be fetched, or no such split is there; that says what is.
+  """
+  _locate(split)
+
+
+def files(split: HubSplit) -> list[str]:
+  """The local files of a split that is settled, in order, fetched where the cache lacks them."""
+  repository, paths = _locate(split)
+  literal = [re.sub(r'([*?[])', r'[\1]', path) for path in paths]
+  folder = hub.fetch(repository, literal)
+  return [os.path.join(folder, path) for path in paths]
+
+
+def _locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
+  """The repository at a commit, and the paths of the split's files there."""
+  layout: Layout = {}
+  for repository, layout in _layouts(split.repository):
+    configs = [split.config] if split.config else list(layout)
+    if len(configs) == 1 and (paths := layout.get(configs[0], {}).get(split.split)):
+      return repository, paths
+  raise InputError(_absent(split, layout))
+
+
+def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
+  """The repository at its commit and what is there; then what the Hub has converted, if it has."""
+  repository = hub.pinned(named)
+  yield repository, _layout(repository)
+  if not named.revision:
+    try:
+      converted = hub.pinned(named._replace(revision=_CONVERTED))
+    except hub.NoRevisionError:
+      return
+    yield converted, _layout(converted)
+
+
+def _layout(repository: hub.Repository) -> Layout:
+  """The splits of a repository at a commit, by where their parquet files lie."""
+  hub.fetch(repository, hub.DESCRIPTION)  # with it comes the listing
+  layout: dict[str, dict[str, list[str]]] = {}
+  for path in hub.listing(repository):
+    *folders, name = path.split('/')
+    stem, ending = os.path.splitext(name)
+    if stem.isdecimal() and folders:  # config/split/0000.parquet
+      split = folders.pop()
+    else:
+      match = _SHARD.fullmatch(stem)
+      split = match['split'] if match else ''
+    config = folders[0] if folders and folders[0] != 'data' else _ONLY
+    if ending == '.parquet' and split and len(folders) <= 1:
+      layout.setdefault(config, {}).setdefault(split, []).append(path)
+  return layout
+
+
+def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
+  """Raise InputError for a data set without a split; it says which there are, if it can."""
+  form = (
+    f"'{repository}' is neither a file nor a split of a data set: of one on the Hub write "
+    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT where it has '
+    'one config'
+  )
+  try:
+    found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
+  except InputError as error:
+    raise InputError(f'{form}. Which there are is not known: {error}') from error
+  raise InputError(f'{form} ({found or "it has none in parquet"}).')
+
+
+def _there(layout: Layout) -> str:
+  """The splits of each config, in words."""
+  return '; '.join(f'{config}: {", ".join(layout[config])}' for config in layout)
+
+
+def _absent(split: HubSplit, layout: Layout) -> str:
+  repository, there = split.repository, _there(layout)
+  if not there:
+    where = f'fetch its files from {repository.page} and name them, or write them as parquet'
+    if repository.revision:
+      return (
+        f'the data set {repository} has no parquet files where a split has them, and what the Hub '
+        f'converts is the default branch alone. Leave the revision out, or {where}.'
+      )
+    return (
+      f'the data set {repository} has no parquet files where a split has them, and the Hub has not '
+      f'converted it to parquet ({_CONVERTED}): only parquet is read from the Hub, so {where}.'
+    )
+  if not split.config and len(layout) > 1:
+    return (
+      f'the data set {repository} has several configs; name one, as in {repository}:CONFIG:SPLIT '
+      f'({there}).'
+    )
+  wanted = f'{split.config}:{split.split}' if split.config else split.split
+  return f"the data set {repository} has no '{wanted}' (has: {there})."
+
+
+# ---- TFDS, which is imported when it is asked for ----
+
+
+def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
+  """A split of a data set that TFDS prepares as array_record.
+
+  Raises InputError where it cannot, or has no such split.
+  """
+  builder = _prepared(cache_dir, spec, name)
+  splits = builder.info.splits
+  if split not in splits:
+    raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(splits)}).")
+  path, features = f'{name}:{split}', builder.info.features
+  columns = list(features) if isinstance(features, _tfds().features.FeaturesDict) else []
+
+  def rows(without: Collection[str]) -> row_files.Rows:
+    source = builder.as_data_source(split)
+    for start in range(0, len(source), _BATCH):
+      numbers = range(start, min(start + _BATCH, len(source)))
+      for number, values in zip(numbers, source.__getitems__(list(numbers))):
+        kept = {column: value for column, value in values.items() if column not in without}
+        yield f'{path}: row {number}', kept
+
+  def digest() -> str:
+    return ' '.join(row_files.digest(os.fspath(file)) for file in splits[split].filepaths)
+
+  return RowFile(path, digest, lambda: Table(lambda: columns, rows))
+
+
+@functools.cache
+def _tfds() -> Any:
+  """The library, without its requests to a bucket of its own, which leave empty folders in /tmp."""
+  import tensorflow_datasets as tfds
+
+  tfds.core.DatasetInfo.initialize_from_bucket = lambda self: None  # noqa: ARG005, the type's name
+  tfds.disable_progress_bar()  # it prints pages for seconds of work
+  return tfds
+
+
+def _builder(cache_dir: str, name: str) -> Any:
+  folder = os.fspath(store.cache_folder(cache_dir))
+  return _tfds().builder(name, data_dir=folder, file_format='array_record')
+
+
+def _tfds_knows(cache_dir: str, name: str) -> bool:
+  """Return True if TFDS has a data set called so, or one is prepared."""
+  try:
+    _builder(cache_dir, name)
+  except _tfds().core.DatasetNotFoundError:
+    return False
+  except Exception:  # it has one, and refuses the rest of the name
+    return True
+  return True
+
+
+def _prepared(cache_dir: str, spec: str, name: str) -> Any:
+  """The builder of a data set, prepared; InputError where it cannot be."""
+  try:
+    builder = _builder(cache_dir, name)
+    try:
+      with contextlib.redirect_stdout(io.StringIO()):
+        builder.download_and_prepare(
+          download_config=_tfds().download.DownloadConfig(try_download_gcs=False)
+        )
+    except OSError:
+      builder = _builder(cache_dir, name)
+      if not builder.is_prepared():  # otherwise another process renamed its folder first
+        raise
+  except _tfds().core.DatasetNotFoundError as error:
+    raise InputError(
+      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
+      'finds here. If its builder needs TensorFlow, prepare it on another machine as '
+      'array_record, and set config.data.cache_dir to that folder.'
+    ) from error
+  except Exception as error:  # builders are third-party code and may download files
+    reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
+    raise InputError(
+      f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must not "
+      'need TensorFlow, and config.data.cache_dir must be writable, with space for it, and hold it '
+      'in no other format.'
+    ) from error
+  return builder

@@ -1,0 +1,296 @@
+"""Data sets by their names: which files of the Hub are a split, and what TFDS prepares."""
+
+import dataclasses
+import io
+import re
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow_datasets as tfds
+from huggingface_hub import constants
+
+from exgrpo_jax.data import named_sets, questions, store, training_rows
+from exgrpo_jax.datatypes import Message, Question
+from exgrpo_jax.errors import InputError
+from tests.helpers import hub_server
+
+# ---- The Hub ----
+
+
+@pytest.fixture
+def served(tmp_path):
+  with hub_server.serving() as server, server.in_use(tmp_path / 'huggingface'):
+    yield server
+
+
+def parquet(*numbers, **columns):
+  """A file of the questions n+0."""
+  rows = [{'question': f'{n}+0', 'answer': str(n), **columns} for n in numbers]
+  content = io.BytesIO()
+  pq.write_table(pa.Table.from_pylist(rows), content)
+  return content.getvalue()
+
+
+def answers(config, spec):
+  return [question.answer for question in questions.load(config, spec)]
+
+
+def test_a_split_of_several_files_is_read_in_their_order_and_sliced(served, config):
+  served.add(
+    'dataset',
+    'me/sums',
+    {
+      'main/train-00001-of-00002.parquet': parquet(3, 4),
+      'main/train-00000-of-00002.parquet': parquet(0, 1, 2),
+      'main/test.parquet': parquet(5),
+      'main/train-old/00000.parquet': parquet(6),
+    },
+  )
+  assert answers(config, 'me/sums:main:train') == ['0', '1', '2', '3', '4']
+  assert not any(path.endswith('main/test.parquet') for path in served.fetched())
+  assert answers(config, 'me/sums:main:train[2:4]') == ['2', '3']
+  assert answers(config, 'me/sums:main:test') == ['5']
+
+
+@pytest.mark.parametrize(
+  ('path', 'split'),
+  [
+    ('data/train-00000-of-00001-a1b2.parquet', 'default:train'),
+    ('main/train-00000-of-00001.parquet', 'main:train'),
+    ('main/train/0000.parquet', 'main:train'),
+    ('main/train.parquet', 'train'),  # of the only config
+    ('test.parquet', 'test'),
+  ],
+)
+def test_files_are_found_where_they_usually_lie(served, config, path, split):
+  others = {
+    'README.md': '# Sums',
+    'train.jsonl': '',
+    'a/b/train.parquet': b'',
+    'my-old.parquet': b'',
+  }
+  served.add('dataset', 'me/sums', {path: parquet(1), **others})
+  assert answers(config, f'me/sums:{split}') == ['1']
+
+
+@pytest.mark.parametrize(
+  'own', ['train.arrow', 'train.jsonl', 'sums/2024/all.parquet', 'x.parquet']
+)
+def test_what_lies_or_is_written_otherwise_is_read_as_the_hub_has_converted_it(served, config, own):
+  sums = served.add('dataset', 'me/sums', {own: ''})
+  sums.branch('refs/convert/parquet', {'default/train/0000.parquet': parquet(1)})
+  assert answers(config, 'me/sums:train') == ['1']
+  with pytest.raises(InputError, match='the data set me/sums@main has no'):
+    questions.load(config, 'me/sums@main:train')  # that is another branch
+
+
+def test_the_source_of_rows_that_name_none_is_the_data_set(served, config):
+  served.add('dataset', 'me/sums', {'train.parquet': parquet(1)})
+  assert questions.load(config, 'me/sums:train')[0].source == 'me/sums'
+  named = parquet(1, solution='', problem_type='', problem='1', source='mine')
+  served.add('dataset', 'me/named', {'train.parquet': named})
+  spec = 'me/named:train{question=question}'
+  assert questions.load(config, spec)[0].source == 'mine'
+
+
+def test_a_revision_is_read_where_one_is_named(served, config):
+  sums = served.add('dataset', 'me/sums', {'train.parquet': parquet(1)})
+  sums.branch('v2', {'train.parquet': parquet(2)})
+  assert answers(config, 'me/sums@v2:train') == ['2']
+  assert answers(config, 'me/sums:train') == ['1']
+
+
+def test_prepare_reads_a_split_too(served):
+  content = parquet(1, problem='1+0')
+  served.add('dataset', 'me/sums', {'data/train-0-of-1.parquet': content})
+  (shard,) = training_rows.shards(['me/sums:train'])
+  assert 'problem' in shard.columns
+
+
+SEVERAL = dict.fromkeys(
+  ('main/train-0-of-1.parquet', 'main/test.parquet', 'socratic/train.parquet'), b''
+)
+THERE = 'main: test, train; socratic: train'
+
+
+@pytest.mark.parametrize(
+  ('spec', 'files', 'message'),
+  [
+    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http://\S+ has no data set'),
+    ('me/sums:main:trian', SEVERAL, rf"me/sums has no 'main:trian' \(has: {THERE}"),
+    ('me/sums:man:train', SEVERAL, rf"me/sums has no 'man:train' \(has: {THERE}"),
+    ('me/sums:train', SEVERAL, rf'several configs; name one, as in me/sums:CONFIG:SPLIT \({THERE}'),
+    (
+      'me/sums:train',
+      {'train.jsonl': ''},
+      r'no parquet files .* not converted it to parquet \(refs/convert/parquet\): only parquet is '
+      r'read from the Hub, so fetch its files from http://\S+/datasets/me/sums and name them',
+    ),
+    (
+      'me/sums@main:train',
+      {'train.jsonl': ''},
+      'me/sums@main has no parquet .* the default branch alone. Leave the revision out, or fetch',
+    ),
+    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'; http://\S+/datasets/"),
+    ('me/sums', SEVERAL, rf'write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
+    ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT where .* \(default: train\)'),
+    ('me/sums', {'train.jsonl': ''}, r'it has none in parquet\)'),
+    ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* there are is not known: there is no folder'),
+  ],
+)
+def test_what_is_not_there_is_refused_with_what_is(served, config, spec, files, message):
+  served.add('dataset', 'me/sums', files)
+  with pytest.raises(InputError, match=message) as refused:
+    questions.load(config, spec)
+  assert '\n' not in str(refused.value)
+
+
+@pytest.mark.usefixtures('served')
+def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatch):
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  with pytest.raises(InputError, match=r'me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or '):
+    questions.load(config, 'me/sums')
+  with pytest.raises(
+    InputError, match=r'; unset it, or name local \.jsonl or \.parquet files in it'
+  ):
+    questions.load(config, 'me/sums:main:train')
+
+
+@pytest.mark.parametrize(
+  ('base', 'parts'),
+  [
+    ('openai/gsm8k:main:train', ('openai/gsm8k', '', 'main', 'train')),
+    ('me/sums@refs/pr/1:train', ('me/sums', 'refs/pr/1', '', 'train')),
+    *((base, None) for base in ('arithmetic:train', 'me/sums', 'a/b/c:train', 'a/b:c:d:e', 'a/b:')),
+  ],
+)
+def test_a_spec_has_a_name_perhaps_a_config_and_a_split(base, parts):
+  found = named_sets.parse(base)
+  assert parts == (found and (*found.repository[1:], found.config, found.split))
+
+
+def test_what_tfds_knows_is_read_from_tfds(served, config):
+  """Its names have the same form: math_dataset/algebra__linear_1d:train."""
+  served.add('dataset', 'math_dataset/sums', {'train.parquet': parquet(1)})
+  with pytest.raises(InputError, match=re.escape("TFDS could not prepare 'math_dataset/sums'")):
+    questions.load(config, 'math_dataset/sums:train')
+  with pytest.raises(
+    InputError, match=re.escape('a split of the Hub (owner/name:config:split) or ')
+  ):
+    questions.load(config, 'math_dataset/sums')
+  assert served.requests == []
+
+
+# ---- TFDS ----
+
+
+class TinyQa(tfds.core.GeneratorBasedBuilder):
+  """A dataset registered with TFDS under the name tiny_qa."""
+
+  VERSION = tfds.core.Version('1.0.0')
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      disable_shuffling=True,
+      features=tfds.features.FeaturesDict(
+        {'question': tfds.features.Text(), 'answer': np.int64, 'hint': tfds.features.Text()}
+      ),
+    )
+
+  def _split_generators(self, dl_manager):
+    del dl_manager  # nothing to download
+    return {'validation': self._generate_examples()}
+
+  def _generate_examples(self):
+    for i in range(5):
+      yield i, {'question': f'Was ist {i} größer?', 'answer': i, 'hint': 'x' if i else ''}
+
+
+class AgainQa(TinyQa):
+  """A dataset registered with TFDS of which some rows cannot be checked."""
+
+  def _generate_examples(self):
+    for i, (asked, answer) in enumerate([('1+1', 2), ('0+3', 3), ('1+1', 3)]):
+      yield i, {'question': asked, 'answer': answer, 'hint': ''}
+
+
+class BrokenQa(TinyQa):
+  """A dataset registered with TFDS that cannot be prepared."""
+
+  def _generate_examples(self):
+    raise ImportError('Failed to import TensorFlow.\nPlease install it.')
+
+
+def test_a_tfds_name(config, tmp_path, monkeypatch):
+  (tmp_path / 'temporary').mkdir()
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'temporary'))
+  assert list(questions.load(config, 'tiny_qa:validation[1:3]')) == [
+    Question(
+      row=row,
+      messages=(Message('user', f'Was ist {number} größer?'),),
+      answer=str(number),
+      kind='math',
+      solution='',
+      source='tiny_qa',
+      columns={'question': f'Was ist {number} größer?', 'answer': number, 'hint': 'x'},
+    )
+    for row, number in enumerate([1, 2])
+  ]
+  assert not list((tmp_path / 'temporary').iterdir())
+
+
+def test_rows_of_tfds_are_prepared_once_and_checked_like_those_of_files(config, monkeypatch):
+  with pytest.raises(
+    InputError, match=r'again_qa:validation: 2 rows .* first at again_qa:validation: row 0 '
+  ):
+    questions.load(config, 'again_qa:validation')
+  dropping = dataclasses.replace(config, unverifiable='drop')
+  (left,) = questions.load(dropping, 'again_qa:validation')
+  assert left.answer == '3'
+  monkeypatch.setattr(store, '_records', None)
+  assert len(questions.load(dropping, 'again_qa:validation')) == 1
+
+
+def test_error_names_a_missing_feature_and_an_invalid_row(config):
+  missing = dataclasses.replace(config, answer_field='label')
+  with pytest.raises(
+    InputError, match=r"tiny_qa:validation: no field 'label' \(has: 'question', 'answer', 'hint'\)"
+  ):
+    questions.load(missing, 'tiny_qa:validation')
+  invalid = dataclasses.replace(config, question_field='hint')
+  with pytest.raises(InputError, match="tiny_qa:validation: row 0: field 'hint' is ''"):
+    questions.load(invalid, 'tiny_qa:validation')
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    ('tiny_qa:train', r"tiny_qa has no split 'train' \(has: validation\)"),
+    ('no_such_data:train', r"'no_such_data' is neither an embedded task \(arithmetic, .*\) no"),
+    ('no such name:train', r"TFDS could not prepare 'no such name' as array_record \(.*failed"),
+    (
+      'broken_qa:validation',
+      r"prepare 'broken_qa' as array_record \(ImportError: Failed to import TensorFlow\.\)\. Its",
+    ),
+  ],
+)
+def test_what_tfds_cannot_prepare_is_refused(config, spec, message):
+  with pytest.raises(InputError, match=message):
+    questions.load(config, spec)
+
+
+def test_neither_tensorflow_nor_tfds_is_imported_for_a_file(config, jsonl):
+  path = jsonl({'question': '1+1', 'answer': '2'})
+  script = f"""
+import sys
+from exgrpo_jax.data import questions
+assert questions.load(questions.{config!r}, {path!r})[0].answer == '2'
+assert not {{'tensorflow', 'tensorflow_datasets'}} & set(sys.modules)
+"""
+  subprocess.run([sys.executable, '-c', script], check=True)
