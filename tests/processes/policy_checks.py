@@ -19,7 +19,7 @@ from tests.helpers.checks import Checks, case
 from tests.helpers.losses import fused_example
 from tests.helpers.meshes import initial_params, make_mesh, make_meshes, one_device, shard_shape
 from tests.policy import test_attention, test_logprobs, test_model
-from tests.rollout import test_resumption
+from tests.rollout import test_slots
 
 CHECKS = Checks()
 
@@ -232,9 +232,9 @@ def weights_converted_in_place_are_those_of_the_decode_layout():
 def packed_rows_are_copied_to_slots_as_on_one_device():
   """Of sixteen slots, four on each device; heads are split too."""
   with jax.set_mesh(one_device()):
-    expected = [test_resumption.unpacked(size) for size in (8, 3)]
+    expected = [test_slots.unpacked(size) for size in (8, 3)]
   with jax.set_mesh(make_mesh(4, 1, 2)):
-    actual = [test_resumption.unpacked(size) for size in (8, 3)]
+    actual = [test_slots.unpacked(size) for size in (8, 3)]
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
