@@ -1,12 +1,16 @@
 """Our verifier on whole responses, hostile ones among them."""
 
+import dataclasses
 import json
 
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import verifier
-from tests.helpers import hostile
+from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.grading.cases import explain, score
+from exgrpo_jax.grading.verifier import Truth
+from tests.grading import cases
+from tests.helpers import hostile, tiny
 from tests.helpers.paths import REAL_DATA
 
 BOX = verifier.Config(require_think=False, require_box=True)
@@ -151,3 +155,150 @@ def test_worked_solutions_give_their_own_answers_and_no_others(source):
     for solution, answer, other in zip(solutions, answers, following)
     if verifier.is_correct(solution, other)
   )
+
+
+# ---- How a verdict is explained, and how a file of cases is scored ----
+
+
+def test_an_explanation_says_what_was_extracted_and_how_it_was_read():
+  assert explain(r'So \boxed{\frac{10}{9}}.', '[0, 1)').splitlines() == [
+    r'extracted  \frac{10}{9}',
+    'response   fraction 10/9',
+    'answer     interval [0, 1)',
+    'verdict    wrong',
+  ]
+  assert 'extracted  nothing' in explain('none', '1')
+
+
+# Truth: how it is described.
+DESCRIPTIONS = {
+  '1,2': 'list of 1, 2',
+  r'\text{even}': 'text: even',
+  '204_5': 'numeral 204 in base 5',
+  'x<5': 'x: tuple or interval (minus infinity, 5)',
+  'y=x': 'y: expression in x',
+  'x+y=1': 'equation',
+  r'\neq 5': 'anything but a value',
+  'a=1,b=2': 'a: integer 1; b: integer 2',
+  r'\pi': 'number near 3.14159265359',
+  'i': 'i',
+  r'10^{9000}': 'rational number of many digits',
+  r'\begin{pmatrix}1\end{pmatrix}': 'matrix of 1 by 1',
+  '20\\%': 'integer 20 percent',
+  'f(1)<f(2)': 'relation',
+  '6 * 7 = 42\n#### 42': 'integer 42',  # a worked solution
+  '9' * 3000: 'text of 3000 characters, compared as it stands',
+}
+
+
+def test_every_reading_has_a_description():
+  described = {truth: explain(truth, truth).splitlines()[-2] for truth in DESCRIPTIONS}
+  assert described == {truth: f'answer     {text}' for truth, text in DESCRIPTIONS.items()}
+  assert 'answer     text: north' in explain('North', r'\text{North}', kind='text')
+
+
+def written(folder, *rows):
+  path = folder / 'cases.jsonl'
+  path.write_text('\n'.join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+  return str(path)
+
+
+def test_a_file_is_scored_by_what_was_expected(tmp_path):
+  path = written(
+    tmp_path,
+    {'gold': '5', 'response': r'\boxed{5}'},
+    {'answer': '5', 'response': r'\boxed{6}', 'expected': False},
+    {'answer': 'C', 'response': r'\boxed{d}', 'kind': 'choice'},
+  )
+  assert score(path, verifier.ANYTHING, 'math') == (
+    f"{path}:3: wrong, expected correct: 'd' for 'C'\n"
+    '3 cases: 1 correct, 2 wrong, 0 no answer; 2 as expected'
+  )
+
+
+def test_a_case_may_have_the_entry_of_a_task_of_reasoning_gym(tmp_path):
+  pytest.importorskip('reasoning_gym', reason="pip install 'exgrpo_jax[reasoning-gym]'")
+  entry = {'task': 'gcd', 'config': {}, 'answer': '5', 'metadata': {}}
+  case = {'gold': '5', 'response': r'\boxed{x = 5}', 'kind': 'reasoning_gym', 'entry': entry}
+  assert score(written(tmp_path, case), verifier.ANYTHING, 'math').endswith('; 1 as expected')
+
+
+def test_our_cases_are_judged_as_expected():
+  count = len(cases.read())
+  assert count >= 60 and len({case['about'] for case in cases.read()}) == count
+  totals = score(str(cases.PATH), verifier.ANYTHING, 'math')
+  assert totals.startswith(f'{count} cases: ') and totals.endswith(f'; {count} as expected')
+
+
+@pytest.mark.parametrize(
+  ('line', 'named'),
+  [
+    ('{', "'{'"),
+    ('5', "'5'"),
+    ('{"response": ""}', "'gold' or 'answer' (has: 'response')"),
+    ('{"gold": ""}', "'response' (has: 'gold')"),
+    ('{"gold": 5, "response": ""}', 'gold=5'),
+    ('{"gold": "5", "response": "", "expected": 1}', 'expected=1'),
+    ('{"gold": "5", "response": "", "kind": "maths"}', "kind='maths'"),
+  ],
+)
+def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
+  path = written(tmp_path, {'gold': '5', 'response': ''}, line)
+  with pytest.raises(InputError) as refused:
+    score(path, verifier.ANYTHING, 'math')
+  assert f'{path}:2: ' in str(refused.value) and named in str(refused.value)
+
+
+def test_a_file_without_a_case_is_refused(tmp_path):
+  with pytest.raises(InputError, match='no case'):
+    score(written(tmp_path, ''), verifier.ANYTHING, 'math')
+  with pytest.raises(InputError, match='cannot be read'):
+    score(str(tmp_path / 'nothing'), verifier.ANYTHING, 'math')
+
+
+# ---- Math-Verify behind the protocol of our verifiers, in our processes ----
+
+
+CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0, verifier='math_verify')
+
+
+@pytest.fixture(scope='module')
+def chosen():
+  pytest.importorskip('math_verify', reason="pip install 'exgrpo_jax[math-verify]'")
+  return verifier.load('math_verify')
+
+
+@pytest.mark.parametrize(
+  ('response', 'truth', 'expected'),
+  [
+    (r'So \boxed{2/4}.', Truth('0.5'), 'correct'),
+    (r'\boxed{0.333333}', Truth(r'\frac{1}{3}'), 'correct'),  # ours: rounded, so wrong
+    (r'\boxed{3}', Truth('$4$'), 'wrong'),
+    (r'\boxed{4}', Truth('2 + 2 = 4\n#### 4'), 'correct'),
+    ('I do not know.', Truth('4'), 'no answer'),
+    ('(D) 45 degrees', Truth('D', 'choice'), 'wrong'),  # as ours has it, without a box
+    (r'\boxed{(D) 45 degrees}', Truth('D', 'choice'), 'correct'),
+  ],
+)
+def test_it_judges_mathematics_and_ours_what_else_there_is(chosen, response, truth, expected):
+  assert chosen.judge(response, truth).outcome == expected
+
+
+def test_it_tells_the_answer_as_written(chosen):
+  assert chosen.judge(r'So $x = \boxed{\frac{1}{2}}$.', Truth('0.5')).given == r'\frac{1}{2}'
+
+
+@pytest.mark.usefixtures('chosen')
+def test_our_limits_hold_for_it():
+  required = verifier.Config(require_think=True, require_box=False)
+  endless = r'</think>\boxed{9^{9^{9^{9}}}}'  # it computes the power
+  config = dataclasses.replace(CONFIG, time_limit=3.0)
+  with pool.Grader(config, required) as running:
+    verdicts = running.grade([r'\boxed{1}</think>\boxed{2}', endless, r'\boxed{2}'], ['2'] * 3)
+  assert [verdict.outcome for verdict in verdicts] == ['correct', 'timed out', 'no answer']
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+  monkeypatch.setattr(verifier.importlib.util, 'find_spec', lambda _: None)
+  with pytest.raises(InputError, match=r"='math_verify' .*exgrpo_jax\[math-verify\]"):
+    verifier.load('math_verify')

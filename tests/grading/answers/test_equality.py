@@ -6,15 +6,19 @@ A line is 'truth | answer', or 'one <> other' where either may be the truth; '# 
 import functools
 import itertools
 import pathlib
+import random
+from fractions import Fraction
 
 import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exgrpo_jax.grading.answers import answer, equality
+from exgrpo_jax.grading.answers import answer, equality, identity, latex, number, quantity
 from exgrpo_jax.grading.answers.extraction import final_answer
-from exgrpo_jax.grading.answers.tokens import normalize_spelling
+from exgrpo_jax.grading.answers.grammar import UnreadableError
+from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
+from exgrpo_jax.grading.answers.units import conversion, normalize_unit
 from tests.grading import cases
 from tests.helpers import spellings
 from tests.helpers.paths import REAL_DATA
@@ -151,3 +155,195 @@ def test_equality_of_expressions_is_symmetric(x, y):
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_one_more_is_another_value(x):
   assert not equal(f'({x})+1', x)
+
+
+# ---- Algebra decides, or says that it cannot; pairs that it decides are in equal.txt ----
+
+
+def tree(text):
+  return latex.parse(tokenize(normalize_spelling(text)))
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    '(x+y+z+1)^{5000}',
+    '(x^2+y)^{99}(x+y^2)^{99}',
+    r'\frac{1}{x+1}' + r'+\frac{1}{x+2y}' * 60,
+    '+'.join(f'x_{{{n}}}^{{2022}}' for n in range(40)),
+    r'\binom{a+b+c+x}{60}',
+    '((x!)!)!',
+    '10^{10^{10}}!',
+  ],
+)
+def test_what_is_too_large_for_algebra_is_undecided(text):
+  assert identity.same_expression(tree(text), tree('5x')) is None
+
+
+def random_tree(generator, depth=3):
+  if depth == 0 or generator.random() < 0.2:
+    return generator.choice([('symbol', 'n'), ('number', Fraction(generator.randint(1, 3)))])
+  x, y = (random_tree(generator, depth - 1) for _ in range(2))
+  return generator.choice(
+    [
+      ('add', (x, y)),
+      ('multiply', (x, y)),
+      ('negate', x),
+      ('divide', x, y),
+      ('power', x, ('number', Fraction(generator.choice([2, -1])))),
+      ('power', ('number', Fraction(2)), x),
+      ('function', 'binom', (('add', (x, ('number', Fraction(2)))), ('number', Fraction(2)))),
+      ('factorial', x),
+    ]
+  )
+
+
+def value(of, n):
+  try:
+    return number.evaluate(of, {'n': Fraction(n)}, number.context_of(100))
+  except number.ERRORS:
+    return None
+
+
+def test_algebra_and_values_agree():
+  generator = random.Random(1)
+  trees = [random_tree(generator) for _ in range(120)]
+  pairs = [(x, random_tree(generator, 1)) for x in trees]
+  pairs += [(('add', (x, y)), ('add', (y, x))) for x, y in pairs]
+  decided = [
+    (x, y, verdict) for x, y in pairs if (verdict := identity.same_expression(x, y)) is not None
+  ]
+  assert len(decided) > len(pairs) // 2
+  assert {verdict for _, _, verdict in decided} == {True, False}
+  for x, y, verdict in decided:
+    values = [(a, b) for n in range(1, 30) if None not in (a := value(x, n), b := value(y, n))]
+    if len(values) > 8:
+      agree = all(abs(a - b) <= abs(a) * Fraction(1, 10**40) for a, b in values)
+      assert agree == verdict, (x, y)
+
+
+# ---- test_quantity ----
+
+
+@pytest.mark.parametrize(
+  'text',
+  r'9^9^9^9 10^{99999} 1/0 0^0 5!!!! \sqrt{2} \pi x \infty 9^{99999}/2'.split(),  # noqa: SIM905
+)
+def test_an_irrational_undefined_or_huge_number_has_no_exact_value(text):
+  assert quantity.exact(tree(text)) is None
+
+
+@pytest.mark.parametrize(
+  'text', ['2 3', '', ')', '(1', r'\foo', '1 +', r'\frac{1}', '|', '^2', '5_']
+)
+def test_text_that_cannot_be_parsed_is_unreadable(text):
+  with pytest.raises(UnreadableError):
+    tree(text)
+
+
+def test_a_difference_in_the_eightieth_digit_is_seen():
+  root = '1.4142135623730950488016887242096980785696718753769480731766797379907324784621'
+  assert not quantity.same(tree(r'\sqrt{2}'), tree(root))
+  assert not quantity.same(tree(r'10^{100}+\sqrt{2}'), tree(r'10^{100}+\sqrt{3}'))
+  assert quantity.same(tree(r'10^{100}+\sqrt{8}'), tree(r'10^{100}+2\sqrt{2}'))
+
+
+def test_unknowns_may_be_negative_except_those_with_a_subscript():
+  assert not quantity.same(tree('|x|'), tree('x'))
+  assert not quantity.same(tree(r'\sqrt{x^2}'), tree('x'))
+  assert quantity.same(tree(r'\sqrt{r_0^2}'), tree('r_0'))
+
+
+def test_functions_that_count_are_compared_at_integers():
+  assert quantity.same(tree(r'\lceil n/2 \rceil'), tree(r'\lfloor (n+1)/2 \rfloor'))
+  assert not quantity.same(tree(r'\lfloor x \rfloor'), tree('x'))
+
+
+def test_proportional_means_up_to_a_constant_factor():
+  line = tree('2x - y + 1')
+  assert quantity.proportional(line, tree('y - 2x - 1'), positive=False)
+  assert not quantity.proportional(line, tree('y - 2x - 1'), positive=True)
+  assert not quantity.proportional(line, tree('x(2x - y + 1)'), positive=False)
+
+
+def test_a_line_gives_its_slope_and_intercept():
+  assert quantity.linear(tree('3 - x/2'), 'x') == (Fraction(-1, 2), 3)
+  assert quantity.linear(tree('x^2'), 'x') is None
+
+
+# ---- Sets of real numbers, as answers are written: sympy decides, and here membership does ----
+
+
+# Two half-units a number, from below the lowest end to above the highest.
+POINTS = [Fraction(halves, 2) for halves in range(-1, 10)]
+
+
+def random_set(generator, depth=2):
+  """A set of numbers up to 4: its text, and those of POINTS that it holds."""
+  kind = generator.choice(['interval', 'finite', 'cup', 'cap', 'setminus'][: 5 if depth else 2])
+  if kind == 'finite':
+    members = generator.sample(range(5), generator.randint(1, 2))
+    return r'\{' + ','.join(map(str, members)) + r'\}', {Fraction(member) for member in members}
+  if kind == 'interval':
+    low, high = sorted(generator.sample(range(5), 2))
+    opening, closing = generator.choice('(['), generator.choice(')]')
+    held = {x for x in POINTS if low < x < high}
+    held |= {Fraction(low)} if opening == '[' else set()
+    held |= {Fraction(high)} if closing == ']' else set()
+    return f'{opening}{low},{high}{closing}', held
+  (x, in_x), (y, in_y) = random_set(generator, depth - 1), random_set(generator, depth - 1)
+  held = {'cup': in_x | in_y, 'cap': in_x & in_y, 'setminus': in_x - in_y}[kind]
+  return rf'({x})\{kind}({y})', held
+
+
+def test_two_sets_are_the_same_where_they_hold_the_same_numbers():
+  generator = random.Random(0)
+  sets = [random_set(generator) for _ in range(60)]
+  operations = [(text, held) for text, held in sets if '\\c' in text or 'setminus' in text]
+  wrong = [
+    (x, y)
+    for (x, in_x), (y, in_y) in zip(operations, operations[1:] + operations[:1])
+    if equality.equal(x, y, 'math') != (in_x == in_y)
+  ]
+  assert wrong == []
+
+
+# ---- Units ----
+
+
+@pytest.mark.parametrize(
+  ('unit', 'other', 'factor'),
+  [
+    ('m', 'cm', 100),
+    ('cm^2', 'm^2', Fraction(1, 10_000)),
+    ('h', 'min', 60),
+    ('km/h', 'm/s', Fraction(5, 18)),
+    ('mi/h', 'mph', 1),
+    ('mi', 'ft', 5280),
+    ('lb', 'oz', 16),
+    ('l', 'cm^3', 1000),
+    ('gallon', 'pint', 8),
+    ('n', 'kg m/s^2', 1),
+    ('m s^-1', 'm/s', 1),
+    ('year', 'month', 12),
+    ('dollar', 'cent', 100),
+    ('year', 'day', None),
+    ('m', 'g', None),
+    ('m', 'm^2', None),
+    ('apple', 'm', None),
+    ('apple', 'apple', None),
+  ],
+)
+def test_units_of_one_kind_are_converted(unit, other, factor):
+  assert conversion(unit, other) == factor
+
+
+def test_a_unit_has_one_spelling():
+  spelled = {
+    'square centimeters': 'cm^2',
+    'miles per hour': 'mi/h',
+    'kg m/s^{2}': 'kg m/s^2',
+    'units^2': '',
+    'Green Apples': 'green apple',
+  }
+  assert {name: normalize_unit(name) for name in spelled} == spelled
