@@ -21,7 +21,7 @@ from exgrpo_jax.experiment import experiment
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import kv_cache, model, sharding
-from tests.helpers.shapes import SMALL
+from tests.helpers.tiny import SMALL
 
 STARTS_PROCESSES = ('report', 'smoke')
 TIMES_AND_RATES = ('s', 'ms', 'tokens/s', 'responses/s', 'x')

@@ -58,7 +58,7 @@ _CHANCE = {
   'data.evaluation': (),
 }
 # By name, what is changed of tests/helpers/tiny.py. The first ones are the switches of
-# docs/algorithm.md; few runs share all values. What counts as a success in them needs no warm start.
+# docs/algorithm.md: few runs share all values. They need no warm start.
 SWITCHES = {
   'power': {
     'replay.max_trajectories': 0,

@@ -12,7 +12,7 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import attention, lora, mlp, model, sharding
-from tests.helpers import passes
+from tests.helpers import losses
 from tests.helpers.meshes import initial_params, one_device
 from tests.policy import test_model
 
@@ -118,7 +118,7 @@ def gradient(params, mesh):
 @pytest.fixture(scope='module')
 def whole(gradient):
   """The gradient of all rows in one pass."""
-  with passes.large():
+  with losses.large_passes():
     return gradient()
 
 

@@ -8,7 +8,7 @@ from exgrpo_jax.algorithm.trajectory_rules import RULES, released_costs
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import scoring, selection
-from tests.helpers.shapes import SMALL
+from tests.helpers.tiny import SMALL
 
 # By trajectory, which its step names: its entropy and log-probability under the current policy.
 SCORES = {1: (2.0, -1.0), 2: (0.5, -3.0), 3: (0.1, -2.0), 4: (0.9, -0.5)}

@@ -22,8 +22,8 @@ from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.sweeps import launcher, sweep, trials
 from tests.helpers import forked
+from tests.helpers.forked import is_running
 from tests.helpers.paths import REPOSITORY
-from tests.helpers.processes import is_running
 
 SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
 SMOKE = str(REPOSITORY / 'configs' / 'smoke.py')

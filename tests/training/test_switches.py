@@ -1,79 +1,23 @@
-"""Every switch of docs/algorithm.md in a whole run, held to numbers computed without the code.
+"""What the switches of docs/algorithm.md draw, replay, store and leave out in whole runs.
 
-Few runs of tests/helpers/tiny.py share all values. Each is recorded stage by stage, and what it
-drew, stored and learnt from is computed again in plain Python and NumPy.
+It is computed again in plain Python and NumPy. Advantages and losses are in test_kinds_of_run.py.
 """
 
-import copy
 import math
 
 import numpy as np
 import pytest
 
 from exgrpo_jax.reporting import metrics
-from tests.helpers import losses, recording, tiny
+from tests.helpers import kinds, tiny
 
-Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
-RUNS = {
-  'power': {
-    'replay.max_trajectories': 0,
-    'replay.question_selection': 'linear',
-    'replay.trajectory_selection': 'highest_perplexity',
-    'objective.shaping': 'power',
-    'objective.shaping_exponent': 0.25,
-    'objective.baseline': 'fresh',
-    'objective.normalize_std': 'sample',
-    'objective.second_moment': 1e-3,
-    'optimizer.minibatches': 1,
-  },
-  'uncorrected': {
-    'replay.question_selection': 'linear_clip',
-    'replay.failed': 'bucket_0',
-    'replay.lower_bound': 0.25,
-    'objective.importance_correction': False,
-    'objective.shaping': 'none',
-    'objective.normalize_std': 'population',
-  },
-  'balanced': {
-    'replay.question_selection': 'hardest',
-    'replay.trajectory_selection': 'smallest_drop',
-    'replay.max_age': 2.0,
-    'objective.beta': 0.3,
-    'objective.replay_advantage': 'balanced',
-  },
-  'revisit': {
-    'replay.row': False,
-    'replay.question_selection': 'uniform',
-    'replay.age_decay': 1e-3,  # so small that no older one is drawn before a newer one
-    'optimizer.minibatches': 1,
-  },
-  'all_kept': {
-    'replay.keep': 'all',
-    'replay.retire': 'never',
-    'replay.question_selection': 'advantage',
-    'replay.trajectory_selection': 'random',
-    'optimizer.minibatches': 1,
-  },
-  'medium_on_policy': {
-    'replay.ratio': 0.0,
-    'replay.difficulty': 'medium',
-    'optimizer.minibatches': 1,
-  },
-}
+K = tiny.ROLLOUTS
 
 
-@pytest.fixture(scope='module', params=RUNS)
+@pytest.fixture(scope='module', params=kinds.SWITCHES)
 def run(request, values, make_once, compiled):
-  """The recording of one of RUNS."""
-  changed = copy.deepcopy(values)
-  changed.num_steps = 7
-  changed.evaluation.every = changed.checkpoint.every = changed.num_steps
-  changed.warm_start.num_updates = 0  # what counts as a success here needs none
-  changed.update_from_flattened_dict(RUNS[request.param])
-  folder = make_once(
-    f'switches_{request.param}', lambda folder: recording.record(changed, folder, compiled)
-  )
-  return recording.load(changed, folder, compiled)
+  """The recording of one of them."""
+  return kinds.trained(request.param, values, make_once, compiled)
 
 
 def groups(step):
@@ -86,8 +30,6 @@ def successes(verdicts, replayed):
 
 def test_a_run_replays_unless_its_ratio_is_0(run):
   config, records = run.experiment.config, metrics.read(run.workdir)[1:]
-  assert [record['step'] for record in records] == list(range(1, config.num_steps + 1))
-  assert all(math.isfinite(value) for record in records for value in record.values())
   drawn, rows = (
     sum(record[f'replay/{name}'] for record in records) for name in ('questions', 'rows')
   )
@@ -209,33 +151,6 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
   assert (False in replayed) == (config.keep == 'all')
 
 
-def test_a_run_takes_advantages_against_the_mean_and_by_the_standard_deviation_told(run):
-  kind, baseline, of_replay = (
-    getattr(run.experiment.config.objective, name)
-    for name in ('normalize_std', 'baseline', 'replay_advantage')
-  )
-  between = 0  # replayed groups in which the two means differ
-  for step in run.steps.values():
-    for advantage_K, (_, replayed, _, verdicts) in zip(
-      step.batch.advantage_B.reshape(Q, K), groups(step)
-    ):
-      k = successes(verdicts, replayed)
-      squares = k * (1 - k / 4) ** 2 + (4 - k) * (k / 4) ** 2  # of distances to the mean k / 4
-      scale = {'off': 1, 'population': math.sqrt(squares / 4), 'sample': math.sqrt(squares / 3)}
-      rewards = np.array([row.reward for row in [*verdicts, replayed] if row])
-      mean_K = np.full(4, k / 4)
-      if replayed and baseline == 'fresh':
-        mean_K[:3] = (k - 1) / 3
-        between += k < 4
-      if replayed and of_replay == 'balanced':
-        weight = 0.3 / 1.3**2  # of the replayed row: the slope of w / (w + 0.3) at w = 1
-        mean_K[:] = (k - 1 + weight) / (3 + weight)
-        between += k < 4
-      expected_K = (rewards - mean_K) / (scale[kind] if squares else 1)
-      np.testing.assert_allclose(advantage_K, expected_K, rtol=1e-4, atol=1e-6)
-  assert (between > 0) == (baseline == 'fresh' or of_replay == 'balanced')
-
-
 def test_a_run_leaves_out_replayed_tokens_until_their_second_moment_is_bounded(run):
   limit, all_left_out = run.experiment.config.objective.second_moment, 0
   for step in run.steps.values():
@@ -255,36 +170,3 @@ def test_a_run_leaves_out_replayed_tokens_until_their_second_moment_is_bounded(r
     assert not left_out or np.mean([*moved, min(left_out)]) > limit * (1 - 1e-5)
     all_left_out += len(left_out)
   assert (all_left_out > 0) == (limit < math.inf)
-
-
-def test_the_loss_of_every_update_is_the_formula(run):
-  """From all logits under the parameters before the update, in float64, by losses.formula."""
-  config = run.experiment.config
-  for number, step in run.steps.items():
-    assert len(step.updates) == config.optimizer.minibatches
-    for update in step.updates[:: config.optimizer.minibatches - 1 or 1]:
-      batch = update.batch
-      if not batch.response_mask_BT.any():  # no question of the difficulty trained on
-        assert update.sums['loss'] == 0
-        continue
-      logp_BT = np.zeros(batch.tokens_BT.shape)
-      entropy_BT = np.zeros_like(logp_BT)
-      for b, mask_T in enumerate(batch.response_mask_BT > 0):
-        if mask_T.any():
-          (start, *_, last) = [*np.flatnonzero(mask_T)] * 2
-          tokens_T = batch.tokens_BT[b, : last + 1]
-          logp_BT[b, mask_T], entropy_BT[b, mask_T] = run.values_of(
-            update.params, tokens_T[:start], tokens_T[start:]
-          )
-      expected = losses.formula(
-        logp_BT,
-        entropy_BT,
-        batch,
-        logp_BT,  # the reference, for a KL of coefficient 0
-        config.objective,
-        clip=update.clip,
-        first=update.is_first,
-        constant=logp_BT,
-        max_response=tiny.RESPONSE,
-      )
-      assert update.sums['loss'] == pytest.approx(expected, rel=1e-3, abs=1e-6), number

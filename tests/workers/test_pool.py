@@ -19,8 +19,8 @@ from exgrpo_jax.grading import verifier
 from exgrpo_jax.workers import pool, user_code
 from exgrpo_jax.workers.pool import Pool, Worker
 from tests.helpers import misbehaving, tiny
+from tests.helpers.forked import is_running
 from tests.helpers.pools import ECHO, POOLS, asking
-from tests.helpers.processes import is_running
 
 PATIENCE = 60.0  # seconds to wait for what happens at once unless the machine is busy
 
