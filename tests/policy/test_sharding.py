@@ -86,7 +86,7 @@ def test_without_a_mesh_in_context_the_error_says_what_is_missing():
   calls = {
     'sharding.constrain': lambda: sharding.constrain(jnp.ones((2, 3)), ('batch', None)),
     'sharding.num_shards': lambda: sharding.num_shards('batch', 2),
-    'shards.per_shard': lambda: sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
+    'sharding.per_shard': lambda: sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
   }
   for name, call in calls.items():
     message = re.escape(f'{name} needs a mesh: call inside `with jax.set_mesh(mesh)`.')

@@ -351,28 +351,6 @@ def test_training_on_one_difficulty_masks_the_other_groups(difficulty, successes
   assert seen == {0, 1, 2, 3, 4}
 
 
-def test_rewards_other_than_0_and_1_and_the_replayed_one_make_the_advantage(recorded, chosen):
-  verdicts = [
-    [Verdict(float(g + 2 * k), 'wrong') for k in range(len(group))]
-    for g, group in enumerate(chosen.responses)
-  ]
-  replays = [
-    trajectory and dataclasses.replace(trajectory, reward=-5.0) for trajectory in chosen.replays
-  ]
-  batch = recorded.rollout.assemble(
-    Graded(chosen.plan, chosen.responses, verdicts), replays, chosen.scores
-  )
-  reward_QK = np.array(
-    [
-      [v.reward for v in group] + ([-5.0] if trajectory else [])
-      for group, trajectory in zip(verdicts, replays)
-    ]
-  )
-  np.testing.assert_allclose(
-    batch.advantage_B, (reward_QK - reward_QK.mean(axis=1, keepdims=True)).ravel(), atol=1e-5
-  )
-
-
 def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, chosen):
   rollout = changed(recorded.rollout, config={'max_response': 1000})
   batch = assemble(rollout, chosen)

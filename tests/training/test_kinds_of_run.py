@@ -1,8 +1,8 @@
 """One contract over all kinds of run: each is trained once, and held to numbers computed again.
 
 The kinds are those of tests/helpers/kinds.py. What the stages read and returned was recorded; no
-expected value comes from the code under test. The switches' own rules are in test_switches.py,
-those of the stream and of the buffer in test_loop.py.
+expected value comes from the code under test. The rules of the buffer and of the switches are in
+test_switches.py, those of the stream and of the update in test_loop.py.
 """
 
 import functools

@@ -102,55 +102,6 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
     assert (step.plan.epoch, step.plan.cursor.position) == (epoch, position)
 
 
-# ---- What a step leaves in the buffer ----
-
-
-def test_recording_is_the_rules_applied_group_by_group(recorded):
-  """All rules of docs/algorithm.md, from the empty buffer to the last step, in plain Python."""
-  entries, retired, started = {}, {}, False
-  for number, step in recorded.steps.items():
-    for row, is_replay, responses, verdicts, _ in groups(step):
-      k = successes(verdicts, is_replay)
-      if k == K:
-        retired.setdefault(row, step.plan.epoch)
-        entries.pop(row, None)
-      elif k > 0 and started and row not in retired:
-        stored = list(entries[row][1]) if row in entries else []
-        for response, verdict in zip(responses, verdicts):
-          if verdict.correct and response.tokens.tolist() not in [tokens for tokens, *_ in stored]:
-            stored.append((response.tokens.tolist(), response.logp.tolist(), 1.0, number))
-        if stored:
-          entries[row] = (k / K, stored[-tiny.STORED :])
-    rate = np.mean([verdict.correct for verdicts in step.verdicts for verdict in verdicts])
-    started = started or rate > 0
-    recorded_entries = {
-      row: (
-        entry.correctness,
-        [(t.tokens.tolist(), t.logp.tolist(), t.reward, t.step) for t in entry.trajectories],
-      )
-      for row, entry in step.after.entries.items()
-    }
-    assert recorded_entries == entries
-    assert step.after.retired_epoch == retired
-    assert step.after.started == started
-
-
-def test_the_replayed_trajectory_has_the_lowest_entropy_under_the_current_policy(recorded):
-  not_first = 0
-  several = [
-    (step, *group)
-    for step in recorded.steps.values()
-    for group in zip(step.plan.prompts, step.plan.candidates, step.replays)
-    if len(group[1]) > 1
-  ]
-  for step, prompt, candidates, chosen in several[::3]:
-    entropies = [recorded.values_of(step.params, prompt, t.tokens)[1].mean() for t in candidates]
-    index = [t is chosen for t in candidates].index(True)
-    assert entropies[index] <= min(entropies) + 1e-5
-    not_first += index > 0
-  assert not_first > 2  # so it is not simply the oldest
-
-
 # ---- The update ----
 
 

@@ -14,9 +14,11 @@ from tests.helpers import kinds, tiny
 K = tiny.ROLLOUTS
 
 
-@pytest.fixture(scope='module', params=kinds.SWITCHES)
+@pytest.fixture(scope='module', params=['plain', *kinds.SWITCHES])
 def run(request, values, make_once, compiled):
-  """The recording of one of them."""
+  """The recording of one of them; 'plain' has the paper's."""
+  if request.param == 'plain':
+    return request.getfixturevalue('recorded')
   return kinds.trained(request.param, values, make_once, compiled)
 
 
@@ -115,13 +117,13 @@ def with_new(stored, responses, verdicts, keeps_all, limit):
 def test_a_run_stores_what_limit_bounds_and_failed_say(run):
   """Group by group in plain Python; correctness in quarters."""
   config = run.experiment.config.replay
-  entries, retired, started = {}, set(), False
+  entries, retired, started = {}, {}, False
   unrecorded, most = set(), 0
   for number, step in run.steps.items():
     for question, replayed, responses, verdicts in groups(step):
       row, k = question.row, successes(verdicts, replayed)
       if k == K and config.ratio and config.retire != 'never':
-        retired.add(row)
+        retired.setdefault(row, step.plan.epoch)
         entries.pop(row, None)
       elif k == 0 and config.failed == 'bucket_0' and row in entries:
         entries[row] = (0, entries[row][1])
@@ -143,7 +145,7 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
       )
       for row, entry in step.after.entries.items()
     }, number
-    assert set(step.after.retired_epoch) == retired
+    assert step.after.retired_epoch == retired and step.after.started == started
   # So that each value is told from the default.
   assert (most > tiny.STORED) == (config.max_trajectories == 0)
   assert unrecorded == ({1} if config.lower_bound else set())
