@@ -1,0 +1,20 @@
+"""Tables of cases that lie in files beside the tests: tests/ROOM/cases/."""
+
+import json
+
+from tests.helpers.paths import REPOSITORY
+
+
+def rows(room, name):
+  """The objects of a file of JSON lines."""
+  return [json.loads(line) for line in _path(room, name).read_text().splitlines()]
+
+
+def lines(room, name):
+  """(left, right) of each line 'left  →  right'; '# ' begins a comment."""
+  text = _path(room, name).read_text().splitlines()
+  return [tuple(line.split('  →  ')) for line in text if not line.startswith('# ')]
+
+
+def _path(room, name):
+  return REPOSITORY / 'tests' / room / 'cases' / name
