@@ -13,8 +13,7 @@ from exgrpo_jax.capacity.diagnosis import Finding
 from exgrpo_jax.commands import capacity, command_line, doctor, verify
 from exgrpo_jax.configs import one_gpu
 from exgrpo_jax.errors import InputError
-from tests.grading import cases
-from tests.helpers import forked
+from tests.helpers import cases, forked
 
 NAMES = [name for group in COMMANDS.values() for name in group]
 
@@ -167,8 +166,10 @@ def test_one_response_is_judged(flags, verdict, capsys):
 
 
 def test_a_file_is_scored(capsys):
-  verify.main([f'--file={cases.PATH}'])
-  assert capsys.readouterr().out.endswith(f'; {len(cases.read())} as expected\n')
+  verify.main([f'--file={cases.RESPONSES}'])
+  assert capsys.readouterr().out.endswith(
+    f'; {len(cases.rows("grading", "responses.jsonl"))} as expected\n'
+  )
 
 
 @pytest.mark.parametrize(

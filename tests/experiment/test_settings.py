@@ -125,7 +125,7 @@ def refusals():
 
 @pytest.mark.parametrize(
   ('changes', 'message'),
-  refusals(),
+  list(refusals()),
   ids=lambda value: next(reversed(value)) if isinstance(value, dict) else '',
 )
 def test_what_does_not_fit_together_is_refused_by_name(changes, message, config):

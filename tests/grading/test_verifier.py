@@ -9,8 +9,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.cases import explain, score
 from exgrpo_jax.grading.verifier import Truth
-from tests.grading import cases
-from tests.helpers import tiny
+from tests.helpers import cases, tiny
 from tests.helpers.paths import REAL_DATA
 
 BOX = verifier.Config(require_think=False, require_box=True)
@@ -401,9 +400,9 @@ def test_a_case_may_have_the_entry_of_a_task_of_reasoning_gym(tmp_path):
 
 
 def test_our_cases_are_judged_as_expected():
-  count = len(cases.read())
-  assert count >= 60 and len({case['about'] for case in cases.read()}) == count
-  totals = score(str(cases.PATH), verifier.ANYTHING, 'math')
+  count = len(cases.responses())
+  assert count >= 60 and len({case['about'] for case in cases.responses()}) == count
+  totals = score(str(cases.RESPONSES), verifier.ANYTHING, 'math')
   assert totals.startswith(f'{count} cases: ') and totals.endswith(f'; {count} as expected')
 
 

@@ -4,6 +4,9 @@ import json
 
 from tests.helpers.paths import REPOSITORY
 
+# For every clone; real data is larger but optional.
+RESPONSES = REPOSITORY / 'tests' / 'grading' / 'cases' / 'responses.jsonl'
+
 
 def rows(room, name):
   """The objects of a file of JSON lines."""
@@ -14,6 +17,11 @@ def lines(room, name):
   """(left, right) of each line 'left  →  right'; '# ' begins a comment."""
   text = _path(room, name).read_text().splitlines()
   return [tuple(line.split('  →  ')) for line in text if not line.startswith('# ')]
+
+
+def responses():
+  """Responses to judge: the fields of `exgrpo verify --file`, and 'about', what a case tests."""
+  return rows('grading', 'responses.jsonl')
 
 
 def _path(room, name):

@@ -20,7 +20,7 @@ from exgrpo_jax.grading.answers.extraction import final_answer
 from exgrpo_jax.grading.answers.grammar import UnreadableError
 from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
 from exgrpo_jax.grading.answers.units import conversion, normalize_unit
-from tests.grading import cases
+from tests.helpers import cases
 from tests.helpers.paths import REAL_DATA
 
 BENCHMARKS = ('math_benchmarks', 'arc_c', 'gpqa')
@@ -69,7 +69,7 @@ def test_each_kind_is_compared_in_its_own_way():
 
 
 def own_truths():
-  return tuple(dict.fromkeys(final_answer(case['gold']) for case in cases.read()))
+  return tuple(dict.fromkeys(final_answer(case['gold']) for case in cases.responses()))
 
 
 @functools.cache
