@@ -35,36 +35,7 @@ FILES = {
 
 # ---- What only data, a mesh or a tokenizer shows: settings, and the line they lead to ----
 
-SETTINGS = [
-  ({'data.train': '{place}/nowhere.jsonl'}, r'nowhere\.jsonl: there is no such file; a data spec'),
-  ({'data.train': '{place}/cut.jsonl'}, r'cut\.jsonl:13: not valid JSON'),
-  (
-    {'data.train': '{place}/other.jsonl'},
-    r"\(has: 'question', 'key'\); set config\.data\.answer",
-  ),
-  ({'data.train': '{place}/good.jsonl[:100]'}, r'\[:100\] must .* stay within the 12 rows'),
-  ({'data.train': 'nosuch:train'}, r"'nosuch' is neither an embedded task"),
-  ({'data.evaluation': ('nowhere.jsonl',)}, r'nowhere\.jsonl: there is no such file'),
-  ({'experience.path': '{place}/wrong.jsonl'}, r': 1 response to .*, none is right \(1 wrong\)'),
-  ({'rollout.max_prompt': 2}, r'the prompt of row 0 has \d tokens.*; raise the limit'),
-  ({'rollout.max_response': 1}, r'the solution of row 0 has \d+ tokens, over'),
-  (
-    {'rollout.max_response': 10**9},
-    r'max_response=1000000000: .* take at least \S+ [GT]B, and this machine has',
-  ),
-  ({'rollout.questions': 14}, r'questions=14 must be at most the 12 questions of '),
-  ({'tokenizer.vocab_size': 9}, r'vocab_size=9 must be at least \d+: 4 reserved pieces'),
-  (
-    {'mesh.training.fsdp': 3},
-    r'config\.mesh\.training data=1, fsdp=3, expert=1, tensor=1 does not fit 1',
-  ),
-  (
-    {'mesh.decoding.tensor': 3},
-    r'config\.mesh\.decoding data=-1, expert=1, tensor=3 does not fit 1 device',
-  ),
-  ({'prompt.system': 'Be brief.'}, r"prompt\.system='Be brief\.' needs "),
-  ({'prompt.template': 'chat'}, r"template='chat' needs a chat template"),
-]
+SETTINGS = [case.values for case in cases.settings('commands', 'settings.jsonl')]
 DATA = {
   'good': GOOD,
   'cut': [*GOOD, '{"question": '],

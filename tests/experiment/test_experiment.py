@@ -19,7 +19,7 @@ from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import activity
-from tests.helpers import tiny
+from tests.helpers import cases, tiny
 from tests.helpers.paths import CHECKPOINTS
 
 
@@ -39,42 +39,7 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
 # ---- Data ----
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    pytest.param(
-      {'rollout.max_prompt': 4},
-      r'prompt of row 10 has 5 tokens, and 2 of 12 prompts exceed the limit of 4',
-      id='prompt',
-    ),
-    pytest.param(
-      {'rollout.max_prompt': 2, 'data.overlong': 'drop'},
-      r'no prompt is within the limit of 2 tokens',
-      id='all_prompts',
-    ),
-    pytest.param(
-      {'rollout.questions': 14},
-      r'config\.rollout\.questions=14 must be at most the 12 questions of ',
-      id='few_questions',
-    ),
-    pytest.param(
-      {'rollout.questions': 12, 'rollout.max_prompt': 4, 'data.overlong': 'drop'},
-      r'config\.rollout\.questions=12 must be at most the 10 questions of ',
-      id='few_left',
-    ),
-    pytest.param(
-      {'rollout.carry': True, 'rollout.in_flight': 13},
-      r'config\.rollout\.carry=True has 13 groups in flight, and ',
-      id='few_to_carry',
-    ),
-    pytest.param(
-      {'replay.trajectory_selection': 'valid_steps'},
-      r"config\.replay\.trajectory_selection='valid_steps' needs a task that can check the steps .*"
-      r'\(arithmetic, .*\), and .* has no question of one\.',
-      id='no_step_checker',
-    ),
-  ],
-)
+@pytest.mark.parametrize(('changes', 'message'), cases.settings('experiment', 'data.jsonl'))
 def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_path):
   opened = experiment.open_experiment(overridden(config, changes), str(tmp_path))
   with pytest.raises(InputError, match=message):

@@ -116,18 +116,7 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
   assert (update.clip_norm * 64, update.skip_norm * 64) == (1, pytest.approx(500, rel=0.002))
 
 
-def refusals():
-  """(settings, what the message says) of each case; lists are tuples."""
-  for row in cases.rows('experiment', 'settings.jsonl'):
-    values = row['settings'].items()
-    yield {k: tuple(v) if isinstance(v, list) else v for k, v in values}, row['message']
-
-
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  list(refusals()),
-  ids=lambda value: next(reversed(value)) if isinstance(value, dict) else '',
-)
+@pytest.mark.parametrize(('changes', 'message'), cases.settings('experiment', 'settings.jsonl'))
 def test_what_does_not_fit_together_is_refused_by_name(changes, message, config):
   with pytest.raises(InputError, match=message):
     parse_config(overridden(config, changes))

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.helpers.paths import REPOSITORY
 
 # For every clone; real data is larger but optional.
@@ -17,6 +19,18 @@ def lines(room, name):
   """(left, right) of each line 'left  →  right'; '# ' begins a comment."""
   text = _path(room, name).read_text().splitlines()
   return [tuple(line.split('  →  ')) for line in text if not line.startswith('# ')]
+
+
+def settings(room, name):
+  """(settings, what the refusal says) of each object of a file; lists are tuples."""
+  return [
+    pytest.param(
+      {k: tuple(v) if isinstance(v, list) else v for k, v in row['settings'].items()},
+      row['message'],
+      id=', '.join(f'{k}={v}' for k, v in row['settings'].items()),
+    )
+    for row in rows(room, name)
+  ]
 
 
 def responses():
