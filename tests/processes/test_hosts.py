@@ -179,7 +179,7 @@ def run(tmp_path_factory, data, compiled):
   folder = tmp_path_factory.mktemp('hosts')
 
   def start(count):
-    flags = (*MESH, f'--config.num_steps={STEPS}', f'--config.evaluation.every={RESUMED}')
+    flags = (*MESH, f'--config.num_steps={ON_HOSTS}', f'--config.evaluation.every={RESUMED}')
     return Pod(folder / f'{count}', (count, 4 // count), data, compiled, *flags)
 
   @functools.cache
@@ -236,7 +236,7 @@ def test_more_processes_make_the_same_run(run, count):
 @pytest.mark.full
 @pytest.mark.slow
 def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
-  flags = (*CARRY, f'--config.num_steps={STEPS}', f'--config.evaluation.every={STEPS}')
+  flags = (*CARRY, f'--config.num_steps={ON_HOSTS}', f'--config.evaluation.every={ON_HOSTS}')
   with (
     Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
     Pod(tmp_path / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
@@ -261,8 +261,8 @@ def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path
     '--config.environment.max_turns=3',
     '--config.environment.max_turn_tokens=3',
     '--config.environment.workers=2',
-    f'--config.num_steps={STEPS}',
-    f'--config.evaluation.every={STEPS}',
+    f'--config.num_steps={ON_HOSTS}',
+    f'--config.evaluation.every={ON_HOSTS}',
   )
   with (
     Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
@@ -285,7 +285,7 @@ def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path
 @pytest.mark.full
 def test_only_the_first_host_prints_and_writes(run):
   first, second = (pathlib.Path(f'{run(2)}.log.{number}').read_text() for number in range(2))
-  assert first.count(f'step {STEPS}/{STEPS}') == 1 and 'hosts: 0 is ' in first
+  assert first.count(f'step {ON_HOSTS}/{ON_HOSTS}') == 1 and 'hosts: 0 is ' in first
   assert 'step' not in second
   assert len((run(2) / 'metrics.jsonl').read_text().splitlines()) == ON_HOSTS + 1
 
@@ -306,7 +306,7 @@ def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir)
     '--config.mesh.training.data=4',
     '--config.mesh.training.fsdp=2',
     '--config.mesh.decoding.tensor=1',
-    f'--config.num_steps={STEPS}',
+    f'--config.num_steps={ON_HOSTS}',
   )
   with Pod(workdir, (1, 8), data, compiled, *flags) as pod:
     pod.finish()
