@@ -12,7 +12,7 @@ import numpy as np
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime import environment
 from exgrpo_jax.runtime.clock import NO_TRAINING
 
 # The costs of training up to an evaluation, fields of Evaluation, and their units.
@@ -114,14 +114,14 @@ def _distinct_questions(workdir: str) -> dict[int, int]:
 
 def commits(workdir: str) -> tuple[str, ...]:
   """The commits of a run's starts, each once; empty if it was not started from a clone."""
-  found = [start['commit'] for start in machine.read_environment(workdir) if start.get('commit')]
+  found = [start['commit'] for start in environment.read(workdir) if start.get('commit')]
   names = [c['hash'] + '+' * c['has_uncommitted_changes'] for c in found]
   return tuple(dict.fromkeys(names))
 
 
 def warm_start(workdir: str) -> str:
   """A digest of the parameters that a run began with; '' if not recorded."""
-  found = [start.get(machine.PARAMETERS, '') for start in machine.read_environment(workdir)]
+  found = [start.get(environment.PARAMETERS, '') for start in environment.read(workdir)]
   return next(filter(None, found), '')
 
 

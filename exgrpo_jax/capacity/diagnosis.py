@@ -17,7 +17,7 @@ from exgrpo_jax.capacity import devices, fitting
 from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
-from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime import environment, machine
 
 _GB = 1e9
 _CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
@@ -70,7 +70,7 @@ def _free_bytes(folder: str) -> int:
 
 
 def _versions() -> Iterator[Finding]:
-  versions = machine.versions()
+  versions = environment.versions()
   listed = {'python': platform.python_version()} | versions
   yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
   for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):

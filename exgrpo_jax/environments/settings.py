@@ -13,7 +13,6 @@ BUILT_IN = {
   'attempts': 'exgrpo_jax.environments.toys:Attempts',
   'textarena': 'exgrpo_jax.environments.adapters:TextArena',
   'gymnasium': 'exgrpo_jax.environments.adapters:Gymnasium',
-  'verifiers': 'exgrpo_jax.environments.verifiers:Verifiers',
 }
 
 

@@ -233,13 +233,6 @@ def of_engine(
     state, prompts = empty.results()
     yield empty._replace(kept=params)
     found, parked = list[Program](), None
-    if spec.parked:
-      empty = Program('empty_parked', filling.empty_parking, (config, spec), mesh, runs=1)
-      yield empty._replace(kept=(params, state, prompts))
-      parked = empty.results()
-      places = nothing.slot_R, nothing.source_R
-      found.append(Program('park', filling.park, (state, parked, *places), mesh))
-      found.append(Program('unpark', filling.unpark, (state, parked, nothing), mesh))
     if longer is None:
       found += (fill := list(_prefill(engine, params, prompts, made)))
       # Slots are filled after a prefill, whose shardings have other names: another program.
@@ -247,11 +240,20 @@ def of_engine(
     rows = scheduler.rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
     found.append(Program('insert', filling.insert, (state, laid_out, nothing), mesh, runs=runs))
-    if longer is None:
-      found += _resume(engine, params, state, made) if engine.resumes else ()
-    else:
+    if longer is not None:
       found += _resize(engine, state, longer, length)
-    found += _decode(engine, params, state, length, is_fixed, made)
+    found += (decoding := list(_decode(engine, params, state, length, is_fixed, made)))
+    if engine.resumes:
+      # Decoding, like a prefill, gives the shardings other names.
+      decoded = state if only_longest else decoding[0].results(exact=True)[0]
+      found += _resume(engine, params, decoded, made)
+      if spec.parked:
+        empty = Program('empty_parked', filling.empty_parking, (config, spec), mesh, runs=1)
+        yield empty._replace(kept=(params, state, prompts))
+        places = nothing.slot_R, nothing.source_R
+        park = Program('park', filling.park, (decoded, empty.results(), *places), mesh)
+        parked = empty.results() if only_longest else park.results(exact=True)
+        found += (park, Program('unpark', filling.unpark, (decoded, parked, nothing), mesh))
     kept = params, state, laid_out, parked
     yield from (one._replace(kept=kept) for one in found)
     longer = state

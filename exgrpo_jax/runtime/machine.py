@@ -5,28 +5,15 @@ Imported before JAX, which starts threads.
 
 import contextlib
 import ctypes
-import datetime
 import functools
 import glob
-import importlib.metadata
-import json
 import os
 import pathlib
-import platform
 import re
-import resource
-import shlex
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import jax
-
-from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime.workdir import write_json
 
 # The share of a GPU's memory that JAX takes. Its default of three quarters leaves 6 GB of a card of
 # 24 GB unused; a tenth is enough for CUDA, its libraries and a screen.
@@ -132,118 +119,3 @@ def explained(largest: Callable[[], str] | None = None) -> Iterator[None]:
       'nothing but memory and time, and a run resumes with other values. For a GPU, '
       '`exgrpo capacity --config=… --device=… --fit` computes how large they may be.'
     ) from error
-
-
-# ---- What a run ran on ----
-
-
-FILE = 'environment.json'
-PARAMETERS = 'initial_parameters'  # the entry's digest of them, see checksums.digest
-
-_PACKAGES = (
-  'jax',
-  'jaxlib',
-  'libtpu',
-  'jax-cuda12-pjrt',
-  'jax-cuda13-pjrt',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'numpy',
-)
-_GIT_SECONDS = 10
-_GIB = 2**30
-
-
-def record_environment(workdir: str, first_step: int, parameters: str = '') -> None:
-  """Appends what this start runs on; of several hosts only the first writes.
-
-  `parameters` is a digest of the initial ones; '' where the run is resumed.
-  """
-  start = describe_environment(first_step) | ({PARAMETERS: parameters} if parameters else {})
-  write_json(os.path.join(workdir, FILE), [*read_environment(workdir), start])
-
-
-def read_environment(workdir: str) -> list[dict[str, Any]]:
-  """What each start of the run ran on, see `describe_environment`; empty before the first."""
-  path = os.path.join(workdir, FILE)
-  if not os.path.exists(path):
-    return []
-  try:
-    with open(path) as file:
-      return json.load(file)
-  except ValueError as error:
-    raise InputError(f'{path} is not JSON ({error}); delete it, a new one is made.') from error
-
-
-def describe_environment(first_step: int) -> dict[str, Any]:
-  """The machine, the versions and the command, as JSON values."""
-  device = jax.devices()[0]
-  return {
-    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-    'first_step': first_step,
-    'command': shlex.join(sys.orig_argv),
-    'commit': _commit(pathlib.Path(__file__).parents[1]),
-    'python': platform.python_version(),
-    'packages': versions(),
-    'device': {
-      'platform': device.platform,
-      'kind': device.device_kind,
-      'count': jax.device_count(),
-    },
-    'hosts': jax.process_count(),
-    'first_host': {'name': socket.gethostname(), 'system': platform.platform()},
-  }
-
-
-def versions() -> dict[str, str]:
-  """The versions of this package and, where installed, of those it computes with, by name."""
-  found = {'exgrpo_jax': __version__}
-  for name in _PACKAGES:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      found[name] = importlib.metadata.version(name)
-  return found
-
-
-def peak_memory() -> dict[str, float]:
-  """The peak memory of this process and of its fullest device so far, in GiB.
-
-  A CPU does not report it, and is left out.
-  """
-  unit = 1 if sys.platform == 'darwin' else 1024  # bytes there, KiB elsewhere
-  host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-  peaks = [
-    stats['peak_bytes_in_use']
-    for device in jax.local_devices()
-    if 'peak_bytes_in_use' in (stats := device.memory_stats() or {})
-  ]
-  found = {'memory/host_peak': host / _GIB}
-  return found | ({'memory/device_peak': max(peaks) / _GIB} if peaks else {})
-
-
-def _commit(folder: pathlib.Path) -> dict[str, Any] | None:
-  """The commit of the clone that `folder` belongs to, and whether it has uncommitted changes.
-
-  None outside a clone, or where an installed package merely lies in another project's.
-  """
-
-  def git(*words: str) -> str:
-    return subprocess.run(
-      ['git', *words],
-      cwd=folder,
-      check=True,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      stdin=subprocess.DEVNULL,
-      timeout=_GIT_SECONDS,
-    ).stdout.strip()
-
-  try:
-    git('ls-files', '--error-unmatch', '__init__.py')
-    return {
-      'hash': git('rev-parse', 'HEAD'),
-      'has_uncommitted_changes': bool(git('status', '--porcelain', '--untracked-files=no')),
-    }
-  except (OSError, subprocess.SubprocessError):
-    return None

@@ -18,7 +18,7 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, messages, metrics, step_rows
 from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
-from exgrpo_jax.runtime.machine import peak_memory
+from exgrpo_jax.runtime.environment import peak_memory
 from exgrpo_jax.training import export
 from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
 
@@ -81,16 +81,16 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   with clock('grade', device_waits=True):
     trained = rollout.grade(plan, responses, run.grader)
   with clock('pick'):
-    replays, scores = rollout.pick_replays(policy, trained.plan)
+    replays, replay_scores = rollout.pick_replays(policy, trained.plan)
   with clock('assemble', device_waits=True):
-    batch = rollout.assemble(trained, replays, scores)
+    batch = rollout.assemble(trained, replays, replay_scores)
   return Experience(
     plan=trained.plan,
     responses=trained.responses,
     verdicts=trained.verdicts,
     left=trained.left,
     replays=replays,
-    scores=scores,
+    scores=replay_scores,
     batch=batch,
     sampling=sampling,
     parity=parity,

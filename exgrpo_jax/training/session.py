@@ -42,6 +42,7 @@ from exgrpo_jax.runtime import (
   preemption,
 )
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
+from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
 from exgrpo_jax.training import export, prior_experience
@@ -212,7 +213,7 @@ def opened(
       past = metrics.read(workdir)
       scored = alarms.scores_of(past)
       if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
-        machine.record_environment(workdir, first, digest)
+        record_start(workdir, first, digest)
       pace = Pace(compiled, past)
       if not snapshot.step:
         policy = lora.joined(config.lora, initial, snapshot.state.params)

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import checkpoint, checksums
+from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.reporting import metrics, step_records
-from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime import environment
 from studies import runs
 from tests.helpers import tiny
 
@@ -89,11 +89,11 @@ def test_a_run_is_known_by_the_parameters_that_it_began_with(tmp_path):
 
   def digest(params, moments=0.0):
     state = TrainState({'w': jnp.array(params)}, (jnp.array(moments),))
-    return checksums.digest(state, checkpoint.NO_BASE)
+    return storage.digest(state, checkpoint.NO_BASE)
 
   assert runs.warm_start(str(tmp_path)) == ''
-  machine.record_environment(str(tmp_path), 0, digest([1.0, 2.0]))
-  machine.record_environment(str(tmp_path), 3)
+  environment.record_start(str(tmp_path), 0, digest([1.0, 2.0]))
+  environment.record_start(str(tmp_path), 3)
   assert runs.warm_start(str(tmp_path)) == digest([1.0, 2.0], moments=3.0)
   assert runs.warm_start(str(tmp_path)) != digest([1.0, 2.5])
 

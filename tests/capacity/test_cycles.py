@@ -397,7 +397,7 @@ def test_an_accelerator_that_jax_does_not_use_is_a_problem(
 @pytest.mark.usefixtures('no_accelerator')
 def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
-  monkeypatch.setattr(diagnosis.machine, 'versions', lambda: versions)
+  monkeypatch.setattr(diagnosis.environment, 'versions', lambda: versions)
   [problem] = problems()
   assert 'jax-cuda12-pjrt 0.9.0 is not for jaxlib 0.10.2' in problem
 

@@ -73,7 +73,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypa
 
 
 def test_a_long_preparation_says_how_far_it_is(config, jsonl, monkeypatch, capsys):
-  monkeypatch.setattr(activity, 'SECONDS', 0.0)
+  monkeypatch.setattr(activity, 'LINE_SECONDS', 0.0)
   path = jsonl(*LINES)
   questions.load(config, path)
   counts = ['0 questions', '1 question', '2 questions', '3 questions', '4 questions']

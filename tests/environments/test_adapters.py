@@ -1,7 +1,6 @@
 """Games of other packages, as environments; a package that is not installed is skipped."""
 
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from exgrpo_jax.environments import pool, settings
 from exgrpo_jax.environments.adapters import Gymnasium, TextArena
 from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.toys import Calculator, Guess, Lake
-from exgrpo_jax.environments.verifiers import Verifiers
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import parse_config
 
@@ -105,40 +103,6 @@ def test_games_of_one_process_keep_their_own_chance():
   assert [list(answers) for answers in zip(begun, *turns)] == alone
   other = play(TextArena, task('2048-v0', seed=1), 9, *moves)
   assert other[0] == alone[0][0] and other != alone[0]
-
-
-def test_an_environment_of_verifiers_answers_turn_by_turn(monkeypatch):
-  vf = pytest.importorskip('verifiers')
-  datasets = pytest.importorskip('datasets')
-
-  class Nearer(vf.MultiTurnEnv):
-    async def env_response(self, messages, state, **_):
-      given = messages[-1].content
-      if given == state['answer']:
-        state['final_env_response'] = [vf.UserMessage(content='yes')]
-        return []
-      return [vf.UserMessage(content='higher' if given < state['answer'] else 'lower')]
-
-  async def found(completion, answer):
-    return float(any(message.content == answer for message in completion))
-
-  def load_environment(top):
-    rows = [{'question': f'1 to {top}', 'answer': str(n)} for n in range(1, top + 1)]
-    data, held_out = map(datasets.Dataset.from_list, (rows, rows[-1:]))
-    rubric = vf.Rubric(funcs=[found])
-    return Nearer(dataset=data, eval_dataset=held_out, rubric=rubric, max_turns=3)
-
-  module = types.SimpleNamespace(load_environment=load_environment)
-  monkeypatch.setitem(sys.modules, 'nearer', module)
-  first, second = Verifiers(), Verifiers()
-  assert first.reset(task('nearer', row=4, options={'top': 7}), 0) == [
-    {'role': 'user', 'content': '1 to 7'}
-  ]
-  second.reset(task('nearer', row=0, options={'top': 8}, split='eval'), 0)
-  assert first.step('1') == second.step('1') == Observation([{'role': 'user', 'content': 'higher'}])
-  assert first.step('5') == Observation(reward=1.0, done=True, success=True)
-  second.step('2')
-  assert second.step('3') == Observation(reward=0.0, done=True)
 
 
 def test_a_wrong_answer_may_be_given_anew():

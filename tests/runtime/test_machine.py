@@ -14,12 +14,11 @@ import pytest
 from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.runtime import hosts, machine
+from exgrpo_jax.runtime import environment, hosts, machine
 from exgrpo_jax.runtime.hosts import Meeting
 
 PAGE_FAULTS = """
 import resource, sys
-from exgrpo_jax.runtime import machine
 
 machine._DEVICE_FILES = {"cuda": (sys.argv[1],)}
 machine.keep_pages()
@@ -97,12 +96,12 @@ def test_a_run_says_what_it_runs_on(recorded):
 
 def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):
   for first_step in (0, 5):
-    machine.record_environment(str(tmp_path), first_step)
+    environment.record_start(str(tmp_path), first_step)
   starts = json.loads((tmp_path / 'environment.json').read_text())
   assert [start['first_step'] for start in starts] == [0, 5]
   (tmp_path / 'environment.json').write_text('oops')
   with pytest.raises(InputError, match=r'environment\.json is not JSON .* delete it'):
-    machine.record_environment(str(tmp_path), 0)
+    environment.record_start(str(tmp_path), 0)
 
 
 @pytest.fixture
@@ -116,8 +115,8 @@ def clone(tmp_path, monkeypatch):
   package = tmp_path / 'exgrpo_jax'
   (package / 'runtime').mkdir(parents=True)
   (package / '__init__.py').write_text('')
-  shutil.copy(machine.__file__, package / 'runtime')
-  monkeypatch.setattr(machine, '__file__', str(package / 'runtime' / 'machine.py'))
+  shutil.copy(environment.__file__, package / 'runtime')
+  monkeypatch.setattr(environment, '__file__', str(package / 'runtime' / 'environment.py'))
   git('init', '-q')
   return package, git
 
@@ -127,28 +126,28 @@ def test_the_commit_of_a_clone_and_whether_it_was_changed(clone):
   git('add', '.')
   git('commit', '-qm', 'first')
   commit = {'hash': git('rev-parse', 'HEAD'), 'has_uncommitted_changes': False}
-  assert machine.describe_environment(0)['commit'] == commit
+  assert environment.describe(0)['commit'] == commit
   (package / '__init__.py').write_text('changed')
-  assert machine.describe_environment(0)['commit'] == commit | {'has_uncommitted_changes': True}
+  assert environment.describe(0)['commit'] == commit | {'has_uncommitted_changes': True}
 
 
 def test_without_git_and_within_another_projects_clone_there_is_no_commit(clone, monkeypatch):
   _, git = clone
   git('commit', '-qm', 'of another project', '--allow-empty')
-  assert machine.describe_environment(0)['commit'] is None
+  assert environment.describe(0)['commit'] is None
   monkeypatch.setenv('PATH', '')
-  assert machine.describe_environment(0)['commit'] is None
+  assert environment.describe(0)['commit'] is None
 
 
 def test_the_peaks_of_memory_are_in_gib_and_the_devices_is_the_largest(monkeypatch):
-  assert set(machine.peak_memory()) == {'memory/host_peak'}  # a CPU does not say
-  assert 0.05 < machine.peak_memory()['memory/host_peak'] < 100
+  assert set(environment.peak_memory()) == {'memory/host_peak'}  # a CPU does not say
+  assert 0.05 < environment.peak_memory()['memory/host_peak'] < 100
   devices = [
     types.SimpleNamespace(memory_stats=lambda peak=peak: {'peak_bytes_in_use': peak * 2**30})
     for peak in (2, 3)
   ]
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-  assert machine.peak_memory()['memory/device_peak'] == 3
+  assert environment.peak_memory()['memory/device_peak'] == 3
 
 
 def test_every_step_has_the_time_the_memory_and_the_learning_rate(recorded):

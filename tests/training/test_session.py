@@ -19,7 +19,7 @@ from exgrpo_jax.experiment import experiment
 from exgrpo_jax.grading import workers
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime import environment
 from exgrpo_jax.training import checks, session
 from tests.helpers import recording, tiny
 
@@ -137,12 +137,12 @@ def test_a_run_whose_validation_no_longer_improves_ends(
   assert checkpoint.steps(str(tmp_path)) == [4]
   assert 'ended after step 4 of 5' in train(), 'a restart changes nothing'
   assert metrics.read(tmp_path)[-1]['step'] == 4
-  assert [start['first_step'] for start in machine.read_environment(str(tmp_path))] == [0]
+  assert [start['first_step'] for start in environment.read(str(tmp_path))] == [0]
   config.evaluation.patience = 0
   assert 'ended' not in train()
   assert metrics.read(tmp_path)[-1]['step'] == 5
   train()
-  assert [start['first_step'] for start in machine.read_environment(str(tmp_path))] == [0, 5]
+  assert [start['first_step'] for start in environment.read(str(tmp_path))] == [0, 5]
 
 
 # ---- Traced ----

@@ -17,7 +17,7 @@ from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.reporting.page import charts, curves, evaluations
 from exgrpo_jax.reporting.page.evaluations import Benchmark, Evaluated
 from exgrpo_jax.reporting.runs import Recorded
-from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime import environment
 
 _SIGNAL = (  # metric -> which share of a step's groups or tokens it is
   ('zero_variance', 'groups that taught nothing'),
@@ -37,7 +37,7 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
   `benchmarks` are the run's, see `evaluations.describe`.
   """
   # Earlier versions also recorded a start where the run was finished and no step was left.
-  starts = [s for s in machine.read_environment(run.workdir) if s['first_step'] <= run.last_step]
+  starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
   replays = bool(run.config['replay.ratio'])
   scores = _scores(run.metrics, benchmarks)
   return {
