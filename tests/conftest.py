@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from exgrpo_jax.policy import sharding
-from tests.helpers import browser, passes, recording, stand_ins, tabs, tiny
+from tests.helpers import losses, recording, stand_ins, tabs, tiny
 
 # Read when the first program is compiled, also by the processes that tests start. Most of a
 # test's time is compilation, and its programs run for an instant.
@@ -32,8 +32,8 @@ def one_device():
 
 @pytest.fixture
 def large_passes():
-  """See `passes.large`."""
-  with passes.large():
+  """See `losses.large_passes`."""
+  with losses.large_passes():
     yield
 
 
@@ -147,9 +147,9 @@ def recorded(values, make_once, compiled):
 @pytest.fixture(scope='module')  # it runs an event loop, which other tests do not expect
 def chromium():
   """A headless Chromium; the test is skipped where there is none."""
-  if why := browser.missing():
+  if why := tabs.missing():
     pytest.skip(why)
-  with browser.opened() as opened:
+  with tabs.opened() as opened:
     yield opened
 
 

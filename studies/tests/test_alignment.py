@@ -19,7 +19,7 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from studies import alignment
 from studies.alignment import Alignment
-from tests.helpers import devices, meshes, passes, recording, tiny
+from tests.helpers import devices, losses, meshes, recording, tiny
 from tests.helpers.paths import REPOSITORY
 from tests.learner import test_gradients
 
@@ -102,7 +102,7 @@ def alignment_on(mesh):
   )
   first = dataclasses.replace(first, is_replay_B=first.is_replay_B & (np.arange(half) >= 4))
   others = dataclasses.replace(others, is_replay_B=np.zeros_like(others.is_replay_B))
-  with jax.set_mesh(mesh), passes.large():
+  with jax.set_mesh(mesh), losses.large_passes():
     params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh, tokens=64)
     return alignment.measure(spec, params, first, 4, True, others)
 

@@ -1,6 +1,7 @@
 """The objective against numbers computed by hand, an independent formula, and enumeration."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax.algorithm import advantages, objective, terms
+from exgrpo_jax.algorithm import advantages, combinations, objective, replay, terms
+from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from tests.helpers.enumeration import group_of, slopes, softmax
 from tests.helpers.losses import (
@@ -283,3 +285,500 @@ class TestTheorems:
     on_policy = self.expected_gradient(is_replay=False)
     assert np.abs(on_policy).max() > 0.01  # so 0 would be noticed
     np.testing.assert_allclose(self.expected_gradient(is_replay=True), on_policy, atol=1e-6)
+
+
+# ---- The terms of single tokens against numbers computed by hand ----
+
+
+@pytest.mark.parametrize(
+  ('w', 'f', 'slope'),
+  [
+    (1.0, 1 / 1.1, 0.1 / 1.21),  # 0.083, where a fresh token at ratio 1 has 1
+    (0.1, 0.5, 0.01 / 0.04),
+    (0.9, 0.9, 0.09),
+    (0.01, 0.01 / 0.11, 0.001 / 0.0121),
+    (np.exp(200.0), 1, 0),  # beyond float32
+  ],
+)
+def test_policy_shaping_and_its_gradient(w, f, slope):
+  """f(w) = w / (w + 0.1), and df/dlog w = 0.1 w / (w + 0.1)^2."""
+  found = jax.value_and_grad(lambda x: terms.fraction(x, 0.1))(jnp.float32(np.log(w)))
+  np.testing.assert_allclose(found, [f, slope], rtol=1e-5)
+
+
+def test_policy_shaping_lifts_rare_tokens_and_damps_the_rest():
+  threshold = np.sqrt(0.1) - 0.1  # 0.216
+  for w, lifts in [(threshold * 0.99, True), (threshold * 1.01, False)]:
+    slope = jax.grad(lambda x: terms.fraction(x, 0.1))(jnp.log(w))
+    assert (slope > w) == lifts
+
+
+def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit():
+  trainer = np.log(np.array([0.5, 0.2, 0.9, 1.0], np.float32))
+  sampler = np.append(np.log([0.25, 0.4, 0.1]), -200.0).astype(np.float32)  # exp(200) overflows
+  weight = terms.tis_weight(trainer, sampler, 3.0)
+  assert weight.dtype == np.float32
+  np.testing.assert_allclose(weight, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
+
+
+def test_the_second_moment_of_ratios_is_bounded_by_leaving_out_the_fewest():
+  """Four of seven have moved to where their advantage pushes: .1, .3, .2 and .5."""
+  log_ratio = np.float32([0.1, -0.3, 0.2, 0.5, -9.0, 9.0, 9.0])
+  advantage = np.float32([1.0, -0.5, 1.0, 0.5, 1.0, -1.0, 0.0])
+  # Squares .01 .04 .09 .25: means of the smallest are .01, .025, .0467 and .0975.
+  for limit, left_out in ((0.1, []), (0.0974, [3]), (0.04, [1, 3]), (0.02, [1, 2, 3])):
+    stays = terms.within_second_moment(log_ratio, advantage, limit)
+    assert np.flatnonzero(~stays).tolist() == left_out, limit
+  assert terms.within_second_moment(np.float32([9.0]), np.float32([1.0]), 0.04).tolist() == [False]
+
+
+def test_rows_that_share_a_sequence_have_sums_and_means_of_their_own():
+  x_BT = np.float32([[1, 2, 0, 5, 0], [0, 0, 0, 0, 3]])
+  mask_BT = np.float32([[1, 1, 0, 1, 0], [0, 0, 0, 0, 1]])
+  segment_BT = np.array([[1, 1, 1, 2, 0], [1, 1, 3, 3, 3]])
+  assert terms.row_sums(x_BT, segment_BT).tolist() == [[3, 3, 3, 5, 0], [0, 0, 3, 3, 3]]
+  means = [[1.5, 1.5, 1.5, 5, 0], [0, 0, 3, 3, 3]]
+  assert terms.row_means(x_BT, mask_BT, segment_BT).tolist() == means
+
+
+# ---- Metrics of a step against means in NumPy ----
+
+
+# Wider above, so that the two bounds are told apart.
+CONFIG = changed(clip_epsilon_high=0.5, kl_coefficient=1.0)
+MASK = BATCH.response_mask_BT > 0
+REPLAYED, FRESH = (
+  MASK & is_replay[:, None] for is_replay in (BATCH.is_replay_B, ~BATCH.is_replay_B)
+)
+RATIO = np.exp(LOGP - BATCH.behaviour_logp_BT)
+
+
+def measure(batch, clip=True, first=False, config=CONFIG):
+  """(metrics, sums) of a minibatch."""
+  inputs = inputs_of(batch, config, LOGP, REFERENCE_LOGP, first)
+  (_, sums), _ = loss_and_gradient(config)(LOGP, ENTROPY, inputs, clip=clip, is_first=first)
+  return objective.loss_metrics({name: float(value) for name, value in sums.items()}), sums
+
+
+def mean_k3(mask):
+  gap = (REFERENCE_LOGP - LOGP)[mask]
+  return (np.exp(gap) - gap - 1).mean()
+
+
+def test_metrics_are_means_over_the_steps_tokens():
+  metrics, sums = measure(BATCH)
+  w, is_outside = RATIO[REPLAYED], (RATIO < 0.8) | (RATIO > 1.5)
+  sign = np.sign(BATCH.advantage_B)[:, None]
+  is_clipped = ((RATIO > 1.5) & (sign > 0)) | ((RATIO < 0.8) & (sign < 0))
+  f = w / (w + 0.1)
+  expected = {
+    'entropy': ENTROPY[MASK].mean(),
+    'clip_share': is_clipped[FRESH].mean(),
+    'outside_clip_range': is_outside[FRESH].mean(),
+    'kl': mean_k3(FRESH),
+    'replay/ratio_mean': w.mean(),
+    'replay/ratio_max': w.max(),
+    'replay/shaped_mean': f.mean(),
+    'replay/shaped_variance': f.var(),
+    'replay/effective_sample_size': w.sum() ** 2 / (len(w) * (w**2).sum()),
+  }
+  assert metrics == pytest.approx(expected, rel=1e-4)
+  assert 0 < metrics['clip_share'] < metrics['outside_clip_range'] < 1
+  assert set(objective.zero_sums(CONFIG)) == set(sums)
+  # Where nothing is clipped they are outside all the same; in the first minibatch none is.
+  unclipped, _ = measure(BATCH, clip=False)
+  assert (unclipped['clip_share'], unclipped['outside_clip_range']) == (
+    0,
+    metrics['outside_clip_range'],
+  )
+  assert measure(BATCH, first=True)[0]['outside_clip_range'] == 0
+
+
+@pytest.mark.parametrize(
+  ('ratio', 'first'), [('token', True), ('token', False), ('sequence', True), ('product', True)]
+)
+def test_metrics_of_carried_tokens_are_means_of_their_own_ratios(ratio, first):
+  batch = with_carried(BATCH)
+  carried = batch.is_carried_BT
+  metrics, _ = measure(batch, first=first, config=changed(ratio=ratio, kl_coefficient=1.0))
+  own = RATIO[carried]
+  expected = {
+    'carry/token_share': carried.sum() / FRESH.sum(),
+    'carry/ratio_mean': own.mean(),
+    'carry/ratio_max': own.max(),
+    'kl': mean_k3(FRESH & ~carried),
+  }
+  if ratio == 'token':
+    outside = (own < 0.8) | (own > 1.2)
+    expected['carry/outside_clip_range'] = outside.mean()
+    if first:  # no other token is outside
+      expected['outside_clip_range'] = outside.sum() / FRESH.sum()
+  assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+
+
+# ---- The loss of tokens that earlier policies wrote, in responses that span steps ----
+
+
+def test_a_product_beyond_float32_is_finite_and_nothing_at_advantage_0():
+  logp, entropy, batch, _ = random_batch()
+  config = changed(ratio='product')
+  past = np.where(batch.response_mask_BT > 0, logp - 30, 0).astype(np.float32)
+  for advantage in (0.0, 1.0):
+    absurd = dataclasses.replace(
+      with_carried(batch), behaviour_logp_BT=past, advantage_B=np.full(8, advantage, np.float32)
+    )
+    inputs = inputs_of(absurd, config, logp, None, True)
+    (value, _), (slope, _) = loss_and_gradient(config)(
+      logp, entropy, inputs, clip=False, is_first=True
+    )
+    assert np.isfinite(value) and np.isfinite(slope).all()
+    assert (value == 0 and not np.any(slope)) == (advantage == 0)
+
+
+# ---- By enumeration ----
+
+
+def logits(*probabilities):
+  """Logits of two tokens, for each probability of the second one."""
+  return np.log([[1 - p, p] for p in probabilities]).ravel()
+
+
+# Values of the config, whether ratios are clipped, and the relative bias of the expected gradient
+# where all first tokens are carried: the table of docs/algorithm.md.
+BIASES = {
+  'product': (dict(ratio='product'), False, 0.0),
+  'sequence': (dict(ratio='sequence'), False, 0.130),
+  'token': ({}, False, 0.229),
+  'cispo, clipped': (dict(surrogate='cispo'), True, 0.236),
+  'sequence, clipped': (dict(ratio='sequence'), True, 0.368),
+  'token, clipped': ({}, True, 0.755),
+  'product, clipped': (dict(ratio='product'), True, 0.912),
+}
+IGNORED = 0.256  # carried tokens taken for fresh ones
+
+
+class TestResponsesOfSeveralPolicies:
+  """Two tokens each, out of two: logits of the first, and of the second after each first one.
+
+  An older policy wrote some of the first tokens. Expectations are sums over every possible group of
+  K responses: nothing is sampled.
+  """
+
+  K = 3
+  REWARD = np.array([[0.0, 0.0], [0.0, 1.0]])  # by first and second token
+  PAST = logits(0.5, 0.5, 0.5)
+  START = logits(0.7, 0.4, 0.6)  # of the step
+  LATER = logits(0.8, 0.4, 0.7)  # after its first minibatch
+  ALL = np.tile([True, False], (K, 1))  # first tokens
+  ONE = ALL & (np.arange(K) == 0)[:, None]
+  NONE = ALL & False
+
+  @staticmethod
+  def logp_BT(theta, tokens_BT):
+    first_V = jax.nn.log_softmax(theta[:2])
+    second_VV = jax.nn.log_softmax(theta[2:].reshape(2, 2))
+    first_B, second_B = tokens_BT.T
+    return jnp.stack([first_V[first_B], second_VV[first_B, second_B]], axis=1)
+
+  @staticmethod
+  @functools.cache
+  def slopes(config):
+    """The gradient by theta of each group's loss."""
+    logp_BT = TestResponsesOfSeveralPolicies.logp_BT
+
+    def loss(theta, tokens_BT, inputs, clip, is_first):
+      logp, row_BT = logp_BT(theta, tokens_BT), jnp.ones(tokens_BT.shape, int)
+      if config.ratio != 'token':
+        now = jax.lax.stop_gradient(logp)
+        log_ratio = objective.row_log_ratio(now, inputs, row_BT, config, is_first)
+        inputs = inputs._replace(row_log_ratio_BT=log_ratio)
+      return objective.token_loss(
+        logp, jnp.zeros(logp.shape), inputs, config, clip=clip, is_first=is_first
+      )[0]
+
+    return jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0, None, None)))
+
+  def expected(self, values, is_carried_BT, *, now=START, start=START, clip=False, known=True):
+    """E[gradient] where PAST wrote the carried tokens, and the policy of the step's start all else.
+
+    `now` is the policy whose gradient it is; `known` is whether the loss is told what is carried.
+    """
+    config, is_first = changed(**values), now is start
+    responses = np.array(list(itertools.product(range(2), repeat=2)))
+    tokens_GBT = responses[list(itertools.product(range(4), repeat=self.K))]
+    past, present = (
+      np.asarray(self.logp_BT(theta, tokens_GBT.reshape(-1, 2))).reshape(tokens_GBT.shape)
+      for theta in (self.PAST, start)
+    )
+    written_GBT = np.where(is_carried_BT, past, present)
+    reward_GB = self.REWARD[tokens_GBT[..., 0], tokens_GBT[..., 1]]
+    advantage_GB = np.asarray(advantages.group_advantages(reward_GB), np.float32)
+    ones = np.ones((self.K, 2), np.float32)
+    inputs_G = [
+      objective.loss_inputs(
+        Batch(
+          tokens_BT=tokens_BT,
+          response_mask_BT=ones,
+          behaviour_logp_BT=written_BT,
+          advantage_B=advantage_B,
+          is_replay_B=np.zeros(self.K, bool),
+          policy_step_B=np.zeros(self.K, np.int32),
+          term_weight_BT=ones,
+          is_carried_BT=is_carried_BT & known,
+        ),
+        config,
+        max_response=2,
+      )
+      for tokens_BT, written_BT, advantage_B in zip(tokens_GBT, written_GBT, advantage_GB)
+    ]
+    probability_G = np.exp(written_GBT.sum(axis=(1, 2), dtype=np.float64))
+    np.testing.assert_allclose(probability_G.sum(), 1, rtol=1e-6)
+    inputs = jax.tree.map(lambda *x: np.stack(x), *inputs_G)
+    slope_G = self.slopes(config)(jnp.float32(now), tokens_GBT, inputs, clip, is_first)
+    return probability_G @ np.asarray(slope_G, np.float64)
+
+  def on_policy(self, now=START):
+    return self.expected({}, self.NONE, now=now, start=now)
+
+  def bias(self, found, now=START):
+    exact = self.on_policy(now)
+    assert np.linalg.norm(exact) > 0.05  # so 0 would be noticed
+    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+
+  def test_the_product_of_ratios_is_unbiased_and_every_other_option_is_not(self):
+    for name, (values, clip, expected) in BIASES.items():
+      found = self.bias(self.expected(values, self.ALL, clip=clip))
+      assert abs(found - expected) < (5e-4 if expected else 1e-5), (name, found)
+
+  def test_ignoring_that_tokens_are_carried_is_worse_than_their_own_ratios(self):
+    found = self.bias(self.expected({}, self.ALL, known=False))
+    np.testing.assert_allclose(found, IGNORED, atol=5e-4)
+    assert BIASES['token'][2] < found
+    blind = self.bias(self.expected(dict(ratio='product'), self.ALL, known=False))
+    np.testing.assert_allclose(blind, found, rtol=1e-3)  # no ratio helps that is not told
+
+  def test_own_ratios_are_exact_for_the_first_token_and_blind_to_the_prefix_of_the_next(self):
+    """The second token's gradient has the weight of the prefix under the policy that wrote it."""
+    exact, found = self.on_policy(), self.expected({}, self.ALL)
+    np.testing.assert_allclose(found[:2], exact[:2], atol=1e-6)
+    # After the first token 1: 0.5 under the past policy, where the present one has 0.7.
+    np.testing.assert_allclose(found[4:], exact[4:] * 0.5 / 0.7, atol=1e-6)
+
+  def test_in_later_minibatches_the_product_corrects_for_every_policy_that_wrote_a_part(self):
+    for is_carried in (self.ALL, self.ONE, self.NONE):
+      product, token = (
+        self.bias(self.expected(values, is_carried, now=self.LATER), self.LATER)
+        for values in (dict(ratio='product'), {})
+      )
+      assert product < 1e-5 and token > 0.1
+
+
+# ---- The environment's transitions cancel in the ratio: enumerated for one of two states ----
+
+
+LENGTH_NORM = changed(ratio='product')
+# An episode is a token of the policy, the state that the environment answers with, and another
+# token of the policy, each 0 or 1.
+EPISODES = np.array(list(itertools.product(range(2), repeat=3)))
+STATE_1 = np.array([0.2, 0.9])  # its probability, by the first token
+REWARD = np.array([[[0.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.5]]])  # by the whole episode
+OWN = np.array([True, False, True])
+# Logits of the first token, then of the second by (first token, state).
+PAST = np.log([0.5, 0.5, *[0.5, 0.5] * 4])
+NOW = np.log([0.3, 0.7, 0.6, 0.4, 0.2, 0.8, 0.7, 0.3, 0.4, 0.6])
+
+
+def logp_B3(theta, episode_B3):
+  """Log-probabilities of the policy; what it thinks of a state is wrong, and must not matter."""
+  first_B, state_B, last_B = episode_B3.T
+  first = jax.nn.log_softmax(theta[:2])[first_B]
+  last = jax.nn.log_softmax(theta[2:].reshape(2, 2, 2))[first_B, state_B, last_B]
+  return jnp.stack([first, first - 1.0 - state_B, last], axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jax.grad)
+def slope(theta, episode_B3, inputs, is_first):
+  logp, row_B3 = logp_B3(theta, episode_B3), jnp.ones(episode_B3.shape, int)
+  now = jax.lax.stop_gradient(logp)
+  log_ratio = objective.row_log_ratio(now, inputs, row_B3, LENGTH_NORM, is_first)
+  inputs = inputs._replace(row_log_ratio_BT=log_ratio)
+  return objective.token_loss(logp, 0 * logp, inputs, LENGTH_NORM, clip=False, is_first=is_first)[0]
+
+
+def expected_gradient(writer, mask):
+  """Of a group of two: one whole episode by `writer`, with exact weights, and one by NOW."""
+  groups = np.array(list(itertools.product(range(len(EPISODES)), repeat=2)))
+  mask_23, is_past = np.float32([mask, mask]), np.array([[True] * 3, [False] * 3])
+  total = np.zeros(len(NOW))
+  for group in groups:
+    episode_23 = EPISODES[group]
+    past_23, now_23 = (np.asarray(logp_B3(theta, episode_23)) for theta in (writer, NOW))
+    written_23 = np.where(is_past, past_23, now_23)
+    first_2, state_2, last_2 = episode_23.T
+    state_chance_2 = np.where(state_2, STATE_1[first_2], 1 - STATE_1[first_2])
+    chance = np.exp(written_23[:, OWN].sum(dtype=np.float64)) * state_chance_2.prod()
+    batch = Batch(
+      tokens_BT=episode_23,
+      response_mask_BT=mask_23,
+      behaviour_logp_BT=np.float32(written_23 * mask_23),
+      advantage_B=np.float32(
+        advantages.group_advantages(REWARD[first_2, state_2, last_2][None])[0]
+      ),
+      is_replay_B=np.zeros(2, bool),
+      policy_step_B=np.zeros(2, np.int32),
+      term_weight_BT=np.ones((2, 3), np.float32),
+      is_carried_BT=is_past & (mask_23 > 0),
+    )
+    inputs = objective.loss_inputs(batch, LENGTH_NORM, max_response=3)
+    total += chance * np.asarray(slope(jnp.float32(NOW), episode_23, inputs, True))
+  return total
+
+
+def test_an_episode_of_a_past_policy_is_unbiased_without_the_environments_chances():
+  on_policy = expected_gradient(NOW, OWN)
+  assert np.linalg.norm(on_policy) > 0.01  # so 0 would be noticed
+  np.testing.assert_allclose(expected_gradient(PAST, OWN), on_policy, atol=1e-6)
+
+
+@pytest.mark.parametrize('mask', [[True, True, True], [True, False, False]])
+def test_any_other_mask_is_biased(mask):
+  """As if the policy had drawn the state, or had not drawn its last token."""
+  on_policy = expected_gradient(NOW, OWN)
+  bias = np.linalg.norm(expected_gradient(PAST, np.array(mask)) - on_policy)
+  assert bias > 0.05 * np.linalg.norm(on_policy)
+
+
+# ---- Advantages of groups against numbers computed by hand ----
+
+
+# The last row of the first three groups is replayed; the last group has none.
+MIXED = [[1, 0, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1], [1, 0, 0, 1]]
+IS_REPLAY = [[0, 0, 0, 1]] * 3 + [[0, 0, 0, 0]]
+AGAINST_FRESH = np.array(
+  [[2 / 3, -1 / 3, -1 / 3, 1 / 2], [0, 0, 0, 3 / 4], [0] * 4, [1 / 2, -1 / 2, -1 / 2, 1 / 2]]
+)
+# The baseline where the replayed row weighs a half: the mean of 3.5 rows.
+BALANCED = np.array(MIXED) - np.array([[1.5 / 3.5], [0.5 / 3.5], [1], [1 / 2]])
+ZERO = [[1 / 2, -1 / 2, -1 / 2, 0], [-1 / 4] * 3 + [0], [0] * 4, [1 / 2, -1 / 2, -1 / 2, 1 / 2]]
+FRESH_AND_ZERO = AGAINST_FRESH * (1 - np.array(IS_REPLAY))
+# Mean squared distances to the whole group's mean: the divisor is what it is without replay.
+DEVIATION = np.sqrt([[4 / 16], [3 / 16], [1], [4 / 16]])
+
+
+@pytest.mark.parametrize(
+  ('reward', 'expected', 'kind', 'of_replay'),
+  [
+    ([[1, 1, 0, 0]], [[0.5, 0.5, -0.5, -0.5]], 'off', ()),
+    ([[1, 0, 0, 0]], [[0.75, -0.25, -0.25, -0.25]], 'off', ()),
+    ([[1, 1]], [[0, 0]], 'off', ()),
+    ([[3, 1], [0, 0]], [[1, -1], [0, 0]], 'off', ()),
+    # The squared distances to the mean sum to 12 / 16: over 4 rollouts, or over 4 - 1.
+    ([[1, 0, 0, 0]], np.array([[3, -1, -1, -1]]) / 4 / np.sqrt(3 / 16), 'population', ()),
+    ([[1, 0, 0, 0]], np.array([[3, -1, -1, -1]]) / 4 / np.sqrt(4 / 16), 'sample', ()),
+    ([[2, 2, 2, 2]], [[0] * 4], 'population', ()),
+    (MIXED, AGAINST_FRESH, 'off', ('fresh',)),
+    (MIXED, AGAINST_FRESH / DEVIATION, 'population', ('fresh',)),
+    (MIXED, BALANCED, 'off', ('group', 'balanced', 0.5)),
+    (MIXED, BALANCED / DEVIATION, 'population', ('group', 'balanced', 0.5)),
+    (MIXED, ZERO, 'off', ('group', 'zero', 0.5)),
+    (MIXED, FRESH_AND_ZERO, 'off', ('fresh', 'zero')),
+  ],
+  ids=[
+    *('half_solved', 'one_of_four', 'all_solved_teaches_nothing', 'groups_are_independent'),
+    *('population', 'sample', 'no_deviation', 'fresh_baseline', 'fresh_baseline_population'),
+    *('balanced', 'balanced_population', 'zero', 'fresh_baseline_zero'),
+  ],
+)
+def test_advantages_are_the_hand_computed_ones(reward, expected, kind, of_replay):
+  reward = np.float32(reward)
+  is_replay = np.array(IS_REPLAY, bool) if of_replay else None
+  for wrap in (lambda f: f, functools.partial(jax.jit, static_argnums=(1, 3, 4, 5))):
+    advantage = wrap(advantages.group_advantages)(reward, kind, is_replay, *of_replay)
+    assert advantage.dtype == np.float32
+    np.testing.assert_allclose(advantage, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', ['off', 'population', 'sample'])
+@pytest.mark.parametrize(
+  'of_replay', [('group',), ('fresh',), ('group', 'zero'), ('fresh', 'zero'), ('group', 'balanced')]
+)
+@pytest.mark.parametrize('reward', [0.3, 1.3, -2.3, 9.9, 10.1, 1e-30, 1e15])
+def test_equal_rewards_give_exactly_0(reward, of_replay, kind):
+  for num_rollouts in range(2, 25):
+    equal = np.full((2, num_rollouts), reward, np.float32)
+    is_replay = np.arange(num_rollouts) == np.array([[0], [-1]])  # the first of a group, or none
+    advantage = advantages.group_advantages(equal, kind, is_replay, *of_replay, replay_slope=0.0826)
+    assert not advantage.any()
+
+
+@pytest.mark.parametrize('replayed', [0, 5])
+@pytest.mark.parametrize('kind', ['off', 'sample'])
+def test_equal_fresh_rewards_give_0_with_the_fresh_baseline(kind, replayed):
+  is_replay = np.arange(6)[None] == replayed
+  reward = np.where(is_replay, 0.1, 0.3).astype(np.float32)
+  advantage = advantages.group_advantages(reward, kind, is_replay, 'fresh')
+  assert not advantage[~is_replay].any() and advantage[is_replay] < 0
+
+
+def test_beside_a_replayed_success_fresh_advantages_sum_to_less_than_0():
+  """What the fresh baseline is for."""
+  advantage = advantages.group_advantages(np.float32(MIXED))
+  fresh_sum = (advantage * (1 - np.array(IS_REPLAY))).sum(axis=1)
+  np.testing.assert_allclose(fresh_sum, [-1 / 2, -3 / 4, 0, 0])
+
+
+# ---- Settings of the algorithm that would do nothing together are refused; all others pass ----
+
+
+def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
+  replay_config = replay.Config(ratio=ratio, **dict(replay_values))
+  combinations.check(replay_config, objective.Config(**of_objective), num_questions, num_rollouts=8)
+
+
+@pytest.mark.parametrize(
+  ('num_questions', 'ratio', 'enough'),
+  [
+    (8, 0.1, 'ratio to at least 0.125, config.rollout.questions to at least 10, '),
+    (3, 0.25, 'ratio to at least 0.333334, config.rollout.questions to at least 4, '),
+    (1, 0.5, 'set config.rollout.questions to at least 2, '),  # no ratio below 1 is enough
+  ],
+)
+def test_a_ratio_that_replays_no_question_is_refused_with_what_does(num_questions, ratio, enough):
+  with pytest.raises(InputError) as refused:
+    check(num_questions, ratio)
+  values = f'config.replay.ratio={ratio} of config.rollout.questions={num_questions} '
+  assert str(refused.value).startswith(values) and enough in str(refused.value)
+
+
+@pytest.mark.parametrize(
+  ('num_questions', 'ratio'), [(8, 0.125), (10, 0.1), (3, 0.333334), (3, 1 / 3), (2, 0.5), (1, 0.0)]
+)
+def test_a_ratio_that_replays_a_question_passes_and_so_does_none(num_questions, ratio):
+  check(num_questions, ratio)
+
+
+def test_bounds_that_let_no_group_be_recorded_are_refused():
+  bounds = dict(lower_bound=0.9, upper_bound=0.95)
+  with pytest.raises(InputError, match=r'lower_bound=0\.9 and .*upper_bound=0\.95 let no group'):
+    check(replay_values=bounds)
+  check(ratio=0.0, replay_values=bounds)
+
+
+@pytest.mark.parametrize(
+  'variant', [{'dual_clip': 3.0}, {'clip_epsilon_high': 0.28}, {'surrogate': 'cispo'}]
+)
+def test_a_variant_of_clipping_needs_clipping_in_every_step(variant):
+  for clip, ratio in (('until_replay', 0.5), ('never', 0.5), ('never', 0.0)):
+    with pytest.raises(InputError, match=rf"{next(iter(variant))}=.* needs config.*clip='always'"):
+      check(ratio=ratio, clip=clip, **variant)
+  check(clip='always', **variant)
+  check(ratio=0.0, clip='until_replay', **variant)
+
+
+@pytest.mark.parametrize(
+  'plain', [{}, {'clip_epsilon': 0.1}, {'clip_epsilon': 0.3, 'clip_epsilon_high': 0.3}]
+)
+def test_plain_clipping_may_end_with_the_start_of_replay(plain):
+  for clip in ('until_replay', 'never'):
+    check(clip=clip, **plain)

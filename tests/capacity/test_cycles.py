@@ -1,13 +1,16 @@
 """A program's text is read, and timed: cycles, formulas, loops; figures to check in the head."""
 
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from exgrpo_jax.capacity import cycles
+from exgrpo_jax.capacity import cycles, devices, diagnosis
 from exgrpo_jax.capacity.devices import Chip
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import machine
 
 # As libtpu writes it, cut to what is read; the kernel's metadata breaks its line.
 TEXT = """\
@@ -268,3 +271,154 @@ def test_a_pallas_kernel_is_timed_by_formula():
     f'%kernel = bf16[2,10,64]{{2,1,0}} {call.replace("tpu_custom_call", "Z")}'
   )
   assert not_pallas.total == 0
+
+
+# ---- Which slices are known, and GPUs by the names that people and drivers give them ----
+
+
+@pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
+def test_an_unknown_slice_is_refused(name):
+  with pytest.raises(InputError, match='generations are v5e, v5p, v6e'):
+    devices.chip_of(name)
+
+
+@pytest.mark.parametrize(('name', 'units'), [('v5e', 4), ('v5p', 8), ('v6e', 4)])
+def test_the_clock_gives_the_peak(name, units):
+  """Each matrix unit multiplies and adds once for each of its cells in a cycle."""
+  chip = devices.CHIPS[name]
+  peak = 2 * units * chip.matrix_unit**2 * chip.clock
+  assert peak == pytest.approx(chip.flops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+  ('text', 'gigabytes'),
+  [
+    *devices.GPUS.items(),
+    ('L4', 24),
+    ('RTX-4090', 24),
+    ('GeForce RTX 4080', 16),
+    ('5090 32 GiB', 32),
+    ('rtx_3090_ti', 24),
+    ('RTX 6000 Ada Generation', 48),
+    ('a100-80gb', 80),
+    ('A100 40', 40),
+    ('A100 80 GB PCIe', 80),
+    ('NVIDIA A100-SXM4-80GB', 80),
+    ('H100 80GB HBM3', 80),
+    ('H100 NVL', 94),
+    ('Tesla V100-SXM2-16GB', 16),
+    ('24gb', 24),
+    ('24 GB', 24),
+    ('24G', 24),
+    ('24', 24),
+    ('24 GiB', 24 * 2**30 / 1e9),
+  ],
+)
+def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
+  assert devices.usable_memory(text) == pytest.approx(machine.SHARE * 1e9 * gigabytes)
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('A100', 'a100-80, a100-40'),
+    ('4090 16GB', 'b200, .*; or a memory'),
+    ('4090 laptop', 'b200, '),
+    ('0gb', 'b200, '),
+    ('', 'b200, '),
+  ],
+)
+def test_what_names_no_gpu_is_refused(text, message):
+  with pytest.raises(InputError, match=f'--device={text} .*{message}'):
+    devices.usable_memory(text)
+
+
+@pytest.mark.parametrize(('device', 'dtype'), [('l4', 'bfloat16'), ('t4', 'float32')])
+def test_a_gpu_computes_in_its_dtypes(device, dtype):
+  devices.check_dtype(device, dtype)
+  devices.check_dtype('16gb', dtype)  # of which nothing else is known
+
+
+def test_a_gpu_without_bfloat16_needs_float32():
+  with pytest.raises(InputError, match=r'--device=T4 .* --config\.model\.dtype=float32'):
+    devices.check_dtype('T4', 'bfloat16')
+
+
+# ---- What is found about a machine, and the run that is proposed ----
+
+
+@pytest.fixture
+def no_accelerator(monkeypatch):
+  monkeypatch.setattr(diagnosis.machine, 'platforms', list)
+
+
+def problems():
+  return [finding.text for finding in diagnosis.findings() if finding.is_problem]
+
+
+def gpu(memory, kind='NVIDIA GeForce RTX 6090'):
+  """As JAX describes one, of whose memory it took nine tenths."""
+  stats = {'bytes_limit': int(0.9 * memory)}
+  return types.SimpleNamespace(platform='gpu', device_kind=kind, memory_stats=lambda: stats)
+
+
+@pytest.mark.usefixtures('no_accelerator')
+def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
+  texts = [finding.text for finding in diagnosis.findings()]
+  assert problems() == []
+  assert any(f'jax {jax.__version__}, ' in text for text in texts)
+  assert any('GB free' in text for text in texts)
+  suggested = diagnosis.suggestion(jax.devices('cpu')[0])
+  assert suggested == 'exgrpo train --config=chains --workdir=/tmp/chains'
+
+
+@pytest.mark.usefixtures('no_accelerator')
+@pytest.mark.parametrize(
+  ('platform', 'driver', 'environment', 'words'),
+  [
+    ('cuda', '535.104.05', '', "pip install -e '.[cuda12]'"),
+    ('cuda', '580.65', '', "pip install -e '.[cuda13]'"),
+    ('cuda', '', '', "NVIDIA's driver is not loaded"),
+    ('cuda', '580.65', 'cpu', 'JAX_PLATFORMS=cpu'),
+    ('tpu', '', '', "pip install -e '.[tpu]'"),
+    ('rocm', '', '', 'AMD GPUs'),
+  ],
+)
+def test_an_accelerator_that_jax_does_not_use_is_a_problem(
+  platform, driver, environment, words, monkeypatch
+):
+  monkeypatch.setattr(diagnosis.machine, 'platforms', lambda: [platform])
+  monkeypatch.setattr(diagnosis.machine, 'nvidia_driver', lambda: driver)
+  monkeypatch.setenv('JAX_PLATFORMS', environment)
+  [problem] = problems()
+  assert words in problem
+
+
+@pytest.mark.usefixtures('no_accelerator')
+def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
+  versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
+  monkeypatch.setattr(diagnosis.environment, 'versions', lambda: versions)
+  [problem] = problems()
+  assert 'jax-cuda12-pjrt 0.9.0 is not for jaxlib 0.10.2' in problem
+
+
+@pytest.mark.usefixtures('no_accelerator')
+@pytest.mark.parametrize(
+  ('memory', 'config'),
+  [
+    (84.9e9, 'one_gpu:qwen3_1_7b,80gb,gsm8k '),
+    (42.3e9, 'one_gpu:qwen3_1_7b,40gb,gsm8k '),
+    (23.6e9, 'one_gpu:qwen2_5_0_5b,24gb,gsm8k '),
+    (14e9, 'one_gpu:qwen2_5_0_5b,24gb,gsm8k --config.rollout.slots='),
+    (8e9, 'smoke_gpu '),
+  ],
+)
+def test_a_gpu_is_offered_the_largest_model_that_fits_in_full(memory, config):
+  assert f'--config={config}' in diagnosis.suggestion(gpu(memory))
+
+
+@pytest.mark.usefixtures('no_accelerator')
+@pytest.mark.parametrize('kind', ['Tesla T4', 'Tesla V100-SXM2-16GB'])
+def test_a_gpu_without_bfloat16_is_offered_a_run_in_float32(kind):
+  suggested = diagnosis.suggestion(gpu(16.1e9, kind))
+  assert suggested == 'exgrpo train --config=one_gpu:qwen2_5_0_5b,t4,gsm8k --workdir=/tmp/run'

@@ -5,14 +5,18 @@ import dataclasses
 import chex
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 from jax.experimental import topologies
 
-from exgrpo_jax.capacity import fitting, memory, step
+from exgrpo_jax.capacity import devices, fitting, lengths, memory, step
 from exgrpo_jax.configs import base, one_gpu
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.policy import lora, model
+from exgrpo_jax.reporting import step_records
 from exgrpo_jax.runtime.compilations import Program
 
 # In float32, which alone XLA:CPU does not convert. So large that temporary arrays count.
@@ -163,3 +167,133 @@ def test_the_abstract_arrays_are_those_of_a_run(rank):
     assert memory.size_of(real) == memory.size_of(abstract)
   base = model.frozen(shape, params, mesh) if rank else None
   assert memory.size_of(base) == memory.size_of(whole.initial)
+
+
+# ---- The configs for one GPU fit it, by the formula, and nothing else is offered ----
+
+
+def opened(choice):
+  return parse_config(config_files.load_config(f'one_gpu:{choice}'))
+
+
+@pytest.mark.parametrize('choice', one_gpu.FITS, ids='-'.join)
+def test_a_config_is_the_largest_that_fits(choice):
+  config, limit = opened(','.join(choice)), devices.usable_memory(choice[1])
+  assert max(fitting.peaks(config).values()) <= limit
+  assert fitting.fit(config, limit) == (config.rollout.slots, config.gradient.tokens_per_microbatch)
+
+
+def test_what_does_not_fit_is_refused():
+  with pytest.raises(InputError, match='qwen2_5_7b does not fit 24gb with gsm8k'):
+    opened('qwen2_5_7b')
+
+
+def test_caches_that_are_kept_between_turns_take_the_memory_of_the_slots_once_more():
+  base = opened('qwen2_5_0_5b,24gb,gsm8k')
+  rollout = dataclasses.replace(base.rollout, max_response=2048)
+  environment = dataclasses.replace(base.environment, name='attempts')
+  kept = dataclasses.replace(base, rollout=rollout, environment=environment)
+  without = dataclasses.replace(
+    kept, environment=dataclasses.replace(environment, keep_caches=False)
+  )
+  [decode] = [one for one in step.of_config(kept).generating() if one.name == 'decode']
+  slots, found = memory.size_of(decode.args[3].cache), fitting.peaks(kept)
+  of_generating = 'prefill', 'resume', 'decode'
+  more = {name: found[name] - size for name, size in fitting.peaks(without).items()}
+  assert more == pytest.approx({name: slots * (name in of_generating) for name in more}, rel=0.001)
+  limit = devices.usable_memory('24gb')
+  most, fewer = (fitting.fit(config, limit) for config in (without, kept))
+  assert most and fewer and (most.slots, fewer.slots) == (256, 128)
+
+
+@pytest.mark.parametrize('model', ['qwen2_5_1_5b', 'qwen3_1_7b'])
+def test_adapters_are_for_what_does_not_fit_in_full(model, monkeypatch):
+  """Not with moments in bfloat16 either."""
+  assert opened(model).lora.rank
+  monkeypatch.setitem(one_gpu.FITS, (model, '24gb', 'gsm8k'), (8, 1536, 'bfloat16'))
+  config = parse_config(one_gpu.get_config(model))
+  assert not config.lora.rank
+  assert fitting.fit(config, devices.usable_memory('24gb')) is None
+
+
+def test_words_come_in_any_order_and_some_may_be_left_out():
+  first, second = (opened(words) for words in ('math,qwen2_5_0_5b', 'qwen2_5_0_5b,24gb,math'))
+  assert first == second != opened('')
+  with pytest.raises(InputError, match="'qwen9' after the colon must be one of qwen2_5_0_5b, "):
+    opened('qwen9')
+
+
+# ---- The lengths for which a step's time is estimated ----
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+  ('spec', 'median', 'limit'),
+  [
+    ('lognormal:1000', 1000, 8192),
+    ('lognormal:1000,4096', 1000, 4096),
+    ('', 1024, 8192),  # an eighth of the limit
+  ],
+)
+def test_lognormal_lengths_have_the_median_and_the_limit(spec, median, limit):
+  drawn = lengths.draw(spec, MANY, 8192)
+  assert np.median(drawn) == pytest.approx(median, rel=0.02)
+  assert (drawn.min() >= 1, drawn.max()) == (True, limit)
+  assert f'median {median:,}' in lengths.describe(spec, 8192)
+  assert f'cut at {limit:,}' in lengths.describe(spec, 8192)
+
+
+def test_the_99th_percentile_is_eight_medians():
+  drawn = lengths.draw('lognormal:100', MANY, 8192)
+  assert np.quantile(drawn, 0.99) == pytest.approx(800, rel=0.05)
+  assert drawn.mean() == pytest.approx(149, rel=0.05)
+  assert lengths.draw('lognormal:100', MANY, 8192).tolist() == drawn.tolist()
+
+
+def test_the_lengths_of_a_run_are_those_that_it_generated(tmp_path):
+  write_records(tmp_path, lengths=[7, 50, 9000, 3], is_replay=[False, False, False, True])
+  drawn = lengths.draw(str(tmp_path), MANY, 8192)
+  assert sorted(set(drawn)) == [7, 50, 8192]
+  assert np.mean(drawn == 7) == pytest.approx(1 / 3, rel=0.05)
+  assert str(tmp_path) in lengths.describe(str(tmp_path), 8192)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    ('lognormal', r'--lengths=lognormal must be lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in tok'),
+    ('lognormal:0', r'--lengths=lognormal:0 must be lognormal:MEDIAN'),
+    ('lognormal:10,20,30', r'must be lognormal:MEDIAN'),
+    ('lognormal:1e3', r'must be lognormal:MEDIAN'),
+    ('lognormal:1000,9000', r'its limit must be at most config\.rollout\.max_response=8192'),
+    ('nowhere', r'--lengths=nowhere has no folder records: it must be .* the workdir of a run'),
+  ],
+)
+def test_other_lengths_are_refused(spec, message):
+  with pytest.raises(InputError, match=message):
+    lengths.draw(spec, 1, 8192)
+
+
+def test_a_run_without_responses_is_refused(tmp_path):
+  write_records(tmp_path, lengths=[3], is_replay=[True])
+  with pytest.raises(InputError, match='the run has no recorded response yet'):
+    lengths.draw(str(tmp_path), 1, 8192)
+
+
+def write_records(workdir, **columns):
+  """A file of responses with these columns; nothing or zeros in the others."""
+  count = len(columns['is_replay'])
+  columns['length'] = columns.pop('lengths')
+  blank = {
+    field.name: pa.nulls(count, field.type)
+    if field.nullable
+    else pa.array(['' if field.type == pa.string() else 0] * count).cast(field.type)
+    for field in step_records.RESPONSES
+  }
+  values = blank | {name: pa.array(column) for name, column in columns.items()}
+  table = pa.table(values).cast(step_records.RESPONSES)
+  path = step_records.path_of(workdir, 'responses', 1)
+  path.parent.mkdir()
+  step_records.write_file(path, table)

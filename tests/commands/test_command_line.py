@@ -3,13 +3,17 @@
 import pkgutil
 import subprocess
 import sys
+import types
 
 import pytest
 
 from exgrpo_jax import commands
 from exgrpo_jax.__main__ import COMMANDS
-from exgrpo_jax.commands import command_line
-from tests.helpers import forked
+from exgrpo_jax.capacity.diagnosis import Finding
+from exgrpo_jax.commands import capacity, command_line, doctor, verify
+from exgrpo_jax.configs import one_gpu
+from exgrpo_jax.errors import InputError
+from tests.helpers import cases, forked
 
 NAMES = [name for group in COMMANDS.values() for name in group]
 
@@ -93,3 +97,104 @@ def test_without_a_command_they_are_listed_by_purpose_and_a_slip_is_answered_wit
   for purpose, commands_of_it in COMMANDS.items():
     assert purpose in listed.out and all(f'  {name} ' in listed.out for name in commands_of_it)
   assert (slip.status, slip.out) == (2, '') and 'did you mean train?' in slip.err
+
+
+# ---- The flags of `capacity` ----
+
+
+def arguments(**changes):
+  """The command's flags, of the smallest model on the smallest GPU."""
+  given = dict(config=one_gpu.get_config(), topology=None, device='l4', fit=False)
+  return types.SimpleNamespace(**given | changes)
+
+
+def test_what_does_not_fit_ends_with_status_1(capsys):
+  capacity.main(arguments())
+  assert capsys.readouterr().out.endswith('\nfits\n')
+  with pytest.raises(SystemExit) as exit:
+    capacity.main(arguments(device='4gb'))
+  assert exit.value.code == 1
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (dict(config=None), '^--config is needed'),
+    (dict(device=None), '^--topology or --device is needed'),
+    (dict(topology='v5e:8x8'), '--topology=v5e:8x8 and --device=l4'),
+    (dict(topology='v5e:8x8', device=None, fit=True), '--fit needs --device'),
+    (dict(device='l5'), '--device=l5'),
+  ],
+)
+def test_flags_that_do_not_go_together_are_refused(changes, message):
+  with pytest.raises(InputError, match=message):
+    capacity.main(arguments(**changes))
+
+
+# ---- `doctor` prints its findings, and ends with status 1 where training cannot start ----
+
+
+def test_a_problem_is_marked_and_ends_with_status_1(capsys, monkeypatch):
+  found = [Finding('host', 'is fine')]
+  monkeypatch.setattr(doctor.diagnosis, 'findings', lambda: found)
+  doctor.main(None)
+  printed = capsys.readouterr().out
+  assert printed.startswith('  host') and 'exgrpo train --config=' in printed
+  found.append(Finding('devices', 'are not', is_problem=True))
+  with pytest.raises(SystemExit) as exit:
+    doctor.main(None)
+  assert exit.value.code == 1 and '\n! devices' in capsys.readouterr().out
+
+
+# ---- The command that explains verdicts ----
+
+
+@pytest.mark.parametrize(
+  ('flags', 'verdict'),
+  [
+    ((r'--response=\boxed{5}', '--answer=6'), 'wrong'),
+    ((r'--response=\boxed{0.5}', '--answer=1/2'), 'correct'),
+    (('--response=5', '--answer=5', '--require_box'), 'no answer'),
+    (('--response=5', '--answer=5', '--require_think'), 'no answer'),
+    ((r'--response=\boxed{D}', '--answer=d', '--kind=text'), 'correct'),
+    (('--response=5', '--answer=8', '--verifier=tests.helpers.chance:Chance'), 'correct'),
+  ],
+)
+def test_one_response_is_judged(flags, verdict, capsys):
+  verify.main(list(flags))
+  assert capsys.readouterr().out.endswith(f'verdict    {verdict}\n')
+
+
+def test_a_file_is_scored(capsys):
+  verify.main([f'--file={cases.RESPONSES}'])
+  assert capsys.readouterr().out.endswith(
+    f'; {len(cases.rows("grading", "responses.jsonl"))} as expected\n'
+  )
+
+
+@pytest.mark.parametrize(
+  ('flags', 'named'),
+  [
+    ((), '--response and --answer, or --file'),
+    (('--file=x.jsonl', '--answer=5'), '--file and --answer'),
+    (('--file=nowhere.jsonl',), '--file=nowhere.jsonl'),
+    (('--respons=5',), '--respons=5'),
+    (('--file',), '--file'),
+    (('--response=5', '--answer=5', '--verifier=nowhere:X'), "'nowhere:X'"),
+  ],
+)
+def test_wrong_usage_is_one_line(flags, named, capsys):
+  with pytest.raises(SystemExit, match=r'^2$'):
+    verify.main(list(flags))
+  out, err = capsys.readouterr()
+  assert out == '' and err.startswith('error: ') and err.count('\n') == 1 and named in err
+
+
+def test_the_command_imports_no_jax():
+  program = (
+    'import sys; from exgrpo_jax import __main__; '
+    'sys.argv = ["exgrpo", "verify", "--response=5", "--answer=5"]; __main__.main(); '
+    'assert not {"jax", "jaxlib", "flax", "numpy"} & set(sys.modules)'
+  )
+  run = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+  assert run.stdout.endswith('verdict    correct\n')

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from tests.helpers import forked, tiny
+from tests.helpers import cases, forked, tiny
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY, TINY_CONFIG
 
 SMOKE = '--config=smoke'
@@ -21,113 +21,7 @@ GOOD = [{'question': f'{n}+0', 'answer': f'{n}\n#### {n}'} for n in range(tiny.P
 
 # ---- Command lines, and the line they lead to; {run} is a workdir, {model} a model ----
 
-COMMAND_LINES = [
-  ('train --config=smok', r'--config=smok: there is no config of that name'),
-  ('train --config＝smoke', r"'＝' \(FULLWIDTH EQUALS SIGN\) .* type it anew, as --name=value\."),
-  ('train —config=smoke', r"'—' \(EM DASH\) .* type it anew, as --name=value\."),
-  ('train config=smoke', r"'config=smoke' is not a flag; flags are written as"),
-  ('train --config=smoke', r'--workdir is needed, e\.g\. --config=smoke --workdir=/tmp/smoke\.'),
-  ('train', r'--config and --workdir are needed, e\.g\. --config=smoke --workdir=/tmp/smoke\.'),
-  ('sweep --config=smoke --sweep=ratio', r'--workdir is needed, e\.g\. --sweep=ratio '),
-  ('study --study=smoke', r"'study' is no command any more: .* run python -m studies run NAME "),
-  ('figures /tmp/x', r"'figures' is no command any more: .* run python -m studies figures WORKDIR"),
-  ('data prefilter --out=x', r'--config or --checkpoint is needed, e\.g\. --config=one_gpu'),
-  (
-    'capacity --config=one_gpu',
-    r'--topology or --device is needed, e\.g\. .* --config=one_gpu ',
-  ),
-  ('train --config=smoke --workdir', r'Missing value for flag --workdir'),
-  ('train --config=smoke --wokdir=w', r'--wokdir is no flag of .*; did you mean --workdir\?'),
-  (
-    'train --config=smoke --beta=0.04',
-    r'--beta is no flag .* is config\.objective\.kl_co',
-  ),
-  ('train --config=smoke --process_id=1', r'--coordinator_address, .* belong together: give'),
-  ('train --config=smoke --workdir=gs://bucket/run', r'gs://bucket/run must be a local folder'),
-  ('train --config=smoke --workdir=~nobody_here/run', r'~nobody_here/run must be a path'),
-  ('evaluate --config=smoke --step=last', r'--step=last must be an integer: Which of its check'),
-  ('evaluate --config=smoke --samples=0', r'--samples=0 must be a positive integer: '),
-  ('generate --config=smoke --seed=9223372036854775808', r'must be an integer in the range'),
-  ('generate --prompt=1+1', r'one of --checkpoint and --model is needed: a run'),
-  ('generate --checkpoint=a --model=b --prompt=1', r'--checkpoint=a and --model=b both name a pol'),
-  ('generate --prompt=1 --checkpoint={model}', r"must be a run's workdir, and it holds a Hugging"),
-  ('evaluate --checkpoint={model}', r"must be a run's workdir, and it holds a Hugging Face model"),
-  ('export --out=x --checkpoint={model}', r"must be a run's workdir, and it holds a Hugging Face"),
-  ('export --out=x', r'one of --checkpoint and --model is needed: a run'),
-  ('export --out=x --checkpoint=a --model=b', r'--checkpoint=a and --model=b both name a policy'),
-  ('export --model={model}', r'--out is needed: the folder to write'),
-  ('export --out={model} --model={model}', r'--out=.* is not empty; name a new folder'),
-  ('export --out=x --model={model} --adapters', r'--adapters are those of a run, and --model=.*'),
-  ('export --out=x --model=none.gguf', r'none\.gguf: there is no such file; a GGUF is read where'),
-  ('prepare smolm2 --out=x', r"'smolm2': what is prepared by its name is smollm2; data is named"),
-  ('prepare smollm2 --out={model}', r'--out=.* is not empty; name a new folder'),
-  ('data', r"'': the first word must be one of: show, prefilter"),
-  ('data shwo x.csv', r"'shwo': the first word must be one of: show"),
-  ('data show', r'must be followed by one data spec or more'),
-  ('data show nowhere.csv', r'nowhere\.csv: there is no such file'),
-  ('capacity --config=base --topology=v5e', r'--topology=v5e must be a generation and a slice'),
-  ('capacity --config=base --topology=v5e:4x4 --device=l4', r'--device=l4 are both given'),
-  ('capacity --config=base --topology=v5e:4x4 --lengths=x:1', r'--lengths=x:1 '),
-  ('sweep --config=smoke --launcher=slurm', r'--launcher=slurm must be one of local, commands'),
-  ('sweep --config=smoke --workdir=w --sweep=ratoi', r"--sweep=ratoi: .* did you mean 'ratio'\?"),
-  ('sweep --config=smoke --workdir=/dev/null/w --sweep=ratio', r'/dev/null/w cannot be written'),
-  ('verify --respons=5', r'unrecognized arguments: --respons=5'),
-  ('verify --file=cases.jsonl --answer=5', r'--file and --answer are both given'),
-  (
-    'verify --response=5 --answer=5 --kind=maths',
-    r"kind='maths' must be one of math, choice",
-  ),
-  # Overrides of a config.
-  ('train --config.seed=1 --config=smoke --workdir={run}', r'--config\.seed=1 .* must come before'),
-  (
-    'train --config=smoke --config.seed=1 --workdir={run} --config.seed 2',
-    r'--config\.seed is given twice, --config\.seed=1 and --config\.seed; leave one of them out',
-  ),
-  *(
-    (f'train --config=smoke --workdir={{run}} --config.{override}', line)
-    for override, line in [
-      ('export.last --noconfig.export.last', r'--config\.export\.last is given twice'),
-      ('replay.ratoi=0.25', r"config\.replay has no 'ratoi'; did you mean 'ratio'\?"),
-      ('rollout.num_generations=8', r'of TRL is config\.rollout\.samples here\.'),
-      ('noreplay.foo', r"config has no 'noreplay'"),
-      ('seed.x=1', r"config\.seed is one value and has no 'x'\."),
-      ('replay=0.5', r'config\.replay is a section; an override sets one value'),
-      ('replay.ratio=half', r"replay\.ratio='half' must be of type float, .* it is 0\.5\."),
-      ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),
-      ('export.best=maybe', r"config\.export\.best='maybe' must be of type bool"),
-      (
-        'objective.shaping=False',
-        r"shaping='False' must be one of fraction, normalised, none",
-      ),
-      ("'data.evaluation=(a, b'", r"config\.data\.evaluation='\(a, b' must be of type tuple"),
-      ('optimizer.minibatches=3', r'minibatches=3 must divide config\.rollout\.questions=8'),
-      ('experience.path=nowhere', r'path=nowhere is neither a \.jsonl nor a \.parquet'),
-      ('grading.rewards=nowhere:f', r"config\.grading\.rewards: 'nowhere:f' cannot be used"),
-      ('alignment.every=2', r"config has no 'alignment' any more: it moved to studies/\."),
-    ]
-  ),
-  ('check --config=smoke --workdir=w --config.model.path=nowhere', r'model\.path=nowhere is not a'),
-  (
-    'check --config=smoke --workdir=w --config.tokenizer.path=nowhere',
-    r'must be a tokenizer',
-  ),
-  (
-    'check --config=smoke --workdir=w --config.data.train=no.jsonl',
-    r'no\.jsonl: there is no such f',
-  ),
-  (
-    'check --config=smoke --workdir=w --config.data.train=no.py:a',
-    r'no\.py: there is no such file',
-  ),
-  (
-    'check --config=smoke --workdir=w \'--config.data.evaluation=("no.csv",)\'',
-    r'no\.csv: there is no such file',
-  ),
-  (
-    'check --config=base --workdir=w --config.model.path={model} --config.rollout.max_prompt=999',
-    r' tokens exceed max_position_embeddings=128 of ',
-  ),
-]
+COMMAND_LINES = cases.lines('commands', 'command_lines.txt')
 
 # ---- Config files ----
 
@@ -141,36 +35,7 @@ FILES = {
 
 # ---- What only data, a mesh or a tokenizer shows: settings, and the line they lead to ----
 
-SETTINGS = [
-  ({'data.train': '{place}/nowhere.jsonl'}, r'nowhere\.jsonl: there is no such file; a data spec'),
-  ({'data.train': '{place}/cut.jsonl'}, r'cut\.jsonl:13: not valid JSON'),
-  (
-    {'data.train': '{place}/other.jsonl'},
-    r"\(has: 'question', 'key'\); set config\.data\.answer",
-  ),
-  ({'data.train': '{place}/good.jsonl[:100]'}, r'\[:100\] must .* stay within the 12 rows'),
-  ({'data.train': 'nosuch:train'}, r"'nosuch' is neither an embedded task"),
-  ({'data.evaluation': ('nowhere.jsonl',)}, r'nowhere\.jsonl: there is no such file'),
-  ({'experience.path': '{place}/wrong.jsonl'}, r': 1 response to .*, none is right \(1 wrong\)'),
-  ({'rollout.max_prompt': 2}, r'the prompt of row 0 has \d tokens.*; raise the limit'),
-  ({'rollout.max_response': 1}, r'the solution of row 0 has \d+ tokens, over'),
-  (
-    {'rollout.max_response': 10**9},
-    r'max_response=1000000000: .* take at least \S+ [GT]B, and this machine has',
-  ),
-  ({'rollout.questions': 14}, r'questions=14 must be at most the 12 questions of '),
-  ({'tokenizer.vocab_size': 9}, r'vocab_size=9 must be at least \d+: 4 reserved pieces'),
-  (
-    {'mesh.training.fsdp': 3},
-    r'config\.mesh\.training data=1, fsdp=3, expert=1, tensor=1 does not fit 1',
-  ),
-  (
-    {'mesh.decoding.tensor': 3},
-    r'config\.mesh\.decoding data=-1, expert=1, tensor=3 does not fit 1 device',
-  ),
-  ({'prompt.system': 'Be brief.'}, r"prompt\.system='Be brief\.' needs "),
-  ({'prompt.template': 'chat'}, r"template='chat' needs a chat template"),
-]
+SETTINGS = [case.values for case in cases.settings('commands', 'settings.jsonl')]
 DATA = {
   'good': GOOD,
   'cut': [*GOOD, '{"question": '],

@@ -4,12 +4,16 @@ Read are names such as `rollout/stages.py`, `train.collect`, `Rollout.plan`, `ob
 `collect()`, `replay.ratio=0`, `mesh.*`, `replay/ratio_mean` and `metrics.jsonl`.
 """
 
+import os
+import pathlib
 import re
 
 import pytest
 
 from exgrpo_jax import config
+from exgrpo_jax.__main__ import COMMANDS
 from exgrpo_jax.runtime import workdir
+from studies import protocol
 from tests.docs import documents
 from tests.docs.documents import PACKAGE, STUDIES, names
 from tests.helpers.paths import REPOSITORY
@@ -146,3 +150,158 @@ def test_the_page_on_trl_and_verl_has_the_counterparts_that_hints_have(keys):
   assert [row[:2] for row in table[2:-1]] == [row[:2] for row in rows]
   assert all(row[2] >= ours for row, (_, _, ours) in zip(table[2:-1], rows, strict=True))
   assert set().union(*(ours for _, _, ours in rows)) <= set(keys)
+
+
+# ---- Links between the documents, and from them to files, lead somewhere ----
+
+
+def broken(path, target):
+  """Why a link of the document at `path` leads nowhere; '' where it leads somewhere."""
+  file, _, anchor = target.partition('#')
+  found = pathlib.Path(os.path.normpath(path.parent / file)) if file else path
+  if not found.is_relative_to(REPOSITORY) or not found.exists():
+    return f'{target}: no such file'
+  if anchor and anchor not in documents.anchors(found):
+    return f'{target}: no such heading'
+  return ''
+
+
+@pytest.mark.parametrize('path', [*documents.DOCUMENTS, documents.CHANGELOG], ids=documents.place)
+def test_relative_links_lead_to_files_and_headings(path):
+  targets = [text for _, text in documents.links(path) if '://' not in text]
+  assert list(filter(None, (broken(path, target) for target in targets))) == []
+
+
+def test_a_link_that_leads_nowhere_is_found():
+  page = documents.DOCS / 'index.md'
+  assert broken(page, '../README.md') == ''
+  assert broken(page, 'measuring.md#benchmarks') == ''
+  assert broken(page, '../READMEE.md')
+  assert broken(page, 'measuring.md#benchmark')
+  assert broken(page, '../../elsewhere.md')
+
+
+def test_every_page_is_in_the_navigation():
+  text = (REPOSITORY / 'mkdocs.yml').read_text()
+  assert [path.name for path in documents.DOCS.glob('*.md') if f': {path.name}\n' not in text] == []
+
+
+# ---- The hook that makes them links to the repository's host ----
+
+
+@pytest.fixture(scope='module')
+def hook():
+  return documents.load('hooks').link_to_repository
+
+
+@pytest.mark.parametrize(
+  ('markdown', 'expected'),
+  [
+    ('[a](../f.py)', '[a](https://host/r/blob/main/f.py)'),
+    ('[a](../sub/f.md#b-c)', '[a](https://host/r/blob/main/sub/f.md#b-c)'),
+    ('[a](../sub/)', '[a](https://host/r/tree/main/sub)'),
+    ('[a](page.md#x) and [b](https://x.org)', '[a](page.md#x) and [b](https://x.org)'),
+  ],
+  ids=['file', 'anchor', 'folder', 'inside or elsewhere'],
+)
+def test_links_out_of_the_pages_go_to_the_host(hook, tmp_path, markdown, expected):
+  for name in ('f.py', 'sub/f.md', 'docs/page.md'):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+  docs = tmp_path / 'docs'
+  assert hook(markdown, docs, docs, 'https://host/r/') == (expected, [])
+
+
+def test_the_hook_tells_of_files_that_do_not_exist(hook, tmp_path):
+  docs = tmp_path / 'docs'
+  docs.mkdir()
+  text = '[a](../gone.py) [b](../../outside.py)'
+  assert hook(text, docs, docs, 'https://host/r') == (text, ['../gone.py', '../../outside.py'])
+
+
+# ---- Commands in the documents can be run: their modules, flags, configs and keys exist ----
+
+
+_COMMAND = re.compile(r'(?:(?<![\w.-])exgrpo|-m exgrpo_jax) ([a-z]\w*)')
+_NAMES = {name for group in COMMANDS.values() for name in group}
+_FLAG = re.compile(r'(?<![\w-])--(\w+)')
+_STUDY = re.compile(r'-m studies (?:run|figures) ([a-z]\w*)')
+_CONFIG = re.compile(r'--(config|suite|sweep)=([^\s…]+)(?![^\s…])(?!…)')
+_KEY = re.compile(r'(?<![\w.])(?:--)?config\.((?:\w+\.)*\w+)')
+_SWEPT = re.compile(r"'((?:\w+\.)*\w+)': ")
+_SCRIPT = re.compile(r'(?<![\w/])tpu_scripts/\w+\.sh')
+
+
+def wrong(command, keys):
+  """What a command names that does not exist."""
+  found = [f'exgrpo {name}' for name in _COMMAND.findall(command) if name not in _NAMES]
+  if _COMMAND.search(command):
+    found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
+  found += [f'study {name}' for name in _STUDY.findall(command) if name not in protocol.names()]
+  for kind, name in _CONFIG.findall(command):
+    folder = {
+      'config': 'configs',
+      'suite': 'configs/suites',
+      'sweep': 'configs/sweeps',
+    }[kind]
+    file, _, _ = name.partition(':')
+    path = file if file.endswith('.py') else f'{folder}/{file}.py'
+    if not (REPOSITORY / path).is_file():
+      found.append(f'--{kind}={name}')
+  # 'config.json' and 'config.py' are files.
+  names = (name for name in _KEY.findall(command) if name not in ('json', 'py'))
+  found += [f'config.{name}' for name in names if name not in keys]
+  found += [name for name in _SCRIPT.findall(command) if not (REPOSITORY / name).is_file()]
+  return found
+
+
+@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+def test_what_commands_name_exists(path, keys):
+  problems = [
+    f'{name} in: {command}'
+    for _, command in documents.commands(path)
+    for name in wrong(command, keys)
+  ]
+  assert problems == []
+
+
+@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+def test_keys_of_sweeps_exist(path, keys):
+  swept = [
+    key
+    for block in documents.blocks(path.read_text(), 'python')
+    if 'get_sweep' in block
+    for key in _SWEPT.findall(block)
+  ]
+  assert [key for key in swept if key not in keys] == []
+
+
+@pytest.mark.parametrize(
+  ('command', 'problem'),
+  [
+    ('exgrpo trian --config=smoke', 'exgrpo trian'),
+    ('python -m exgrpo_jax errors', 'exgrpo errors'),
+    ('exgrpo train --workdri=/tmp/x', '--workdri'),
+    ('exgrpo train --config=configs/smok.py', '--config=configs/smok.py'),
+    ('exgrpo sweep --sweep=rato', '--sweep=rato'),
+    ('python -m studies run smok --workdir=/tmp/x', 'study smok'),
+    ('--config.replay.ratoi=0', 'config.replay.ratoi'),
+    ('tpu_scripts/resum.sh --dry_run', 'tpu_scripts/resum.sh'),
+  ],
+)
+def test_what_does_not_exist_is_found(command, problem, keys):
+  assert wrong(command, keys) == [problem]
+
+
+@pytest.mark.parametrize(
+  'command',
+  [
+    'exgrpo train --config=configs/smoke.py --workdir=/tmp/x --config.replay.ratio=0',
+    'exgrpo train --config=smoke --workdir=/tmp/x --config.data.train=x.jsonl',
+    'python -m benchmarks update rollout.questions=8',
+    'config.json and config.replay',
+    'tpu_scripts/resume.sh --dry_run',
+  ],
+)
+def test_what_exists_is_not_reported(command, keys):
+  assert wrong(command, keys) == []

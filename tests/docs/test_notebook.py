@@ -20,7 +20,7 @@ from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
-from tests.helpers import browser, hub_server
+from tests.helpers import hub_server, tabs
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY
 
 EXAMPLES = REPOSITORY / 'examples'
@@ -184,9 +184,9 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
 
 def check_report(shown):
   """One goes from page to page of a report that a notebook shows; where there is a browser."""
-  if browser.missing():
+  if tabs.missing():
     return
-  with browser.opened() as opened:
+  with tabs.opened() as opened:
     page = opened.new_page()
     page.set_content(shown)
     report = page.frame_locator('iframe')

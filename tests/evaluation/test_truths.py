@@ -1,14 +1,16 @@
 """What the ground truths of a data set are read as, and which of them are odd."""
 
+import re
 import types
 
 import pytest
 
 from exgrpo_jax.configs import base
-from exgrpo_jax.data import questions
-from exgrpo_jax.evaluation import truths
+from exgrpo_jax.data import questions, tokenizer
+from exgrpo_jax.evaluation import preview, truths
 from exgrpo_jax.experiment.experiment import parse_config
-from tests.helpers.paths import REAL_DATA
+from tests.helpers import forked
+from tests.helpers.paths import CHECKPOINTS, REAL_DATA
 
 
 class Truths(list):
@@ -106,3 +108,130 @@ def test_real_data_sets_are_what_they_are_known_for(tmp_path):
   ]
   kinds = ' '.join(shown('math_benchmarks.parquet'))
   assert all(kind in kinds for kind in ('fractions', 'expressions', 'matrices', 'words'))
+
+
+# ---- What `exgrpo data show` prints of a data set ----
+
+
+NUMINA = {'problem_type': 'Algebra', 'source': 'olympiads', 'solution': 'By adding.'}
+ROWS = [
+  *({**NUMINA, 'problem': f'{n}+{n}?', 'answer': f'{2 * n}'} for n in range(1, 5)),
+  {**NUMINA, 'problem': '1+1?', 'answer': '2', 'solution': 'x' * 301},
+  {**NUMINA, 'problem': 'Prove it.', 'answer': 'proof'},
+  {**NUMINA, 'problem': '1' * 30, 'answer': '1'},
+]
+
+
+@pytest.fixture
+def shown(jsonl, tmp_path):
+  """A function: what is printed of ROWS, with these settings."""
+
+  def show(opened=None, rows=ROWS, **changes):
+    values = base.get_config()
+    values.data.cache_dir = str(tmp_path / 'cache')
+    values.rollout.max_prompt = 5  # tokens of the shortest
+    for key, value in changes.items():
+      section, name = key.split('__')
+      values[section][name] = value
+    return preview.describe(jsonl(*rows), parse_config(values), opened)
+
+  return show
+
+
+@pytest.fixture
+def opened(tmp_path):
+  tokenizer.train(['1+1?'], 263, tmp_path / 'tokenizer.model')  # no merges
+  return tokenizer.load(tmp_path / 'tokenizer.model')
+
+
+def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
+  lines = shown(opened).splitlines()
+  assert re.fullmatch(r'.*train\.jsonl: 6 questions', lines[0])
+  for line in (
+    "  read as    NuminaMath-1.5: question 'problem', answer 'answer', solution 'solution', "
+    "source 'source'",
+    '  columns    problem_type, source, solution, problem, answer: what a reward can ask for',
+    "  prompts    tokens in template 'plain': 5 (50%), 31 (90%), 31 (99%), 31 (longest)",
+    "  left out   1 row of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
+    "them without config.data.unverifiable='drop'",
+    '  left out   1 question: over config.rollout.max_prompt=5 tokens; a run refuses them '
+    "without config.data.overlong='drop'",
+    '  repeated   1 ask what an earlier one asks; they stay, for a question is a row',
+  ):
+    assert line in lines
+  dropping = shown(opened, data__unverifiable='drop', data__overlong='drop')
+  assert 'left out   1 row of' in dropping and 'a run refuses' not in dropping
+
+
+def test_a_wrong_column_of_answers_is_seen_by_its_truths(shown):
+  asked = [f'How many clips did she sell on day {n}?' for n in range(9)]
+  rows = [{'question': text, 'answer': str(n)} for n, text in enumerate(asked)]
+  lines = shown(rows=rows).splitlines()
+  assert '             integers      9 (100.0%), such as 0' in lines
+  lines = shown(rows=rows, data__answer_field='question').splitlines()
+  assert f'             sentences      9 (100.0%), such as {asked[0]}' in lines
+  assert f'             odd: row 0, a sentence: {asked[0]}' in lines
+
+
+def test_it_shows_three_questions_as_the_model_sees_them(shown):
+  opened = tokenizer.load(CHECKPOINTS / 'qwen2_tied')
+  text = shown(opened, prompt__template='chat', prompt__system='Be brief.')
+  assert (
+    len(re.findall(r'^question \d+: \d+ tokens, kind math, source olympiads$', text, re.M)) == 3
+  )
+  assert '<|im_start|>system\n           | Be brief.<|im_end|>' in text
+  assert '| 3+3?<|im_end|>' in text and '  answer   | 6\n  solution | By adding.\n' in text
+  assert '4+4?' not in text
+
+
+def test_a_long_solution_is_cut(shown):
+  assert '| ' + 'x' * 300 + '…\n' in shown(rows=ROWS[4:5])
+
+
+def test_without_a_tokenizer_characters_are_counted(shown):
+  text = shown(rows=ROWS[:2])
+  assert 'prompts    characters in template ' in text and '5 (longest)' in text
+  assert 'left out   prompts over the limit are not known without a tokenizer' in text
+
+
+def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
+  path = jsonl({'ask': '1+1?', 'answer': 2})
+  (outcome,) = forked.run(
+    [
+      [
+        'data',
+        'show',
+        path,
+        '--config=base',
+        f'--config.data.cache_dir={tmp_path}/cache',
+        '--config.data.question_field=ask',
+        '--config.prompt.template=chat',
+        f'--model={CHECKPOINTS / "qwen2_tied"}',
+      ]
+    ]
+  )
+  assert outcome.status == 0 and not outcome.used_device, outcome.err
+  assert 'train.jsonl: 1 question\n' in outcome.out and '<|im_start|>user' in outcome.out
+
+
+def test_with_an_environment_an_episode_is_shown(tmp_path):
+  values = base.get_config()
+  values.data.cache_dir = str(tmp_path / 'cache')
+  values.prompt.template = 'plain'
+  values.environment.update(dict(name='guess', workers=1, max_turns=9))
+  text = preview.describe('guess:test[:2]', parse_config(values), None)
+  first, second = text.split('\n\n')[1:]
+  assert '  prompt   | 1-64' in first
+  turns = re.findall(r'policy: (\d+)\n +\| environment: (\w*) \[reward (\d)\]', first)
+  (answer,) = re.findall(r'answer   \| (\d+)', first)
+  expected = {True: 'higher', False: 'lower'}
+  for guess, said, reward in turns[:-1]:
+    assert (said, reward) == (expected[int(guess) < int(answer)], '0')
+  assert len(turns) > 1 and second.startswith('question 1: ')
+  values.environment.name = 'tests.helpers.environments:Announced'
+  text = preview.describe('guess:test[:1]', parse_config(values), None)
+  assert re.search('prompt   [|] a number in 1-64\n', text) and '| policy: 1\n' in text
+  values.environment.name = 'tests.helpers.environments:Chance'
+  text = preview.describe('guess:test[:1]', parse_config(values), None)
+  assert '  episode  | none; config.environment.name: no episode is played on row 0: ' in text
+  assert 'TypeError: Chance has no method demonstrate(rng)' in text

@@ -1,12 +1,26 @@
 """An experiment opened: a config with its tokenizer, model and data, or a refusal that says why."""
 
+import dataclasses
+import fcntl
+import gc
+import re
+import shutil
+
+import jax
+import numpy as np
 import pytest
 
 from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import experiment, generation
+from exgrpo_jax.evaluation import responses
+from exgrpo_jax.experiment import experiment, generation, policies, warm_start
+from exgrpo_jax.experiment.experiment import load_weights, open_experiment
 from exgrpo_jax.experiment.settings import parse_config
-from tests.helpers import tiny
+from exgrpo_jax.policy import model
+from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.runtime import activity
+from tests.helpers import cases, tiny
+from tests.helpers.paths import CHECKPOINTS
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(config, tmp_path):
@@ -25,42 +39,7 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
 # ---- Data ----
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    pytest.param(
-      {'rollout.max_prompt': 4},
-      r'prompt of row 10 has 5 tokens, and 2 of 12 prompts exceed the limit of 4',
-      id='prompt',
-    ),
-    pytest.param(
-      {'rollout.max_prompt': 2, 'data.overlong': 'drop'},
-      r'no prompt is within the limit of 2 tokens',
-      id='all_prompts',
-    ),
-    pytest.param(
-      {'rollout.questions': 14},
-      r'config\.rollout\.questions=14 must be at most the 12 questions of ',
-      id='few_questions',
-    ),
-    pytest.param(
-      {'rollout.questions': 12, 'rollout.max_prompt': 4, 'data.overlong': 'drop'},
-      r'config\.rollout\.questions=12 must be at most the 10 questions of ',
-      id='few_left',
-    ),
-    pytest.param(
-      {'rollout.carry': True, 'rollout.in_flight': 13},
-      r'config\.rollout\.carry=True has 13 groups in flight, and ',
-      id='few_to_carry',
-    ),
-    pytest.param(
-      {'replay.trajectory_selection': 'valid_steps'},
-      r"config\.replay\.trajectory_selection='valid_steps' needs a task that can check the steps .*"
-      r'\(arithmetic, .*\), and .* has no question of one\.',
-      id='no_step_checker',
-    ),
-  ],
-)
+@pytest.mark.parametrize(('changes', 'message'), cases.settings('experiment', 'data.jsonl'))
 def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_path):
   opened = experiment.open_experiment(overridden(config, changes), str(tmp_path))
   with pytest.raises(InputError, match=message):
@@ -96,3 +75,193 @@ def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, m
 def test_settings_for_experts_need_a_model_that_has_some(name, value, config, tmp_path):
   with pytest.raises(InputError, match=f'config.{name}={value} needs a model with experts'):
     experiment.open_experiment(overridden(config, {name: value}), str(tmp_path))
+
+
+# ---- Policies that are opened to be asked ----
+
+
+FOLDER = str(CHECKPOINTS / 'qwen2_tied')
+
+
+def live_bytes():
+  gc.collect()
+  return sum(array.nbytes for array in jax.live_arrays())
+
+
+def test_loading_is_announced(monkeypatch):
+  said, arrange = [], model.into_decode_layout
+  monkeypatch.setattr(
+    model, 'into_decode_layout', lambda *args: said.append(activity.now()) or arrange(*args)
+  )
+  policies.open_policy(FOLDER)
+  assert said[0].startswith(f'loading {FOLDER} (')
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_sampling_holds_the_weights_once(monkeypatch, dtype):
+  """At most 1.1 times their bytes in the compute dtype; a second copy would be 2."""
+  before, held = live_bytes(), []
+
+  def generate(_, params, __):
+    held.append(live_bytes() - before)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    raise StopIteration(weights)
+
+  monkeypatch.setattr(SlotEngine, 'generate', generate)
+  policy = policies.open_policy(FOLDER, {'model.dtype': dtype})
+  with pytest.raises(StopIteration) as caught:
+    responses.sample(policy, ['1+1?'])
+  assert held[0] <= 1.1 * caught.value.value
+
+
+def test_converting_holds_one_parameter_twice():
+  values = policies.suited_to(FOLDER)
+  values.model.dtype = 'float32'
+  experiment = open_experiment(values, FOLDER)
+  params = load_weights(experiment)
+  largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
+  before, held = live_bytes(), []
+  wait = jax.block_until_ready
+
+  def measured(arrays):
+    held.append(live_bytes() - before)
+    return wait(arrays)
+
+  expected = jax.device_get(model.decode_layout(experiment.model, params, experiment.meshes))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax, 'block_until_ready', measured)
+    decode_params = model.into_decode_layout(experiment.model, params, experiment.meshes)
+  assert len(held) == len(jax.tree.leaves(params)) and 0 < max(held) <= largest
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))
+  jax.tree.map(np.testing.assert_array_equal, decode_params, expected)
+
+
+def test_a_shipped_model_is_described_by_its_name():
+  assert policies.at('shipped:chains').describe() == {'model': 'shipped:chains'}
+
+
+# ---- The warm start: the solutions that it learns, and where its result is reused ----
+
+
+def run(config, workdir):
+  """What `exgrpo train` does before the first step."""
+  opened = experiment.open_experiment(config, str(workdir))
+  data = experiment.load_questions(opened, opened.config.data.train)
+  with jax.set_mesh(opened.meshes.training):
+    return warm_start.initial_params(opened, data)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({}, r'row 0 has no worked solution .*config\.data\.solution_field'),
+    (
+      {'rollout.max_response': 2},
+      r'over config\.rollout\.max_response=2; .*config\.data\.overlong',
+    ),
+    (
+      {'rollout.max_response': 1, 'data.overlong': 'drop'},
+      r'no solution fits config\.rollout\.max_response=1',
+    ),
+  ],
+)
+def test_solutions_that_are_missing_or_too_long_are_refused(
+  changes, message, config, jsonl, tmp_path
+):
+  if not changes:
+    config.data.train = config.warm_start.data = jsonl({'question': '1+1', 'answer': '2'})
+    config.data.cache_dir = str(tmp_path / 'cache')
+  config.update_from_flattened_dict(changes)
+  with pytest.raises(InputError, match=message):
+    run(config, tmp_path)
+
+
+def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
+  opened = recorded.experiment
+  params = warm_start.run(opened, model.shapes(opened.model, opened.meshes.training), recorded.data)
+  assert 'warm start: reused from' in capsys.readouterr().out
+  jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'seed': 6}, f'config.warm_start.seed was {tiny.SEED}, is 6'),
+    ({'warm_start.seed': 6}, f'config.warm_start.seed was {tiny.SEED}, is 6'),
+    (
+      {'warm_start.path': '~/warm_start', 'model.norm_epsilon': 0.5, 'warm_start.batch_size': 3},
+      'config.model.norm_epsilon was 1e-06, is 0.5; config.warm_start.batch_size was 8, is 3',
+    ),
+  ],
+)
+def test_a_warm_start_of_another_config_is_not_reused(
+  changes, message, recorded, config, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('HOME', str(recorded.workdir))
+  folder = str(recorded.workdir / 'warm_start')
+  config.update_from_flattened_dict({'warm_start.path': folder} | changes)
+  opened = experiment.open_experiment(config, str(tmp_path))
+  with pytest.raises(InputError, match=re.escape(message)):
+    warm_start.run(opened, params=None, data=recorded.data)
+
+
+def test_a_run_waits_for_another_that_trains_the_same_warm_start(
+  recorded, tmp_path, capsys, monkeypatch
+):
+  """The other one holds the lock; once it lets go, the result is there."""
+  kept, folder = recorded.workdir / 'warm_start', tmp_path / 'shared'
+  opened = recorded.experiment
+  config = dataclasses.replace(
+    opened.config,
+    warm_start=dataclasses.replace(opened.config.warm_start, path=str(folder)),
+  )
+  opened = dataclasses.replace(opened, config=config)
+
+  def held_by_another(_, operation):
+    if operation & fcntl.LOCK_NB:
+      raise BlockingIOError
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+
+  monkeypatch.setattr(fcntl, 'flock', held_by_another)
+  params = warm_start.run(opened, model.shapes(opened.model, opened.meshes.training), recorded.data)
+  printed = capsys.readouterr().out
+  assert f'another run is training it in {folder}' in printed and 'reused from' in printed
+  jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
+
+
+def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tmp_path):
+  config.warm_start.update(dict(num_updates=3, learning_rate=1e30))
+  message = (
+    r'^warm start: the loss of update \d is nan; .*config\.warm_start\.learning_rate.*1e\+30'
+  )
+  with recorded.compiling(), pytest.raises(InputError, match=message):
+    run(config, tmp_path)
+  assert not (tmp_path / 'warm_start' / 'params').exists()
+
+
+def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, jsonl, tmp_path):
+  """Neither its origin, but where `enough` is checked on it, nor the tokenizer."""
+  before = experiment.open_experiment(config, str(tmp_path / 'before'))
+  config.data.train = jsonl({'question': '3 plus 4?', 'answer': '7'})
+  config.data.cache_dir = str(tmp_path / 'cache')
+  after = experiment.open_experiment(config, str(tmp_path / 'after'))
+  assert after.tokenizer.files == before.tokenizer.files
+  origins = [warm_start.origin(one.config, one.model) for one in (before, after)]
+  assert origins[0] == origins[1]
+  config.warm_start.enough = 0.5
+  checked = experiment.parse_config(config)
+  assert warm_start.origin(checked, after.model)['train'] == config.data.train
+
+
+def test_runs_of_two_seeds_can_begin_with_the_same_policy(config, tmp_path):
+  """config.warm_start.seed decides the random parameters and the origin; without it the run's."""
+  config.warm_start.num_updates = 0
+  found = {}
+  for warm_start_seed, seed in ((3, 5), (3, 6), (-1, 5), (-1, 3)):
+    config.warm_start.seed, config.seed = warm_start_seed, seed
+    workdir = tmp_path / f'{warm_start_seed} {seed}'
+    leaf = jax.tree.leaves(run(config, workdir))[0]
+    parsed = experiment.parse_config(config)
+    origin = warm_start.origin(parsed, experiment.model_config(parsed))
+    found[warm_start_seed, seed] = origin['seed'], np.asarray(leaf).tobytes()
+  assert found[3, 5] == found[3, 6] == found[-1, 3] != found[-1, 5]

@@ -11,8 +11,10 @@ from ml_collections import ConfigDict
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.runtime import workdir
+from tests.helpers import cases
 from tests.helpers.paths import REPOSITORY
 
 CONFIGS = sorted(
@@ -114,97 +116,7 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
   assert (update.clip_norm * 64, update.skip_norm * 64) == (1, pytest.approx(500, rel=0.002))
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    (
-      {'replay.ratio': 0.0, 'experience.path': 'x.jsonl'},
-      r'config\.experience\.path=x\.jsonl needs config\.replay\.ratio above 0',
-    ),
-    (
-      {'replay.lower_bound': 0.5, 'replay.upper_bound': 0.5},
-      r'config\.replay\.lower_bound=0\.5 must be below config\.replay\.upper_bound=0\.5',
-    ),
-    (
-      {'replay.lower_bound': 0.8, 'replay.upper_bound': 0.9},
-      r'lower_bound=0\.8 and config\.replay\.upper_bound=0\.9 let no group be recorded.*'
-      r'of config\.rollout\.samples=4',
-    ),
-    (
-      {'replay.ratio': 0.16},
-      r'config\.replay\.ratio=0\.16 of config\.rollout\.questions=6 is less than one question',
-    ),
-    (
-      {'objective.clip': 'until_replay', 'objective.surrogate': 'cispo'},
-      r"config\.objective\.surrogate='cispo' needs config\.objective\.clip='always'",
-    ),
-    (
-      {'rollout.carry': True, 'rollout.in_flight': 5},
-      r'in_flight=5 must be from config\.rollout\.questions=6 to 54, .*max_age=8 \+ 1, or 0',
-    ),
-    (
-      {'rollout.carry': True, 'rollout.in_flight': 13, 'rollout.max_age': 1},
-      r'in_flight=13 must be from config\.rollout\.questions=6 to 12,',
-    ),
-    (
-      {'optimizer.minibatches': 4},
-      r'config\.optimizer\.minibatches=4 must divide config\.rollout\.questions=6',
-    ),
-    (
-      {'model.num_kv_heads': 3},
-      r'config\.model\.num_kv_heads=3 must divide config\.model\.num_heads=2',
-    ),
-    ({'export.best': True}, r'config\.export\.best=True needs config\.data\.validation'),
-    (
-      {'data.validation': ('a.jsonl',), 'data.evaluation': ('a.jsonl',)},
-      r"validation and config\.data\.evaluation both have 'a\.jsonl'",
-    ),
-    (
-      {'data.validation': ('arithmetic_test',), 'data.evaluation': ('arithmetic:test',)},
-      r"would both be reported as 'arithmetic_test', .* rename one of them, or leave it out",
-    ),
-    ({'evaluation.patience': 1}, r'config\.evaluation\.patience=1 needs config\.data\.validation'),
-    (
-      {'gradient.drop_zero_advantage': True},
-      r'drop_zero_advantage=True needs config\.objective\.entropy_bonus=0, not 0\.0001',
-    ),
-    (
-      {
-        'gradient.drop_zero_advantage': True,
-        'objective.entropy_bonus': 0.0,
-        'objective.balance_coefficient': 0.01,
-      },
-      r'drop_zero_advantage=True needs config\.objective\.balance_coefficient=0, not 0\.01',
-    ),
-    (
-      {'data.train': 'guess:train[:640]'},
-      r"config\.data\.train=guess:train\[:640\]: .* Set config\.environment\.name='guess'",
-    ),
-    (
-      {'data.evaluation': ('arithmetic:test', 'lake:test_4')},
-      r"config\.data\.evaluation=lake:test_4: .* Set config\.environment\.name='lake'",
-    ),
-    (
-      {'environment.tools': ('a:f',)},
-      r"tools=\('a:f',\): config\.environment\.name='' gives .*no",
-    ),
-    (
-      {'environment.tools': ('a:f',), 'environment.name': 'attempts'},
-      r"config\.environment\.name='attempts' gives the model no tools\. Set .*='tools'",
-    ),
-    ({'environment.name': 'gues'}, r"environment\.name has no 'gues'; did you mean 'guess'"),
-    ({'environment.name': 'tools'}, r'needs config\.environment\.tools'),
-    (
-      {'environment.name': 'guess', 'grading.rewards': ('correctness', 'overlong')},
-      r"rewards=.* must be \('correctness',\) with config\.environment\.name='guess'",
-    ),
-    (
-      {'environment.name': 'guess', 'experience.path': 'a.parquet'},
-      r"config\.environment\.name='guess' needs config\.experience\.path=''",
-    ),
-  ],
-  ids=lambda value: next(reversed(value)) if isinstance(value, dict) else '',
-)
+@pytest.mark.parametrize(('changes', 'message'), cases.settings('experiment', 'settings.jsonl'))
 def test_what_does_not_fit_together_is_refused_by_name(changes, message, config):
   with pytest.raises(InputError, match=message):
     parse_config(overridden(config, changes))
@@ -224,3 +136,48 @@ def test_the_stored_config_of_an_earlier_version_opens_and_resumes(tmp_path):
   given = overridden(module_of('smoke').get_config(), changes)
   assert stored == parse_config(given)
   workdir.check_workdir(given, str(tmp_path))
+
+
+# ---- Config files: by name or path, and with an argument ----
+
+
+def test_a_config_is_found_by_name_from_anywhere(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for argv in (['x', '--config=smoke', '--workdir=w'], ['x', '--config', 'smoke', '--workdir=w']):
+    resolved = ' '.join(config_files.resolved(argv))
+    assert resolved.endswith('configs/smoke.py --workdir=w'), resolved
+
+
+def test_a_config_by_path_stays_as_it_is(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine.py').write_text('from exgrpo_jax.configs.smoke import get_config')
+  assert config_files.resolved(['x', '--config=mine.py']) == ['x', '--config=mine.py']
+  with pytest.raises(InputError, match=r'--config=other\.py: there is no such file; by name there'):
+    config_files.resolved(['x', '--config=other.py'])
+
+
+def test_a_name_that_no_config_has_is_refused_with_those_there_are():
+  with pytest.raises(InputError, match=r'--config=smok: .* did you mean .smoke.\? .*, smoke'):
+    config_files.resolved(['x', '--config=smok'])
+
+
+def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
+  path = config_files.shipped_path('smoke', 'exgrpo_jax.configs', 'config')
+  assert config_files.portable_config(path) == 'smoke'
+  assert config_files.portable_config('configs/smoke.py') == 'configs/smoke.py'
+
+
+def test_what_follows_a_colon_is_the_argument_of_get_config(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine.py').write_text(
+    'from exgrpo_jax.configs import smoke\n\n\ndef get_config(seed):\n'
+    '  config = smoke.get_config()\n  config.seed = int(seed)\n  return config\n'
+  )
+  argv = ['x', '--config=mine.py:7', '--config.num_steps=2']
+  assert config_files.resolved(argv) == argv
+  assert config_files.load('mine.py:7').seed == 7
+  with pytest.raises(InputError, match=r"mine\.py:6: ValueError: invalid literal .* 'x'"):
+    config_files.load('mine.py:x')
+  path = config_files.config_path('one_gpu:math,24gb')
+  assert path.endswith('configs/one_gpu.py:math,24gb')
+  assert config_files.portable_config(path) == 'one_gpu:math,24gb'

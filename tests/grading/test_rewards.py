@@ -1,8 +1,17 @@
 """The rewards that come with the package, and what counts as a code block."""
 
+import dataclasses
+import math
+import re
+
+import numpy as np
 import pytest
 
-from exgrpo_jax.grading import rewards, verifier
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier, workers
+from exgrpo_jax.workers import user_code
+from exgrpo_jax.workers.pool import Worker
+from tests.helpers import tiny
 
 
 @pytest.mark.parametrize(
@@ -82,3 +91,216 @@ def test_a_language_is_as_pure_as_its_letters_are_latin(response, expected):
 )
 def test_a_line_that_begins_with_three_backticks_is_a_code_block(text, expected):
   assert rewards.has_code_block(text) == expected
+
+
+# ---- What a reward gets by the names of its parameters ----
+
+
+VERIFIER = verifier.Config(require_think=False, require_box=True)
+
+
+def made(function):
+  """The RewardFunction of a function that no module has."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(user_code, 'load', lambda _: function)
+    return reward_functions.load('some.module:itself')
+
+
+def test_arguments_are_those_that_the_parameters_name():
+  def reward(outcome, level, *others, shift=10.0, response='x', **more):
+    assert not others and not more
+    return len(response) + len(outcome) + level + shift
+
+  row = {'response': 'four', 'outcome': 'wrong', 'level': 0.5, 'tokens': [1], 'other': 1}
+  assert made(reward).of_one(row) == 4 + 5 + 0.5 + 10
+  assert made(reward).columns == ['level']
+
+
+def test_a_row_without_the_column_gives_none_in_one_and_in_a_batch():
+  def reward(level, bonus=None):
+    is_batch = isinstance(level, list)
+    assert bonus == ([7, None] if is_batch else None)
+    return [-1 if one is None else one for one in level] if is_batch else float(level is None)
+
+  assert made(reward).of_one({'length': 3}) == 1
+  assert made(reward).of_batch([{'length': 3, 'bonus': 7}, {'length': 3, 'level': 2}]) == [-1, 2]
+
+
+@pytest.mark.parametrize(
+  'rewards',
+  [[0.0, value] for value in (float('nan'), None, '1', [1.0], np.float32('inf'), -2e10)] + [[0.0]],
+)
+def test_a_batch_has_a_finite_number_for_each_response(rewards):
+  with pytest.raises(ValueError, match='returned '):
+    made(lambda: rewards).of_batch([{}, {}])
+
+
+def test_numpy_scalars_are_numbers():
+  found = made(lambda: np.array([0.5, 2], np.float32)).of_batch([{}, {}])
+  assert found == [0.5, 2.0] and {type(one) for one in found} == {float}
+
+
+def asked(text):
+  return {'question': text, 'messages': [{'role': 'user', 'content': text}]}
+
+
+@pytest.mark.parametrize(
+  ('name', 'right', 'wrong', 'reason'),
+  [
+    ('weighed_length', {'level': 2}, {'lvl': 2, 'id': 7}, "asks for 'level'.*'lvl', 'id'"),
+    ('weighed_length', {'level': 2}, {'level': 'hard'}, 'TypeError'),
+    ('of_question', asked('7+0'), asked('seven'), 'a batch of 3 responses: ValueError'),
+  ],
+)
+def test_what_reads_a_row_is_tried_on_one_of_the_data(name, right, wrong, reason):
+  spec = f'tests.helpers.shaped:{name}'
+  batched = (spec,) if name == 'of_question' else ()
+  config = dataclasses.replace(tiny.GRADING, rewards=(spec,), batched=batched)
+  pool.check(config, VERIFIER)  # without data it cannot be tried
+  pool.check(config, VERIFIER, right)
+  with pytest.raises(InputError, match=reason):
+    pool.check(config, VERIFIER, wrong)
+
+
+def test_only_what_is_asked_for_is_sent(monkeypatch):
+  sent, ask = [], Worker.ask
+  monkeypatch.setattr(Worker, 'ask', lambda *args: sent.append(args[1]) or ask(*args))
+  config = dataclasses.replace(tiny.GRADING, workers=1, rewards=('overlong',), overlong_buffer=4)
+  facts = {'length': 8, 'max_response': 10, 'tokens': np.arange(8), 'level': 3}
+  with pool.Grader(config, VERIFIER) as running:
+    (verdict,) = running.grade([r'\boxed{1}'], ['1'], facts=[lambda: facts])
+  assert sent == [[r'\boxed{1}', '1', 'math', {'length': 8, 'max_response': 10}]]
+  assert verdict.reward == -0.5 and verdict.correct
+
+
+# ---- Rewards that take a batch get the right ones ----
+
+
+SERVICE = 'tests.helpers.misbehaving:service'
+CONFIG = dataclasses.replace(
+  tiny.GRADING,
+  workers=2,
+  time_limit=30.0,
+  rewards=('correctness', SERVICE),
+  weights=(100.0, 1.0),
+  batched=(SERVICE,),
+  batch_size=4,
+  batch_timeout=30.0,
+)
+RIGHT = r'\boxed{1}'
+
+
+def grade(responses, **changes):
+  with pool.Grader(dataclasses.replace(CONFIG, **changes), VERIFIER) as running:
+    return running.grade(responses, ['1'] * len(responses))
+
+
+def outcomes(verdicts):
+  return [verdict.outcome for verdict in verdicts]
+
+
+def test_batches_are_made_in_the_order_of_the_responses_and_summed_by_weight():
+  """Of ten the batches are 4, 4 and 2, the second to fourth of a process that was tried first."""
+  verdicts = grade([RIGHT, 'none'] * 5)
+  expected = [20, 21, 22, 23, 30, 31, 32, 33, 40, 41]
+  assert [verdict.components for verdict in verdicts] == [
+    {'correctness': float(n % 2 == 0), 'service': expected[n]} for n in range(10)
+  ]
+  assert [verdict.reward for verdict in verdicts] == [
+    100 * (n % 2 == 0) + expected[n] for n in range(10)
+  ]
+
+
+def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
+  failing = 'tests.helpers.misbehaving:reward'  # its length, unless told otherwise
+  verdicts = grade(
+    [RIGHT, 'raise', RIGHT], rewards=('correctness', SERVICE, failing), weights=(1.0, 1.0, 0.0)
+  )
+  assert outcomes(verdicts) == ['correct', 'crashed', 'correct']
+  assert [verdict.reward for verdict in verdicts] == [21, 0, 22]
+  assert verdicts[1].components is None
+
+
+@pytest.mark.parametrize('word', ['hang', 'die', 'fail'])
+def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
+  """After an exception in the same process, else in a new one."""
+  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=1.0)
+  assert outcomes(verdicts) == ['correct', 'no answer']
+  assert [verdict.components['service'] for verdict in verdicts] == [20, 21]
+
+
+def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_in_the_next():
+  responses = [RIGHT] * 5 + ['hang'] + [RIGHT] * 5  # the second batch hangs
+  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=1.0), VERIFIER) as running:
+    verdicts = running.grade(responses, ['1'] * 11)
+    (later,) = running.grade([RIGHT], ['1'])
+  assert outcomes(verdicts) == ['correct'] * 4 + ['timed out'] * 7
+  assert {(v.reward, v.reason, v.components) for v in verdicts[4:]} == {
+    (0.0, f'{SERVICE}: no rewards after 1 s', None)
+  }
+  assert later.outcome == 'correct' and later.reward == 120
+
+
+def test_an_exception_costs_its_batch_alone_and_names_the_function():
+  verdicts = grade([RIGHT] * 4 + ['fail'] + [RIGHT] * 7)
+  assert outcomes(verdicts) == ['correct'] * 4 + ['crashed'] * 4 + ['correct'] * 4
+  (reason,) = {verdict.reason for verdict in verdicts[4:8]}
+  assert re.fullmatch(rf'{SERVICE}: OSError: the service is down \(/.*\.py:\d+\)', reason)
+  (few,) = grade(['few'])
+  assert few.reason == f'{SERVICE}: ValueError: returned 0 numbers for 1 response'
+
+
+def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
+  """So grading/timed_out counts all that the clock decided."""
+
+  def late(*args, is_batched=False):
+    started = program(*args, is_batched=is_batched)
+    # No process is ready by then.
+    return dataclasses.replace(started, timeout=0.01) if is_batched else started
+
+  program = workers.program
+  monkeypatch.setattr(workers, 'program', late)
+  (verdict,) = grade([RIGHT])
+  assert verdict.outcome == 'timed out' and 'not ready after 0.01 s' in verdict.reason
+
+
+# ---- Which verifiers and rewards fit each other ----
+
+
+MINE = 'mine:score'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'named'),
+  [
+    ({'verifier': 'math_verfy'}, ["config.grading.verifier has no 'math_verfy'", "'math_verify'?"]),
+    ({'rewards': ('overlng',)}, ["config.grading.rewards has no 'overlng'", "'overlong'?"]),
+    ({'rewards': ()}, ['config.grading.rewards=()']),
+    ({'rewards': ('correctness', 'mine:correctness')}, ["2 functions 'correctness'"]),
+    ({'rewards': ('correctness', MINE), 'weights': (1.0,)}, ['weights=(1.0,)', '1 numbers', MINE]),
+    ({'weights': (math.inf,)}, ['config.grading.weights=(inf,)', 'from -100000 to 100000']),
+    ({'weights': (-1e6,)}, ['config.grading.weights=(-1000000.0,)', 'from -100000 to 100000']),
+    ({'batched': (MINE,)}, ['config.grading.batched', f"no '{MINE}'"]),
+    ({'batched': ('correctness',)}, ["has 'correctness'", 'one response at a time']),
+    ({'overlong_buffer': 13}, ['overlong_buffer=13', 'config.rollout.max_response=12']),
+  ],
+)
+def test_what_does_not_fit_is_refused(changes, named):
+  with pytest.raises(InputError) as refused:
+    settings.check_rewards(dataclasses.replace(tiny.GRADING, **changes), 12)
+  assert all(part in str(refused.value) for part in named), refused.value
+
+
+def test_rewards_that_fit_are_not():
+  config = dataclasses.replace(
+    tiny.GRADING,
+    verifier='mine:Exact',
+    rewards=('correctness', MINE),
+    weights=(1.0, -0.5),
+    batched=(MINE,),
+    overlong_buffer=12,
+  )
+  settings.check_rewards(config, 12)
+  settings.check_rewards(config.correctness_alone, 12)
+  assert config.weight_of == {'correctness': 1.0, 'score': -0.5}
+  assert config.correctness_alone.weight_of == {'correctness': 1.0}

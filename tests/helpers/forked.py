@@ -21,12 +21,19 @@ import warnings
 from typing import NamedTuple
 
 from tests.helpers.paths import REPOSITORY
-from tests.helpers.processes import is_running
 
 TIMEOUT = 240  # seconds, of a command
 _POLL_SECONDS = 0.02
 # Set by pytest for each test, and read by the processes that commands start.
 _CHANGING = ('PYTEST_CURRENT_TEST', 'PYTHONPATH')
+
+
+def is_running(pid):
+  """Whether a process does anything; one that nobody has waited for does not."""
+  try:
+    return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+  except (FileNotFoundError, ProcessLookupError):
+    return False
 
 
 class Outcome(NamedTuple):

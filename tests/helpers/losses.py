@@ -3,12 +3,16 @@
 import dataclasses
 import functools
 import itertools
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from exgrpo_jax import packing
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.policy import model
 
 LIMIT = 11  # the configured response limit
 PAPER = objective.Config(clip='always', entropy_bonus=0.0)
@@ -39,6 +43,11 @@ VARIANTS = {
 }
 # Whether fresh ratios are clipped, and whether it is the step's first minibatch.
 CLIP_AND_FIRST = list(itertools.product((True, False), repeat=2))
+
+
+def large_passes():
+  """A context: passes as large as the budget, in sequences of the longest row at any count."""
+  return mock.patch.multiple(packing, _PASSES=1, _PAIRED=0, _GROUPED=0)
 
 
 def changed(**values):
@@ -161,6 +170,45 @@ def formula(
     total -= term / divisors[config.aggregation]
   total -= config.entropy_bonus * np.mean([float(entropy[b, t]) for b, t in positions])
   return total + config.kl_coefficient * kl / num_own
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.value_and_grad, argnums=3)
+def on_all_logits(config, settings, policy_of, trained, batch, constants):
+  """(loss, gradient) of docs/algorithm.md at the first minibatch, from all logits at once.
+
+  Fresh tokens have r = 1, replayed ones f(w).
+
+  Args:
+    config: a model.Config.
+    settings: (beta, weight of the entropy, that of the KL, tokens of the longest response).
+    policy_of: a function of the first of `constants` and `trained`: the policy's parameters.
+    trained: what the gradient is taken by.
+    batch: the minibatch; its mask says which tokens are the policy's own.
+    constants: the frozen base or None, and the reference's log-probabilities [B, T] or None.
+  """
+  (beta, bonus, of_kl, max_response), (base, reference_BT) = settings, constants
+  params, mask_BT = policy_of(base, trained), batch.response_mask_BT[:, 1:]
+  hidden_BTD = model.hidden_states(config, params, batch.tokens_BT)
+  logp_BTV = jax.nn.log_softmax(hidden_BTD[:, :-1] @ model.unembedding(config, params))
+  logp_BT = jnp.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], axis=-1)[..., 0]
+  entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
+  is_replay_B1 = batch.is_replay_B[:, None]
+  w_BT = jnp.exp(logp_BT - batch.behaviour_logp_BT[:, 1:])
+  fresh_BT = jnp.exp(logp_BT - jax.lax.stop_gradient(logp_BT))
+  term_BT = jnp.where(is_replay_B1, w_BT / (w_BT + beta), fresh_BT) * batch.advantage_B[:, None]
+  loss = -(mask_BT * term_BT).sum() / (len(mask_BT) * max_response)
+  loss -= bonus * (mask_BT * entropy_BT).sum() / mask_BT.sum()
+  if of_kl:
+    gap_BT = reference_BT[:, 1:] - logp_BT
+    fresh_BT = mask_BT * ~is_replay_B1
+    loss += of_kl * (fresh_BT * (jnp.exp(gap_BT) - gap_BT - 1)).sum() / fresh_BT.sum()
+  return loss
+
+
+def norm(tree):
+  """The norm of a tree of arrays, in float64."""
+  return float(np.sqrt(sum((np.float64(x) ** 2).sum() for x in jax.tree.leaves(tree))))
 
 
 def fused_example(name, temperature, width=13, vocabulary=13):

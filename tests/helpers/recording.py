@@ -69,10 +69,12 @@ class Recording:
     self.evaluations = experiment.load_evaluations(self.experiment)
     self.rollout = generation.make_rollout(self.experiment, self.data)
 
-  def values_of(self, params, prompt, tokens):
+  def values_of(self, params, prompt, tokens, routes=None):
     """(log-probability, entropy) of each token of a response, float64, from all logits."""
     sequence_T = np.concatenate([prompt, tokens])
-    logp_TV = tiny.full_log_probabilities(params, self.experiment.model, sequence_T)
+    logp_TV = tiny.full_log_probabilities(
+      params, self.experiment.model, sequence_T, routes_TLC=routes
+    )
     logp_TV = logp_TV[len(prompt) - 1 :]
     return logp_TV[np.arange(len(tokens)), tokens], -(np.exp(logp_TV) * logp_TV).sum(-1)
 

@@ -1,6 +1,10 @@
 """Tabs of a browser, for tests of the page: opened, and read."""
 
 import contextlib
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 
 @contextlib.contextmanager
@@ -52,3 +56,48 @@ def shown(value, digits=3):
   if abs(value) >= 1000:
     return f'{value:,.0f}'
   return f'{value:.{digits}f}' if abs(value) >= 0.001 else None  # as 1.23e-4
+
+
+# ---- The browser ----
+
+
+if TYPE_CHECKING:
+  from playwright.sync_api import Browser
+
+_NAMES = ('chromium', 'chromium-browser', 'google-chrome')
+_ARGUMENTS = (
+  '--headless',
+  '--no-sandbox',  # it would need rights that containers lack; only pages of ours are opened
+  '--disable-gpu',
+  '--disable-quic',
+  '--no-first-run',
+  '--disable-background-networking',
+  '--disable-component-update',
+  '--disable-sync',
+)
+
+
+def missing() -> str:
+  """What is not installed, in words; '' where a browser can be opened."""
+  if importlib.util.find_spec('playwright') is None:
+    return 'the package playwright is not installed'
+  if _executable() is None:
+    return f'no Chromium is installed ({", ".join(_NAMES)})'
+  return ''
+
+
+@contextlib.contextmanager
+def opened() -> 'Iterator[Browser]':
+  """A headless browser, closed at the end of the block; only where nothing is `missing`."""
+  from playwright.sync_api import sync_playwright
+
+  with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=_executable(), args=list(_ARGUMENTS))
+    try:
+      yield browser
+    finally:
+      browser.close()
+
+
+def _executable() -> str | None:
+  return next(filter(None, map(shutil.which, _NAMES)), None)

@@ -21,6 +21,21 @@ from exgrpo_jax.training import session
 from tests.helpers.chance import QUARTERS
 
 ROPE = rotary.Config()
+SMALL = model.Config(  # a model small enough for a test
+  vocab_size=256,
+  width=128,
+  num_layers=2,
+  num_heads=4,
+  num_kv_heads=2,
+  head_size=32,
+  mlp_width=256,
+  rope=ROPE,
+  norm_epsilon=1e-6,
+  attention_bias=False,
+  query_key_norm=False,
+  tied_embeddings=False,
+  dtype='float32',
+)
 GRADING = settings.Config(memory_limit=256, max_length=1000, max_failures=0.0)
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, 0.5, 3
 POOL = len(QUARTERS)  # questions to train on
@@ -98,13 +113,19 @@ def untimed_records(workdir):
   ]
 
 
-def full_log_probabilities(params, config, tokens_T, temperature=1.0):
+def full_log_probabilities(params, config, tokens_T, temperature=1.0, routes_TLC=None):
   """float64 [T - 1, V]: row t is the distribution of token t + 1, from all logits at once.
 
-  `config` is a model.Config. The hidden states are the model's; the rest is NumPy.
+  `config` is a model.Config. The hidden states are the model's, by the experts of `routes_TLC` if
+  given; the rest is NumPy.
   """
-  padded_T = np.pad(tokens_T, (0, -len(tokens_T) % LENGTH))  # attention is causal
-  hidden_TD = np.asarray(_hidden_states(config, params, padded_T[None]))[0, : len(tokens_T) - 1]
+  pad = 0, -len(tokens_T) % LENGTH  # attention is causal
+  rows = [np.pad(tokens_T, pad)[None]]
+  if routes_TLC is not None:
+    none = np.iinfo(routes_TLC.dtype).max
+    routes_TLC = np.pad(routes_TLC, (pad, (0, 0), (0, 0)), constant_values=none)
+    rows += [None, 'none', routes_TLC[None]]
+  hidden_TD = np.asarray(_hidden_states(config, params, *rows))[0, : len(tokens_T) - 1]
   logits = (
     hidden_TD.astype(np.float64)
     @ np.asarray(model.unembedding(config, params), np.float64)
@@ -114,4 +135,4 @@ def full_log_probabilities(params, config, tokens_T, temperature=1.0):
   return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-_hidden_states = jax.jit(model.hidden_states, static_argnums=0)
+_hidden_states = jax.jit(model.hidden_states, static_argnums=(0, 4))

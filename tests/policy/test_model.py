@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy import matmul, model, shape, sharding
+from exgrpo_jax.policy import matmul, mlp, model, shape, sharding
+from exgrpo_jax.policy.mlp import Experts, Routing
+from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.runtime import machine
 from tests.helpers.tiny import ROPE
 
@@ -241,3 +244,142 @@ def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
       check(*sizes)
   for sizes in ((5, 1, 1, 1), (1, 8, 3, 4), (1, 1, 1, 2), (1, 1, 1, 12)):  # 12 is a multiple of 4
     check(sizes, sizes)
+
+
+# ---- Experts against a sum over all of them, token by token; and whose choice counts ----
+
+
+EXPERTS = dataclasses.replace(CONFIG, width=6, mlp_width=5, num_experts=4, experts_per_token=2)
+X_BTD = np.random.default_rng(1).normal(size=(2, 3, 6)).astype(np.float32)
+
+
+@pytest.fixture
+def experts(one_device):
+  with jax.set_mesh(one_device):
+    yield Experts(EXPERTS, nnx.Rngs(0))
+
+
+def expected(experts, x_BTD, chosen_BTC, *, normalised):
+  """A weighted sum over all experts, most of them with weight 0; differentiable."""
+  logits_BTE = x_BTD @ experts.router_DE[...]
+  probability_BTE = jnp.exp(logits_BTE) / jnp.exp(logits_BTE).sum(-1, keepdims=True)
+  weight_BTE = probability_BTE * jax.nn.one_hot(chosen_BTC, 4).sum(axis=-2)
+  if normalised:
+    weight_BTE /= weight_BTE.sum(-1, keepdims=True)
+  gate, up, down = (k[...] for k in (experts.gate_EDF, experts.up_EDF, experts.down_EFD))
+  gate_BTEF, up_BTEF = (jnp.einsum('btd,edf->btef', x_BTD, kernel) for kernel in (gate, up))
+  hidden_BTEF = gate_BTEF / (1 + jnp.exp(-gate_BTEF)) * up_BTEF
+  return jnp.einsum('btef,efd,bte->btd', hidden_BTEF, down, weight_BTE)
+
+
+@pytest.mark.parametrize('normalised', [True, False])
+@pytest.mark.parametrize('given', [False, True])
+def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, given):
+  experts.config = dataclasses.replace(EXPERTS, normalised_experts=normalised)
+  chosen_BTC = np.argsort(-(X_BTD @ experts.router_DE[...]), axis=-1)[..., :2]
+  if given:  # some that the router would not choose; nobody has expert 3
+    chosen_BTC = np.array([[[0, 1], [1, 2], [2, 0]], [[1, 0], [0, 2], [2, 1]]], np.uint8)
+  graph, state = nnx.split(experts)
+
+  def total(state, x_BTD, apply):
+    mixed_BTD = apply(nnx.merge(graph, state), x_BTD)
+    return jnp.sum(mixed_BTD**3), mixed_BTD
+
+  def gradients(apply):
+    return jax.grad(total, (0, 1), has_aux=True)(state, jnp.array(X_BTD), apply)
+
+  actual = gradients(lambda module, x: module(x, chosen_BTC if given else None)[0])
+  wanted = gradients(lambda module, x: expected(module, x, chosen_BTC, normalised=normalised))
+  # Relative too: entries are up to 20, and CPUs round differently.
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, wanted)
+  assert np.abs(actual[0][0]['router_DE'][...]).max() > 1e-3
+
+
+def test_tokens_without_a_recorded_choice_have_the_routers(experts):
+  _, own = experts(X_BTD)
+  chosen_BTC = np.full((2, 3, 2), 255, np.uint8)
+  chosen_BTC[1, 2] = 3, 0
+  _, routing = experts(X_BTD, chosen_BTC)
+  np.testing.assert_array_equal(routing.chosen_BTC[1, 2], [3, 0])
+  np.testing.assert_array_equal(routing.chosen_BTC[0], own.chosen_BTC[0])
+  np.testing.assert_array_equal(routing.probability_BTE, own.probability_BTE)
+  np.testing.assert_array_equal(
+    own.chosen_BTC, np.argsort(-np.asarray(own.probability_BTE), axis=-1)[..., :2]
+  )
+
+
+# ---- The load-balancing loss against loops over rows and experts ----
+
+
+E, C = 5, 2
+BALANCED = dataclasses.replace(CONFIG, num_experts=E, experts_per_token=C)
+RNG = np.random.default_rng(0)
+ROW_BT = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [3, 3, 3, 3, 3, 1, 1, 1]])
+COUNTS_BT = RNG.random(ROW_BT.shape) < 0.7
+WEIGHT_BT = (COUNTS_BT * RNG.uniform(0.1, 1, ROW_BT.shape)).astype(np.float32)
+LOGITS_BTE = RNG.normal(size=(*ROW_BT.shape, E)).astype(np.float32)
+CHOSEN_BTC = np.argsort(-LOGITS_BTE, axis=-1)[..., :C]
+
+
+def of_layer(logits_BTE, weight_BT=WEIGHT_BT, row_BT=ROW_BT, chosen_BTC=CHOSEN_BTC):
+  routing = Routing(chosen_BTC, jax.nn.softmax(logits_BTE))
+  return mlp.balance_of_layer(BALANCED, routing, mlp.Counted(weight_BT, row_BT))
+
+
+def test_the_balance_is_that_of_loops_over_rows():
+  probability_BTE = np.exp(LOGITS_BTE) / np.exp(LOGITS_BTE).sum(-1, keepdims=True)
+  total, count_E = 0.0, np.zeros(E)
+  for b in range(2):
+    for row in range(1, 4):
+      tokens = [t for t in range(8) if ROW_BT[b, t] == row and COUNTS_BT[b, t]]
+      choices = [e for t in tokens for e in CHOSEN_BTC[b, t]]
+      count_E += np.bincount(choices, minlength=E)
+      for e in range(E):
+        share = choices.count(e) / len(choices) if choices else 0
+        total += sum(E * share * probability_BTE[b, t, e] * WEIGHT_BT[b, t] for t in tokens)
+  found = of_layer(LOGITS_BTE)
+  np.testing.assert_allclose(found.loss, total, rtol=1e-6)
+  np.testing.assert_array_equal(found.count_E, count_E)
+
+
+def test_even_routing_has_one_and_a_step_down_is_more_even():
+  chosen_BTC = np.array([[[t % E, (t + 1) % E] for t in range(5)]])
+  even = of_layer(np.zeros((1, 5, E)), np.full((1, 5), 0.2), np.ones((1, 5), int), chosen_BTC)
+  np.testing.assert_allclose(even.loss, 1, rtol=1e-6)
+  slope = jax.grad(lambda logits: of_layer(logits).loss)(LOGITS_BTE)
+  assert of_layer(LOGITS_BTE - slope).loss < of_layer(LOGITS_BTE).loss
+
+
+def test_weights_are_put_at_their_positions():
+  position_BW, weight_BW = np.array([[0, 3], [2, 4]]), np.float32([[1, 2], [0, 3]])
+  weight_BT, row_BT = mlp.counted_balance(position_BW, weight_BW, ROW_BT)
+  assert weight_BT.tolist() == [[1, 0, 0, 2, *[0] * 4], [0, 0, 0, 0, 3, *[0] * 3]]
+  assert row_BT is ROW_BT
+
+
+# ---- Products with weights that are split over all chips of a TPU slice ----
+
+
+def multiply(x_BTD, weight_DF):
+  return sharding.constrain(x_BTD @ weight_DF, ('batch', None, None))
+
+
+@pytest.mark.full
+def test_weights_are_gathered_on_a_tpu_not_multiplied_shard_by_shard():
+  """Plain jit compiles a loop of products over the shards here."""
+  pytest.importorskip('libtpu')
+  from exgrpo_jax.capacity import devices
+
+  config = sharding.TrainingConfig(data=1, fsdp=-1, tensor=1)
+  mesh = sharding.make_mesh(config, devices.slice_devices('v6e:4x4'))
+
+  def split(shape, *axes):
+    return jax.ShapeDtypeStruct(shape, 'bfloat16', sharding=sharding.named(mesh, axes, shape))
+
+  arguments = split((16, 9216, 4096), 'batch', None, None), split((4096, 16384), 'embed', 'mlp')
+  with jax.set_mesh(mesh):
+    plain = jax.jit(multiply).lower(*arguments).compile().as_text()
+    text = jit_for_training(static_argnums=())(multiply).lower(*arguments).compile().as_text()
+  assert 'windowed_dot_general' in plain
+  assert 'windowed_dot_general' not in text
+  assert re.search('all-gather', text)

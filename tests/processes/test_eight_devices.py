@@ -10,7 +10,7 @@ from tests.helpers.paths import REPOSITORY
 from tests.processes import eight_devices
 
 pytestmark = pytest.mark.full
-NAMES = list(eight_devices.CHECKS)
+NAMES = list(eight_devices.BY_NAME)
 
 
 def run_python(*arguments):

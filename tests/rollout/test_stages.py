@@ -14,6 +14,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring, selection, stages
+from exgrpo_jax.rollout.sampler import UNBEGUN, ScriptedSampler, requests_for
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -350,28 +351,6 @@ def test_training_on_one_difficulty_masks_the_other_groups(difficulty, successes
   assert seen == {0, 1, 2, 3, 4}
 
 
-def test_rewards_other_than_0_and_1_and_the_replayed_one_make_the_advantage(recorded, chosen):
-  verdicts = [
-    [Verdict(float(g + 2 * k), 'wrong') for k in range(len(group))]
-    for g, group in enumerate(chosen.responses)
-  ]
-  replays = [
-    trajectory and dataclasses.replace(trajectory, reward=-5.0) for trajectory in chosen.replays
-  ]
-  batch = recorded.rollout.assemble(
-    Graded(chosen.plan, chosen.responses, verdicts), replays, chosen.scores
-  )
-  reward_QK = np.array(
-    [
-      [v.reward for v in group] + ([-5.0] if trajectory else [])
-      for group, trajectory in zip(verdicts, replays)
-    ]
-  )
-  np.testing.assert_allclose(
-    batch.advantage_B, (reward_QK - reward_QK.mean(axis=1, keepdims=True)).ravel(), atol=1e-5
-  )
-
-
 def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, chosen):
   rollout = changed(recorded.rollout, config={'max_response': 1000})
   batch = assemble(rollout, chosen)
@@ -405,3 +384,39 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
     assert (batch.term_weight_BT[b, ~is_response_T] == 1).all()
   assert batch.is_replay_B.any() and (batch.term_weight_BT[~is_fresh_B] == 1).all()
   assert (chosen.batch.term_weight_BT == 1).all()  # without a limit
+
+
+# ---- A script answers where no model is wanted, as the slot engine would ----
+
+
+REQUESTS = requests_for([np.int32([9]), np.int32([8])], [5, 6], samples=2, step=1, limit=3)
+
+
+def script(request):
+  return [request.question, request.sample] * (1 + request.sample)
+
+
+def test_requests_are_answered_in_order_and_cut_at_their_limits():
+  finished = []
+  sampler = ScriptedSampler(script)
+  found, _ = sampler.generate(None, REQUESTS, lambda index, one: finished.append((index, one)))
+  tokens = [one.tokens.tolist() for one in found]
+  assert tokens == [[5, 0], [5, 1, 5], [6, 0], [6, 1, 6]]
+  assert [one.truncated for one in found] == [False, True, False, True]
+  assert [index for index, _ in finished] == [0, 1, 2, 3]
+  assert all(found[index] is one for index, one in finished)
+
+
+def test_it_stops_when_told_to():
+  found, _ = ScriptedSampler(script).generate(None, REQUESTS, lambda index, _: index == 1)
+  assert [one.is_complete for one in found] == [True, True, False, False] and found[3] is UNBEGUN
+
+
+def test_the_stages_take_any_sampler(recorded):
+  rollout = dataclasses.replace(recorded.rollout, sampler=ScriptedSampler(script))
+  plan, submitted = rollout.plan(replay.Buffer(), Cursor(), 1), {}
+  responses, _ = rollout.generate(None, plan, submitted.setdefault)
+  for group, (question, own) in enumerate(zip(plan.questions, responses, strict=True)):
+    for sample, one in enumerate(own):
+      assert one.tokens.tolist() == [question.row, sample] * (1 + sample)
+      assert submitted[group, sample].answer == question.answer

@@ -1,12 +1,19 @@
 """A step's phases, the time that a run still takes, and steps that hang."""
 
 import re
+import signal
+import subprocess
+import sys
+import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from exgrpo_jax.runtime import compilations
+from exgrpo_jax.runtime import activity, compilations, console
 from exgrpo_jax.runtime.clock import RECENT, Clock, Pace, watched
+from tests.helpers.paths import REPOSITORY
 
 COMPILED = '/jax/core/compile/backend_compile_duration'
 
@@ -118,3 +125,112 @@ def test_a_resumed_run_knows_its_evaluations_from_before(compiled, wait):
     run.finish_step()
   assert unknown.seconds_left(8, 1) is None and unknown.seconds_left(8, 0) == 16
   assert known.seconds_left(8, 1) == 16 + 6
+
+
+# ---- What the process says that it is doing ----
+
+
+def test_what_is_being_done_is_named_from_the_outside_in():
+  finished = []
+  assert activity.now() == ''
+  with activity.doing(lambda: f'step {len(finished) + 1}/9'):
+    assert activity.now() == 'step 1/9 (0:00:00)'
+    finished.append('first')
+    with Clock()('old_logprobs'), activity.doing('12 of 256 responses'):
+      assert activity.now() == 'step 2/9: old logprobs, 12 of 256 responses (0:00:00)'
+    assert activity.now() == 'step 2/9 (0:00:00)'
+  with activity.doing(''):  # nothing to say yet
+    assert activity.now() == ''
+    with activity.doing('a'), activity.doing(''):
+      assert activity.now() == 'a (0:00:00)'
+  assert activity.now() == ''
+
+
+def test_what_failed_is_no_longer_being_done():
+  with pytest.raises(KeyError), activity.doing('a'), activity.doing('b'):
+    raise KeyError
+  assert activity.now() == ''
+
+
+def test_the_program_that_is_compiled_is_named_until_its_block_ends():
+  with activity.doing('step 1 of 60'):
+    with activity.doing('learn'):
+      activity.compiling('accumulate')
+      assert activity.now() == 'step 1 of 60: learn, compiling accumulate (0:00:00)'
+      thread = threading.Thread(target=activity.compiling, args=['another'])
+      thread.start()
+      thread.join()
+      assert 'compiling accumulate' in activity.now()
+      activity.compiling('')
+      assert activity.now() == 'step 1 of 60: learn (0:00:00)'
+      activity.compiling('fails')
+    assert activity.now() == 'step 1 of 60 (0:00:00)'
+  activity.compiling('when idle')
+  assert activity.now() == ''
+
+
+# ---- That the console names what JAX compiles, in this version of JAX ----
+
+
+def test_a_program_is_named_while_it_is_compiled_and_no_longer():
+  said = []
+
+  def listen(event, duration_secs, **details):
+    del duration_secs, details
+    if event.startswith('/jax/core/compile/'):
+      said.append(activity.now())
+
+  def slow(x):
+    return jnp.sin(x) * 3
+
+  x = jnp.ones(3)  # made by a program of its own
+  with console.opened(silence=1e9), activity.doing('learn'):
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+      jax.jit(slow)(x)
+    finally:
+      jax.monitoring.unregister_event_duration_listener(listen)
+    assert 'learn: compiling slow (0:00:00)' in said, said
+    assert said[-1] == activity.now() == 'learn (0:00:00)'
+
+
+# ---- Signals ----
+
+
+def start(program):
+  """A process that has printed 'ready', which is the last thing it does before it waits."""
+  process = subprocess.Popen(
+    [sys.executable, '-c', program],
+    cwd=REPOSITORY,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+  assert process.stdout.readline() == 'ready\n', process.communicate()
+  return process
+
+
+# One long call of C, during which Python runs no handler, as during a compilation.
+BUSY = """
+import hashlib, signal
+from exgrpo_jax.runtime import preemption
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+with preemption.listening():
+  print('ready', flush=True)
+  hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_a_process_that_is_busy_at_once(number):
+  process = start(BUSY)
+  process.send_signal(number)
+  line = process.stderr.readline()
+  assert line == (
+    f'{number.name}: the run stops once this step is finished and saved; a second signal ends it '
+    'at once\n'
+  )
+  assert process.poll() is None
+  process.send_signal(number)
+  _, err = process.communicate(timeout=60)
+  assert (process.returncode, err) == (128 + number, '')

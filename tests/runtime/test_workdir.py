@@ -1,11 +1,20 @@
 """A workdir belongs to one config, of which a resumed run may change some settings."""
 
+import errno
+import fcntl
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import workdir
+from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import (
   check_workdir,
   check_writable,
@@ -22,7 +31,7 @@ def changed(config, changes):
 
 
 @pytest.fixture
-def workdir(tmp_path):
+def folder(tmp_path):
   """Where a run has finished a step."""
   (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\n{"step": 1}\n')
   return tmp_path
@@ -35,44 +44,44 @@ def test_a_workdir_keeps_the_config_that_made_it(config, tmp_path):
   check_workdir(config, str(tmp_path / 'new'))  # as when resuming
 
 
-def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config, workdir):
+def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config, folder):
   values = config.to_dict()
   values['rollout'] |= {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
-  (workdir / 'config.json').write_text(json.dumps(values))
-  check_workdir(config, str(workdir))
-  assert read_config(str(workdir)).keys() == values.keys()
+  (folder / 'config.json').write_text(json.dumps(values))
+  check_workdir(config, str(folder))
+  assert read_config(str(folder)).keys() == values.keys()
   values['rollout']['top_p'] = 0.9
-  (workdir / 'config.json').write_text(json.dumps(values))
+  (folder / 'config.json').write_text(json.dumps(values))
   with pytest.raises(InputError, match=r'config\.rollout\.top_p was 0\.9, is None'):
-    check_workdir(config, str(workdir))
+    check_workdir(config, str(folder))
 
 
-def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, workdir):
-  claim_workdir(config, str(workdir))
-  written = json.loads((workdir / 'config.json').read_text())
+def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
+  claim_workdir(config, str(folder))
+  written = json.loads((folder / 'config.json').read_text())
   del written['grading']['verifier']
-  (workdir / 'config.json').write_text(json.dumps(written))
-  check_workdir(config, str(workdir))
+  (folder / 'config.json').write_text(json.dumps(written))
+  check_workdir(config, str(folder))
   with pytest.raises(InputError, match='verifier was built_in, is math_verify'):
-    check_workdir(changed(config, {'grading.verifier': 'math_verify'}), str(workdir))
+    check_workdir(changed(config, {'grading.verifier': 'math_verify'}), str(folder))
 
 
-def test_a_workdir_of_another_config_is_refused_with_what_differs(config, workdir):
-  claim_workdir(config, str(workdir))
-  before = (workdir / 'config.json').read_text()
+def test_a_workdir_of_another_config_is_refused_with_what_differs(config, folder):
+  claim_workdir(config, str(folder))
+  before = (folder / 'config.json').read_text()
   with pytest.raises(
     InputError,
     match=re.escape(
-      f'{workdir} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
+      f'{folder} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
       'was 5, is 3. Choose another --workdir, or restore the config.'
     ),
   ):
-    check_workdir(changed(config, {'seed': 3, 'replay.ratio': 0.25}), str(workdir))
-  assert (workdir / 'config.json').read_text() == before
+    check_workdir(changed(config, {'seed': 3, 'replay.ratio': 0.25}), str(folder))
+  assert (folder / 'config.json').read_text() == before
 
 
-def test_a_run_may_be_prolonged_observed_and_computed_differently(config, workdir):
-  claim_workdir(config, str(workdir))
+def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder):
+  claim_workdir(config, str(folder))
   changes = {
     'num_steps': 99,
     'evaluation.every': 1,
@@ -81,20 +90,20 @@ def test_a_run_may_be_prolonged_observed_and_computed_differently(config, workdi
     'data.validation': ('arithmetic:test',),
     'rollout.slots': 3,
   }
-  check_workdir(changed(config, changes), str(workdir))
+  check_workdir(changed(config, changes), str(folder))
 
 
-def test_a_decaying_rate_forbids_prolonging(config, workdir):
-  claim_workdir(changed(config, {'optimizer.schedule': 'cosine'}), str(workdir))
+def test_a_decaying_rate_forbids_prolonging(config, folder):
+  claim_workdir(changed(config, {'optimizer.schedule': 'cosine'}), str(folder))
   with pytest.raises(InputError, match=r'config\.num_steps was 32, is 99'):
-    check_workdir(changed(config, {'num_steps': 99}), str(workdir))
+    check_workdir(changed(config, {'num_steps': 99}), str(folder))
 
 
-def test_only_the_given_sections_are_compared(config, workdir):
-  claim_workdir(config, str(workdir))
-  check_workdir(changed(config, {'seed': 3}), str(workdir), ('model',))
+def test_only_the_given_sections_are_compared(config, folder):
+  claim_workdir(config, str(folder))
+  check_workdir(changed(config, {'seed': 3}), str(folder), ('model',))
   with pytest.raises(InputError, match=r'config: config\.model\.width was \d+, is 64\. Choose'):
-    check_workdir(changed(config, {'model.width': 64}), str(workdir), ('model',))
+    check_workdir(changed(config, {'model.width': 64}), str(folder), ('model',))
 
 
 @pytest.mark.parametrize('evaluated', [False, True])
@@ -133,3 +142,169 @@ def test_a_workdir_is_made_where_it_is_missing_and_refused_where_it_cannot_be_wr
   (tmp_path / 'file').write_text('')
   with pytest.raises(InputError, match=r'file/run cannot be written into .*Not a directory'):
     check_writable(str(tmp_path / 'file' / 'run'))
+
+
+# ---- A folder in which one process at a time may work, whatever becomes of that process ----
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], 'a+')
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write(sys.argv[2] + ' process 7 on other, at noon')
+file.flush()
+print('held', flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def hold(tmp_path):
+  """A function: a process that holds the lock as if it ran on a machine."""
+  started = []
+
+  def start(machine):
+    process = subprocess.Popen(
+      [sys.executable, '-c', HOLD, str(tmp_path / 'lock'), machine], stdout=subprocess.PIPE
+    )
+    started.append(process)
+    process.stdout.readline()
+    return process
+
+  yield start
+  for process in started:
+    process.kill()
+    process.communicate()
+
+
+def held(folder):
+  return workdir.folder_held(str(folder), 'lock', 'Wait for it.')
+
+
+def test_an_owner_is_named_and_its_death_frees_the_folder(hold, tmp_path):
+  process = hold(workdir._machine())
+  refusal = r'^Wait for it\. The lock was taken by process 7 on other, at noon\.$'
+  with pytest.raises(InputError, match=refusal), held(tmp_path):
+    pass
+  process.kill()
+  process.wait()
+  with held(tmp_path):
+    assert f'process {os.getpid()} on ' in (tmp_path / 'lock').read_text()
+
+
+def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkeypatch, capsys):
+  """An NFS server keeps it for a while; who restarts preempted machines is not to be refused."""
+  process = hold('another')
+
+  def die(_):
+    process.kill()
+    process.wait()
+
+  monkeypatch.setattr(time, 'sleep', die)
+  with held(tmp_path):
+    assert 'process 7 on other, at noon; waiting for' in capsys.readouterr().out
+
+
+def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, monkeypatch):
+  hold('another')
+  monkeypatch.setattr(workdir, 'LEASE_SECONDS', 0.0)
+  with pytest.raises(InputError, match='process 7 on other'), held(tmp_path):
+    pass
+
+
+def test_a_process_that_inherits_the_lock_keeps_it_after_the_owner(tmp_path):
+  """As the trials of a sweep that was killed."""
+  with held(tmp_path) as descriptor:
+    heir = subprocess.Popen(['sleep', '600'], pass_fds=[descriptor])
+  try:
+    with pytest.raises(InputError), held(tmp_path):
+      pass
+  finally:
+    heir.kill()
+    heir.wait()
+  with held(tmp_path):
+    pass
+
+
+def test_who_takes_turns_waits_and_says_so(hold, tmp_path, capsys):
+  process = hold('here')
+  started = time.monotonic()
+  threading.Timer(0.2, process.kill).start()
+  with workdir.in_turn_of(str(tmp_path), 'lock', 'another run has it'):
+    assert time.monotonic() - started >= 0.2
+    assert capsys.readouterr().out == 'another run has it\n'
+  with workdir.in_turn_of(str(tmp_path), 'lock', 'another run has it'):
+    assert capsys.readouterr().out == ''
+
+
+def test_where_the_file_system_has_no_locks_the_run_goes_on_with_a_warning(
+  tmp_path, monkeypatch, capsys
+):
+  def refuse(*_):
+    raise OSError(errno.ENOSYS, 'Function not implemented')
+
+  monkeypatch.setattr(fcntl, 'flock', refuse)
+  with held(tmp_path):
+    assert 'cannot be locked' in capsys.readouterr().err
+
+
+# ---- A file or a folder is written completely or not at all ----
+
+
+def names(folder):
+  return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_takes_its_place_at_the_end(tmp_path):
+  path = tmp_path / 'made' / 'file.txt'
+  for text in ('old', 'new'):
+    with replacing(path) as unfinished:
+      unfinished.write_text(text)
+      assert not path.exists() or path.read_text() == 'old'
+  assert path.read_text() == 'new' and names(path.parent) == ['file.txt']
+
+
+def test_what_fails_or_writes_nothing_leaves_what_was_there(tmp_path):
+  path = tmp_path / 'file.txt'
+  path.write_text('old')
+
+  def interrupted():
+    with replacing(path) as unfinished:
+      unfinished.write_text('half')
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    interrupted()
+  with replacing(path):
+    pass
+  assert path.read_text() == 'old' and names(tmp_path) == ['file.txt']
+
+
+def test_what_a_kill_left_is_not_in_a_new_folder(tmp_path):
+  path = tmp_path / 'folder'
+  with replacing(path) as unfinished:
+    left = unfinished
+    unfinished.mkdir()
+  left.mkdir()
+  (left / 'half').touch()
+  with replacing(path) as unfinished:
+    unfinished.mkdir()
+    (unfinished / 'whole').touch()
+  assert names(path) == ['whole'] and names(tmp_path) == ['folder']
+
+
+def test_of_several_that_write_a_folder_the_first_wins(tmp_path):
+  path = tmp_path / 'folder'
+  with replacing(path, shared=True) as first, replacing(path, shared=True) as second:
+    assert first != second
+    for unfinished in (first, second):
+      unfinished.mkdir()
+      (unfinished / 'of').write_text(unfinished.name)
+  assert (path / 'of').read_text() == second.name and names(tmp_path) == ['folder']
+
+
+def test_where_a_folder_cannot_be_put_it_is_an_error(tmp_path):
+  (tmp_path / 'folder').write_text('a file')
+  with pytest.raises(NotADirectoryError), replacing(tmp_path / 'folder', shared=True) as unfinished:
+    unfinished.mkdir()
+  assert names(tmp_path) == ['folder']

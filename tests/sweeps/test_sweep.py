@@ -1,5 +1,6 @@
 """Trials of a sweep are checked before the first starts, run, resumed and compared."""
 
+import ast
 import copy
 import importlib
 import json
@@ -7,6 +8,8 @@ import os
 import re
 import shlex
 import signal
+import sys
+import threading
 import time
 
 import pytest
@@ -17,8 +20,9 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
-from exgrpo_jax.sweeps import sweep, trials
+from exgrpo_jax.sweeps import launcher, sweep, trials
 from tests.helpers import forked
+from tests.helpers.forked import is_running
 from tests.helpers.paths import REPOSITORY
 
 SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
@@ -333,3 +337,127 @@ def test_a_trial_that_the_real_trainer_refuses_has_the_reason_in_its_log(
   assert 'error: nowhere.jsonl: there is no such file' in log
   assert metrics.read(tmp_path / 'runs' / 'a') == []
   check_workdir(trial.values, str(tmp_path / 'runs' / 'a'))
+
+
+# ---- The trials of a sweep: grids, lists, and sweep files ----
+
+
+def test_a_grid_is_every_combination_named_by_its_values():
+  assert trials.grid({'replay.ratio': [0.0, 0.25], 'seed': range(2)}) == {
+    'ratio=0,seed=0': {'replay.ratio': 0.0, 'seed': 0},
+    'ratio=0,seed=1': {'replay.ratio': 0.0, 'seed': 1},
+    'ratio=0.25,seed=0': {'replay.ratio': 0.25, 'seed': 0},
+    'ratio=0.25,seed=1': {'replay.ratio': 0.25, 'seed': 1},
+  }
+
+
+def test_listed_settings_are_combined_with_axes_under_names_of_their_own():
+  settings = {'full': {}, 'plain': {'replay.ratio': 0.0}}
+  assert trials.listed(settings, {'seed': [3]}) == {
+    'full,seed=3': {'seed': 3},
+    'plain,seed=3': {'replay.ratio': 0.0, 'seed': 3},
+  }
+  assert trials.listed(settings, {}) == settings
+
+
+@pytest.mark.parametrize(
+  ('expression', 'message'),
+  [
+    ("{'a': {'seed': 1}, 'A': {'seed': 2}}", "trials 'a' and 'A' differ only in case"),
+    ("trials.grid({'seed': [1, 1]})", "two trials are named 'seed=1'"),
+    ("trials.grid({'replay.ratio': [.1, .10000001]})", "two trials are named 'ratio=0.1'"),
+    ("{'../a': {}}", "a trial cannot be named '../a'"),
+    ("{'..': {}}", "a trial cannot be named '..'"),
+    ("trials.grid({'data.train': ['x.jsonl[:5]']})", "cannot be named 'train=x.jsonl[:5]'"),
+    ("{'a': 1}", "trial 'a' must be {dotted config key: value}, not 1."),
+    ('[]', 'at least one, not []'),
+    ('1 / 0', ': ZeroDivisionError: division by zero'),
+    ('exit(3)', ': SystemExit: 3'),
+  ],
+)
+def test_a_sweep_file_that_defines_no_valid_trials_is_refused(expression, message, write_sweep):
+  with pytest.raises(InputError, match=re.escape(message)):
+    trials.load(write_sweep(expression))
+
+
+# ---- Commands in parallel: how many run, how a failure is reported, how they are interrupted ----
+
+
+def shell_job(tmp_path, name, script):
+  return launcher.Job(name=name, command=['sh', '-c', script], log=str(tmp_path / name / 'log.txt'))
+
+
+@pytest.mark.parametrize(
+  ('script', 'reason'),
+  [
+    ('echo step 3; echo; kill -9 $$', 'SIGKILL: step 3'),
+    ('echo ValueError: x; echo; echo a note after it; exit 3', 'exit status 3: ValueError: x'),
+    (
+      'echo jax.errors.JaxRuntimeError: x; echo ----; false',
+      'exit status 1: jax.errors.JaxRuntimeError: x',
+    ),
+    ('exit 1', 'exit status 1: its log is empty'),
+  ],
+)
+def test_a_failure_is_reported_with_the_error_line_of_its_log(script, reason, tmp_path):
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a' / 'log.txt').write_text('error: of an earlier start\n')
+  jobs = [shell_job(tmp_path, 'a', script), shell_job(tmp_path, 'b', 'true')]
+  assert launcher.run(jobs, 1) == launcher.Outcome(failed={'a': reason}, unfinished=[])
+
+
+@pytest.mark.parametrize('parallel', [1, 2])
+def test_as_many_jobs_run_at_a_time_as_asked_for(parallel, tmp_path):
+  """Each job creates a file, waits a while, and reports whether the other's file exists."""
+  script = 'cd {}; touch {}; for i in 1 2 3 4 5 6 7 8 9; do sleep .1; done; test -e {}; echo $?>{}'
+  jobs = [
+    shell_job(tmp_path, 'a', script.format(tmp_path, 'x', 'y', 'a_met_b')),
+    shell_job(tmp_path, 'b', script.format(tmp_path, 'y', 'nothing', 'rc')),
+  ]
+  assert launcher.run(jobs, parallel) == launcher.Outcome(failed={}, unfinished=[])
+  assert (tmp_path / 'a_met_b').read_text() == ('1\n' if parallel == 1 else '0\n')
+
+
+@pytest.mark.skipif(
+  not hasattr(os, 'sched_getaffinity') or len(os.sched_getaffinity(0)) < 2, reason='one core'
+)
+def test_jobs_at_the_same_time_have_cores_of_their_own(tmp_path):
+  meets = 'for i in $(seq 100); do sleep 0.1; test -e {other} && break; done'
+  ask = f'sleep 0.3; {sys.executable} -c "import os; print(os.sched_getaffinity(0))"'
+  jobs = [
+    shell_job(
+      tmp_path,
+      name,
+      f'{ask} > {tmp_path}/{name}.txt; {meets.format(other=tmp_path / f"{other}.txt")}',
+    )
+    for name, other in ('ab', 'ba')
+  ]
+  launcher.run(jobs, 2)
+  one, two = (ast.literal_eval((tmp_path / f'{name}.txt').read_text()) for name in 'ab')
+  assert one and two and not one & two
+
+
+def test_a_second_signal_kills_a_job_that_does_not_exit(tmp_path):
+  """Its child processes too; jobs that wait are not started."""
+  stubborn = shell_job(
+    tmp_path,
+    'a',
+    f'trap : TERM; sleep 30 & echo $! > {tmp_path}/child; touch {tmp_path}/x; wait; wait; wait',
+  )
+
+  def interrupt_twice():
+    while not (tmp_path / 'x').exists():
+      time.sleep(0.02)
+    for _ in range(2):
+      os.kill(os.getpid(), signal.SIGTERM)  # a background job of a shell ignores SIGINT
+      time.sleep(0.5)
+
+  handler = signal.getsignal(signal.SIGTERM)
+  sender = threading.Thread(target=interrupt_twice)
+  sender.start()
+  outcome = launcher.run([stubborn, shell_job(tmp_path, 'b', 'true')], 1)
+  assert outcome == launcher.Outcome(failed={}, unfinished=['a', 'b'])
+  sender.join()
+  child = int((tmp_path / 'child').read_text())
+  assert not is_running(child)
+  assert signal.getsignal(signal.SIGTERM) is handler

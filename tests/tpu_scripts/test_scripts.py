@@ -11,15 +11,22 @@ import sys
 import pytest
 
 from tests.helpers.stand_ins import (
+  LOCATION,
   RECORD,
   ROOT,
   SCRIPTS,
   VALUES,
+  background,
   calls,
+  dry_calls,
   dry_run,
   environment,
   fake,
+  parse,
   run,
+  training,
+  wait_until,
+  worker,
 )
 
 SOURCED = {'common.sh', 'node.sh', 'variables.sh'}
@@ -112,3 +119,188 @@ def test_commands_of_a_dry_run_do_the_same_when_they_are_pasted(place):
   by_script, pasted = calls(place)
   assert by_script == pasted
   assert "/mnt/my-bucket/it's a run" in shlex.split(pasted.flags['command'])
+
+
+# ---- The scripts for GKE: a cluster with the bucket, and training as a workload of it ----
+
+
+CLUSTER = LOCATION | {'cluster': 'my-cluster'}
+DELETE_WORKLOAD = ['xpk', 'workload', 'delete', '--workload=run-1', '--force']
+DELETE_CLUSTER = ['xpk', 'cluster', 'delete', '--force']
+
+
+def in_cluster(command):
+  return parse([*command, *(f'--{name}={value}' for name, value in CLUSTER.items())])
+
+
+def test_the_cluster_has_one_slice_and_sees_the_bucket_without_caches(place):
+  create, attach = dry_calls(place, 'gke_create.sh')
+  options = ('--tpu-type=v5litepod-16', '--num-slices=1', '--spot', '--enable-gcsfuse-csi-driver')
+  assert create == in_cluster(['xpk', 'cluster', 'create', *options])
+  assert attach.words == ('storage', 'attach', 'exgrpo-bucket')
+  expected = {'bucket': 'my-bucket', 'mount-point': '/mnt/my-bucket', 'readonly': 'false'}
+  assert attach.flags.items() >= (CLUSTER | {'type': 'gcsfuse'} | expected).items()
+  assert set(attach.flags['mount-options'].split(',')) == {
+    'metadata-cache:ttl-secs:0',
+    'metadata-cache:negative-ttl-secs:0',
+    'write:enable-streaming-writes:false',
+  }
+  create, _ = dry_calls(place, 'gke_create.sh', SPOT='no')
+  assert 'on-demand' in create.flags and 'spot' not in create.flags
+
+
+@pytest.fixture
+def launch(place):
+  """Starts the workload; gives its call of xpk and a folder as the pod that it describes."""
+  assert run(place, 'gke_launch.sh').returncode == 0
+  (workload,) = calls(place)
+  pod = place / 'pod'
+  shutil.copytree(workload.flags['script-dir'], pod)
+  return workload, pod
+
+
+def test_a_pod_installs_the_tree_and_runs_the_same_training(launch, place):
+  """It is restarted after preemptions and failures but not after a refusal."""
+  workload, pod = launch
+  assert workload.words == ('workload', 'create')
+  expected = CLUSTER | {
+    'workload': 'run-1',
+    'tpu-type': 'v5litepod-16',
+    'num-slices': '1',
+    'base-docker-image': 'python:3.12',
+    'storage': 'exgrpo-bucket',
+    'max-restarts': '50',
+    'restart-on-exit-codes': '1,75',
+  }
+  assert workload.flags.items() >= expected.items()
+  fake(place, 'python', RECORD)
+  subprocess.run(
+    ['bash', '-c', workload.flags['command']], cwd=pod, env=environment(place), check=True
+  )
+  install, train = calls(place, 'python')
+  assert install.words == ('-m', 'pip', 'install', '.[tpu,gcs,wandb]')
+  assert train == training() and {install.cwd, train.cwd} == {str(pod)}
+  assert (pod / 'exgrpo_jax' / '__main__.py').exists()
+
+
+def test_keys_reach_the_workload_through_a_file(place):
+  (place / 'keys').write_text('WANDB_API_KEY=secret-0123456789\n')
+  assert run(place, 'gke_launch.sh', ENV_FILE=str(place / 'keys')).returncode == 0
+  assert calls(place)[0].flags['env-file'] == str(place / 'keys')
+  assert 'secret' not in (place / 'calls').read_text()
+
+
+def test_sigterm_to_a_pod_reaches_training_and_its_exit_code_is_the_pods(launch, place):
+  workload, pod = launch
+  trains = 'trap "exit 75" TERM; echo ready; while true; do sleep .1; done'
+  fake(place, 'python', f'[[ $2 == pip ]] || {{ {trains}; }}')
+  command = ['bash', '-c', workload.flags['command']]
+  with background(place, command, cwd=pod, stdout=subprocess.PIPE) as process:
+    assert process.stdout.readline() == 'ready\n'
+    process.terminate()
+    assert process.wait(timeout=30) == 75
+
+
+def test_delete_removes_the_workload_or_the_cluster_and_asks_first(place):
+  assert dry_calls(place, 'gke_delete.sh') == [in_cluster(DELETE_WORKLOAD)]
+  assert dry_calls(place, 'gke_delete.sh', '--cluster') == [in_cluster(DELETE_CLUSTER)]
+  assert run(place, 'gke_delete.sh').returncode == 2
+  assert not calls(place)
+  assert run(place, 'gke_delete.sh', typed='yes\n').returncode == 0
+  assert run(place, 'gke_delete.sh', '--cluster', '--yes').returncode == 0
+  assert calls(place) == [in_cluster(DELETE_WORKLOAD), in_cluster(DELETE_CLUSTER)]
+
+
+# ---- tpu_scripts/worker.sh: what runs on a worker, with real processes ----
+
+
+# Trains until SIGTERM.
+TRAIN = 'trap "echo saved; exit 7" TERM; echo ready; while true; do sleep .1; done'
+
+
+def start(place, command):
+  assert worker(place, 'start', '/none', 'bash', '-c', command).returncode == 0
+
+
+def status(place):
+  return worker(place, 'status').stdout
+
+
+def await_status(place, expected):
+  wait_until(lambda: status(place) == f'exgrpo: {expected}\n', lambda: status(place))
+
+
+def await_log(place, line):
+  log = place / 'exgrpo' / 'log'
+  wait_until(lambda: line in log.read_text().splitlines(), log.read_text)
+
+
+def test_a_worker_keeps_the_exit_code_and_the_output(place):
+  assert status(place) == 'exgrpo: idle\n'
+  start(place, 'echo hello; exit 3')
+  await_status(place, 'exit_code 3')
+  await_log(place, 'hello')
+
+
+def test_a_worker_runs_one_training_at_a_time_and_stops_it_with_sigterm(place):
+  start(place, TRAIN)
+  await_log(place, 'ready')
+  second = worker(place, 'start', '/none', 'true')
+  assert second.returncode == 1
+  assert second.stderr == 'error: training is already running; stop.sh stops it.\n'
+  assert worker(place, 'free').returncode == 1
+  assert worker(place, 'stop').returncode == 0
+  assert status(place) == 'exgrpo: exit_code 7\n'
+  await_log(place, 'saved')
+  assert worker(place, 'free').returncode == 0
+
+
+def test_a_worker_kills_training_that_does_not_stop_and_says_that_it_was_killed(place):
+  start(place, 'trap "" TERM; echo ready; while true; do sleep .1; done')
+  await_log(place, 'ready')
+  assert worker(place, 'stop', STOP_SECONDS='1').returncode == 0
+  await_status(place, 'lost')
+
+
+def test_a_worker_mounts_the_bucket_once(place):
+  fake(place, 'mountpoint', 'exit 1')
+  assert worker(place, 'mount', 'my-bucket').returncode == 0
+  make, own, mount = calls(place)
+  assert {make.tool, own.tool} == {'sudo'}
+  assert make.words == ('mkdir', '-p', '/mnt/my-bucket')
+  assert own.words == ('chown', str(os.getuid()), '/mnt/my-bucket')
+  assert (mount.tool, *mount.words) == ('gcsfuse', 'my-bucket', '/mnt/my-bucket')
+  assert mount.flags == {
+    'metadata-cache-ttl-secs': '0',
+    'metadata-cache-negative-ttl-secs': '0',
+    'enable-streaming-writes': 'false',
+  }
+  fake(place, 'mountpoint', 'exit 0')
+  assert worker(place, 'mount', 'my-bucket').returncode == 0
+  assert len(calls(place)) == 3
+
+
+def test_metrics_reach_the_bucket_while_training_runs(place):
+  (place / 'metrics.jsonl').touch()
+  fake(place, 'sync', RECORD)
+  fake(place, 'sleep', 'exec /bin/sleep .1')
+  until_synced = 'until [[ -e $FAKE/calls ]]; do read -rt .1 <> <(:) || true; done'
+  assert worker(place, 'run', str(place), 'bash', '-c', until_synced).returncode == 0
+  assert calls(place)[0].words == (f'{place}/metrics.jsonl',)
+
+
+def test_in_the_foreground_a_worker_exits_as_training_does_and_passes_sigterm_on(place):
+  assert worker(place, 'run', '/none', 'bash', '-c', 'exit 5').returncode == 5
+  command = [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', TRAIN]
+  with background(place, command, stdout=subprocess.PIPE) as process:
+    assert process.stdout.readline() == 'ready\n'
+    process.terminate()
+    assert process.wait(timeout=30) == 7
+
+
+def test_sigterm_that_comes_as_soon_as_training_starts_is_not_lost(place):
+  train = 'trap "exit 7" TERM; kill -TERM $PPID; while true; do sleep .1; done'
+  command = [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', train]
+  for _ in range(5):
+    with background(place, command) as process:
+      assert process.wait(timeout=30) == 7

@@ -1,19 +1,19 @@
 """The training loop itself: one recorded run (conftest.py) held to docs/algorithm.md.
 
+What holds for every kind of run is in test_kinds_of_run.py.
+
 No expected value comes from the code under test: each is computed again from what the stages
 of the run read and returned.
 """
 
 import copy
 import dataclasses
-import functools
 import json
 import math
 import re
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,8 +25,9 @@ from exgrpo_jax.reporting import metrics
 from exgrpo_jax.reporting.step_rows import OUTCOMES
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.training import loop
-from tests.helpers import recording, tiny
+from tests.helpers import losses, recording, tiny
 from tests.helpers.chance import is_correct
+from tests.helpers.losses import norm
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
 
@@ -101,101 +102,6 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
     assert (step.plan.epoch, step.plan.cursor.position) == (epoch, position)
 
 
-# ---- What a step leaves in the buffer ----
-
-
-def test_recording_is_the_rules_applied_group_by_group(recorded):
-  """All rules of docs/algorithm.md, from the empty buffer to the last step, in plain Python."""
-  entries, retired, started = {}, {}, False
-  for number, step in recorded.steps.items():
-    for row, is_replay, responses, verdicts, _ in groups(step):
-      k = successes(verdicts, is_replay)
-      if k == K:
-        retired.setdefault(row, step.plan.epoch)
-        entries.pop(row, None)
-      elif k > 0 and started and row not in retired:
-        stored = list(entries[row][1]) if row in entries else []
-        for response, verdict in zip(responses, verdicts):
-          if verdict.correct and response.tokens.tolist() not in [tokens for tokens, *_ in stored]:
-            stored.append((response.tokens.tolist(), response.logp.tolist(), 1.0, number))
-        if stored:
-          entries[row] = (k / K, stored[-tiny.STORED :])
-    rate = np.mean([verdict.correct for verdicts in step.verdicts for verdict in verdicts])
-    started = started or rate > 0
-    recorded_entries = {
-      row: (
-        entry.correctness,
-        [(t.tokens.tolist(), t.logp.tolist(), t.reward, t.step) for t in entry.trajectories],
-      )
-      for row, entry in step.after.entries.items()
-    }
-    assert recorded_entries == entries
-    assert step.after.retired_epoch == retired
-    assert step.after.started == started
-
-
-def test_stored_log_probabilities_are_those_of_the_policy_that_wrote_them(recorded):
-  """Computed in float64 from all logits, under the parameters of the step that wrote them."""
-  last = recorded.steps[tiny.NUM_STEPS].after
-  prompts = recorded.data.prompts
-  for row, entry in last.entries.items():
-    for t in entry.trajectories:
-      logp_T, _ = recorded.values_of(recorded.steps[t.step].params, prompts[row], t.tokens)
-      np.testing.assert_allclose(t.logp, logp_T, atol=1e-4)
-
-
-def test_the_replayed_trajectory_has_the_lowest_entropy_under_the_current_policy(recorded):
-  not_first = 0
-  several = [
-    (step, *group)
-    for step in recorded.steps.values()
-    for group in zip(step.plan.prompts, step.plan.candidates, step.replays)
-    if len(group[1]) > 1
-  ]
-  for step, prompt, candidates, chosen in several[::3]:
-    entropies = [recorded.values_of(step.params, prompt, t.tokens)[1].mean() for t in candidates]
-    index = [t is chosen for t in candidates].index(True)
-    assert entropies[index] <= min(entropies) + 1e-5
-    not_first += index > 0
-  assert not_first > 2  # so it is not simply the oldest
-
-
-# ---- What a step learns from ----
-
-
-def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(recorded):
-  for number, step in recorded.steps.items():
-    batch, b = step.batch, 0
-    assert len(batch.tokens_BT) == len(batch.advantage_B) == Q * K
-    for index, (_, is_replay, responses, verdicts, replayed) in enumerate(groups(step)):
-      prompt = step.plan.prompts[index]
-      assert len(responses) == len(verdicts) == K - is_replay
-      for k, member in enumerate([*responses, replayed] if is_replay else responses):
-        stop = len(prompt) + len(member.tokens)
-        position_T = np.arange(batch.tokens_BT.shape[1])
-        is_response_T = (position_T >= len(prompt)) & (position_T < stop)
-        np.testing.assert_array_equal(batch.tokens_BT[b, : len(prompt)], prompt)
-        np.testing.assert_array_equal(batch.tokens_BT[b, is_response_T], member.tokens)
-        np.testing.assert_array_equal(batch.response_mask_BT[b], is_response_T)
-        np.testing.assert_array_equal(batch.behaviour_logp_BT[b, is_response_T], member.logp)
-        assert (batch.behaviour_logp_BT[b, ~is_response_T] == 0).all()
-        assert batch.is_replay_B[b] == (is_replay and k == K - 1)
-        assert batch.policy_step_B[b] == (replayed.step if batch.is_replay_B[b] else number)
-        b += 1
-
-
-def test_advantages_are_rewards_less_the_mean_of_the_group(recorded):
-  for step in recorded.steps.values():
-    reward_QK = np.array(
-      [
-        [verdict.reward for verdict in verdicts] + [1.0] * is_replay
-        for _, is_replay, _, verdicts, _ in groups(step)
-      ]
-    )
-    expected_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(step.batch.advantage_B, expected_QK.ravel(), atol=1e-6)
-
-
 # ---- The update ----
 
 
@@ -261,28 +167,15 @@ def learn(opened, params, batch):
   return change, {name: float(value) for name, value in sums.items()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
-@functools.partial(jax.grad, argnums=1)
-def expected_gradient(config, params, batch):
-  """The objective (docs/algorithm.md) on all logits at once: fresh rows at r = 1, replayed f(w)."""
-  mask_BT = batch.response_mask_BT[:, 1:]
-  logits_BTV = model.hidden_states(config, params, batch.tokens_BT) @ model.unembedding(
-    config, params
-  )
-  logp_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
-  logp_BT = jnp.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], axis=-1)[..., 0]
-  entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
-  w_BT = jnp.exp(logp_BT - batch.behaviour_logp_BT[:, 1:])
-  fresh_BT = jnp.exp(logp_BT - jax.lax.stop_gradient(logp_BT))
-  term_BT = jnp.where(batch.is_replay_B[:, None], w_BT / (w_BT + 0.1), fresh_BT)
-  policy = (mask_BT * term_BT * batch.advantage_B[:, None]).sum() / (len(mask_BT) * tiny.RESPONSE)
-  return -policy - 1e-4 * (mask_BT * entropy_BT).sum() / mask_BT.sum()
+def itself(_, params):
+  return params
 
 
-def norm(tree):
-  return math.sqrt(
-    sum(float((np.asarray(x, np.float64) ** 2).sum()) for x in jax.tree.leaves(tree))
-  )
+def expected_gradient(recorded, params, batch):
+  """The paper's objective on all logits at once: fresh rows at r = 1, replayed f(w)."""
+  settings = 0.1, 1e-4, 0.0, tiny.RESPONSE
+  shape = recorded.experiment.model
+  return losses.on_all_logits(shape, settings, itself, params, batch, (None, None))[1]
 
 
 def distance(tree, other_tree):
@@ -291,7 +184,7 @@ def distance(tree, other_tree):
 
 @pytest.fixture(scope='module')
 def gradient(recorded, update_inputs):
-  return expected_gradient(recorded.experiment.model, *update_inputs)
+  return expected_gradient(recorded, *update_inputs)
 
 
 def test_one_minibatch_moves_the_parameters_by_the_gradient_of_all_rows(
@@ -333,7 +226,7 @@ def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
   half = Q * K // 2
   first, second = (  # each half twice: the same gradient as once, and no new shape to compile
     expected_gradient(
-      recorded.experiment.model,
+      recorded,
       params,
       jax.tree.map(lambda x, rows=rows: np.concatenate([x[rows], x[rows]]), batch),
     )
@@ -374,25 +267,6 @@ def test_a_run_writes_every_metric(recorded):
     is_compared = number in (1, 1 + tiny.COMPARED_EVERY)
     assert ({'parity/mean', 'parity/max'} <= set(record)) == is_compared
     assert all(math.isfinite(value) for value in record.values())
-
-
-def test_metrics_are_those_of_what_the_step_collected_and_recorded(recorded):
-  for record in metrics.read(recorded.workdir)[1:]:
-    step = recorded.steps[int(record['step'])]
-    rewards = [
-      [v.reward for v in verdicts] + [1.0] * is_replay
-      for _, is_replay, _, verdicts, _ in groups(step)
-    ]
-    assert record['reward'] == pytest.approx(
-      np.mean([v.reward for verdicts in step.verdicts for v in verdicts])
-    )
-    assert record['grading/correct'] == record['pass_rate/all']
-    assert record['zero_variance'] == np.mean([len(set(group)) == 1 for group in rewards])
-    assert record['buffer/retired'] == len(step.after.retired_epoch)
-    assert sum(record[f'buffer/bucket_{k}'] for k in range(K)) == len(step.after.entries)
-    assert record['length/total'] == sum(len(r.tokens) for g in step.responses for r in g)
-    if ages := [step.plan.step - trajectory.step for trajectory in step.replays if trajectory]:
-      assert record['replay/age_mean'] == np.mean(ages)
 
 
 def test_the_policy_is_evaluated_first_every_so_often_and_last(recorded):

@@ -1,15 +1,18 @@
 """A run whose steps are taken by hand, one that ends early, and one that is traced."""
 
 import copy
+import dataclasses
 import gzip
 import json
 import os
+import pathlib
 import shutil
 
 import jax
 import pytest
 
 from exgrpo_jax.commands import generate
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import experiment
@@ -17,7 +20,7 @@ from exgrpo_jax.grading import workers
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime import environment
-from exgrpo_jax.training import session
+from exgrpo_jax.training import checks, session
 from tests.helpers import recording, tiny
 
 BEGUN = 8  # steps of the recorded run that are kept; the next ones replay
@@ -158,3 +161,46 @@ def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, m
   events = json.loads(gzip.decompress(trace.read_bytes()))['traceEvents']
   names = {event.get('name') for event in events}
   assert {'step', 'pick', 'generate', 'grade'} <= names
+
+
+# ---- The tokenizer that a run keeps in its workdir ----
+
+
+def test_a_run_keeps_its_tokenizer_once(config, tmp_path):
+  opened = experiment.open_experiment(config, str(tmp_path))
+  session.keep_tokenizer(opened)
+  kept = tokenizer.load(tmp_path / 'tokenizer')
+  assert kept.encode('12+7\n') == opened.tokenizer.encode('12+7\n')
+  (tmp_path / 'tokenizer' / 'tokenizer.model').write_text('kept')
+  session.keep_tokenizer(opened)
+  assert (tmp_path / 'tokenizer' / 'tokenizer.model').read_text() == 'kept'
+
+
+def test_a_kill_leaves_no_part_of_a_tokenizer(config, tmp_path, monkeypatch):
+  opened = experiment.open_experiment(config, str(tmp_path))
+
+  def killed(folder):
+    (folder_path := pathlib.Path(folder)).mkdir()
+    (folder_path / 'half').write_text('')
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(opened.tokenizer, 'save', killed)
+  with pytest.raises(KeyboardInterrupt):
+    session.keep_tokenizer(opened)
+  monkeypatch.undo()
+  assert not (tmp_path / 'tokenizer').exists()
+  session.keep_tokenizer(opened)
+  assert tokenizer.load(tmp_path / 'tokenizer').vocab_size == opened.tokenizer.vocab_size
+  assert not (tmp_path / 'tokenizer' / 'half').exists()
+
+
+# ---- What can be checked before a run starts ----
+
+
+def test_the_score_of_a_task_is_no_reward_for_data_without_its_entries(recorded):
+  grading = dataclasses.replace(tiny.GRADING, rewards=('score_answer',))
+  config = dataclasses.replace(recorded.experiment.config, grading=grading)
+  with pytest.raises(
+    InputError, match=r"'score_answer' .* it asks for 'entry', which is no column"
+  ):
+    checks.check_rewards(config, recorded.evaluations[0])

@@ -6,17 +6,21 @@ A line is 'truth | answer', or 'one <> other' where either may be the truth; '# 
 import functools
 import itertools
 import pathlib
+import random
+import re
+from fractions import Fraction
 
 import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exgrpo_jax.grading.answers import answer, equality
+from exgrpo_jax.grading.answers import answer, equality, identity, latex, number, quantity
 from exgrpo_jax.grading.answers.extraction import final_answer
-from exgrpo_jax.grading.answers.tokens import normalize_spelling
-from tests.grading import cases
-from tests.helpers import spellings
+from exgrpo_jax.grading.answers.grammar import UnreadableError
+from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
+from exgrpo_jax.grading.answers.units import conversion, normalize_unit
+from tests.helpers import cases
 from tests.helpers.paths import REAL_DATA
 
 BENCHMARKS = ('math_benchmarks', 'arc_c', 'gpqa')
@@ -65,7 +69,7 @@ def test_each_kind_is_compared_in_its_own_way():
 
 
 def own_truths():
-  return tuple(dict.fromkeys(final_answer(case['gold']) for case in cases.read()))
+  return tuple(dict.fromkeys(final_answer(case['gold']) for case in cases.responses()))
 
 
 @functools.cache
@@ -89,7 +93,7 @@ def test_every_truth_is_accepted_however_it_is_spelled(truths):
   refused = [
     (truth, change, text)
     for truth in truths
-    for change, text in spellings.respellings(truth)
+    for change, text in respellings(truth)
     if not equal(text, truth)
   ]
   assert refused == []
@@ -99,7 +103,7 @@ def test_no_truth_is_mistaken_for_another_value(truths):
   accepted = [
     (truth, change, text)
     for truth in truths
-    for change, text in spellings.changes(truth)
+    for change, text in changes(truth)
     if equal(text, truth)
   ]
   assert accepted == []
@@ -109,7 +113,7 @@ def test_no_truth_is_equal_to_the_next(truths):
   assert [
     (a, b)
     for a, b in itertools.pairwise(truths)
-    if equal(a, b) and spellings.strip_delimiters(a) != spellings.strip_delimiters(b)
+    if equal(a, b) and strip_delimiters(a) != strip_delimiters(b)
   ] == []
 
 
@@ -151,3 +155,426 @@ def test_equality_of_expressions_is_symmetric(x, y):
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_one_more_is_another_value(x):
   assert not equal(f'({x})+1', x)
+
+
+# ---- Algebra decides, or says that it cannot; pairs that it decides are in equal.txt ----
+
+
+def tree(text):
+  return latex.parse(tokenize(normalize_spelling(text)))
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    '(x+y+z+1)^{5000}',
+    '(x^2+y)^{99}(x+y^2)^{99}',
+    r'\frac{1}{x+1}' + r'+\frac{1}{x+2y}' * 60,
+    '+'.join(f'x_{{{n}}}^{{2022}}' for n in range(40)),
+    r'\binom{a+b+c+x}{60}',
+    '((x!)!)!',
+    '10^{10^{10}}!',
+  ],
+)
+def test_what_is_too_large_for_algebra_is_undecided(text):
+  assert identity.same_expression(tree(text), tree('5x')) is None
+
+
+def random_tree(generator, depth=3):
+  if depth == 0 or generator.random() < 0.2:
+    return generator.choice([('symbol', 'n'), ('number', Fraction(generator.randint(1, 3)))])
+  x, y = (random_tree(generator, depth - 1) for _ in range(2))
+  return generator.choice(
+    [
+      ('add', (x, y)),
+      ('multiply', (x, y)),
+      ('negate', x),
+      ('divide', x, y),
+      ('power', x, ('number', Fraction(generator.choice([2, -1])))),
+      ('power', ('number', Fraction(2)), x),
+      ('function', 'binom', (('add', (x, ('number', Fraction(2)))), ('number', Fraction(2)))),
+      ('factorial', x),
+    ]
+  )
+
+
+def value(of, n):
+  try:
+    return number.evaluate(of, {'n': Fraction(n)}, number.context_of(100))
+  except number.ERRORS:
+    return None
+
+
+def test_algebra_and_values_agree():
+  generator = random.Random(1)
+  trees = [random_tree(generator) for _ in range(120)]
+  pairs = [(x, random_tree(generator, 1)) for x in trees]
+  pairs += [(('add', (x, y)), ('add', (y, x))) for x, y in pairs]
+  decided = [
+    (x, y, verdict) for x, y in pairs if (verdict := identity.same_expression(x, y)) is not None
+  ]
+  assert len(decided) > len(pairs) // 2
+  assert {verdict for _, _, verdict in decided} == {True, False}
+  for x, y, verdict in decided:
+    values = [(a, b) for n in range(1, 30) if None not in (a := value(x, n), b := value(y, n))]
+    if len(values) > 8:
+      agree = all(abs(a - b) <= abs(a) * Fraction(1, 10**40) for a, b in values)
+      assert agree == verdict, (x, y)
+
+
+# ---- Quantities ----
+
+
+@pytest.mark.parametrize(
+  'text',
+  r'9^9^9^9 10^{99999} 1/0 0^0 5!!!! \sqrt{2} \pi x \infty 9^{99999}/2'.split(),  # noqa: SIM905
+)
+def test_an_irrational_undefined_or_huge_number_has_no_exact_value(text):
+  assert quantity.exact(tree(text)) is None
+
+
+@pytest.mark.parametrize(
+  'text', ['2 3', '', ')', '(1', r'\foo', '1 +', r'\frac{1}', '|', '^2', '5_']
+)
+def test_text_that_cannot_be_parsed_is_unreadable(text):
+  with pytest.raises(UnreadableError):
+    tree(text)
+
+
+def test_a_difference_in_the_eightieth_digit_is_seen():
+  root = '1.4142135623730950488016887242096980785696718753769480731766797379907324784621'
+  assert not quantity.same(tree(r'\sqrt{2}'), tree(root))
+  assert not quantity.same(tree(r'10^{100}+\sqrt{2}'), tree(r'10^{100}+\sqrt{3}'))
+  assert quantity.same(tree(r'10^{100}+\sqrt{8}'), tree(r'10^{100}+2\sqrt{2}'))
+
+
+def test_unknowns_may_be_negative_except_those_with_a_subscript():
+  assert not quantity.same(tree('|x|'), tree('x'))
+  assert not quantity.same(tree(r'\sqrt{x^2}'), tree('x'))
+  assert quantity.same(tree(r'\sqrt{r_0^2}'), tree('r_0'))
+
+
+def test_functions_that_count_are_compared_at_integers():
+  assert quantity.same(tree(r'\lceil n/2 \rceil'), tree(r'\lfloor (n+1)/2 \rfloor'))
+  assert not quantity.same(tree(r'\lfloor x \rfloor'), tree('x'))
+
+
+def test_proportional_means_up_to_a_constant_factor():
+  line = tree('2x - y + 1')
+  assert quantity.proportional(line, tree('y - 2x - 1'), positive=False)
+  assert not quantity.proportional(line, tree('y - 2x - 1'), positive=True)
+  assert not quantity.proportional(line, tree('x(2x - y + 1)'), positive=False)
+
+
+def test_a_line_gives_its_slope_and_intercept():
+  assert quantity.linear(tree('3 - x/2'), 'x') == (Fraction(-1, 2), 3)
+  assert quantity.linear(tree('x^2'), 'x') is None
+
+
+# ---- Sets of real numbers, as answers are written: sympy decides, and here membership does ----
+
+
+# Two half-units a number, from below the lowest end to above the highest.
+POINTS = [Fraction(halves, 2) for halves in range(-1, 10)]
+
+
+def random_set(generator, depth=2):
+  """A set of numbers up to 4: its text, and those of POINTS that it holds."""
+  kind = generator.choice(['interval', 'finite', 'cup', 'cap', 'setminus'][: 5 if depth else 2])
+  if kind == 'finite':
+    members = generator.sample(range(5), generator.randint(1, 2))
+    return r'\{' + ','.join(map(str, members)) + r'\}', {Fraction(member) for member in members}
+  if kind == 'interval':
+    low, high = sorted(generator.sample(range(5), 2))
+    opening, closing = generator.choice('(['), generator.choice(')]')
+    held = {x for x in POINTS if low < x < high}
+    held |= {Fraction(low)} if opening == '[' else set()
+    held |= {Fraction(high)} if closing == ']' else set()
+    return f'{opening}{low},{high}{closing}', held
+  (x, in_x), (y, in_y) = random_set(generator, depth - 1), random_set(generator, depth - 1)
+  held = {'cup': in_x | in_y, 'cap': in_x & in_y, 'setminus': in_x - in_y}[kind]
+  return rf'({x})\{kind}({y})', held
+
+
+def test_two_sets_are_the_same_where_they_hold_the_same_numbers():
+  generator = random.Random(0)
+  sets = [random_set(generator) for _ in range(60)]
+  operations = [(text, held) for text, held in sets if '\\c' in text or 'setminus' in text]
+  wrong = [
+    (x, y)
+    for (x, in_x), (y, in_y) in zip(operations, operations[1:] + operations[:1])
+    if equality.equal(x, y, 'math') != (in_x == in_y)
+  ]
+  assert wrong == []
+
+
+# ---- Units ----
+
+
+@pytest.mark.parametrize(
+  ('unit', 'other', 'factor'),
+  [
+    ('m', 'cm', 100),
+    ('cm^2', 'm^2', Fraction(1, 10_000)),
+    ('h', 'min', 60),
+    ('km/h', 'm/s', Fraction(5, 18)),
+    ('mi/h', 'mph', 1),
+    ('mi', 'ft', 5280),
+    ('lb', 'oz', 16),
+    ('l', 'cm^3', 1000),
+    ('gallon', 'pint', 8),
+    ('n', 'kg m/s^2', 1),
+    ('m s^-1', 'm/s', 1),
+    ('year', 'month', 12),
+    ('dollar', 'cent', 100),
+    ('year', 'day', None),
+    ('m', 'g', None),
+    ('m', 'm^2', None),
+    ('apple', 'm', None),
+    ('apple', 'apple', None),
+  ],
+)
+def test_units_of_one_kind_are_converted(unit, other, factor):
+  assert conversion(unit, other) == factor
+
+
+def test_a_unit_has_one_spelling():
+  spelled = {
+    'square centimeters': 'cm^2',
+    'miles per hour': 'mi/h',
+    'kg m/s^{2}': 'kg m/s^2',
+    'units^2': '',
+    'Green Apples': 'green apple',
+  }
+  assert {name: normalize_unit(name) for name in spelled} == spelled
+
+
+# ---- Spellings ----
+# For the tests of the verifier. Everything works on the text, without the verifier's own code.
+
+
+NUMBER = re.compile(r'-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)')
+SCIENTIFIC = re.compile(r'(-?[0-9.]+)e(-?[0-9]+)')
+FRACTION = re.compile(r'(-?)\\d?frac\{([0-9]+)\}\{([0-9]+)\}')
+LETTER = re.compile(r'(?<![A-Za-z\\{])([a-zA-Z])(?![A-Za-z])')
+
+
+def strip_delimiters(gold):
+  """A ground truth without the dollars around it and the period after it."""
+  gold = gold.strip().removesuffix('.')
+  inside = gold[1:-1]
+  return inside if gold[:1] == gold[-1:] == '$' and '$' not in inside else gold
+
+
+def split_items(text):
+  """The text between those commas that are in no bracket."""
+  items, depth = [''], 0
+  for char in text:
+    depth += (char in '([{') - (char in ')]}')
+    if char == ',' and depth == 0:
+      items.append('')
+    else:
+      items[-1] += char
+  return [item.strip() for item in items]
+
+
+def is_list(text):
+  return (
+    len(split_items(text)) > 1
+    and '\\!' not in text
+    and 'where' not in text
+    and (not re.fullmatch(r'[0-9]{1,3}(?:,[0-9]{3})+', text))
+  )
+
+
+def decimal(value):
+  """A fraction's decimal expansion; None where it is infinite."""
+  for places in range(1, 40):
+    scaled = value * 10**places
+    if scaled.denominator == 1:
+      digits = str(abs(scaled.numerator)).rjust(places + 1, '0')
+      return ('-' if value < 0 else '') + digits[:-places] + '.' + digits[-places:]
+  return None
+
+
+def respellings(gold):
+  """Pairs (change, text) of spellings that every reader takes for the same answer."""
+  text = strip_delimiters(gold)
+  yield 'unchanged', gold
+  yield 'without_delimiters', text
+  if '$' not in text:
+    yield 'dollars', f'${text}$'
+    yield 'parentheses', rf'\({text}\)'
+  yield 'spaces_around', f'  {text} '
+  yield 'period', text + '.'
+  changes = (
+    ('dfrac', r'\\frac', r'\\dfrac'),
+    ('tfrac', r'\\frac', r'\\tfrac'),
+    ('no_left_right', r'\\(left|right)', ''),
+    ('left', r'(?<!left)\(', r'\\left('),
+    ('space_after_comma', r',(?![\\0-9]{3}| )', ', '),
+    ('no_spaces', r'(?<![a-zA-Z0-9]) +', ''),
+    ('circ', r'\^\{?\\circ\}?', '°'),
+    ('degrees', r'\^\{?\\circ\}?(?=$|\$)', ' degrees'),
+    ('text_degrees', r'\^\{?\\circ\}?(?=$|\$)', r'\\text{ degrees}'),
+    ('no_degrees', r'\^\{?\\circ\}?', ''),
+    ('pi', r'\\pi(?![a-z])', 'π'),
+    ('cup', r'\\cup', '∪'),
+    ('infinity', r'\\infty', '∞'),
+    ('minus', '-(?![^{]*e)', '−'),
+    ('no_text', r'\\text\{(?![^}]*degrees)([^{}]*)\}', r'\1'),
+    ('cdot', r'\\cdot', r'\\times'),
+    ('bmatrix', 'pmatrix', 'bmatrix'),
+    ('subscript', r'_([0-9])(?![0-9])', r'_{\1}'),
+    ('power', r'\^([0-9a-z])(?![0-9])', r'^{\1}'),
+    ('plain_power', r'\^\{([0-9a-z])\}', r'^\1'),
+    ('root', r'\\sqrt\{([0-9]+)\}', r'\\sqrt{(\1)}'),
+    ('half', r'(?<![0-9 ])\\sqrt\{([0-9]+)\}', r'\1^{1/2}'),
+    ('unicode_root', r'\\sqrt\{([0-9]+)\}', r'√{\1}'),
+    ('thin', r'\\! ?', ''),
+    ('mbox', r'\\mbox', r'\\text'),
+    ('percent', r'\\?%', r'\\%'),
+    ('money', r'\\\$', ''),
+    ('slash', r'^(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}$', r'\1\2/\3'),
+    ('infix', r'(?<![0-9 ])\\frac\{([0-9a-z]+)\}\{([0-9a-z]+)\}', r'{(\1)/(\2)}'),
+  )
+  for name, old, new in changes:
+    changed = re.sub(old, new, text)
+    if changed != text:
+      yield name, changed
+  yield from _number_spellings(text)
+  yield from _structure_spellings(text)
+
+
+def _number_spellings(text):
+  if re.fullmatch('-?[0-9]+', text):
+    yield 'point_zero', text + '.0'
+    yield 'named', f'x = {text}'
+    yield 'half_of_twice', rf'\frac{{{2 * int(text)}}}{{2}}'
+    yield 'sum', f'{int(text) - 3}+3'
+    if len(text.strip('-')) > 3:
+      yield 'thousands', f'{int(text):,}'
+      yield 'latex_thousands', f'{int(text):,}'.replace(',', '{,}')
+      yield 'thin_thousands', f'{int(text):,}'.replace(',', r',\!')
+  elif NUMBER.fullmatch(text):
+    yield 'as_fraction', str(Fraction(text))
+    yield 'more_zeros', text + ('00' if '.' in text else '.00')
+  if match := SCIENTIFIC.fullmatch(text):
+    yield 'times_ten', rf'{match[1]}\times10^{{{match[2]}}}'
+    yield 'cdot_ten', rf'{match[1]} \cdot 10^{{{match[2]}}}'
+    yield (
+      'written_out',
+      str(Fraction(text)) if Fraction(text).denominator == 1 else decimal(Fraction(text)),
+    )
+  if match := FRACTION.fullmatch(text):
+    value = Fraction(int(match[1] + match[2]), int(match[3]))
+    yield 'not_reduced', rf'\frac{{{value.numerator * 3}}}{{{value.denominator * 3}}}'
+    yield 'solved', f'x = {text}'
+    if exactly := decimal(value):
+      yield 'decimal', exactly
+    if value > 1:
+      integer, rest = divmod(value, 1)
+      if rest:
+        yield 'mixed', rf'{integer}\frac{{{rest.numerator}}}{{{rest.denominator}}}'
+        yield 'plain_mixed', f'{integer} {rest}'
+
+
+def _structure_spellings(text):
+  if is_list(text):
+    items = split_items(text.replace('$', ' '))
+    yield 'reversed', ', '.join(reversed(items))
+    yield 'rotated', ', '.join(items[1:] + items[:1])
+    if '=' not in text:
+      yield 'in_braces', r'\{' + ', '.join(items) + r'\}'
+    yield 'and', ', '.join(items[:-1]) + r' \text{ and } ' + items[-1]
+    yield 'or', ' or '.join(items)
+    return
+  if match := re.fullmatch(r'([A-Za-z]|[a-zA-Z]\([a-z]\)) ?= ?(.*)', text):
+    yield 'value', match[2]
+    yield 'value_first', f'{match[2]} = {match[1]}'
+  if is_expression(text):
+    yield 'in_parentheses', f'({text})'
+    yield 'twice_halved', rf'\frac{{2({text})}}{{2}}'
+    yield 'minus_minus', f'-(-({text}))'
+    yield 'one_more_less', f'{text}+1-1'
+    terms = re.fullmatch(r'([^-+(){}=,]+) ?\+ ?([^-+(){}=,]+)', text)
+    if terms and 'pm' not in text:
+      yield 'swapped_terms', f'{terms[2]} + {terms[1]}'
+
+
+def is_expression(text):
+  """Whether a text is a single number or formula, with which one can calculate."""
+  return (
+    bool(text)
+    and not re.search(
+      r'[=<>,:%_$]|\\(?:text|mbox|pm|begin|in|cup|neq|circ|geq)|^[A-J]$|[0-9]e|np', text
+    )
+    and not re.fullmatch(r'\\?\{?[A-Za-z(){}\\]{4,}', text)
+  )
+
+
+def changes(gold):
+  """Pairs (change, text) of answers with another value."""
+  text = strip_delimiters(gold)
+  for match in re.finditer('[0-9]', text):
+    digit = str((int(match[0]) + 1) % 10)
+    yield f'digit_{match.start()}', text[: match.start()] + digit + text[match.end() :]
+  if not re.fullmatch(r'0(?:\.0+|,.*)?', text):  # -0 is 0
+    yield 'sign', text[1:] if text.startswith('-') else f'-{text}'
+  yield 'one_more', f'{text}+1'
+  yield 'nothing', ''
+  for name, old, new in (
+    ('root', r'\\sqrt(?:\[3\])?', ''),
+    ('pi', r'\\pi(?![a-z])', ''),
+    ('plus', r'\+', '-'),
+    ('minus', r'(?<=[^({, ])\s?-', '+'),
+    ('sine', r'\\sin', r'\\cos'),
+    ('cosine', r'\\cos', r'\\sin'),
+    ('open', r'\[', '('),
+    ('close', r'\]', ')'),
+    ('imaginary', r'i(?![a-zA-Z])', ''),
+    ('union', r'\\cup', r'\\cap'),
+    ('fraction', r'\\frac\{([^{}]*)\}\{([^{}]*)\}', r'\\frac{\2}{\1}'),
+    ('pm', r'\\pm', '+'),
+    ('mp', r'\\pm', '-'),
+    ('floor', r'\\(l|r)floor', r'\\\1ceil'),
+    ('ln', r'\\ln', r'\\exp'),
+    ('ceil', r'\\(l|r)ceil', r'\\\1floor'),
+    ('above', r'\\geqslant', '>'),
+    ('below', r'\\geqslant', r'\\leq'),
+    ('equal', r'\\n?eq(?:slant)?', '='),
+    ('base', '_[0-9{}]+$', ''),
+    ('factorial', '!', ''),
+    ('infinity', r'-\\infty', r'\\infty'),
+  ):
+    changed = re.sub(old, new, text)
+    if changed != text:
+      yield name, changed
+  if FRACTION.fullmatch(text) or (NUMBER.fullmatch(text) and float(text)):
+    yield 'with_letter', f'{text}x'
+    yield 'hedged', f'{text} or {text}1'
+    yield 'tenfold', f'10({text})'
+  if FRACTION.fullmatch(text):
+    value = Fraction(*map(int, FRACTION.fullmatch(text).groups()[1:]))
+    if not decimal(value):
+      yield 'rounded', f'{"-" * text.startswith("-")}{float(value):.4f}'
+  yield from _structure_changes(text)
+
+
+def _structure_changes(text):
+  for match in itertools.islice(LETTER.finditer(text), 12):
+    letter = 'w' if match[1].islower() else 'W'
+    if letter != match[1]:
+      yield f'letter_{match.start()}', text[: match.start()] + letter + text[match.end() :]
+  if is_list(text):
+    items = split_items(text.replace('$', ' '))
+    for index in range(len(items)):
+      yield f'without_{index}', ','.join(items[:index] + items[index + 1 :])
+    yield 'with_one_more', ','.join([*items, '977'])
+  pair = re.fullmatch(r'(?:\\left)?([(\[])([^()]*?)(?:\\right)?([)\]])', text)
+  if pair and len(split_items(pair[2])) > 1:
+    items = split_items(pair[2])
+    yield 'swapped', pair[1] + ','.join([items[1], items[0], *items[2:]]) + pair[3]
+    yield 'shorter', pair[1] + ','.join(items[1:]) + pair[3]
+    yield 'half_open', {'(': '[', '[': '('}[pair[1]] + pair[2] + pair[3]
+    yield 'half_closed', pair[1] + pair[2] + {')': ']', ']': ')'}[pair[3]]

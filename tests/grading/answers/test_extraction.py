@@ -1,8 +1,17 @@
 """Which part of a response is its answer."""
 
+import random
+
 import pytest
 
-from exgrpo_jax.grading.answers.extraction import accepted_answers, extract, extract_text
+from exgrpo_jax.grading import verifier
+from exgrpo_jax.grading.answers.extraction import (
+  accepted_answers,
+  extract,
+  extract_text,
+  final_answer,
+  read_boxes,
+)
 
 # Name: (response, answer).
 RESPONSES = {
@@ -108,3 +117,82 @@ def test_a_thought_is_no_answer_and_what_is_required_must_be_there(
   response, require_think, require_box, expected
 ):
   assert extract(response, require_think, require_box) == expected
+
+
+# ---- Several boxes ----
+
+
+# What stands between \boxed{3} and \boxed{4}: the answer.
+BETWEEN = {
+  ' or ': '3 or 4',
+  r'$ \text{or} $': '3 or 4',
+  '\n\nor\n\n': '3 or 4',
+  r' \lor ': '3 or 4',
+  ', or maybe ': '3 or maybe 4',
+  ', but it could also be ': '3 but it could also be 4',
+  ' or $x = $': '3 or x 4',
+  ' and/or ': '3 and or 4',
+  ' and ': '3, 4',
+  ', ': '3, 4',
+  '': '3, 4',
+  '\n\n': '4',
+  ', corrected: ': '4',
+  ', or rather ': '4',
+  ' = ': '4',
+  '. Or maybe ': '4',
+  ' and the answer is ': '4',
+  ' of them, whether odd or even, which makes ': '4',
+}
+
+
+@pytest.mark.parametrize(('between', 'expected'), BETWEEN.items())
+def test_only_boxes_with_nothing_else_between_them_are_one_answer(between, expected):
+  boxed = read_boxes(rf'so \boxed{{3}}{between}\boxed{{4}}.')
+  assert boxed is not None and boxed.answer == expected
+
+
+def test_an_answer_that_is_repeated_is_one():
+  boxed = read_boxes(r'\boxed{3}, \boxed{4} or \boxed{3}')
+  assert boxed is not None and boxed.answer == '4 or 3'
+
+
+def test_a_box_that_is_only_mentioned_is_none():
+  assert read_boxes(r'as in \boxed above') is None
+  assert read_boxes(r'\boxed{4}, as \boxed says') == ('4', 0)
+
+
+def test_a_box_inside_one_that_is_not_closed_is_no_answer():
+  assert read_boxes(r'\boxed{3 or \boxed{4}') == ('', 0)
+  assert read_boxes('\\boxed{3 is a leg.\n\\boxed{4}') == ('4', 19)
+
+
+@pytest.mark.parametrize(
+  ('truth', 'expected'),
+  [
+    ('#### 42', '42'),
+    ('6 * 7 = 42\n#### 42\n', '42'),
+    (r'The answer is $\boxed{42}$.', '42'),
+    (r'\(\boxed{1}\) and \(\boxed{-2}\).', '1, -2'),
+    (r'\boxed{1} paper and \boxed{2} bins', r'\boxed{1} paper and \boxed{2} bins'),
+    ('####', '####'),
+    ('42', '42'),
+  ],
+)
+def test_the_answer_of_a_truth_that_is_a_worked_solution(truth, expected):
+  assert final_answer(truth) == expected
+
+
+TRUTHS = ('5', '1250', r'\frac{5}{8}', '(6,-2,5)', r'\{1, 2\}', r'\sqrt{3}', '3102_4', '4:7')
+MARKS = ('{', '}', '(', ')', '[', ']', '|', r'\{', r'\}', '$', r'\boxed{', ' or ', '6')
+
+
+def test_no_box_with_a_mark_too_many_is_another_answer():
+  """A misplaced bracket, dollar or box leaves an answer as it is, or makes it none or another."""
+  generator = random.Random(0)
+  for _ in range(400):
+    truth, other = generator.sample(TRUTHS, 2)
+    at = generator.randrange(len(truth) + 1)
+    box = rf'\boxed{{{truth[:at]}{generator.choice(MARKS)}{truth[at:]}}}'
+    assert not verifier.is_correct(box, other)
+    for hedge in (' or ', ', maybe ', r'\lor', ', '):
+      assert not verifier.is_correct(rf'\boxed{{{other}}}{hedge}{box}', truth), box

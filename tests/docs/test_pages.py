@@ -1,0 +1,474 @@
+"""The pages of docs/ that code makes, and the examples of those that people write."""
+
+import dataclasses
+import http.server
+import itertools
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.algorithm import objective, terms, trajectory_rules
+from exgrpo_jax.config import PAPER, build, defaults, setting
+from exgrpo_jax.data import questions
+from exgrpo_jax.data.tasks import chains, sums
+from exgrpo_jax.data.tasks.catalogue import TASKS
+from exgrpo_jax.datatypes import ReplayScores, Response, Trajectory
+from exgrpo_jax.environments.adapters import TextArena
+from exgrpo_jax.environments.environment import Observation, Task
+from exgrpo_jax.environments.tools import Tools, describe
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files
+from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
+from exgrpo_jax.grading.verifier import Judgement
+from exgrpo_jax.huggingface import families
+from exgrpo_jax.rollout import selection
+from exgrpo_jax.rollout.sampler import requests_for
+from tests.docs import documents
+from tests.helpers import tiny
+from tests.helpers.paths import REPOSITORY
+
+MADE = {
+  'configuration': lambda page: page.page(page.Config),
+  'slices': lambda page: page.page(page.read(), page.read(page.PARTS_FILE)),
+  'one_gpu': lambda page: page.page(),
+}
+
+
+@pytest.mark.parametrize('name', MADE)
+def test_the_page_checked_in_is_the_one_that_is_made(name):
+  page = documents.load(name)
+  assert MADE[name](page) == page.PAGE.read_text(encoding='utf-8'), (
+    f'docs/{name}.md is out of date; run: python docs/{name}.py'
+  )
+
+
+# ---- The page of all settings ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+  """Where things lie; a second sentence.
+
+  A second paragraph.
+  """
+
+  path: str = setting('', None, "the *.model of `a_b`, ended by '</think>'; '' | none")
+  kinds: tuple[str, ...] = setting(('a',), None, 'all of them')
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+  inner: Inner
+  ratio: float = setting(0.5, '[0, 1)', 'a share', PAPER)
+  clip: str = setting('never', ('always', 'never'), 'when')
+
+
+@pytest.fixture(scope='module')
+def configuration():
+  return documents.load('configuration')
+
+
+def test_a_setting_is_a_row_with_type_range_default_origin_and_meaning(configuration):
+  page = configuration.page(Outer)
+  rows = page.splitlines()
+  assert '| `ratio` | float | `[0, 1)` | `0.5` (paper) | a share |' in rows
+  assert "| `clip` | str | `'always'`, `'never'` | `'never'` | when |" in rows
+  assert "| `inner.kinds` | tuple of str |  | `('a',)` | all of them |" in rows
+  # What Markdown would read is escaped outside of code.
+  assert r"the \*.model of `a_b`, ended by '&lt;/think>'; '' \| none" in page
+  # A section begins with the first paragraph of its docstring, where there is one.
+  assert '## inner\n\nWhere things lie; a second sentence. Code: [' in page
+  assert 'A second paragraph' not in page and 'Outer(' not in page
+
+
+def test_keys_are_the_settings_and_their_sections(configuration):
+  assert configuration.keys(Outer) == {'ratio', 'clip', 'inner', 'inner.path', 'inner.kinds'}
+
+
+# ---- The page of slices ----
+
+
+ROW = {
+  'config': 'qwen2_5_math_7b',
+  'slice': 'v5e:8x8',
+  'slots': '1,024',
+  'memory': '12.0 of 15.8',
+  'program': 'decode',
+  'seconds': '90',
+  'tokens': '15,000',
+  'hours': '160',
+  'versions': 'libtpu 1',
+}
+
+
+@pytest.fixture(scope='module')
+def slices():
+  return documents.load('slices')
+
+
+def test_a_row_has_all_configs_of_its_shape_and_a_dash_where_nothing_is_known(slices):
+  made = slices.page([ROW, ROW | {'slice': 'v5e:4x4', 'seconds': ''}])
+  first, second = [line for line in made.splitlines() if line.startswith('| qwen')]
+  assert '| v5e:4x4 | 1,024 | 12.0 of 15.8 | decode | — | 15,000 |' in first
+  assert second.startswith('| qwen2_5_math_7b, qwen2_5_7b_instruct | v5e:8x8 |')
+  assert 'with libtpu 1.' in made
+  assert 'qwen2_5_math_7b on v6e:4x8' in made and 'qwen2_5_math_7b on v5e:8x8' not in made
+
+
+def parts_of(topology, decode):
+  values = ('decode', decode), ('host', '1.00'), ('sum', '9.0')
+  names = 'part', 'seconds'
+  return [{'slice': topology} | dict(zip(names, row, strict=True)) for row in values]
+
+
+def test_parts_of_a_step_have_a_column_for_each_slice_that_is_known(slices):
+  parts = parts_of('v5e:8x8', '12.39') + parts_of('v6e:8x8', '5.00')
+  lines = slices.page([ROW], parts).splitlines()
+  assert '| part | v5e:8x8 | v6e:8x8 |' in lines
+  assert '| decode | 12.39 | 5.00 |' in lines
+  assert '| host | 1.00 | 1.00 |' in lines and '| sum | 9.0 | 9.0 |' in lines
+  assert '| part |' not in slices.page([ROW])
+
+
+def test_rows_are_kept_as_they_are(slices, monkeypatch, tmp_path):
+  for name, suffix in (('FILE', '.csv'), ('PARTS_FILE', '_parts.csv'), ('PAGE', '.md')):
+    monkeypatch.setattr(slices, name, tmp_path / f'slices{suffix}')
+  assert slices.read() == []
+  slices.write([ROW], parts_of('v5e:8x8', '12.39'))
+  assert slices.read() == [ROW]
+  assert slices.read(slices.PARTS_FILE) == parts_of('v5e:8x8', '12.39')
+
+
+# ---- docs/answers.md ----
+
+
+ANSWERS = (documents.DOCS / 'answers.md').read_text()
+
+
+def test_the_verifier_of_the_page_decides(tmp_path, monkeypatch):
+  (block,) = documents.blocks(ANSWERS, 'python')
+  (tmp_path / 'my_verifier.py').write_text(block)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  assert '--config.grading.verifier=my_verifier:LastLine' in ANSWERS
+  config = dataclasses.replace(tiny.GRADING, workers=1, verifier='my_verifier:LastLine')
+  with pool.Grader(config, verifier.ANYTHING) as running:
+    verdicts = running.grade(['1\n2</think>\n3', '2'], ['3', '3'])
+  assert [(verdict.outcome, verdict.answer) for verdict in verdicts] == [
+    ('correct', '3'),
+    ('wrong', '2'),
+  ]
+
+
+def test_the_page_lists_every_kind_and_verifier():
+  for name in (*verifier.KINDS, *verifier.NAMES):
+    assert f'| `{name}` |' in ANSWERS
+
+
+# ---- docs/environments.md ----
+
+
+EXAMPLE, SHOP, BOARDS = documents.blocks((documents.DOCS / 'environments.md').read_text(), 'python')
+
+
+def test_the_example_plays():
+  names = {}
+  exec(EXAMPLE, names)
+  environment, prompt = names['HotAndCold'](), [{'role': 'user', 'content': '1-64'}]
+  assert environment.reset(Task(0, prompt, '40', {}), 0) == prompt
+  answers = [environment.step(said) for said in ('30', '60', 'what?', '41', ' 40')]
+  assert [answer.messages for answer in answers[:4]] == ['hotter', 'colder', 'colder', 'hotter']
+  assert [answer.reward for answer in answers] == [0.1, 0.0, 0.0, 0.1, 1.0]
+  assert answers[-1] == Observation(reward=1.0, done=True, success=True)
+
+
+def test_the_shop_sells():
+  names = {}
+  exec(SHOP, names)
+  environment = Tools([names['Shop']])
+  assert describe(names['Shop']().buy)['function']['name'] == 'buy'
+  (prompt,) = environment.reset(Task(0, [{'role': 'user', 'content': 'Buy!'}], '', {'money': 3}), 0)
+  assert prompt['content'] == 'Buy!\nYou have 3 coins.'
+  call = '<tool_call>{"name": "buy", "arguments": {"apples": 3}}</tool_call>'
+  assert environment.step(call).messages[0]['content'] == '0 coins left'
+  done = environment.step('Done.')
+  assert (done.reward, done.done, done.success) == (1.0, True, True)
+
+
+def test_the_boards_can_be_played():
+  pytest.importorskip('textarena')
+  names = {}
+  exec(BOARDS, names)
+  rows = names['get_task']()
+  (first, *_), (held_out, *_) = rows['train'], rows['test']
+  prompts = [
+    TextArena().reset(Task(0, [{'role': 'user', 'content': row['question']}], 'won', row), 0)
+    for row in (first, held_out)
+  ]
+  assert 'Sokoban' in prompts[0] and prompts[0] != prompts[1]
+
+
+# ---- docs/extending.md ----
+
+
+HEADINGS = (
+  'loss term',
+  'selection rule',
+  'model family',
+  'data source',
+  'verifier',
+  'sampler',
+  'callback',
+)
+BLOCKS = dict(
+  zip(
+    HEADINGS,
+    documents.blocks((documents.DOCS / 'extending.md').read_text(), 'python'),
+    strict=True,
+  )
+)
+
+
+def run(heading):
+  """The names that an example defines."""
+  names = {}
+  exec(BLOCKS[heading], names)
+  return names
+
+
+@pytest.fixture(autouse=True)
+def tables():
+  """What the examples add is gone after the test."""
+  tables = (terms.SHAPINGS, trajectory_rules.RULES, families.FAMILIES)
+  before = [dict(table) for table in tables]
+  yield
+  for table, entries in zip(tables, before):
+    table.clear()
+    table.update(entries)
+
+
+def settings_with(**changes):
+  """The checked config with some values changed."""
+  values = defaults(Config)
+  for section, (name, value) in changes.items():
+    values[section][name] = value
+  return build(Config, values, 'config')
+
+
+def test_examples_have_about_ten_lines():
+  assert all(len([x for x in block.splitlines() if x]) <= 12 for block in BLOCKS.values())
+
+
+def test_a_loss_term():
+  run('loss term')
+  config = settings_with(objective=('shaping', 'truncated')).objective
+  weights = objective.replay_weights(np.zeros(2), np.log([0.5, 3.0]), config)
+  np.testing.assert_allclose(weights, [0.5, 1.0], rtol=1e-6)
+  with pytest.raises(InputError, match=r"terms\.SLOPES has none for 'truncated'"):
+    dataclasses.replace(config, replay_advantage='balanced')
+
+
+def test_a_selection_rule():
+  run('selection rule')
+  kind = settings_with(replay=('trajectory_selection', 'shortest')).replay.trajectory_selection
+  stored = [
+    Trajectory(np.zeros(length, np.int32), np.zeros(length, np.float32), 1.0, step=1)
+    for length in (3, 2)
+  ]
+  scored = [ReplayScores(*np.zeros((4, length), np.float32)) for length in (3, 2)]
+  picked, _ = selection.pick(kind, [stored], lambda _: scored, np.random.default_rng(0))
+  assert picked == [stored[1]]
+
+
+def test_a_model_family():
+  described = families.FAMILIES['Olmo2ForCausalLM']
+  families.FAMILIES['Olmo2ForCausalLM'] = None
+  run('model family')
+  assert families.FAMILIES['Olmo2ForCausalLM'] == described
+
+
+def test_a_data_source(tmp_path):
+  (tmp_path / 'squares.py').write_text(BLOCKS['data source'])
+  config = settings_with(data=('cache_dir', str(tmp_path / 'cache'))).data
+  loaded = questions.load(config, f'{tmp_path}/squares.py:test')
+  assert (len(loaded), loaded[3].answer) == (100, str(1003**2))
+
+
+def test_a_verifier():
+  judge = run('verifier')['LastLine']().judge
+  question = type('Question', (), {'answer': '3'})
+  assert judge('1\n3', question) == Judgement('correct', '3')
+  assert judge('3\n1', question).outcome == 'wrong'
+
+
+def test_a_sampler():
+  finished = []
+  requests = requests_for([np.int32([7, 8, 9])], [0], samples=2, step=1, limit=2)
+  responses, _ = run('sampler')['Parrot']().generate(
+    None, requests, lambda index, _: finished.append(index)
+  )
+  assert finished == [0, 1] and [r.tokens.tolist() for r in responses] == [[7, 8]] * 2
+
+
+def test_a_callback():
+  told = [[Response(np.zeros(length), *np.zeros((2, length)), False)] for length in (3, 5)]
+  experience = type('Experience', (), {'responses': told})
+  assert run('callback')['longest'](None, None, experience) == {'length/longest': 5}
+
+
+# ---- docs/rewards.md ----
+
+
+REWARDS = documents.DOCS / 'rewards.md'
+VERIFIER = verifier.Config(require_think=False, require_box=True)
+
+
+class Judge(http.server.BaseHTTPRequestHandler):
+  """The service of the page: a response scores its length and its question's."""
+
+  def do_POST(self):
+    asked = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+    scores = [len(q) + len(r) for q, r in zip(asked['questions'], asked['responses'], strict=True)]
+    self.send_response(200)
+    self.end_headers()
+    self.wfile.write(json.dumps({'scores': scores}).encode())
+
+  def log_message(self, *_):
+    """Prints nothing."""
+
+
+@pytest.fixture
+def port():
+  """That of a running Judge."""
+  with http.server.ThreadingHTTPServer(('localhost', 0), Judge) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+@pytest.fixture
+def configs(tmp_path, monkeypatch, port):
+  """The grading of each of the page's commands; what they import can be imported."""
+  for block in documents.blocks(REWARDS.read_text(), 'python'):
+    name = re.match(r'"""(\w+\.py)', block)[1]
+    (tmp_path / name).write_text(block.replace(':8000', f':{port}'))
+  monkeypatch.syspath_prepend(str(tmp_path))
+  found = []
+  for command in documents.commands(REWARDS):
+    flags = dict(re.findall(r'config\.grading\.(\w+)="?([^"\s]*)"?', command.text))
+    if 'exgrpo train' in command.text:
+      changes = {'rewards': flags['rewards'], 'weights': flags['weights']}
+      changes = {
+        name: tuple(json.loads(f'[{text[1:-1]}]'.replace("'", '"')))
+        for name, text in changes.items()
+      }
+      changes['batched'] = (flags['batched'],) if 'batched' in flags else ()
+      found.append(dataclasses.replace(tiny.GRADING, workers=1, **changes))
+  return found
+
+
+def test_the_rewards_of_the_page_can_be_used(configs):
+  facts = {'question': 'four', 'length': 16, 'max_response': 64, 'level': 3}
+  expected = [1.0, 1 + 0.2 * 0.75 + 0.1 * 3, 1 + 0.3 * (4 + len(r'\boxed{1}'))]
+  for config, reward in zip(configs, expected, strict=True):
+    settings.check_rewards(config, 64)
+    pool.check(config, VERIFIER)
+    pool.check(config, VERIFIER, {'question': 'four', 'messages': []})
+    with pool.Grader(config, VERIFIER) as running:
+      (verdict,) = running.grade([r'\boxed{1}'], ['1'], facts=[lambda: facts])
+    assert verdict.reward == pytest.approx(reward)
+
+
+def test_the_page_lists_every_reward_and_parameter():
+  tables = [line.split('|')[1] for line in REWARDS.read_text().splitlines() if line[:3] == '| `']
+  named = re.findall(r'`(\w+)`', ' '.join(tables))
+  assert named == [*rewards.BUILT_IN, *reward_functions.PARAMETERS]
+
+
+# ---- What documents ask a policy is a question of its task ----
+
+
+_NOTEBOOK = REPOSITORY / 'examples' / 'library.ipynb'
+# A run is in a folder of its config's name, as after the README's first command.
+_COMMAND = re.compile(r"generate[^`]*--checkpoint=/tmp/(\w+)[^`]*--prompt='([^']*)'")
+_CONFIG = re.compile(r"load_config\('(\w+)'")
+_SAMPLED = re.compile(r"sample\(\w+, \['([^']*)'\]")
+_JUDGED = re.compile(r"""judge\(.*, ['"](\d+)['"]\)""")
+
+
+def summands(text):
+  """'48+3-9' -> [48, 3, -9]; none where there is anything else between them."""
+  found = re.findall(r'[+-]?\d+', text)
+  return list(map(int, found)) if ''.join(found) == text else []
+
+
+def is_question(task, text):
+  """Whether the questions that the task trains on could have this one among them."""
+  start, *others = summands(text) or [0]
+  if task == 'arithmetic':
+    low, high = sums.ARITHMETIC_START_RANGE
+    split, digits = sums.ARITHMETIC_SPLITS['train'], others
+    fits = low <= start <= high and split.min_digits <= len(others) <= split.max_digits
+  else:
+    split, digits = chains.SPLITS['train'], list(map(abs, others))
+    totals = itertools.accumulate(others, initial=start)
+    fits = split.min_terms <= len(others) <= split.max_terms and set(totals) <= set(chains.TOTALS)
+    fits &= len(set(digits)) == len(digits)
+  return fits and all(1 <= digit <= 9 for digit in digits)
+
+
+def task_of(name):
+  """Which task a config that ships trains on; '' for data of other origin."""
+  task = config_files.load_config(name).data.train.partition(':')[0]
+  return task if task in TASKS else ''
+
+
+def code():
+  """(place, text) of everything that could hold an example."""
+  for path in [*documents.DOCUMENTS, *documents.PACKAGE.rglob('*.py')]:
+    yield documents.place(path), path.read_text().replace('\\\n', ' ')
+  cells = json.loads(_NOTEBOOK.read_text())['cells']
+  yield documents.place(_NOTEBOOK), '\n'.join(''.join(cell['source']) for cell in cells)
+
+
+def examples():
+  """(place, config, prompt, answers) of the commands, and of the Python, that ask a run."""
+  for place, text in code():
+    for command in text.splitlines():
+      for name, prompt in _COMMAND.findall(command):
+        yield place, name, prompt, []
+    for config in _CONFIG.findall(text)[:1]:
+      for prompt in _SAMPLED.findall(text):
+        yield place, config, prompt, _JUDGED.findall(text)
+
+
+def test_what_a_policy_of_a_task_is_asked_is_a_question_of_that_task():
+  found = list(examples())
+  pages = {'README.md', 'docs/evaluating.md', 'docs/library.md'}
+  places = {place for place, *_ in found}
+  assert {*pages, 'exgrpo_jax/commands/generate.py'} < places
+  assert documents.place(_NOTEBOOK) in places
+  wrong = [
+    (place, prompt)
+    for place, config, prompt, answers in found
+    if not is_question(task_of(config), prompt)
+    or any(int(answer) != sum(summands(prompt)) for answer in answers)
+  ]
+  assert wrong == []
+
+
+@pytest.mark.parametrize(
+  ('task', 'text'),
+  [
+    ('chains', 'What is 3 + 4 - 2?'),
+    ('chains', '48 + 3 - 9 + 7'),
+    ('chains', '48+3-9+3'),
+    ('arithmetic', '12 + 30 - 5'),
+    ('arithmetic', '48+9'),
+  ],
+)
+def test_other_forms_are_found(task, text):
+  assert not is_question(task, text)

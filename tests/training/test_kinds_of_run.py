@@ -1,0 +1,813 @@
+"""One contract over all kinds of run: each is trained once, and held to numbers computed again.
+
+The kinds are those of tests/helpers/kinds.py. What the stages read and returned was recorded; no
+expected value comes from the code under test. The rules of the buffer and of the switches are in
+test_switches.py, those of the stream and of the update in test_loop.py.
+"""
+
+import functools
+import json
+import math
+import re
+import shutil
+import types
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file
+
+from exgrpo_jax.commands import export, generate
+from exgrpo_jax.datatypes import Span
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.evaluation import responses
+from exgrpo_jax.experiment import experiment, policies, warm_start
+from exgrpo_jax.policy import lora, model
+from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.page import texts
+from exgrpo_jax.runtime.workdir import read_config
+from tests.helpers import buffers, kinds, losses, recording, tiny
+from tests.helpers.chance import is_correct
+from tests.helpers.paths import CHECKPOINTS
+
+K = tiny.ROLLOUTS
+# What the clock decides; and of whole episodes which row gets which slot, by the order of answers.
+TIMED = ('environment/seconds', 'environment/idle_seconds')
+
+
+def of(*names):
+  """Runs a test on these kinds of run."""
+  marks = dict.fromkeys(kinds.FULL, pytest.mark.full)
+  params = [pytest.param(name, marks=marks.get(name, ())) for name in names]
+  return pytest.mark.parametrize('run', params, indirect=True)
+
+
+every_kind = of(*kinds.KINDS)
+
+
+@pytest.fixture(scope='module')
+def run(request, values, make_once, compiled):
+  """The recording of a kind of run."""
+  if request.param == 'plain':
+    return request.getfixturevalue('recorded')
+  return kinds.trained(request.param, values, make_once, compiled)
+
+
+@pytest.fixture(scope='module')
+def base(run):
+  """The parameters that LoRA's adapters belong to, from their file; None for other runs."""
+  return kinds.base_of(run)
+
+
+def some(steps, most=8):
+  """At most so many of them, from the first to the last."""
+  steps = list(steps.values())
+  return steps[:: -(-len(steps) // most)]
+
+
+def groups(step):
+  """(question, prompt, responses, verdicts, replayed trajectory) of each group that is trained."""
+  return zip(
+    step.trained.questions,
+    step.trained.prompts,
+    step.responses,
+    step.verdicts,
+    step.replays,
+    strict=True,
+  )
+
+
+def rows(step):
+  """(question, prompt, response or replayed trajectory) of each row of the batch."""
+  for question, prompt, own, _, replayed in groups(step):
+    yield from ((question, prompt, one) for one in ([*own, replayed] if replayed else own))
+
+
+def originals(step):
+  """What the buffer holds of each replayed trajectory, or None."""
+  for candidates, replayed in zip(step.trained.candidates, step.replays, strict=True):
+    same = [one for one in candidates if replayed and np.array_equal(one.tokens, replayed.tokens)]
+    yield same[0] if replayed else None
+
+
+def first_step(response, step):
+  return response.spans[0].step if response.spans else step.plan.step
+
+
+# ---- What is generated ----
+
+
+@every_kind
+def test_every_step_is_written_and_finite(run):
+  records = metrics.read(run.workdir)
+  steps = list(range(1, run.experiment.config.num_steps + 1))
+  assert [record['step'] for record in records][-len(steps) :] == steps == list(run.steps)
+  assert all(math.isfinite(value) for record in records for value in record.values())
+  compared = [record['parity/max'] for record in records if 'parity/max' in record]
+  assert compared and max(compared) < 1e-4
+
+
+@every_kind
+def test_each_token_has_the_values_of_the_policy_that_wrote_it(run):
+  """Log-probability and entropy; 0 where an environment wrote it."""
+  for step in some(run.steps):
+    for question, prompt, own, *_ in groups(step):
+      for one in own:
+        own_T, begin = kinds.own_tokens(run, question, one), 0
+        assert one.is_complete and own_T[0]
+        np.testing.assert_array_equal(one.own, own_T)
+        for span in one.spans or [Span(step.plan.step, len(one.tokens))]:
+          place = slice(begin, begin := begin + span.tokens)
+          wrote = run.steps[span.step].params
+          logp, entropy = run.values_of(wrote, prompt, one.tokens, one.routes)
+          np.testing.assert_allclose(one.logp[place], (logp * own_T)[place], atol=1e-4)
+          np.testing.assert_allclose(one.entropy[place], (entropy * own_T)[place], atol=1e-4)
+        assert begin == len(one.tokens) and not one.logp[~own_T].any()
+
+
+@every_kind
+def test_each_response_is_judged_by_what_it_says(run):
+  for step in run.steps.values():
+    for question, _, own, verdicts, _ in groups(step):
+      for one, verdict in zip(own, verdicts, strict=True):
+        wanted = kinds.outcome(run, question, one)
+        assert wanted is None or verdict.outcome == wanted
+        assert verdict.correct == (verdict.outcome == 'correct')
+
+
+# ---- What is replayed ----
+
+
+@every_kind
+def test_what_is_replayed_is_one_of_the_stored_ones_of_its_question(run):
+  for step in run.steps.values():
+    for question, candidates in zip(step.trained.questions, step.trained.candidates, strict=True):
+      stored = step.buffer.entries[question.row].trajectories if candidates else ()
+      assert all(any(one is own for own in stored) for one in candidates)
+    for replayed, original in zip(step.replays, originals(step)):
+      corrected = run.experiment.config.objective.importance_correction
+      assert replayed is original or not corrected
+
+
+@every_kind
+def test_what_is_stored_is_what_was_trained(run):
+  """The same tokens, values, turns and routes; as old as its first token."""
+  written, keeps_all = {}, run.experiment.config.replay.keep == 'all'
+  for step in run.steps.values():
+    for question, _, own, verdicts, _ in groups(step):
+      for one, verdict in zip(own, verdicts):
+        if verdict.correct or keeps_all:
+          key = question.row, one.tokens.tobytes(), first_step(one, step)
+          written[key] = one, verdict
+    entries = step.after.entries.items()
+    for row, stored in [(row, one) for row, entry in entries for one in entry.trajectories]:
+      one, verdict = written[row, stored.tokens.tobytes(), stored.step]
+      np.testing.assert_array_equal(stored.logp, one.logp)
+      assert (stored.turns, stored.reward) == (one.turns, verdict.reward)
+      assert stored.correct == verdict.correct
+      assert (stored.routes is None) == (one.routes is None)
+      if one.routes is not None:
+        np.testing.assert_array_equal(stored.routes, one.routes)
+
+
+@every_kind
+def test_scores_of_what_is_replayed_are_the_current_policys_on_its_own_tokens(run):
+  checked = 0
+  for step in some(run.steps):
+    for (question, prompt, *_), replayed, scores in zip(groups(step), originals(step), step.scores):
+      if replayed:
+        own_T = kinds.own_tokens(run, question, replayed)
+        logp, entropy = run.values_of(step.params, prompt, replayed.tokens, replayed.routes)
+        np.testing.assert_allclose(scores.logp, logp[own_T], atol=1e-4)
+        np.testing.assert_allclose(scores.entropy, entropy[own_T], atol=1e-4)
+        np.testing.assert_allclose(scores.log_ratio, (logp - replayed.logp)[own_T], atol=1e-4)
+        checked += 1
+  replays = run.experiment.config.replay
+  assert (checked > 0) == bool(replays.ratio and replays.row)
+
+
+# ---- What is trained ----
+
+
+@every_kind
+def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
+  for number, step in run.steps.items():
+    batch, b = step.batch, 0
+    for question, prompt, own, verdicts, replayed in groups(step):
+      k = sum(verdict.correct for verdict in verdicts) + bool(replayed and replayed.correct)
+      is_trained = run.experiment.config.replay.difficulty == 'all' or k == K / 2
+      for one in [*own, replayed] if replayed else own:
+        own_T = kinds.own_tokens(run, question, one)
+        place = slice(len(prompt), len(prompt) + len(own_T))
+        np.testing.assert_array_equal(batch.tokens_BT[b, : place.start], prompt)
+        np.testing.assert_array_equal(batch.tokens_BT[b, place], one.tokens)
+        np.testing.assert_array_equal(batch.response_mask_BT[b, place], own_T * is_trained)
+        assert batch.response_mask_BT[b].sum() == own_T.sum() * is_trained
+        np.testing.assert_array_equal(batch.behaviour_logp_BT[b, place], one.logp)
+        assert np.count_nonzero(batch.behaviour_logp_BT[b]) == np.count_nonzero(one.logp)
+        assert batch.is_replay_B[b] == (one is replayed)
+        begun = replayed.step if one is replayed else first_step(one, step)
+        assert batch.policy_step_B[b] == begun
+        if batch.is_carried_BT is not None:
+          carried = 0 if one is replayed else sum(s.tokens for s in one.spans if s.step < number)
+          assert batch.is_carried_BT[b, place].tolist() == [t < carried for t in range(len(own_T))]
+          assert batch.is_carried_BT[b].sum() == carried
+        if batch.routes_BTLC is not None:
+          np.testing.assert_array_equal(batch.routes_BTLC[b, : place.stop], one.routes)
+          assert (batch.routes_BTLC[b, place.stop :] == 255).all()
+        b += 1
+    assert b == len(batch.advantage_B) == run.experiment.config.rollout.questions * K
+
+
+@every_kind
+def test_advantages_are_rewards_less_the_mean_and_by_the_standard_deviation_told(run):
+  config = run.experiment.config.objective
+  ddof = {'population': 0, 'sample': 1}
+  between = 0  # replayed groups in which the two means differ
+  for step in run.steps.values():
+    advantage_QK = step.batch.advantage_B.reshape(-1, K)
+    for advantage_K, (*_, verdicts, replayed) in zip(advantage_QK, groups(step), strict=True):
+      rewards = np.array([row.reward for row in [*verdicts, replayed] if row])
+      mean_K = np.full(K, rewards.mean())
+      if replayed and config.baseline == 'fresh':
+        mean_K[:-1] = rewards[:-1].mean()
+      if replayed and config.replay_advantage == 'balanced':
+        weight = 0.3 / 1.3**2  # of the replayed row: the slope of w / (w + 0.3) at w = 1
+        mean_K[:] = (rewards[:-1].sum() + weight * rewards[-1]) / (K - 1 + weight)
+      between += not np.allclose(mean_K, rewards.mean())
+      is_scaled = config.normalize_std != 'off' and rewards.std() > 0
+      scale = rewards.std(ddof=ddof[config.normalize_std]) if is_scaled else 1
+      np.testing.assert_allclose(advantage_K, (rewards - mean_K) / scale, rtol=1e-4, atol=1e-5)
+  assert (between > 0) == (config.baseline == 'fresh' or config.replay_advantage == 'balanced')
+
+
+def values_on(run, params, batch):
+  """(logp_BT, entropy_BT) of the batch's own tokens, in float64 from all logits."""
+  logp_BT = np.zeros(batch.tokens_BT.shape)
+  entropy_BT = np.zeros_like(logp_BT)
+  for b, mask_T in enumerate(batch.response_mask_BT > 0):
+    if mask_T.any():
+      (start, *_, last) = [*np.flatnonzero(mask_T)] * 2
+      prompt, tokens = np.split(batch.tokens_BT[b, : last + 1], [start])
+      routes = None if batch.routes_BTLC is None else batch.routes_BTLC[b, : last + 1]
+      place = slice(start, last + 1)
+      logp_BT[b, place], entropy_BT[b, place] = run.values_of(params, prompt, tokens, routes)
+  return logp_BT, entropy_BT
+
+
+@every_kind
+def test_the_loss_of_every_update_is_the_formula(run, base):
+  """From all logits under the parameters before the update, by losses.formula."""
+  config = run.experiment.config
+  for step in some(run.steps):
+    assert len(step.updates) == config.optimizer.minibatches
+    for update in step.updates[:: config.optimizer.minibatches - 1 or 1]:
+      batch = update.batch
+      if not batch.response_mask_BT.any():  # no question of the difficulty trained on
+        assert update.sums['loss'] == 0
+        continue
+      policy = kinds.policy_of(run, update.params, base)
+      logp_BT, entropy_BT = values_on(run, policy, batch)
+      expected = losses.formula(
+        logp_BT,
+        entropy_BT,
+        batch,
+        logp_BT if base is None else values_on(run, base, batch)[0],
+        config.objective,
+        clip=update.clip,
+        first=update.is_first,
+        constant=logp_BT,
+        max_response=config.rollout.max_response,
+      )
+      expected += config.objective.balance_coefficient * update.sums.get('balance', 0)
+      assert update.sums['loss'] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+@of('episodes', 'lora', 'failing')
+def test_the_gradient_is_that_of_the_formula(run, base):
+  """Of what is trained, over the policy's own tokens, in steps that replay."""
+  config = run.experiment.config
+  records = {record['step']: record for record in metrics.read(run.workdir)}
+  settings = (
+    *(config.objective.beta, config.objective.entropy_bonus, config.objective.kl_coefficient),
+    config.rollout.max_response,
+  )
+  with_replay = 0
+  policy_of = functools.partial(lora.joined, config.lora)
+  for step in some(run.steps):
+    update = step.updates[0]
+    reference_BT = None if base is None else values_on(run, base, update.batch)[0]
+    loss, gradient = losses.on_all_logits(
+      *(run.experiment.model, settings, policy_of),
+      *(update.params, update.batch, (base, reference_BT)),
+    )
+    assert update.sums['loss'] == pytest.approx(float(loss), abs=1e-6)
+    if config.optimizer.minibatches == 1:
+      norm = records[step.plan.step]['gradient_norm']
+      assert norm == pytest.approx(losses.norm(gradient), rel=1e-4, abs=1e-7)
+    with_replay += bool(np.abs(step.batch.advantage_B[step.batch.is_replay_B]).sum() > 0.5)
+  assert with_replay
+
+
+# ---- What is written and kept ----
+
+
+@every_kind
+def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
+  for record in metrics.read(run.workdir)[-len(run.steps) :]:
+    step = run.steps[int(record['step'])]
+    verdicts = [verdict for own in step.verdicts for verdict in own]
+    correct = np.mean([verdict.correct for verdict in verdicts])
+    assert record['reward'] == pytest.approx(np.mean([verdict.reward for verdict in verdicts]))
+    assert record['pass_rate/all'] == record['grading/correct'] == pytest.approx(correct)
+    for outcome in ('timed out', 'crashed'):
+      share = np.mean([verdict.outcome == outcome for verdict in verdicts])
+      assert record[f'grading/{outcome.replace(" ", "_")}'] == pytest.approx(share)
+    assert record['buffer/retired'] == len(step.after.retired_epoch)
+    stored = sum(value for name, value in record.items() if name.startswith('buffer/bucket_'))
+    assert stored == record['buffer/questions'] == len(step.after.entries)
+    own_tokens = [
+      kinds.own_tokens(run, question, one) for question, _, own, *_ in groups(step) for one in own
+    ]
+    assert record['length/total'] == sum(own_T.sum() for own_T in own_tokens)
+    if ages := [step.plan.step - replayed.step for replayed in step.replays if replayed]:
+      assert record['replay/age_mean'] == np.mean(ages)
+    else:
+      assert record.get('replay/rows', 0) == 0 and 'replay/age_mean' not in record
+
+
+@of('episodes', 'partial_episodes', 'partial_experts', 'lora')
+def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_path):
+  """Also what environments were, which is played again from seeds and turns."""
+  workdir, last = tmp_path / 'resumed', run.steps[max(run.steps)]
+  recording.resume(run, workdir, run.values.checkpoint.every)
+  expected, resumed = map(run.last_snapshot, (run.workdir, workdir))
+  assert resumed.cursor == expected.cursor and resumed.step == expected.step == max(run.steps)
+  jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
+  buffers.assert_same(resumed.buffer, expected.buffer)
+  buffers.assert_same(resumed.buffer, last.after)
+  left = buffers.described(last.left)
+  assert buffers.described(resumed.left) == buffers.described(expected.left) == left
+  assert bool(left) == run.values.rollout.carry
+  timed = TIMED if run.values.rollout.carry else (*TIMED, 'rollout/slots_busy')
+  first, second = (
+    [{k: v for k, v in record.items() if k not in timed} for record in tiny.untimed_records(where)]
+    for where in (workdir, run.workdir)
+  )
+  assert first == second
+  assert step_records.read(workdir) == step_records.read(run.workdir)
+
+
+# ---- Partial rollouts: responses that span steps ----
+
+partial = of('partial_episodes', 'partial_experts')
+
+
+def numbers(plan):
+  return [question.row for question in plan.questions]
+
+
+def ages(step, response):
+  """[T]: how many steps ago each token was written."""
+  return np.concatenate(
+    [np.full(span.tokens, step.plan.step - span.step) for span in response.spans]
+  )
+
+
+def trained_responses(step):
+  return [one for own in step.responses for one in own]
+
+
+@partial
+def test_the_run_carries_responses_that_several_policies_wrote(run):
+  spans = [len(one.spans) for step in run.steps.values() for one in trained_responses(step)]
+  assert max(spans) >= 2 and min(spans) == 1
+  left = [group for step in run.steps.values() for group in step.left]
+  assert {bool(group.is_drawn) for group in left} == {True, False}
+  begun = [one for group in left for one in group.responses]
+  assert any(one.is_complete for one in begun)
+  unfinished = [one for one in begun if not one.is_complete and len(one.tokens)]
+  assert unfinished
+  if run.values.environment.name:  # stopped within a turn and between two
+    known = [sum(t.written + t.observed for t in one.turns) for one in unfinished]
+    assert {length < len(one.tokens) for length, one in zip(known, unfinished)} == {True, False}
+  if run.values.rollout.router_replay:
+    assert any(one.routes is not None for one in begun)
+  # The policies differ, so a token that is held to another one's would be noticed.
+  first, last = (run.steps[number].params for number in (1, max(run.steps)))
+  gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, last)
+  assert max(jax.tree.leaves(gaps)) > 0.01
+
+
+@partial
+def test_each_group_trains_once_complete_and_in_time(run):
+  before, drawn, config = [], [], run.experiment.config.rollout
+  for number, step in run.steps.items():
+    in_flight = numbers(step.plan)
+    assert len(set(in_flight)) == len(in_flight) == config.in_flight
+    assert in_flight[: len(before)] == [group.question_row for group in before]
+    drawn += in_flight[len(before) :]
+    left = [group.question_row for group in step.left]
+    assert sorted(numbers(step.trained) + left) == sorted(in_flight)
+    assert len(left) == config.in_flight - config.questions
+    assert step.trained.step == number and [len(own) for own in step.responses] == [
+      K - bool(stored) for stored in step.trained.candidates
+    ]
+    before = step.left
+  trained = [row for step in run.steps.values() for row in numbers(step.trained)]
+  assert sorted(trained + [group.question_row for group in before]) == sorted(drawn)
+  oldest = [ages(step, one).max() for step in run.steps.values() for one in trained_responses(step)]
+  assert 1 <= max(oldest) <= config.max_age
+
+
+@partial
+def test_groups_are_shuffled_before_they_train(run):
+  """So that a minibatch holds old and new ones."""
+  places = [
+    [numbers(step.plan).index(row) for row in numbers(step.trained)] for step in run.steps.values()
+  ]
+  assert any(place != sorted(place) for place in places)
+
+
+@partial
+def test_only_what_is_trained_is_stored_and_retires(run):
+  for step in run.steps.values():
+    changed = {
+      row
+      for row in {*step.buffer.entries, *step.after.entries}
+      if step.buffer.entries.get(row) is not step.after.entries.get(row)
+    }
+    assert changed <= {*numbers(step.trained)}
+    retired = {*step.after.retired_epoch} - {*step.buffer.retired_epoch}
+    assert retired <= {*numbers(step.trained)}
+
+
+@partial
+def test_metrics_say_how_old_the_tokens_are(run):
+  for record in metrics.read(run.workdir)[1:]:
+    step = run.steps[int(record['step'])]
+    age = np.concatenate([ages(step, one) for one in trained_responses(step)])
+    assert record['carry/age_mean'] == pytest.approx(age.mean())
+    assert record['carry/age_max'] == age.max() and record['carry/groups_left'] == len(step.left)
+    own = np.concatenate([one.own for one in trained_responses(step)])
+    share = (age > 0)[own].mean()
+    assert record.get('carry/token_share', 0) == pytest.approx(share)
+    # Absent in a step that had nothing to decode.
+    assert 0 < record.get('rollout/slots_busy', 1) <= 1
+
+
+@of('partial_episodes')
+def test_weights_of_truncated_importance_sampling_are_1_up_to_rounding(run):
+  for step in run.steps.values():
+    for (_, prompt, one), weight_T in zip(rows(step), step.batch.term_weight_BT, strict=True):
+      if getattr(one, 'tis_weight', None) is not None:
+        place = slice(len(prompt), len(prompt) + len(one.tokens))
+        np.testing.assert_array_equal(weight_T[place], one.tis_weight)
+        np.testing.assert_allclose(one.tis_weight, 1, atol=1e-4)
+
+
+# ---- A model with experts, whose routes are replayed ----
+
+
+@of('partial_experts')
+def test_a_response_is_drawn_with_its_own_experts_and_no_others(run):
+  """Within rounding, which the contract says; the router's own choice is another."""
+  of_others = []
+  for step in some(run.steps):
+    for _, prompt, own, *_ in groups(step):
+      one, number = own[0], own[0].spans[-1].step
+      assert len(one.routes) == len(prompt) + len(one.tokens) and one.routes.max() < 4
+      logp, _ = run.values_of(run.steps[number].params, prompt, one.tokens, (one.routes + 1) % 4)
+      of_others.append(np.abs(logp - one.logp)[-one.spans[-1].tokens :].max())
+  assert min(of_others) > 1e-4
+
+
+# ---- Episodes ----
+
+
+@of('episodes')
+def test_the_run_has_episodes_of_many_forms(run):
+  fresh = [one for step in run.steps.values() for one in trained_responses(step)]
+  assert {1, 2, kinds.TURNS} <= {len(one.turns) for one in fresh}
+  outcomes = {v.outcome for step in run.steps.values() for own in step.verdicts for v in own}
+  assert outcomes == {'correct', 'wrong'}
+  replays = [one for step in run.steps.values() for one in step.replays if one]
+  assert len(replays) > 4 and any(len(one.turns) > 2 for one in replays)
+  assert any(one.turns[0].written == kinds.TURN for one in fresh)
+
+
+@of('episodes')
+def test_metrics_count_the_policys_tokens_and_the_environments(run):
+  table = step_records.read(run.workdir).responses.to_pylist()
+  for record, step in zip(metrics.read(run.workdir)[1:], run.steps.values()):
+    fresh = trained_responses(step)
+    assert record['environment/tokens_mean'] == np.mean([(~one.own).sum() for one in fresh])
+    assert record['environment/turns_mean'] == np.mean([len(one.turns) for one in fresh])
+    written = [row for row in table if row['step'] == step.plan.step and not row['is_replay']]
+    entropies = [one.entropy[one.own].mean() for one in fresh]
+    np.testing.assert_allclose([row['entropy'] for row in written], entropies, rtol=1e-5)
+    assert [row['length'] for row in written] == [one.own.sum() for one in fresh]
+
+
+@of('episodes')
+def test_records_and_the_page_have_the_turns_of_each_episode(run):
+  written = {
+    (row['step'], row['group'], row['sample']): row
+    for path in step_records.files(run.workdir, 'tokens')
+    for row in step_records.read_file(path, 'tokens').to_pylist()
+  }
+  for step in run.steps.values():
+    for group, (_, _, own, _, replayed) in enumerate(groups(step)):
+      for sample, member in enumerate([*own, replayed] if replayed else own):
+        row = written[step.plan.step, group, sample]
+        assert [tuple(turn.values()) for turn in row['turns']] == list(member.turns)
+        assert len(row['logp']) == len(row['entropy']) == len(row['tokens'])
+        assert not np.array(row['entropy'])[~member.own].any()
+  shown = texts.describe(written.values(), lambda ids: list(map(str, ids)))
+  first = shown['groups']['1/0'][0]
+  assert first['turns'] == [list(turn) for turn in run.steps[1].responses[0][0].turns]
+  last = run.steps[max(run.steps)].after
+  stored = {row: entry.trajectories for row, entry in last.entries.items()}
+  shown = texts.describe_stored(stored, lambda ids: list(map(str, ids)))
+  row, (one, *_) = next(iter(stored.items()))
+  assert shown['questions'][str(row)][0]['turns'] == one.turns
+
+
+@of('episodes')
+def test_a_warm_start_learns_what_the_player_says_and_not_the_answers(run):
+  learnt = warm_start.load_solutions(run.experiment)
+  assert len({len(row.turns) for row in learnt}) > 2
+  tokens_BT, mask_BT = warm_start.padded(learnt, max(map(len, learnt)), 0)
+  data = experiment.load_questions(run.experiment, run.values.warm_start.data)
+  for question, row, tokens_T, mask_T in zip(data.questions, learnt, tokens_BT, mask_BT):
+    own_T, _ = kinds.read(run, question, row.tokens)
+    start = len(row.prompt)
+    np.testing.assert_array_equal(tokens_T[start : start + len(own_T)], row.tokens)
+    np.testing.assert_array_equal(mask_T[start : start + len(own_T)], own_T)
+    assert mask_T.sum() == own_T.sum()
+
+
+@of('episodes')
+def test_an_episode_is_played_in_the_terminal(run, capsys):
+  with run.compiling():
+    policy = policies.open_policy(str(run.workdir))
+    prompt, episodes = responses.play(policy, 3, samples=3)
+    args = types.SimpleNamespace(
+      **dict(config=None, checkpoint=str(run.workdir), step=None, model=None, prompt=None, row=3),
+      **dict(samples=3, temperature=None, max_response=None, seed=0, tokens=False),
+    )
+    capsys.readouterr()
+    generate.main(args)
+  shown = capsys.readouterr().out.split('\n---')[1:]
+  np.testing.assert_array_equal(prompt, run.data.prompts[3])
+  (question,) = run.data.questions.read([3])
+  for one, text in zip(episodes, shown, strict=True):
+    own_T, success = kinds.read(run, question, one.tokens)
+    np.testing.assert_array_equal(one.own, own_T)
+    assert one.verdict and one.verdict.correct == success
+    assert f'{len(one.turns)} turns, reward {int(success)}' in text
+    assert f'; {own_T.sum()} tokens' in text and text.count('policy: ') == len(one.turns)
+    assert text.count('environment: ') == len(one.turns) - 1
+
+
+@of('episodes')
+def test_what_is_not_there_is_not_played(run, recorded):
+  with run.compiling():
+    with_turns, single = (policies.open_policy(str(r.workdir)) for r in (run, recorded))
+  with pytest.raises(InputError, match=r'--row=24 must be below 24, the rows of guess:train'):
+    responses.play(with_turns, 24)
+  with pytest.raises(InputError, match=r"environment\.name='' has no episodes"):
+    responses.play(single, 0)
+  with pytest.raises(InputError, match=r"environment\.name='guess' has questions of its own"):
+    responses.sample(with_turns, ['1-64'])
+
+
+@of('failing')
+def test_environments_fail_in_every_way_and_change_no_other_episode(run):
+  """The contract holds the other episodes to what they say."""
+  failures = set()
+  for step in run.steps.values():
+    for question, _, own, verdicts, _ in groups(step):
+      for response, verdict in zip(own, verdicts, strict=True):
+        failures.add(how := kinds.failure(run, question, response))
+        assert not (how and verdict.reward)
+  assert failures == {'', *kinds.FAILURES}
+
+
+# ---- Several rewards ----
+
+
+def components(run, row, tokens):
+  """Each reward of a response with these tokens, as tests/helpers/ and the papers define them."""
+  tokens, length, limit = tokens.tolist(), len(tokens), tiny.RESPONSE
+  over = length - (limit - kinds.OVERLONG)
+  is_cut = tokens[-1] not in run.rollout.tokenizer.eos_ids
+  return {
+    'correctness': float(is_correct(run.rollout.tokenizer.decode(tokens), str(row))),
+    'overlong': -over / kinds.OVERLONG if over > 0 else 0.0,
+    'weighed_length': 0.01 * length * (row % 3),
+    'of_question': row + sum(tokens) / 1000 + is_cut / limit,
+  }
+
+
+def total(found):
+  return sum(kinds.REWARDS[name] * value for name, value in found.items())
+
+
+@of('rewards')
+def test_a_reward_is_the_weighted_sum_and_correctness_is_the_verifiers(run):
+  seen, num_replayed = {name: set() for name in kinds.REWARDS}, 0
+  for step in run.steps.values():
+    for question, _, own, verdicts, replayed in groups(step):
+      for response, verdict in zip(own, verdicts):
+        expected = components(run, question.row, response.tokens)
+        assert verdict.components == pytest.approx(expected)
+        assert list(verdict.components) == list(kinds.REWARDS)
+        assert verdict.reward == pytest.approx(total(expected))
+        assert verdict.correct == bool(expected['correctness'])
+        for name, value in expected.items():
+          seen[name].add(value)
+      if replayed:
+        expected = total(components(run, question.row, replayed.tokens))
+        assert replayed.reward == pytest.approx(expected)
+        num_replayed += 1
+  assert num_replayed > 5
+  assert all(len(values) > 1 for values in seen.values()) and min(seen['overlong']) == -1
+
+
+@of('rewards')
+def test_what_is_stored_and_what_retires_is_up_to_the_verifier_alone(run):
+  num_stored = 0
+  for step in run.steps.values():
+    for row, entry in step.after.entries.items():
+      assert 0 < entry.correctness < 1
+      for stored in entry.trajectories:
+        assert components(run, row, stored.tokens)['correctness'] == 1
+        num_stored += 1
+    for question, _, _, verdicts, replayed in groups(step):
+      correct = sum(verdict.correct for verdict in verdicts) + bool(replayed)
+      entry = step.after.entries.get(question.row)
+      assert (question.row in step.after.retired_epoch) >= (correct == K)
+      if entry and correct and step.buffer.started:
+        assert entry.correctness == correct / K
+  assert num_stored
+
+
+@of('rewards')
+def test_each_reward_is_a_metric_and_a_column_of_the_records(run):
+  table = step_records.read(run.workdir).responses
+  table = table.select(['components', 'is_replay', 'step']).to_pylist()
+  for record in metrics.read(run.workdir)[1:]:
+    step = run.steps[int(record['step'])]
+    found = [
+      components(run, question.row, response.tokens)
+      for question, _, own, *_ in groups(step)
+      for response in own
+    ]
+    for name in kinds.REWARDS:
+      assert record[f'rewards/{name}'] == pytest.approx(np.mean([one[name] for one in found]))
+    written = [row for row in table if row['step'] == record['step']]
+    assert len(written) == tiny.QUESTIONS * K
+    assert [dict(row['components']) for row in written if not row['is_replay']] == [
+      pytest.approx(one) for one in found
+    ]
+    assert {row['components'] for row in written if row['is_replay']} <= {None}
+  (evaluated,) = (run.workdir / 'evaluation').glob(f'step_{max(run.steps):06d}_*.jsonl')
+  assert all(set(json.loads(line)['correct']) <= {True, False} for line in evaluated.open())
+
+
+# ---- LoRA: what is trained is adapters ----
+
+STORED = CHECKPOINTS / 'qwen2_tied'
+RANK, ALPHA = 2, 8.0
+
+
+@of('lora')
+def test_only_adapters_change(run, base):
+  """Over steps with replay; the base stays to the bit what its files hold."""
+  assert sum(record.get('replay/rows', 0) for record in metrics.read(run.workdir)) >= 4
+  for step in (run.steps[1], run.steps[max(run.steps)]):
+    frozen = jax.tree.map(
+      lambda x: x.kernel if isinstance(x, lora.Adapted) else x,
+      step.params,
+      is_leaf=lambda x: isinstance(x, lora.Adapted),
+    )
+    jax.tree.map(np.testing.assert_array_equal, frozen, base)
+  last = run.last_snapshot(run.workdir).state.params
+  assert set(last) == {'layers'}  # of the checkpoint: the adapters alone
+  earlier = run.steps[2].updates[0].params
+  for before, after in zip(jax.tree.leaves(earlier), jax.tree.leaves(last), strict=True):
+    assert np.abs(before).max() > 0 and not np.array_equal(before, after)
+
+
+@of('lora')
+def test_the_kl_term_refers_to_the_base(run):
+  """The policy begins as its base, so the first minibatch of all has a KL of 0."""
+  records = {record['step']: record for record in metrics.read(run.workdir)}
+  assert abs(records[1]['kl']) < 1e-6 < records[max(run.steps)]['kl']
+
+
+def write(run, out, **flags):
+  """What the export command writes."""
+  export.main(
+    types.SimpleNamespace(
+      **dict(checkpoint=str(run.workdir), model=None, step=None, out=str(out), dtype=None)
+      | dict(adapters=False)
+      | flags
+    )
+  )
+  return out
+
+
+@pytest.fixture(scope='module')
+def merged(run, tmp_path_factory):
+  return write(run, tmp_path_factory.mktemp('exported') / 'merged')
+
+
+@pytest.fixture(scope='module')
+def adapters(run, tmp_path_factory):
+  return write(run, tmp_path_factory.mktemp('exported') / 'adapters', adapters=True)
+
+
+@of('lora')
+def test_an_export_is_base_plus_adapters(merged, adapters):
+  """From the three files alone: W + (alpha / r) B A, in the layout [out, in] of the files."""
+  base, whole = (load_file(folder / 'model.safetensors') for folder in (STORED, merged))
+  config = json.loads((adapters / 'adapter_config.json').read_text())
+  adapter = load_file(adapters / 'adapter_model.safetensors')
+  assert (config['r'], config['lora_alpha']) == (RANK, ALPHA)
+  assert len(adapter) == 2 * 2 * len(config['target_modules'])  # A and B, two layers
+  for name, weight in base.items():
+    stem = f'base_model.model.{name.removesuffix(".weight")}'
+    if f'{stem}.lora_A.weight' in adapter:
+      a, b = (adapter.pop(f'{stem}.lora_{part}.weight').astype(np.float64) for part in 'AB')
+      assert a.shape == (RANK, weight.shape[1]) and np.abs(b @ a).max() > 1e-3
+      weight = weight + ALPHA / RANK * (b @ a)
+    np.testing.assert_allclose(whole[name], weight, atol=1e-6)
+  assert adapter == {}
+
+
+@of('lora')
+def test_a_run_exports_its_last_policy_merged(run, merged):
+  file = 'model.safetensors'
+  last = run.workdir / 'export' / 'last' / file
+  assert last.read_bytes() == (merged / file).read_bytes()
+
+
+@of('lora')
+def test_transformers_and_peft_compute_the_policys_logits(run, merged, adapters):
+  torch, transformers, peft = map(pytest.importorskip, ('torch', 'transformers', 'peft'))
+  policy, _ = policies.of_run(run.experiment, str(run.workdir), None)
+  tokens_T = np.random.default_rng(0).integers(0, run.experiment.model.vocab_size, 40)
+  hidden_BTD = model.hidden_states(run.experiment.model, policy, tokens_T[None].astype(np.int32))
+  ours_TV = (hidden_BTD @ model.unembedding(run.experiment.model, policy))[0]
+
+  def load(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+  for theirs in (load(merged), peft.PeftModel.from_pretrained(load(STORED), adapters)):
+    with torch.no_grad():
+      theirs_TV = theirs.eval()(torch.tensor(tokens_T[None])).logits[0].numpy()
+    assert np.abs(ours_TV - theirs_TV).max() < 1e-5
+
+
+@of('lora')
+def test_adapters_are_refused_on_another_base(run):
+  file = f'{run.values.model.path}/model.safetensors'
+  shutil.copy(file, file + '.right')
+  shutil.copy(run.workdir / 'export' / 'last' / 'model.safetensors', file)
+  try:
+    with pytest.raises(
+      InputError, match=re.escape("another base than this one (differing: base['l")
+    ):
+      policies.of_run(run.experiment, str(run.workdir), None)
+    with pytest.raises(InputError, match='holds adapters that were trained on another base'):
+      recording.run_training(run.experiment)
+  finally:
+    shutil.move(file + '.right', file)
+  assert policies.of_run(run.experiment, str(run.workdir), None)[1] == max(run.steps)
+
+
+@of('lora')
+@pytest.mark.parametrize(
+  ('flags', 'changes', 'message'),
+  [
+    (dict(dtype='bfloat16'), {}, 'they are written as they were trained, in float32'),
+    ({}, {'lora.rank': 0}, 'this run trained the whole model (config.lora.rank=0) and has none'),
+    ({}, {'warm_start.num_updates': 9}, 'what they belong to is no folder that others have'),
+    ({}, {'model.path': ''}, 'what they belong to is no folder that others have'),
+    ({}, {'model.extension.rope_theta': 1e5}, "they would come without the run's config.model.ext"),
+  ],
+)
+def test_adapters_of_no_use_are_not_exported(run, flags, changes, message):
+  values = ConfigDict(read_config(str(run.workdir)))
+  values.update_from_flattened_dict(changes)
+  with pytest.raises(InputError, match=re.escape(f'--adapters: {message}')):
+    export._check_adapters(experiment.parse_config(values), flags.get('dtype'))
+
+
+def test_a_warm_start_that_is_gone_is_not_trained_again(config, tmp_path):
+  config.lora.rank = RANK
+  with pytest.raises(InputError, match='no longer holds the warm start that the run began with'):
+    warm_start.initial_params(experiment.open_experiment(config, str(tmp_path)))

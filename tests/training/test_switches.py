@@ -1,0 +1,174 @@
+"""What the switches of docs/algorithm.md draw, replay, store and leave out in whole runs.
+
+It is computed again in plain Python and NumPy. Advantages and losses are in test_kinds_of_run.py.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.reporting import metrics
+from tests.helpers import kinds, tiny
+
+K = tiny.ROLLOUTS
+
+
+@pytest.fixture(scope='module', params=['plain', *kinds.SWITCHES])
+def run(request, values, make_once, compiled):
+  """The recording of one of them; 'plain' has the paper's."""
+  if request.param == 'plain':
+    return request.getfixturevalue('recorded')
+  return kinds.trained(request.param, values, make_once, compiled)
+
+
+def groups(step):
+  return zip(step.plan.questions, step.replays, step.responses, step.verdicts)
+
+
+def successes(verdicts, replayed):
+  return sum(verdict.correct for verdict in verdicts) + int(bool(replayed and replayed.correct))
+
+
+def test_a_run_replays_unless_its_ratio_is_0(run):
+  config, records = run.experiment.config, metrics.read(run.workdir)[1:]
+  drawn, rows = (
+    sum(record[f'replay/{name}'] for record in records) for name in ('questions', 'rows')
+  )
+  if config.replay.ratio:
+    assert drawn > 6 and rows == drawn * config.replay.row
+    has_signal = any(
+      step.batch.advantage_B[step.batch.is_replay_B].any() for step in run.steps.values()
+    )
+    assert has_signal == config.replay.row
+  else:
+    assert drawn == rows == sum(record['buffer/questions'] for record in records) == 0
+
+
+def test_a_run_draws_and_replays_what_its_rules_say(run):
+  config = run.experiment.config.replay
+  ages, passed_over = [], 0
+  in_order = config.question_selection == 'hardest' or config.age_decay < 1
+  for number, step in run.steps.items():
+    drawn = {q.row for q, yes in zip(step.plan.questions, step.plan.is_drawn) if yes}
+    assert drawn <= set(step.buffer.entries)
+    assert step.plan.is_replay_Q.tolist() == [yes and config.row for yes in step.plan.is_drawn]
+    of_stored = [number - stored.step for own in step.plan.candidates for stored in own]
+    ages += of_stored
+    young = {
+      row: entry
+      for row, entry in step.buffer.entries.items()
+      if number - entry.trajectories[-1].step <= config.max_age
+    }
+    if in_order and drawn:
+      rank = {
+        row: number - entry.trajectories[-1].step if config.age_decay < 1 else entry.correctness
+        for row, entry in young.items()
+      }
+      last = max(rank[row] for row in drawn)
+      others = [own for row, own in rank.items() if row not in drawn]
+      assert last <= min(others, default=last)
+      passed_over += bool(others) and max(others) > min(rank[row] for row in drawn)
+    if config.question_selection == 'advantage' and drawn:
+      solved = {row for row, entry in young.items() if entry.correctness == 1}
+      assert not solved & drawn
+      passed_over += len(solved)
+  assert max(ages, default=0) <= config.max_age
+  assert (passed_over > 0) == (in_order or config.question_selection == 'advantage')
+
+
+def cost(rule, now, then):
+  """What a rule picks the least of, from log-probabilities now and when it was written.
+
+  The paper's rule has its test in test_loop.py.
+  """
+  return {'highest_perplexity': now.mean(), 'smallest_drop': (then - now).max()}[rule]
+
+
+def test_a_run_replays_what_its_rule_picks(run):
+  config = run.experiment.config.replay
+  rule = config.trajectory_selection
+  if rule not in ('highest_perplexity', 'smallest_drop'):
+    pytest.skip('another rule')
+  chosen = 0
+  for step in run.steps.values():
+    for prompt, own, replayed in zip(step.plan.prompts, step.plan.candidates, step.replays):
+      if replayed:
+        costs = [
+          cost(rule, run.values_of(step.params, prompt, stored.tokens)[0], stored.logp)
+          for stored in own
+        ]
+        place = [stored is replayed for stored in own].index(True)
+        assert costs[place] <= min(costs) + 1e-4
+        chosen += max(costs) > min(costs) + 1e-2
+  assert chosen
+
+
+def with_new(stored, responses, verdicts, keeps_all, limit):
+  """(tokens, log-probabilities) stored and of what is new and kept, the newest `limit` of them."""
+  stored = list(stored)
+  for response, verdict in zip(responses, verdicts):
+    is_kept = verdict.correct or keeps_all
+    if is_kept and response.tokens.tolist() not in [tokens for tokens, _ in stored]:
+      stored.append((response.tokens.tolist(), response.logp.tolist()))
+  return stored[-limit:] if limit else stored
+
+
+def test_a_run_stores_what_limit_bounds_and_failed_say(run):
+  """Group by group in plain Python; correctness in quarters."""
+  config = run.experiment.config.replay
+  entries, retired, started = {}, {}, False
+  unrecorded, most = set(), 0
+  for number, step in run.steps.items():
+    for question, replayed, responses, verdicts in groups(step):
+      row, k = question.row, successes(verdicts, replayed)
+      if k == K and config.ratio and config.retire != 'never':
+        retired.setdefault(row, step.plan.epoch)
+        entries.pop(row, None)
+      elif k == 0 and config.failed == 'bucket_0' and row in entries:
+        entries[row] = (0, entries[row][1])
+      elif config.lower_bound * K < k <= config.upper_bound * K or config.keep == 'all':
+        if started and row not in retired:
+          _, stored = entries.get(row, (0, []))
+          keeps_all = config.keep == 'all'
+          stored = with_new(stored, responses, verdicts, keeps_all, config.max_trajectories)
+          entries[row] = (k, stored)
+          most = max(most, len(stored))
+      elif k > 0:
+        unrecorded.add(k)
+    correct = [verdict.correct for verdicts in step.verdicts for verdict in verdicts]
+    started = started or (config.ratio > 0 and any(correct))
+    assert entries == {
+      row: (
+        round(K * entry.correctness),
+        [(t.tokens.tolist(), t.logp.tolist()) for t in entry.trajectories],
+      )
+      for row, entry in step.after.entries.items()
+    }, number
+    assert step.after.retired_epoch == retired and step.after.started == started
+  # So that each value is told from the default.
+  assert (most > tiny.STORED) == (config.max_trajectories == 0)
+  assert unrecorded == ({1} if config.lower_bound else set())
+  replayed = {one.correct for step in run.steps.values() for one in step.replays if one}
+  assert (False in replayed) == (config.keep == 'all')
+
+
+def test_a_run_leaves_out_replayed_tokens_until_their_second_moment_is_bounded(run):
+  limit, all_left_out = run.experiment.config.objective.second_moment, 0
+  for step in run.steps.values():
+    is_replay_B, mask_BT = step.batch.is_replay_B, step.batch.response_mask_BT > 0
+    assert (step.batch.term_weight_BT[~is_replay_B] == 1).all()
+    moved, left_out = [], []
+    for b, (row, own) in zip(
+      np.flatnonzero(is_replay_B), [(r, s) for r, s in zip(step.replays, step.scores) if r]
+    ):
+      weights = step.batch.term_weight_BT[b, mask_BT[b]].tolist()
+      for weight, now, then in zip(weights, own.logp.tolist(), row.logp.tolist()):
+        is_moved = (now - then) * step.batch.advantage_B[b] > 0
+        assert weight in ([0, 1] if is_moved else [1])
+        if is_moved:
+          (moved if weight else left_out).append((now - then) ** 2)
+    assert not moved or np.mean(moved) <= limit * (1 + 1e-5)
+    assert not left_out or np.mean([*moved, min(left_out)]) > limit * (1 - 1e-5)
+    all_left_out += len(left_out)
+  assert (all_left_out > 0) == (limit < math.inf)
