@@ -32,6 +32,7 @@ def test_the_table_has_every_room():
   assert set(room_table()) == {rooms.room_of(name) for name in rooms.modules()}
 
 
+@pytest.mark.full
 def test_no_room_imports_one_above_it():
   level = {room: index for index, room in enumerate(room_table())}
   upward = [
@@ -74,6 +75,7 @@ def test_tests_mirror_the_rooms():
   assert folders - no_room - {'__pycache__'} == set(room_table()) - {'foundation'}
 
 
+@pytest.mark.full
 def test_files_and_functions_are_short_enough_to_keep_in_mind():
   long_files = [
     f'{name}: {lines} lines'
@@ -89,6 +91,7 @@ def test_files_and_functions_are_short_enough_to_keep_in_mind():
   assert long_files + long_functions == []
 
 
+@pytest.mark.full
 def test_no_module_has_the_name_of_a_function_in_it_or_of_the_standard_library():
   ambiguous = [
     name
@@ -155,6 +158,7 @@ atexit.register(
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(('module', 'changed'), [('exgrpo_jax', True), ('mylab', False)])
 def test_a_package_that_imports_this_one_keeps_its_memory_and_signals(tmp_path, module, changed):
   (tmp_path / 'sitecustomize.py').write_text(AT_BEGIN)  # Python imports it before anything else

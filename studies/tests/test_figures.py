@@ -240,6 +240,7 @@ def test_a_figure_without_data_is_left_out_with_a_line_that_says_why(recorded, t
   assert (tmp_path / 'out' / 'buffer.png').exists()
 
 
+@pytest.mark.full
 def test_what_cannot_be_is_refused_in_one_line(recorded, tmp_path):
   (tmp_path / 'file').touch()
   cases = {

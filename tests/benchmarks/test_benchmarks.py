@@ -32,6 +32,7 @@ def bench():
   return frame.open_bench(frame.SIZES['tiny'])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'name',
   [

@@ -18,6 +18,7 @@ from exgrpo_jax.learner import optimizer
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.runtime.compilations import Program
+from tests.helpers import tiers
 
 # In float32, which alone XLA:CPU does not convert. So large that temporary arrays count.
 SHAPE = dict(
@@ -68,12 +69,13 @@ def differences(config, platform, names, devices=None):
   }
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', tiers.full_after_first(CASES))
 def test_an_update_takes_what_the_formula_says(name):
   found = differences(config_of(CASES[name]), memory.CPU, ['update'])
   assert max(map(abs, found.values())) < 0.15, found
 
 
+@pytest.mark.full
 def test_the_other_programs_take_what_the_formula_says():
   others = ['score', 'prefill', 'resume', 'decode', 'optimizer']
   values = CASES['all_is_recomputed']
@@ -149,6 +151,7 @@ def test_a_program_that_does_not_compile_ends_nothing(capsys):
   assert 'fits, 28% to spare' in small and 'DOES NOT FIT: RESOURCE_EXHAUSTED' in decode
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('rank', [0, 2])
 def test_the_abstract_arrays_are_those_of_a_run(rank):
   """With LoRA a step keeps its base in the compute dtype."""
@@ -176,6 +179,7 @@ def opened(choice):
   return parse_config(config_files.load_config(f'one_gpu:{choice}'))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('choice', one_gpu.FITS, ids='-'.join)
 def test_a_config_is_the_largest_that_fits(choice):
   config, limit = opened(','.join(choice)), devices.usable_memory(choice[1])

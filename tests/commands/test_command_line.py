@@ -38,6 +38,7 @@ def test_commas_in_brackets_are_part_of_a_data_spec(given, specs):
   assert command_line._Specs().parse(given) == specs
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'command',
   [
@@ -56,6 +57,7 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   assert_refused(outcome, f'{tmp_path}/damaged/config.json cannot be read as the config of a run')
 
 
+@pytest.mark.full
 def test_all_commands_can_be_imported_together_for_none_defines_a_flag_at_import():
   names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
   assert set(NAMES) <= set(names)

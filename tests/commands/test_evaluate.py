@@ -130,6 +130,7 @@ def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
   assert written != own.read_text()
 
 
+@pytest.mark.full
 def test_two_policies_are_compared_question_by_question(
   recorded, by_hand, capsys, data, tmp_path, monkeypatch
 ):
@@ -272,6 +273,7 @@ VALIDATION[3] = {'aime': 0.4, 'minerva': 1.0}
 EVALUATION = {1: 1.0, 2: 0.2, 3: 0.0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(('without', 'step', 'score'), [((), 3, 0.7), (('minerva',), 2, 0.6)])
 def test_the_best_policy_is_chosen_by_the_validation_set_alone(
   without, step, score, recorded, config, data, tmp_path, monkeypatch
@@ -408,6 +410,7 @@ WORKED = {
 }
 
 
+@pytest.mark.full
 def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path, monkeypatch):
   """The warm start learns a handful of solutions by heart, within the tiny model's reach."""
   tiny.leave_out_pictures(monkeypatch.setattr)

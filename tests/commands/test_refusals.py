@@ -16,6 +16,8 @@ import pytest
 from tests.helpers import cases, forked, tiny
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY, TINY_CONFIG
 
+pytestmark = pytest.mark.full
+
 SMOKE = '--config=smoke'
 GOOD = [{'question': f'{n}+0', 'answer': f'{n}\n#### {n}'} for n in range(tiny.POOL)]
 

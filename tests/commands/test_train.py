@@ -138,6 +138,7 @@ def terminate_in(monkeypatch):
   signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.full
 def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed(
   recorded, values, tmp_path, monkeypatch, terminate_in, capsys
 ):

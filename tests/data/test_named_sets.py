@@ -285,6 +285,7 @@ def test_what_tfds_cannot_prepare_is_refused(config, spec, message):
     questions.load(config, spec)
 
 
+@pytest.mark.full
 def test_neither_tensorflow_nor_tfds_is_imported_for_a_file(config, jsonl):
   path = jsonl({'question': '1+1', 'answer': '2'})
   script = f"""

@@ -38,6 +38,7 @@ MADE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', MADE)
 def test_the_page_checked_in_is_the_one_that_is_made(name):
   page = documents.load(name)
@@ -370,6 +371,7 @@ def configs(tmp_path, monkeypatch, port):
   return found
 
 
+@pytest.mark.full
 def test_the_rewards_of_the_page_can_be_used(configs):
   facts = {'question': 'four', 'length': 16, 'max_response': 64, 'level': 3}
   expected = [1.0, 1 + 0.2 * 0.75 + 0.1 * 3, 1 + 0.3 * (4 + len(r'\boxed{1}'))]

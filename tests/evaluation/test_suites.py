@@ -171,6 +171,7 @@ def test_a_row_has_every_benchmark_the_averages_and_what_is_missing(files, add_r
   assert len(records) == 4 * 32 + 8
 
 
+@pytest.mark.full
 def test_avg_at_32_is_the_same_by_copies_and_by_samples(files, add_row, tmp_path):
   by_copies, _ = add_row(files, 'copies', write=written)
   for copies in (1, 8):

@@ -194,6 +194,7 @@ def test_without_a_tokenizer_characters_are_counted(shown):
   assert 'left out   prompts over the limit are not known without a tokenizer' in text
 
 
+@pytest.mark.full
 def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
   path = jsonl({'ask': '1+1?', 'answer': 2})
   (outcome,) = forked.run(

@@ -114,6 +114,7 @@ def test_sampling_holds_the_weights_once(monkeypatch, dtype):
   assert held[0] <= 1.1 * caught.value.value
 
 
+@pytest.mark.full
 def test_converting_holds_one_parameter_twice():
   values = policies.suited_to(FOLDER)
   values.model.dtype = 'float32'

@@ -49,6 +49,7 @@ def test_the_base_config_has_the_papers_values():
   assert (config.objective.beta, config.optimizer.minibatches) == (0.1, 2)
 
 
+@pytest.mark.full
 def test_trl_grpo_has_the_defaults_of_trl():
   trl = pytest.importorskip('trl', '1.16')
   theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}

@@ -112,6 +112,7 @@ def test_in_the_processes_that_grade():
   assert scores == pytest.approx([1, 0, 0.8, 0])
 
 
+@pytest.mark.full
 @needs_package
 def test_the_limits_of_these_processes_hold():
   endless = Truth('0.5', reasoning_gym.KIND)
@@ -187,6 +188,7 @@ print(json.dumps(sorted(found)))
 """
 
 
+@pytest.mark.full
 @needs_package
 def test_tasks_that_evaluate_what_a_model_wrote_are_refused_and_only_they():
   from reasoning_gym.factory import DATASETS

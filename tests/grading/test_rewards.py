@@ -229,6 +229,7 @@ def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
   assert [verdict.components['service'] for verdict in verdicts] == [20, 21]
 
 
+@pytest.mark.full
 def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_in_the_next():
   responses = [RIGHT] * 5 + ['hang'] + [RIGHT] * 5  # the second batch hangs
   with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=1.0), VERIFIER) as running:

@@ -464,6 +464,7 @@ def test_it_tells_the_answer_as_written(chosen):
   assert chosen.judge(r'So $x = \boxed{\frac{1}{2}}$.', Truth('0.5')).given == r'\frac{1}{2}'
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('chosen')
 def test_our_limits_hold_for_it():
   required = verifier.Config(require_think=True, require_box=False)

@@ -36,6 +36,7 @@ from tests.huggingface.stored_checkpoints import (
 )
 
 FILE = 'model.safetensors'
+ALWAYS = NAMES[0], 0  # the case that README's command runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,11 @@ class Case:
 @pytest.fixture(
   scope='module',
   params=[
-    pytest.param((name, seed), id=f'{name}-{"new" if seed else "stored"}')
+    pytest.param(
+      (name, seed),
+      id=f'{name}-{"new" if seed else "stored"}',
+      marks=() if (name, seed) == ALWAYS else pytest.mark.full,
+    )
     for name in NAMES
     for seed in (0, 1)
   ],
@@ -178,6 +183,7 @@ def test_files_stay_under_the_limit_and_the_index_lists_every_tensor(mesh, tmp_p
   assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # permissions
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('name', NAMES)
 def test_transformers_reads_a_saved_checkpoint(name, dtype, mesh, tmp_path):

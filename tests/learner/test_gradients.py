@@ -12,7 +12,7 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import attention, lora, mlp, model, sharding
-from tests.helpers import losses
+from tests.helpers import losses, tiers
 from tests.helpers.meshes import initial_params, one_device
 from tests.policy import test_model
 
@@ -238,7 +238,9 @@ def alone(spec, params, batch, clip, is_first, reference=None):
 @pytest.mark.usefixtures('large_passes')
 @pytest.mark.parametrize(
   'options',
-  [{}, dict(ratio='sequence', aggregation='sequence_mean', kl_coefficient=0.5)],
+  tiers.full_after_first(
+    [{}, dict(ratio='sequence', aggregation='sequence_mean', kl_coefficient=0.5)]
+  ),
   ids=['paper', 'gspo_and_kl'],
 )
 def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options):
@@ -256,6 +258,7 @@ def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options):
     assert np.linalg.norm(ours - theirs) <= 3e-5 * np.linalg.norm(theirs)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 def test_a_prompt_is_computed_once_for_its_rows_where_attention_can(mesh, gradient, whole):
   """And otherwise, as on a TPU, once for each row, which changes nothing."""
@@ -267,12 +270,14 @@ def test_a_prompt_is_computed_once_for_its_rows_where_attention_can(mesh, gradie
   assert shared < 0.85 * sum((packed.segments.segment_BT > 0).sum() for packed in apart)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 def test_microbatches_change_nothing(gradient, whole, mesh):
   assert len(cut(mesh, 72)) == 9
   assert_same(gradient(tokens=72), whole)
 
 
+@pytest.mark.full
 def test_passes_of_two_lengths_and_another_order_of_rows_change_nothing(gradient, whole, mesh):
   assert len({packed.tokens_BT.shape for packed in cut(mesh, 10**6)}) == 2
   order = np.random.default_rng(1).permutation(ROWS)
@@ -280,7 +285,7 @@ def test_passes_of_two_lengths_and_another_order_of_rows_change_nothing(gradient
 
 
 @pytest.mark.usefixtures('large_passes')
-@pytest.mark.parametrize('remat', ['all', 'all_but_products'])
+@pytest.mark.parametrize('remat', tiers.full_after_first(['all', 'all_but_products']))
 def test_what_is_computed_again_changes_nothing(gradient, whole, remat):
   assert_same(gradient(remat=remat), whole)
   assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(whole[0]))

@@ -12,6 +12,7 @@ from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import attention, bits, blockwise, matmul, rotary, sharding
 from exgrpo_jax.runtime import machine
+from tests.helpers import tiers
 from tests.helpers.tiny import ROPE
 
 
@@ -96,7 +97,9 @@ def assert_close(actual, expected, tolerance):
 
 @pytest.mark.parametrize(
   ('T', 'N', 'G'),
-  [(5, 2, 2), (17, 7, 1), (32, 2, 2), (39, 8, 2)],  # strips of 8, and blocks of 16 beyond 24
+  tiers.full_after_first(
+    [(5, 2, 2), (17, 7, 1), (32, 2, 2), (39, 8, 2)]
+  ),  # strips of 8, and blocks of 16 beyond 24
 )
 def test_blockwise_equals_jax(monkeypatch, T, N, G):
   monkeypatch.setattr(blockwise, '_STRIP', 8)
@@ -105,6 +108,7 @@ def test_blockwise_equals_jax(monkeypatch, T, N, G):
   assert_equals_jax('blockwise', random_inputs(2, T, N, G, 8), 1e-5)
 
 
+@pytest.mark.full
 def test_blockwise_in_bfloat16_has_the_gradients_of_jax(monkeypatch):
   """By the backward pass for matrix units of a CPU; terms with three digits are summed."""
   monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: True)
@@ -134,8 +138,10 @@ def plain(window, cap, seen, *inputs):
   return value_and_gradients(attend, *inputs)
 
 
-@pytest.mark.parametrize(('window', 'cap'), [(1, 0.0), (5, 0.0), (5, 0.7), (16, 0.0), (99, 0.7)])
-@pytest.mark.parametrize('backend', ['strips', 'blocks', 'splash'])
+@pytest.mark.parametrize(
+  ('window', 'cap'), tiers.full_after_first([(1, 0.0), (5, 0.0), (5, 0.7), (16, 0.0), (99, 0.7)])
+)
+@pytest.mark.parametrize('backend', tiers.full_after_first(['strips', 'blocks', 'splash']))
 def test_a_window_and_a_cap_are_as_by_definition(monkeypatch, backend, window, cap):
   T = 40
   if backend == 'splash':
@@ -188,6 +194,7 @@ def test_bfloat16_inputs_give_bfloat16_with_a_softmax_in_float32():
   np.testing.assert_allclose(np.float32(mixed), exact, rtol=2**-7, atol=2**-7)
 
 
+@pytest.mark.full
 def test_blockwise_never_holds_all_scores_of_a_long_sequence():
   T, N = 9216, 2
   inputs = random_inputs(1, T, N, 1, 8)
@@ -199,8 +206,10 @@ def test_blockwise_never_holds_all_scores_of_a_long_sequence():
   assert memory.temp_size_in_bytes < N * T * T * 4 / 4  # a block of 512 of 9,216 queries has 1/18
 
 
-@pytest.mark.parametrize('T', [128, 300])  # one block of the kernel; three, the last padded
-@pytest.mark.parametrize('backend', ['cudnn', 'splash'])
+@pytest.mark.parametrize(
+  'T', tiers.full_after_first([128, 300])
+)  # one block of the kernel; three, the last padded
+@pytest.mark.parametrize('backend', tiers.full_after_first(['cudnn', 'splash']))
 def test_kernels_equal_jax(monkeypatch, backend, T):
   platform = jax.default_backend()
   if backend == 'cudnn' and platform != 'gpu':

@@ -14,6 +14,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from exgrpo_jax.policy import dense_cache, kv_cache, model, ragged_cache, sharding
 from exgrpo_jax.rollout import decode_loop
+from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated
 from tests.rollout import test_scheduler
 from tests.rollout.test_scheduler import CONFIG, KEY, NEVER, PROMPTS, ROWS, SAMPLES, SPEC
@@ -67,7 +68,7 @@ def interpreted(monkeypatch):
 
 
 @pytest.mark.usefixtures('interpreted')
-@pytest.mark.parametrize(('N', 'G'), [(7, 1), (8, 2)])
+@pytest.mark.parametrize(('N', 'G'), tiers.full_after_first([(7, 1), (8, 2)]))
 def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
   """One position, a page, a block and their neighbours, all of them, and random ones."""
   S, H = 1280, 128
@@ -149,6 +150,7 @@ def assert_same(found, wanted):
     np.testing.assert_allclose(ours.logp, theirs.logp[: len(ours.tokens)], atol=2e-5)
 
 
+@pytest.mark.full
 def test_every_layout_samples_the_same_tokens_with_the_same_logp(generate, expected):
   order = [6, 2, 0, 5, 3, 1, 4]
   responses, long_responses = expected
@@ -163,6 +165,7 @@ def test_every_layout_samples_the_same_tokens_with_the_same_logp(generate, expec
     assert_same(found, wanted)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('interpreted')
 def test_ragged_attention_samples_the_same_tokens_with_the_same_logp(generate, expected):
   """With refills of slots, whose caches still hold the rows before."""

@@ -16,6 +16,7 @@ from exgrpo_jax.policy import matmul, mlp, model, shape, sharding
 from exgrpo_jax.policy.mlp import Experts, Routing
 from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.runtime import machine
+from tests.helpers import tiers
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -119,7 +120,7 @@ def has_units(request, monkeypatch):
   model.decode_conversion.cache_clear()
 
 
-@pytest.mark.parametrize('tied', [False, True])
+@pytest.mark.parametrize('tied', tiers.full_after_first([False, True]))
 def test_decoding_has_the_logits_of_training(one_device, tied, has_units):
   config = dataclasses.replace(CONFIG, tied_embeddings=tied)
   params = randomise(model.init(config, jax.random.key(0), one_device))
@@ -132,7 +133,7 @@ def test_decoding_has_the_logits_of_training(one_device, tied, has_units):
 
 
 @pytest.mark.usefixtures('has_units')
-@pytest.mark.parametrize('name', VARIANTS)
+@pytest.mark.parametrize('name', tiers.full_after_first(VARIANTS))
 def test_prefill_and_decode_equal_a_pass_over_the_whole_sequence(one_device, tokens_BT, name):
   """Prompts of 4, 1 and 3 tokens, padded to 4 with what must not be seen; the rest decoded."""
   config = VARIANTS[name]
@@ -177,6 +178,7 @@ def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
   assert error_BTD.mean() < 0.05 * np.abs(hidden_BTD).mean()
 
 
+@pytest.mark.full
 def test_initial_values_have_their_scales(initial):
   layer = jax.tree.map(lambda stack: stack[1], initial['layers'])
   std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
@@ -272,8 +274,8 @@ def expected(experts, x_BTD, chosen_BTC, *, normalised):
   return jnp.einsum('btef,efd,bte->btd', hidden_BTEF, down, weight_BTE)
 
 
-@pytest.mark.parametrize('normalised', [True, False])
-@pytest.mark.parametrize('given', [False, True])
+@pytest.mark.parametrize('normalised', tiers.full_after_first([True, False]))
+@pytest.mark.parametrize('given', tiers.full_after_first([False, True]))
 def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, given):
   experts.config = dataclasses.replace(EXPERTS, normalised_experts=normalised)
   chosen_BTC = np.argsort(-(X_BTD @ experts.router_DE[...]), axis=-1)[..., :2]

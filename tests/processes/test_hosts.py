@@ -26,6 +26,8 @@ from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
 from tests.helpers.devices import CARRY, Pod, free_port, in_two_processes, on_two_hosts
 
+pytestmark = pytest.mark.full
+
 
 def test_hosts_exchange_values_and_check_that_they_agree(tmp_path):
   on_two_hosts(f"""
@@ -111,7 +113,6 @@ def metadata():
     server.server_close()
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('cluster', ['Slurm', 'GKE', 'Cloud TPU'])
 def test_hosts_find_each_other_by_the_clusters_environment(cluster, metadata):
   environment = {
@@ -219,7 +220,6 @@ def stored_buffers(workdir):
   }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_processes_make_the_same_run(run, count):
   expected = records_of(run(1))
@@ -233,7 +233,6 @@ def test_more_processes_make_the_same_run(run, count):
     buffers.assert_same(buffer, expected[step], atol=1e-5)
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
   flags = (*CARRY, f'--config.num_steps={ON_HOSTS}', f'--config.evaluation.every={ON_HOSTS}')
@@ -250,7 +249,6 @@ def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, 
   buffers.assert_same(*found, atol=1e-5)
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize('carry', [False, True])
 def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path):
@@ -282,7 +280,6 @@ def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path
   assert_close(found, expected, range(ON_HOSTS + 1))
 
 
-@pytest.mark.full
 def test_only_the_first_host_prints_and_writes(run):
   first, second = (pathlib.Path(f'{run(2)}.log.{number}').read_text() for number in range(2))
   assert first.count(f'step {ON_HOSTS}/{ON_HOSTS}') == 1 and 'hosts: 0 is ' in first
@@ -300,7 +297,6 @@ def workdir(run, tmp_path):
   return tmp_path / 'run'
 
 
-@pytest.mark.full
 def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir):
   flags = (
     '--config.mesh.training.data=4',
@@ -315,7 +311,6 @@ def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir)
   assert_close(records_of(workdir), records_of(run(1)), range(ON_HOSTS + 1))
 
 
-@pytest.mark.full
 def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies(
   run, data, compiled, workdir
 ):

@@ -4,10 +4,13 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 
 from tests.helpers.devices import on_two_hosts
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface.stored_checkpoints import INDEX, SHARDED, read_tensors, rewrite
+
+pytestmark = pytest.mark.full
 
 
 def test_two_hosts_read_half_each_and_the_first_writes_all(tmp_path):

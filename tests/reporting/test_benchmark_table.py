@@ -57,6 +57,7 @@ def test_where_intervals_are_symmetric_it_is_that_of_independent_standard_errors
   assert benchmark_table.average(scores).half_width == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.full
 def test_nineteen_of_twenty_intervals_hold_the_true_average():
   """Three benchmarks of 40 questions, one so hard that often none is right."""
   rng, truth = np.random.default_rng(1), (0.02, 0.4, 0.9)

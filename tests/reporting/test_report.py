@@ -58,6 +58,7 @@ def test_a_damaged_file_does_not_fail_a_run_that_is_done(run, capsys):
   assert not (run / 'report.html').exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('folder', ['there', 'made/'])
 def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path, report):
   (tmp_path / 'there').mkdir()
@@ -69,6 +70,7 @@ def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path, report):
   assert outcome.out.startswith(f'{page} (') and [*page.parent.iterdir()] == [page]
 
 
+@pytest.mark.full
 def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, report):
   first, *_ = step_records.files(run, 'tokens')
   first.unlink()
@@ -95,6 +97,7 @@ def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, re
   assert len(members[-1]['pieces']) == len(last['tokens'])
 
 
+@pytest.mark.full
 def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
   run, tmp_path, tab, report
 ):
@@ -116,6 +119,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
   assert values_of(tab, 'Reward')['reward'][0] == shown(reward)
 
 
+@pytest.mark.full
 def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_path, tab, report):
   plain = other_runs.copied(recorded, tmp_path / 'plain', seed=5, ratio=0.0, shift=0.0)
   assert report(plain, f'--out={tmp_path}/page.html').status == 0
@@ -129,6 +133,7 @@ def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_p
   assert tab.locator('figure, table').count() == 0
 
 
+@pytest.mark.full
 def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
   def overview_of(kept):
     (run / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in kept))
@@ -156,6 +161,7 @@ def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
 # ---- Several runs ----
 
 
+@pytest.mark.full
 def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, tab, report):
   folders = [
     other_runs.copied(recorded, tmp_path / name, seed=seed, ratio=ratio, shift=shift)
@@ -271,6 +277,7 @@ def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report
 # ---- Refusals ----
 
 
+@pytest.mark.full
 def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
   (tmp_path / 'file').touch()
   broken = shutil.copytree(run, tmp_path / 'broken')

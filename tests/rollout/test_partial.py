@@ -138,6 +138,7 @@ class Judged:
     return found
 
 
+@pytest.mark.full
 def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_drawn(recorded):
   """Four steps under one policy, and one that waits for all of the first step's groups."""
   params = jax.device_put(

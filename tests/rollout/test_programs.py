@@ -37,6 +37,7 @@ def taken(groups, rollout):
   return list(programs.partial_rollouts(groups, rollout, PROMPT, BLOCK))
 
 
+@pytest.mark.full
 def test_the_real_scheduler_decodes_as_often(bench, monkeypatch):
   """With a real model whose responses end at their limits, since none of its tokens ends one."""
   syncs = []
@@ -47,6 +48,7 @@ def test_the_real_scheduler_decodes_as_often(bench, monkeypatch):
   assert [span.steps for span in generation.spans] == [sync.steps for sync in syncs]
 
 
+@pytest.mark.full
 def test_the_real_scheduler_does_the_same_with_partial_rollouts(bench):
   """Step for step: the same syncs, ages and tokens that are prefilled again."""
   rollouts = scripted.Rollouts(bench, carries=True)

@@ -12,6 +12,7 @@ from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
 from exgrpo_jax.rollout import decode_loop, filling, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime import activity, compilations
+from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated
 from tests.helpers.meshes import initial_params
 
@@ -160,6 +161,7 @@ def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temp
     np.testing.assert_allclose(response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_response_ends_with_its_first_end_token_or_is_truncated(generate):
   (whole, other) = generate([2, 0], eos_ids=(NEVER,))
   assert whole.truncated and len(whole.tokens) == SPEC.max_response
@@ -218,6 +220,7 @@ def test_rows_that_finish_make_room_at_once(generate):
   assert all(response.truncated for response in found)
 
 
+@pytest.mark.full
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
   """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
   monkeypatch.setattr(slots, '_SHORTEST', 8)
@@ -254,6 +257,7 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
   assert slots.metrics([]) == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('resumes', [False, True])
 def test_the_parts_in_which_it_decodes_change_no_bit(generate, monkeypatch, resumes):
   """Nor where one is left when enough have finished: here at four of seven."""
@@ -278,6 +282,7 @@ def test_the_parts_in_which_it_decodes_change_no_bit(generate, monkeypatch, resu
       np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
+@pytest.mark.full
 def test_the_progress_moves_every_ten_seconds(generate, monkeypatch):
   """At two seconds a token, five at a time, once the first has been compiled in a minute."""
   clock, said, decode = [60.0], [], decode_loop.decode
@@ -364,6 +369,7 @@ def test_prompts_that_come_again_after_others_are_prefilled_again(decoding, mesh
   assert sum(len(lengths) for _, lengths in watched[0]) == 16
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ('limits', 'expected'),
   [
@@ -377,6 +383,7 @@ def test_the_cache_follows_the_rows(generate, watched, limits, expected):
   assert [length for length, last in zip(caches, [0, *caches]) if length != last] == expected
 
 
+@pytest.mark.full
 def test_a_cache_in_whole_blocks_follows_the_rows_too(generate, monkeypatch):
   """As on accelerators: the 500 positions of the longest row are 512, and are given up again."""
   caches, decode = [], decode_loop.decode
@@ -392,6 +399,7 @@ def test_a_cache_in_whole_blocks_follows_the_rows_too(generate, monkeypatch):
   assert lengths == [128, 256, 512, 128]
 
 
+@pytest.mark.full
 def test_the_cache_never_outgrows_the_limit(generate, watched):
   """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 64 long."""
   found = generate([6], slots=1, max_prompt=20, max_response=90, eos_ids=(NEVER,))
@@ -401,6 +409,7 @@ def test_the_cache_never_outgrows_the_limit(generate, watched):
   assert [len(response.tokens) for response in found] == [90]
 
 
+@pytest.mark.full
 def test_the_last_rows_close_up_unless_attention_is_ragged(generate, watched, monkeypatch):
   """32 slots, seven rows, then one that is left; or one program of each kind. The same tokens."""
   widths, decode = [], decode_loop.decode
@@ -434,6 +443,7 @@ def test_cache_lengths_are_powers_of_two_and_the_limit(platform, longest, expect
   assert scheduler.cache_lengths(longest, platform) == expected
 
 
+@pytest.mark.full
 def test_few_shapes_are_compiled(samples_of):
   """Whatever the number of prompts, of samples and of rows refilled, and the temperature."""
   with compilations.counted() as compiled:
@@ -451,7 +461,9 @@ WINDOWED = dict(layers='s', window=20, logit_cap=2.0)
 
 @pytest.mark.parametrize(
   ('changes', 'limit'),
-  [(dict(dtype='float32'), 1e-4), (dict(dtype='bfloat16'), 0.2), (WINDOWED, 1e-4)],
+  tiers.full_after_first(
+    [(dict(dtype='float32'), 1e-4), (dict(dtype='bfloat16'), 0.2), (WINDOWED, 1e-4)]
+  ),
   ids=['float32', 'bfloat16', 'windows'],
 )
 def test_log_probabilities_are_the_trainers(params, mesh, changes, limit):

@@ -150,6 +150,7 @@ def score(params, mesh, monkeypatch):
   return call
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 def test_passes_of_any_size_give_the_same_scores_to_every_row(score, params, mesh):
   """Those of the row alone; a pass keeps to its tokens, or to one sequence of the longest row."""

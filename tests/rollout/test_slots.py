@@ -23,6 +23,7 @@ from exgrpo_jax.rollout import (
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import insertion_of
+from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated, plain_kernel
 from tests.policy.test_kv_cache import SEVEN_B
 from tests.rollout import test_scheduler
@@ -94,6 +95,7 @@ def unpacked(size):
   return positions_first(layer), positions_first(packed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('backend', ['transposed', 'dense', 'ragged'])
 def test_packed_rows_are_copied_to_their_slots(one_device, backend):
   with decoding_by(backend), jax.set_mesh(one_device):
@@ -237,7 +239,9 @@ def resumed(monkeypatch):
   return counts
 
 
-@pytest.mark.parametrize('layers', ['f', 'sf', 's'])  # windows shorter than a turn's observation
+@pytest.mark.parametrize(
+  'layers', tiers.full_after_first(['f', 'sf', 's'])
+)  # windows shorter than a turn's observation
 def test_a_cache_that_was_kept_says_what_one_computed_again_says(params, mesh, resumed, layers):
   config = dataclasses.replace(CONFIG, layers=layers, window=9 if 's' in layers else 0)
   again, computed = play(params, mesh, parked=0, config=config), sum(resumed)
@@ -251,6 +255,7 @@ def test_a_cache_that_was_kept_says_what_one_computed_again_says(params, mesh, r
       np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
 
 
+@pytest.mark.full
 def test_the_order_of_answers_changes_no_bit(params, mesh):
   at_once = play(params, mesh, parked=EPISODES)
   later = play(params, mesh, parked=EPISODES, delay=lambda episode: episode * 7 % 5)
@@ -268,6 +273,7 @@ def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkey
       np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('backend', ['dense', 'ragged'])
 def test_caches_of_accelerators_are_kept_too(params, mesh, backend):
   expected = play(params, mesh, parked=0)
@@ -310,6 +316,7 @@ def of_the_router(routed, mesh, tokens_T):
   return np.asarray(routes_BTLC)[0, : len(tokens_T)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('parked', [0, 30])  # caches computed again after a turn, or mostly kept
 def test_every_token_of_a_row_has_the_routers_choice(routed, one_device, parked):
   found = play(routed, one_device, parked, config=EXPERTS, keeps_routes=True)
@@ -320,6 +327,7 @@ def test_every_token_of_a_row_has_the_routers_choice(routed, one_device, parked)
     np.testing.assert_array_equal(response.routes, of_the_router(routed, one_device, tokens_T))
 
 
+@pytest.mark.full
 def test_resumed_responses_keep_their_routes_and_scoring_follows_them(routed, others, one_device):
   """Tokens of an earlier policy stay with its experts, as the cache that later ones see."""
   mesh = one_device

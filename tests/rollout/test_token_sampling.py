@@ -11,6 +11,7 @@ import scipy.stats
 
 from exgrpo_jax.rollout import token_sampling
 from exgrpo_jax.runtime import randomness
+from tests.helpers import tiers
 
 LOGITS = np.array([2.0, 0.0, -1.0, -np.inf, 1.0, 0.5, -3.0, 1.0, -0.5])
 _draw = jax.jit(token_sampling.sample_token, static_argnums=0)
@@ -44,19 +45,21 @@ def expected(config, logits_V):
 
 @pytest.mark.parametrize(
   'config',
-  [
-    pytest.param(token_sampling.Distribution(), id='softmax'),
-    pytest.param(token_sampling.Distribution(temperature=0.8), id='temperature'),
-    pytest.param(token_sampling.Distribution(top_k=2), id='top_k'),
-    pytest.param(token_sampling.Distribution(top_k=100), id='top_k_above_the_vocabulary'),
-    pytest.param(token_sampling.Distribution(top_p=0.8), id='top_p'),
-    pytest.param(token_sampling.Distribution(min_p=0.2), id='min_p'),
-    pytest.param(
-      token_sampling.Distribution(temperature=0.7, top_k=6, top_p=0.9, min_p=0.1), id='all'
-    ),
-  ],
+  tiers.full_after_first(
+    [
+      pytest.param(token_sampling.Distribution(), id='softmax'),
+      pytest.param(token_sampling.Distribution(temperature=0.8), id='temperature'),
+      pytest.param(token_sampling.Distribution(top_k=2), id='top_k'),
+      pytest.param(token_sampling.Distribution(top_k=100), id='top_k_above_the_vocabulary'),
+      pytest.param(token_sampling.Distribution(top_p=0.8), id='top_p'),
+      pytest.param(token_sampling.Distribution(min_p=0.2), id='min_p'),
+      pytest.param(
+        token_sampling.Distribution(temperature=0.7, top_k=6, top_p=0.9, min_p=0.1), id='all'
+      ),
+    ]
+  ),
 )
-@pytest.mark.parametrize('size', [9, 700])
+@pytest.mark.parametrize('size', tiers.full_after_first([9, 700]))
 def test_draws_follow_the_distribution(config, size):
   """Chi-square test on thousands of draws; 700 tokens are several blocks."""
   logits_V = LOGITS if size == 9 else np.random.default_rng(3).normal(size=size) * 2
@@ -89,6 +92,7 @@ def test_greedy_is_argmax_with_log_probability_and_entropy_at_temperature_1(size
   np.testing.assert_allclose(entropy_B, scipy.stats.entropy(p_BV, axis=-1), atol=1e-5)
 
 
+@pytest.mark.full
 def test_ties_are_kept_together():
   """Where one of two tokens with equal logits is kept, so is the other."""
   tied_V = np.array([[1.0, 3.0, 2.0, 2.0, 0.0]], np.float32)
@@ -102,6 +106,7 @@ def test_ties_are_kept_together():
     ]
 
 
+@pytest.mark.full
 def test_the_most_probable_token_is_always_kept():
   logits_BV = jnp.array([[0.0, 5.0, 1.0]])
   for config in (
@@ -118,6 +123,7 @@ def test_a_draw_on_a_boundary_takes_the_next_token():
   assert token_sampling.inverse_cdf(weight_BN, jnp.array([0.0, 0.25, 0.5])).tolist() == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_the_draw_inverts_the_cumulative_sum():
   """A token of weight 0 is never drawn, not even at 1."""
   expected = {0.0: 1, 0.24: 1, 0.26: 3, 0.49: 3, 0.51: 4, 0.9999999: 4, 1.0: 4}
@@ -128,6 +134,7 @@ def test_the_draw_inverts_the_cumulative_sum():
   } == expected
 
 
+@pytest.mark.full
 def test_rounding_never_draws_an_impossible_token():
   """A parallel cumulative sum in float32 may grow at a weight of 0: draw exactly there."""
   rng = np.random.default_rng(0)

@@ -221,6 +221,7 @@ with preemption.listening():
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_a_process_that_is_busy_at_once(number):
   process = start(BUSY)

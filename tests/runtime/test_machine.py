@@ -30,6 +30,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != 'linux', reason='the C library is not glibc')
 def test_a_large_array_reuses_the_pages_of_the_one_before_it_unless_there_is_an_accelerator():
   def page_faults(device_file):

@@ -25,6 +25,8 @@ from tests.helpers import forked
 from tests.helpers.forked import is_running
 from tests.helpers.paths import REPOSITORY
 
+pytestmark = pytest.mark.full
+
 SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
 SMOKE = str(REPOSITORY / 'configs' / 'smoke.py')
 TWO_BY_TWO = "trials.grid({'replay.ratio': [0., .25], 'seed': range(2)})"
@@ -165,7 +167,6 @@ def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
   assert written['data']['evaluation'] == ['arithmetic:test[:8]', 'it\'s "x".jsonl']
 
 
-@pytest.mark.full
 def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_alone(
   plan, tmp_path, capsys, monkeypatch
 ):
@@ -198,7 +199,6 @@ def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_al
   assert not any(map(sweep.is_finished, plan(TWO_BY_TWO, {'num_steps': 3}))), 'prolonged'
 
 
-@pytest.mark.full
 def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsys):
   (trial,) = plan("{'a': {}}")
   longer = trial._replace(values=config.overridden(trial.values, {'num_steps': 3}))
@@ -276,7 +276,6 @@ def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp
   assert outcome.status == 128 + signal.SIGPIPE
 
 
-@pytest.mark.full
 def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_table(
   write_sweep, tmp_path
 ):
@@ -326,7 +325,6 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   assert starts(tmp_path)['ratio=0,seed=0'] == 1
 
 
-@pytest.mark.full
 def test_a_trial_that_the_real_trainer_refuses_has_the_reason_in_its_log(
   plan, tmp_path, monkeypatch
 ):

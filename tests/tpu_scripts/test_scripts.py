@@ -29,6 +29,8 @@ from tests.helpers.stand_ins import (
   worker,
 )
 
+pytestmark = pytest.mark.full
+
 SOURCED = {'common.sh', 'node.sh', 'variables.sh'}
 COMMANDS = sorted(
   path.name for path in SCRIPTS.glob('*.sh') if path.name not in SOURCED | {'worker.sh'}
@@ -66,7 +68,6 @@ def test_a_dry_run_prints_commands_runs_none_and_refuses_what_it_does_not_know(s
   assert not calls(place)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('script', COMMANDS)
 def test_a_variable_that_is_used_must_not_be_empty_and_is_explained(script, place):
   complete = dry_run(place, script)

@@ -31,6 +31,8 @@ from tests.helpers.stand_ins import (
   worker,
 )
 
+pytestmark = pytest.mark.full
+
 WAITS_FOR_SIGTERM = 'trap "exit 75" TERM; touch "$PWD/ready"; while true; do sleep .1; done'
 
 
@@ -366,7 +368,6 @@ exec sleep 60
 )
 
 
-@pytest.mark.full
 def test_a_preempted_run_finishes_on_workers_that_are_folders(place):
   fake_cloud(place, train=TRAIN)
   result = run(place, 'resume.sh', RUN='runs/first run')

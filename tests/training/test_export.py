@@ -25,6 +25,8 @@ from exgrpo_jax.training import export, session
 from tests.helpers import devices, forked, hub_server, tiny
 from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
 
+pytestmark = pytest.mark.full
+
 STORED = CHECKPOINTS / 'qwen2_tied'
 
 
@@ -145,7 +147,6 @@ def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported
   assert last == by_hand
 
 
-@pytest.mark.full
 def test_training_can_start_from_its_own_export(exported, data, compiled, tmp_path):
   printed = train(exported, tmp_path, data, compiled, '--config.num_steps=1')
   assert f'weights of {exported}' in printed and 'step 1/1' in printed

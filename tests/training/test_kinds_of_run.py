@@ -548,6 +548,7 @@ def test_a_warm_start_learns_what_the_player_says_and_not_the_answers(run):
     assert mask_T.sum() == own_T.sum()
 
 
+@pytest.mark.full
 @of('episodes')
 def test_an_episode_is_played_in_the_terminal(run, capsys):
   with run.compiling():
@@ -571,6 +572,7 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
     assert text.count('environment: ') == len(one.turns) - 1
 
 
+@pytest.mark.full
 @of('episodes')
 def test_what_is_not_there_is_not_played(run, recorded):
   with run.compiling():

@@ -187,6 +187,7 @@ def gradient(recorded, update_inputs):
   return expected_gradient(recorded, *update_inputs)
 
 
+@pytest.mark.full
 def test_one_minibatch_moves_the_parameters_by_the_gradient_of_all_rows(
   one_minibatch, update_inputs, gradient
 ):
@@ -215,6 +216,7 @@ def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(one_minibatc
   assert distance(change, learn_with_shifted_logp(batch.is_replay_B)[0]) > 0
 
 
+@pytest.mark.full
 def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
   """Consecutive halves of whole groups, the second at the parameters after the first.
 

@@ -105,6 +105,7 @@ def ratio_mean(opened, step):
 # ---- A file, through the training step ----
 
 
+@pytest.mark.full
 def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
   recorded, seeded, train, capsys
 ):
@@ -118,6 +119,7 @@ def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
   assert '; kept: 12 right ones of 6 questions' in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('given', [False, True])
 def test_log_probabilities_are_those_of_the_file_or_else_zero(recorded, seeded, train, given):
   """Beside the tokens, and with 'zero' for those that are missing."""
@@ -289,6 +291,7 @@ def lines_of(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_a_run_begins_with_what_is_known_of_the_questions_that_remain(
   filter_by, recorded, config, tmp_path, capsys
 ):

@@ -43,6 +43,7 @@ def untimed(record):
   return {name: value for name, value in record.items() if not name.startswith(apart)}
 
 
+@pytest.mark.full
 def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir):
   """Two, then after a break the others; the buffer and the policy are at hand meanwhile.
 
@@ -82,6 +83,7 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
 # ---- Broken down ----
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ('minibatches', 'message'),
   [
@@ -111,6 +113,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_sound_checkpoint(
 SHARES = {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.6, 4: 0.4, 5: 0.8}
 
 
+@pytest.mark.full
 def test_a_run_whose_validation_no_longer_improves_ends(
   recorded, config, data, tmp_path, monkeypatch, capsys
 ):
@@ -148,6 +151,7 @@ def test_a_run_whose_validation_no_longer_improves_ends(
 # ---- Traced ----
 
 
+@pytest.mark.full
 def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, monkeypatch):
   config.num_steps = step = BEGUN + 2
   config.metrics.traced_steps = (step,)  # not the first, for that traces thousands of functions

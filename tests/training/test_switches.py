@@ -11,6 +11,8 @@ import pytest
 from exgrpo_jax.reporting import metrics
 from tests.helpers import kinds, tiny
 
+pytestmark = pytest.mark.full
+
 K = tiny.ROLLOUTS
 
 

@@ -22,6 +22,8 @@ from tests.helpers import misbehaving, tiny
 from tests.helpers.forked import is_running
 from tests.helpers.pools import ECHO, POOLS, asking
 
+pytestmark = pytest.mark.full
+
 PATIENCE = 60.0  # seconds to wait for what happens at once unless the machine is busy
 
 

@@ -17,6 +17,8 @@ from exgrpo_jax.reporting.report import write_report
 from tests.helpers import forked, tiny
 from tests.helpers.tabs import go, open_tab, rows_of, shown, values_of
 
+pytestmark = pytest.mark.full
+
 PAGES = ('overview', 'buffer', 'question', 'responses', 'evaluation')
 HOSTILE = '<script>document.title="run"</script></textarea><img src=x onerror=alert(1)>'
 WARNING = 'step 7: no learning signal <b>at all</b>'

@@ -13,6 +13,8 @@ from exgrpo_jax.reporting.report import write_report
 from tests.helpers import tiny
 from tests.helpers.tabs import await_page, go, open_tab, rows_of
 
+pytestmark = pytest.mark.full
+
 RANGE = 'area => [area.plot.scales.x.min, area.plot.scales.x.max]'
 
 
