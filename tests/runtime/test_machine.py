@@ -19,6 +19,7 @@ from exgrpo_jax.runtime.hosts import Meeting
 
 PAGE_FAULTS = """
 import resource, sys
+from exgrpo_jax.runtime import machine
 
 machine._DEVICE_FILES = {"cuda": (sys.argv[1],)}
 machine.keep_pages()
