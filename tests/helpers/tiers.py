@@ -9,9 +9,10 @@ import pytest
 def full_after_first(cases: Iterable[Any]) -> list[Any]:
   """Return the cases for `parametrize`; all but the first are marked `full`."""
   first, *others = cases
-  return [first, *(_marked(case) for case in others)]
+  return [first, *map(_marked, others)]
 
 
 def _marked(case: Any) -> Any:
-  values = case if isinstance(case, tuple) else (case,)
-  return pytest.param(*values, marks=pytest.mark.full)
+  if hasattr(case, 'marks'):  # made by pytest.param
+    return pytest.param(*case.values, id=case.id, marks=(*case.marks, pytest.mark.full))
+  return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
