@@ -32,7 +32,7 @@ def measure(bench: Bench) -> list[Figure]:
     ]
 
 
-def _measure_saving(config: replay.Config, scale: float, workdir: str) -> list[Figure]:
+def _measure_saving(config: replay.ReplayConfig, scale: float, workdir: str) -> list[Figure]:
   _save_and_restore_nothing()
   rng = np.random.default_rng(0)
   buffer = _synthetic_buffer(max(8, round(scale * _QUESTIONS)), rng)
@@ -43,7 +43,7 @@ def _measure_saving(config: replay.Config, scale: float, workdir: str) -> list[F
     lambda: len(replay.record_step(config, buffer, *step).entries),
   )
   before, held = peak_bytes(), _size(buffer)
-  with checkpoint.open_manager(workdir, checkpoint.Config(every=1, keep=2)) as manager:
+  with checkpoint.open_manager(workdir, checkpoint.CheckpointConfig(every=1, keep=2)) as manager:
     first, first_wait = _save(manager, 1, buffer)
     memory = peak_bytes() - before
     for number in range(max(1, round(scale * _STEPS_BETWEEN_SAVES))):
@@ -146,7 +146,7 @@ def _restore(workdir: str, step: int) -> replay.Buffer:
 def _save_and_restore_nothing() -> None:
   """Loads and compiles what is loaded and compiled once."""
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as workdir:
-    with checkpoint.open_manager(workdir, checkpoint.Config(every=1, keep=1)) as manager:
+    with checkpoint.open_manager(workdir, checkpoint.CheckpointConfig(every=1, keep=1)) as manager:
       _save(manager, 1, replay.Buffer())
     _restore(workdir, 1)
 

@@ -78,7 +78,7 @@ class _Played(NamedTuple):
 def measure(bench: Bench) -> list[Figure]:
   """Busy slots with slow environments, their speed beside instant ones, and what caches save."""
   slots, turn = bench.config.rollout.slots, bench.config.rollout.max_response // _TURNS
-  config = settings.Config(
+  config = settings.EnvironmentConfig(
     name='benchmarks.episodes:Waiting',
     max_turns=_TURNS,
     max_turn_tokens=turn - _observed(bench),
@@ -123,7 +123,7 @@ def _observed(bench: Bench) -> int:
 
 
 def _play(
-  bench: Bench, config: settings.Config, pool: Pool, seconds: float, parked: int
+  bench: Bench, config: settings.EnvironmentConfig, pool: Pool, seconds: float, parked: int
 ) -> _Played:
   """Episodes for twice as many slots as there are, of one sample each."""
   rollout, syncs = bench.config.rollout, list[Sync]()
@@ -137,7 +137,7 @@ def _play(
     environments=pool,
     config=config,
     tokenizer=Letters(bench.model.vocab_size, _observed(bench)),
-    prompts=prompt.Config(),
+    prompts=prompt.PromptConfig(),
     seed=0,
     purpose=Purpose.ROLLOUT,
     in_order=False,

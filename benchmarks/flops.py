@@ -6,29 +6,29 @@ Not the compiler's count: it counts the body of a loop once.
 from exgrpo_jax.policy import model
 
 
-def parameter_count(shape: model.Config) -> int:
+def parameter_count(shape: model.ShapeConfig) -> int:
   """The model's parameters, without biases and norm scales, which are a thousandth of them."""
   embeddings = shape.vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
   return embeddings + shape.num_layers * layer_parameter_count(shape)
 
 
-def layer_parameter_count(shape: model.Config) -> int:
+def layer_parameter_count(shape: model.ShapeConfig) -> int:
   """The entries of one layer's matrices, of all its experts."""
   return _layer_entries(shape, max(1, shape.num_experts))
 
 
-def hidden_units(shape: model.Config) -> int:
+def hidden_units(shape: model.ShapeConfig) -> int:
   """Hidden units of a token in a layer, in all of its experts."""
   return max(1, shape.experts_per_token) * shape.mlp_width
 
 
-def _layer_entries(shape: model.Config, num_mlps: int) -> int:
+def _layer_entries(shape: model.ShapeConfig, num_mlps: int) -> int:
   D, H = shape.width, shape.head_size
   attend = D * H * 2 * (shape.num_heads + shape.num_kv_heads)
   return attend + D * shape.num_experts + num_mlps * 3 * D * shape.mlp_width
 
 
-def forward_flops(shape: model.Config, num_tokens: int, length: int, num_logits: int) -> int:
+def forward_flops(shape: model.ShapeConfig, num_tokens: int, length: int, num_logits: int) -> int:
   """FLOPs of a forward pass: matrix products, causal attention and the unembedding.
 
   Args:
@@ -41,7 +41,7 @@ def forward_flops(shape: model.Config, num_tokens: int, length: int, num_logits:
 
 
 def update_flops(
-  shape: model.Config, num_tokens: int, length: int, num_logits: int, *, frozen: bool
+  shape: model.ShapeConfig, num_tokens: int, length: int, num_logits: int, *, frozen: bool
 ) -> int:
   """FLOPs of a forward and a backward pass; arguments as in `forward_flops`.
 
@@ -54,7 +54,7 @@ def update_flops(
 
 
 def _weights_and_attention(
-  shape: model.Config, num_tokens: int, length: int, num_logits: int
+  shape: model.ShapeConfig, num_tokens: int, length: int, num_logits: int
 ) -> tuple[int, int]:
   entries = _layer_entries(shape, max(1, shape.experts_per_token))
   layers = 2 * shape.num_layers * entries * num_tokens

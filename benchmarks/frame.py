@@ -20,7 +20,7 @@ from exgrpo_jax.capacity import lengths
 from exgrpo_jax.datatypes import Batch, Response
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.experiment import model_config
-from exgrpo_jax.experiment.settings import Config, parse_config
+from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
@@ -98,14 +98,14 @@ class Bench:
   """What a benchmark works with."""
 
   size: Size
-  config: Config
-  model: model.Config
+  config: RunConfig
+  model: model.ShapeConfig
   meshes: sharding.Meshes
 
   @property
   def rows(self) -> int:
     """Responses of a step."""
-    return self.config.rollout.questions * self.config.rollout.samples
+    return self.config.rollout.questions * self.config.rollout.group_size
 
   @functools.cached_property
   def params(self) -> Params:
@@ -156,7 +156,7 @@ class Bench:
 
   def generate(self, limits: Sequence[int], samples: int = 0) -> list[Response]:
     """Generates responses of the given lengths to random prompts, `samples` to each."""
-    samples = samples or self.config.rollout.samples
+    samples = samples or self.config.rollout.group_size
     requests = [
       Request(self.prompt(row // samples), row // samples, row % samples, 0, int(limit))
       for row, limit in enumerate(limits)
@@ -177,7 +177,7 @@ class Bench:
     is_response_BT = (place_T >= prompt) & (place_T < prompt + response_B[:, None])
     mask_BT = is_response_BT.astype(np.float32)
     tokens_BT = rng.integers(0, self.model.vocab_size, mask_BT.shape).astype(np.int32)
-    samples = self.config.rollout.samples
+    samples = self.config.rollout.group_size
     tokens_BT[:, :prompt] = [self.prompt(row // samples) for row in range(rows)]
     return Batch(
       tokens_BT=tokens_BT,
@@ -195,7 +195,7 @@ def open_bench(size: Size, changes: Sequence[str] = ()) -> Bench:
   values: Any = config_files.load_config('base')
   values.model.update(size.model)
   values.rollout.update(size.rollout)
-  values.gradient.tokens_per_microbatch = size.tokens_per_microbatch
+  values.microbatch.tokens = size.tokens_per_microbatch
   values.optimizer.minibatches = 1
   values.update_from_flattened_dict(
     {name: _value(text) for name, _, text in (change.partition('=') for change in changes)}

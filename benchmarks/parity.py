@@ -1,7 +1,7 @@
 """The sampler's log-probabilities beside the trainer's, on random weights."""
 
 from benchmarks.frame import Bench, Figure
-from exgrpo_jax.rollout import parity, scoring
+from exgrpo_jax.rollout import mismatch, scoring
 
 # The largest and the mean difference of any token, in nats. bfloat16 keeps 8 bits of hidden states.
 _LIMITS = {'bfloat16': (1.0, 0.1), 'float32': (1e-3, 1e-4)}
@@ -11,22 +11,22 @@ def measure(bench: Bench) -> list[Figure]:
   """Checks that both say the same of sampled responses."""
   rollout = bench.config.rollout
   responses = bench.generate(bench.lengths.tolist())
-  prompts = [bench.prompt(row // rollout.samples) for row in range(bench.rows)]
+  prompts = [bench.prompt(row // rollout.group_size) for row in range(bench.rows)]
   logps, _ = scoring.score(
     bench.model,
     bench.params,
     bench.meshes.training,
     [(prompt, response.tokens) for prompt, response in zip(prompts, responses)],
     limit=rollout.longest_row,
-    tokens_per_pass=bench.config.gradient.tokens_per_microbatch,
+    tokens_per_pass=bench.config.microbatch.tokens,
     pad_id=0,
     temperature=1.0,
     logit_chunk=rollout.logit_chunk,
   )
-  found = parity.differences(logps, responses)
+  found = mismatch.differences(logps, responses)
   largest, mean = _LIMITS[bench.model.dtype]
   meaning = f'{bench.lengths.sum():,} tokens'
   return [
-    Figure('largest gap', found['parity/max'], 'nats', meaning, limit=largest),
-    Figure('mean gap', found['parity/mean'], 'nats', meaning, limit=mean),
+    Figure('largest gap', found['rollout_mismatch/logprob_max'], 'nats', meaning, limit=largest),
+    Figure('mean gap', found['rollout_mismatch/logprob_mean'], 'nats', meaning, limit=mean),
   ]

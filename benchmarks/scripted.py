@@ -50,7 +50,7 @@ class Rollouts:
 
   def __init__(self, bench: Bench, carries: bool) -> None:
     self.bench = bench
-    self.config: settings.Config = dataclasses.replace(bench.config.rollout, carry=carries)
+    self.config: settings.RolloutConfig = dataclasses.replace(bench.config.rollout, partial=carries)
     self._supply = drawn_groups(self.config)
     self._in_flight: list[Group] = []
     self._step = 0
@@ -106,7 +106,7 @@ class Rollouts:
       )
       for (group, sample), response in zip(rows, begun)
     ]
-    engine = bench.engine(resumes=self.config.carry, on_sync=syncs.append)
+    engine = bench.engine(resumes=self.config.partial, on_sync=syncs.append)
     written, _ = engine.generate(params, requests, keep)
     for index, response in enumerate(written):
       keep(index, response)
@@ -115,12 +115,12 @@ class Rollouts:
   def _trained(self) -> list[int] | None:
     """The groups that the step trains; without partial rollouts all, once they are complete."""
     responses = [group.responses for group in self._in_flight]
-    return partial.ready(responses, self._step, self.config.questions, self.config.max_age)
+    return partial.ready(responses, self._step, self.config.questions, self.config.max_staleness)
 
 
-def drawn_groups(config: settings.Config) -> Iterator[Group]:
+def drawn_groups(config: settings.RolloutConfig) -> Iterator[Group]:
   """Groups without end, the same on every call."""
-  drawn = lengths.draw('', _DRAWN * config.samples, config.max_response)
-  limits = itertools.cycle(drawn.reshape(-1, config.samples).tolist())
+  drawn = lengths.draw('', _DRAWN * config.group_size, config.max_response)
+  limits = itertools.cycle(drawn.reshape(-1, config.group_size).tolist())
   for number, group in enumerate(limits):
-    yield Group(number, group, [UNBEGUN] * config.samples)
+    yield Group(number, group, [UNBEGUN] * config.group_size)

@@ -25,7 +25,7 @@ def measure(bench: Bench) -> list[Figure]:
   return [
     Figure('smoke run', seconds, 's', f'{last["step"]:.0f} steps, from its start to its end'),
     Figure('last step', last['time/step'], 's', 'once all is compiled'),
-    Figure('speed', last['speed/tokens_per_second'], 'tokens/s', 'response tokens trained on'),
+    Figure('speed', last['perf/tokens_per_second'], 'tokens/s', 'response tokens trained on'),
   ]
 
 

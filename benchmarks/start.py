@@ -49,7 +49,7 @@ def _write(folder: pathlib.Path, rows: int) -> None:
 
 
 def _start(
-  config: questions.Config, prompts: prompt.Config, folder: pathlib.Path
+  config: questions.DataConfig, prompts: prompt.PromptConfig, folder: pathlib.Path
 ) -> tuple[float, int, float]:
   """Seconds of a start, the memory by which it grows, and seconds of reading a step's questions."""
   before, started = peak_bytes(), time.perf_counter()

@@ -26,14 +26,14 @@ def get_config():
       learning_rate=3e-3,
       # Learning to pick the digits comes suddenly, sooner or later by the seed; stopping by
       # the pass rate leaves reinforcement learning the same way to go.
-      enough=0.25,
+      stop_at_pass_rate=0.25,
     )
   )
 
   # The paper stops clipping fresh rows once replay starts, which its learning rate of 1e-6
   # forgives. This one is 300 times larger: unclipped, the policy stops learning after 50 steps.
-  config.objective.clip = 'always'
-  config.gradient.update(dict(tokens_per_microbatch=32768, remat='all_but_products'))
+  config.objective.clip_schedule = 'always'
+  config.microbatch.update(dict(tokens=32768, remat='all_but_products'))
   config.optimizer.update(dict(learning_rate=3e-4, warmup_updates=20))
   config.model.update(
     dict(
@@ -49,6 +49,6 @@ def get_config():
   )
   config.tokenizer.vocab_size = 300
 
-  config.parity.max = 1e-3
+  config.logprob_check.max = 1e-3
   config.evaluation.update(dict(every=50, temperature=1.0))
   return config

@@ -4,8 +4,8 @@ They stand beside their meaning in the `Config` of each component; docs/configur
 """
 
 from exgrpo_jax import config
-from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.experiment.settings import RunConfig
 
 
 def get_config():
-  return config.defaults(Config)
+  return config.defaults(RunConfig)

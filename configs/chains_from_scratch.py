@@ -20,7 +20,9 @@ def get_config():
   config.warm_start.update(
     # All of it, however often it is right: what it learns last is to use the terms in their order.
     # The seed is fixed, so that runs of all seeds start from the same policy.
-    dict(num_updates=2000, data='chains:pretraining', learning_rate=5e-3, enough=1.0, seed=2)
+    dict(
+      num_updates=2000, data='chains:pretraining', learning_rate=5e-3, stop_at_pass_rate=1.0, seed=2
+    )
   )
   config.model.update(
     dict(width=64, num_layers=2, num_heads=4, num_kv_heads=4, head_size=16, mlp_width=192)

@@ -4,7 +4,7 @@ exgrpo train --config=gemma3_1b --workdir=/tmp/run
 The licence is accepted on the model's page, then 'hf auth login'. examples/tpu_v5e8.ipynb starts it
 in a notebook. By `exgrpo capacity --config=gemma3_1b --topology=v5e:2x4 --evaluated=1319` the
 fullest program, the update, needs 6.0 of a chip's 15.8 GiB, and a step takes 5.4 s, or 3.1 s with
---config.rollout.carry=True, by estimate; not yet run.
+--config.rollout.partial=True, by estimate; not yet run.
 """
 
 from exgrpo_jax.configs import base
@@ -45,12 +45,12 @@ def get_config():
     dict(
       train='openai/gsm8k:main:train',
       evaluation=('openai/gsm8k:main:test',),
-      overlong='drop',
+      on_overlong='drop',
       default_kind='math',
     )
   )
   config.rollout.update(
-    dict(questions=32, samples=8, max_prompt=512, max_response=1024, slots=256, logit_chunk=1024)
+    dict(questions=32, group_size=8, max_prompt=512, max_response=1024, slots=256, logit_chunk=1024)
   )
   config.optimizer.minibatches = 1
   config.evaluation.every = 20

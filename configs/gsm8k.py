@@ -20,13 +20,13 @@ def get_config():
   config.rollout.update(dict(questions=16, max_prompt=256, max_response=192, slots=128))
   config.replay.start_pass_rate = 0.0  # so that replay takes part although few answers are right
   config.data.update(
-    dict(train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), overlong='drop')
+    dict(train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), on_overlong='drop')
   )
   config.warm_start.update(
     dict(num_updates=1500, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3)
   )
 
-  config.gradient.update(dict(tokens_per_microbatch=32768, remat='all_but_products'))
+  config.microbatch.update(dict(tokens=32768, remat='all_but_products'))
   config.optimizer.update(dict(learning_rate=1e-4, warmup_updates=4))
   config.model.update(
     dict(
@@ -42,7 +42,7 @@ def get_config():
   )
   config.tokenizer.vocab_size = 4096
 
-  config.parity.max = 1e-3
+  config.logprob_check.max = 1e-3
   config.evaluation.update(dict(every=20, temperature=1.0))
   config.checkpoint.every = 10
   return config

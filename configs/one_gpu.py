@@ -95,24 +95,24 @@ def get_config(choice=''):
   config.model.dtype = 'float32' if memory == 't4' else 'bfloat16'
   config.prompt.update(dict(template='chat', system=SYSTEM))
   config.data.update(DATA[data])
-  config.data.update(dict(overlong='drop', default_kind='math'))
+  config.data.update(dict(on_overlong='drop', default_kind='math'))
   config.rollout.update(
     dict(
       questions=32,
-      samples=8,
+      group_size=8,
       max_prompt=512,
       max_response=MAX_RESPONSE[data],
       slots=slots,
       logit_chunk=1024,
     )
   )
-  config.gradient.tokens_per_microbatch = tokens
+  config.microbatch.tokens = tokens
   config.optimizer.minibatches = 1
   if trained == LORA:
     config.lora.rank = 32
     config.optimizer.learning_rate = 1e-5  # ten times that of full training
   else:
-    config.optimizer.moments = trained
+    config.optimizer.moment_dtype = trained
   config.evaluation.every = 20
   config.export.last = True
   return config

@@ -26,7 +26,7 @@ def get_config():
       train='openr1.parquet',
       validation=('valid.parquet',),
       evaluation=(),  # the suite 'paper' reports; it is too large for every ten steps
-      overlong='drop',
+      on_overlong='drop',
       default_kind='math',  # of OpenR1-Math-46k, whatever it calls its source
     )
   )

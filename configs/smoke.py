@@ -10,7 +10,7 @@ from exgrpo_jax.configs import arithmetic
 def get_config():
   config = arithmetic.get_config()
   config.num_steps = 4
-  config.rollout.update(dict(questions=8, samples=4, slots=32))
+  config.rollout.update(dict(questions=8, group_size=4, slots=32))
   config.replay.start_pass_rate = 0.0  # so that replay takes part in so short a run
   config.data.train = 'arithmetic:train[20000:20064]'
   config.data.evaluation = ('arithmetic:test[:64]',)

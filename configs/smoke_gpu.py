@@ -22,5 +22,5 @@ def get_config():
       dtype='bfloat16',
     )
   )
-  config.parity.max = 1.0  # bfloat16 rounds
+  config.logprob_check.max = 1.0  # bfloat16 rounds
   return config

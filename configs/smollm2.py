@@ -36,8 +36,8 @@ def get_config():
   config.replay.start_pass_rate = 0.1  # which it exceeds after ten steps
 
   config.optimizer.update(dict(learning_rate=1e-5, warmup_updates=5, minibatches=1))
-  config.objective.clip = 'always'
-  config.gradient.update(dict(tokens_per_microbatch=2048, remat='all'))
+  config.objective.clip_schedule = 'always'
+  config.microbatch.update(dict(tokens=2048, remat='all'))
 
   config.evaluation.update(dict(every=20, samples=4, temperature=1.0))
   config.checkpoint.every = 20

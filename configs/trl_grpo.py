@@ -32,12 +32,12 @@ def get_config():
   config.model.extension.max_position_embeddings = 1024  # the model was trained on 88
   config.data.update(dict(train='chains:train[:200]', evaluation=()))
   config.rollout.update(
-    dict(questions=1, samples=8, temperature=1.0, max_prompt=512, max_response=512, slots=8)
+    dict(questions=1, group_size=8, temperature=1.0, max_prompt=512, max_response=512, slots=8)
   )
   config.replay.ratio = 0.0
   config.objective.update(
     dict(
-      clip='always',
+      clip_schedule='always',
       clip_epsilon=0.2,
       clip_epsilon_high=0.2,
       aggregation='token_mean',  # loss_type=dapo
@@ -58,7 +58,7 @@ def get_config():
       weight_decay=0.0,
       # The loss is a mean over tokens, as TRL's, so its gradients have the same units.
       clip_norm=1.0,
-      skip_norm=float('inf'),
+      skip_above_norm=float('inf'),
     )
   )
   config.checkpoint.every = 500

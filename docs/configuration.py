@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from exgrpo_jax.config import OURS
-from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.experiment.settings import RunConfig
 
 PAGE = pathlib.Path(__file__).with_name('configuration.md')
 
@@ -71,7 +71,7 @@ def sections(cls: type, path: str = '') -> Iterator[Section]:
       yield from sections(types[field.name], f'{path}.{field.name}'.lstrip('.'))
 
 
-def keys(cls: type = Config) -> set[str]:
+def keys(cls: type = RunConfig) -> set[str]:
   """The dotted name of every setting and of every section."""
   names = set()
   for section in sections(cls):
@@ -138,7 +138,7 @@ def _escape(text: str) -> str:
 
 def main() -> None:
   """Renews the page."""
-  PAGE.write_text(page(Config), encoding='utf-8')
+  PAGE.write_text(page(RunConfig), encoding='utf-8')
   print(f'wrote {PAGE}')
 
 

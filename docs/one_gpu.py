@@ -69,8 +69,8 @@ def row(model: str, memory: str, data: str) -> str:
   needed, usable = peaks[fullest] / devices.GIB, devices.usable_memory(memory) / devices.GIB
   values = (
     config.rollout.slots,
-    f'{config.gradient.tokens_per_microbatch:,}',
-    one_gpu.LORA if config.lora.rank else f'all, moments in {config.optimizer.moments}',
+    f'{config.microbatch.tokens:,}',
+    one_gpu.LORA if config.lora.rank else f'all, moments in {config.optimizer.moment_dtype}',
     f'{needed:.1f} of {usable:.1f} ({fullest})',
   )
   return f'| {model} | {memory} | {data} | {" | ".join(map(str, values))} |'

@@ -73,8 +73,8 @@ Slots are those of the config where these fit and no more would, else those that
 _PARTS_HEAD = """
 ## Where a step's time goes
 
-One step of qwen2_5_math_7b with `rollout.carry`, 1,024 slots, everything else as above: seconds of
-each part.
+One step of qwen2_5_math_7b with `rollout.partial`, 1,024 slots, everything else as above: seconds
+of each part.
 `python docs/slices.py parts` renews the table.
 
 """
@@ -84,8 +84,8 @@ Why the 39 s on v5e:8x8 are not fewer:
 - **update**: matrix products. Of a pass of 64 x 9,216 tokens, 4.7 s, the compiler's own operations
   are 3.5, attention at the assumed half of peak 1.0, and what is not hidden of gathering weights
   and summing gradients .3. Recomputing the forward pass is another third of the FLOPs counted; the
-  products that `gradient.remat=all_but_products` keeps are 22 GB. Packing computes 1.11 tokens for
-  each.
+  products that `microbatch.remat=all_but_products` keeps are 22 GB. Packing computes 1.11 tokens
+  for each.
 - **decode**: memory. A step of 8.7 ms reads weights in 4.7 and what is written of the cache in 2.
 - **evaluation**: waiting for the longest of 2,259 responses, 74 s every ten steps.
 - **resume**: matrix products; a sixth is sums over the tensor axis of four chips. In padded rows
@@ -166,7 +166,7 @@ def examined(name: str, topology: str) -> Row:
 def parted(topology: str) -> list[Row]:
   """The parts of a step of `PARTED` with partial rollouts, and their sum; compiles its programs."""
   config = parse_config(config_files.load_config(PARTED))
-  config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, carry=True))
+  config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, partial=True))
   speed = examination.examine(config, topology, '', step.EVALUATED).speed
   assert speed, topology
   rows = [

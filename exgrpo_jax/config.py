@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from ml_collections import ConfigDict
 
+from exgrpo_jax import renamed
 from exgrpo_jax.errors import InputError
 
 T = TypeVar('T')
@@ -100,6 +101,8 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
   if name in MOVED and name not in known:
     raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
   if name not in known:
+    if current := renamed.setting_hint(f'{path}.{name}'.removeprefix('config.')):
+      raise InputError(f"{path} has no '{name}'; {current}")
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
     is_section = key.split('.')[-1] not in ('', name)
@@ -150,7 +153,9 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
     if not _is_inside(value, allowed):
       raise InputError(f'{path}={value} must lie in {allowed}: {meaning}.')
   elif value not in allowed:
-    raise InputError(f'{path}={value!r} must be one of {", ".join(map(str, allowed))}: {meaning}.')
+    current = renamed.setting_hint(path.removeprefix('config.'), value)
+    choices = ', '.join(map(str, allowed))
+    raise InputError(f'{path}={value!r} must be one of {choices}: {meaning}. {current}'.rstrip())
   return value
 
 
@@ -200,7 +205,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'rollout.questions',
     'it counts questions, all devices together; TRL counts responses',
   ),
-  ('num_generations', 'actor_rollout_ref.rollout.n', 'rollout.samples', ''),
+  ('num_generations', 'actor_rollout_ref.rollout.n', 'rollout.group_size', ''),
   ('', 'data.max_prompt_length', 'rollout.max_prompt', ''),
   ('max_completion_length', 'data.max_response_length', 'rollout.max_response', ''),
   ('temperature', 'actor_rollout_ref.rollout.temperature', 'rollout.temperature', ''),
@@ -221,14 +226,14 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
   (
     'per_device_train_batch_size',
     'actor.ppo_max_token_len_per_gpu actor.use_dynamic_bsz',
-    'gradient.tokens_per_microbatch',
+    'microbatch.tokens',
     'it decides memory only, never the gradient',
   ),
   (
     'epsilon epsilon_high',
     'actor.clip_ratio actor.clip_ratio_low actor.clip_ratio_high',
     'objective.clip_epsilon objective.clip_epsilon_high',
-    "with config.objective.clip='always'",
+    "with config.objective.clip_schedule='always'",
   ),
   ('delta', 'actor.clip_ratio_c', 'objective.dual_clip', 'TRL bounds the ratio instead'),
   (
@@ -244,12 +249,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'actor.loss_agg_mode',
     'objective.aggregation',
     "'constant' is dr_grpo, 'token_mean' dapo, 'sequence_mean' grpo; cispo is "
-    "config.objective.surrogate='cispo'",
+    "config.objective.policy_loss='cispo'",
   ),
   (
     'importance_sampling_level',
     'actor.policy_loss.loss_mode',
-    'objective.ratio',
+    'objective.importance_level',
     "GSPO is 'sequence'",
   ),
   (
@@ -285,7 +290,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
 def counterpart_hint(key: str) -> str:
   """Return a sentence on the counterpart of a dotted key of TRL or verl, '' if it has none.
 
-  `hint('num_generations')` is the sentence "num_generations of TRL is config.rollout.samples here."
+  For 'num_generations' it is "num_generations of TRL is config.rollout.group_size here."
   """
   typed = key.split('.')
   for depth in range(len(typed), 0, -1):  # the longest end of the key that is a name

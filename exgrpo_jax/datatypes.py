@@ -140,7 +140,7 @@ def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
   return own_T
 
 
-class Written:
+class TokenSequence:
   """What a policy wrote, of which an environment may have said a part."""
 
   tokens: np.ndarray
@@ -158,7 +158,7 @@ class Written:
 
 
 @dataclasses.dataclass(frozen=True)
-class Response(Written):
+class Response(TokenSequence):
   """What the policy wrote for a prompt; with partial rollouts, what several policies wrote.
 
   Of an episode (rollout/episodes.py), all that follows the prompt, the environment's messages
@@ -169,7 +169,7 @@ class Response(Written):
   logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
   entropy: np.ndarray  # [T] float32, nats, of that distribution
   truncated: bool  # cut at the limit, so without an end token; False while not complete
-  tis_weight: np.ndarray | None = None  # [T] float32, see `terms.tis_weight`; None is 1
+  tis_weight: np.ndarray | None = None  # [T] float32, see `losses.tis_weight`; None is 1
   is_complete: bool = True  # otherwise the next step goes on with it
   spans: tuple[Span, ...] = ()  # which step wrote what; none where it is all of one step
   turns: tuple[Turn, ...] = ()  # of an episode, those that its environment has answered
@@ -200,8 +200,8 @@ class Response(Written):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trajectory(Written):
-  """A past success, kept for replay; with `replay.keep='all'` any past response."""
+class Trajectory(TokenSequence):
+  """A past success, kept for replay; with `replay.store='all'` any past response."""
 
   tokens: np.ndarray  # [T] int32, response only
   logp: np.ndarray  # [T] float32, nats, under the policy that wrote the tokens
@@ -213,7 +213,7 @@ class Trajectory(Written):
   routes: np.ndarray | None = None  # as in Response
 
 
-def at_own(written: Written, x_N: np.ndarray) -> np.ndarray:
+def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:
   """Values of the tokens that the policy wrote, at their places among all; the others are 0."""
   x_T = np.zeros(len(written.tokens), x_N.dtype)
   x_T[written.own] = x_N
@@ -252,7 +252,7 @@ class Plan:
   replay_started: bool  # the delayed start's switch, as it stood when planned
   questions: tuple[Question, ...]  # Q of them; with partial rollouts, all that are in flight
   prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
-  # Q; empty for a fresh question, and for all without `replay.row`
+  # Q; empty for a fresh question, and for all without `replay.include_trajectory`
   candidates: tuple[tuple[Trajectory, ...], ...]
   is_drawn: tuple[bool, ...]  # Q; whether it comes from the buffer, not from the stream
   left: tuple[PartialGroup, ...] = ()  # what the step before left of the first groups
@@ -268,7 +268,7 @@ class Plan:
     return np.array([bool(c) for c in self.candidates])
 
 
-class Graded(NamedTuple):
+class GradedGroups(NamedTuple):
   """The groups that a step trains, with fresh responses and their verdicts."""
 
   plan: Plan  # of these groups
@@ -290,8 +290,8 @@ class Batch:
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
   policy_step_B: Array  # int32, the step whose policy wrote the row, or the first token of it
-  # float32, weight of a token's term: a fresh one's `terms.tis_weight`, 0 for a replayed one that
-  # `objective.second_moment` leaves out, else 1
+  # float32, weight of a token's term: a fresh one's `losses.tis_weight`, 0 for a replayed one that
+  # `objective.m2po_threshold` leaves out, else 1
   term_weight_BT: Array
   # bool, where a token of a fresh row was written in an earlier step than this one; None where
   # responses never span steps.
@@ -312,4 +312,4 @@ class Experience:
   scores: Sequence[ReplayScores | None]  # of these
   batch: Batch
   sampling: Mapping[str, float]  # how generation went, as metrics
-  parity: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared
+  mismatch: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared

@@ -51,7 +51,7 @@ class Alignment:
     clip = objective.clips_fresh_ratios(config.objective, plan.replay_started)
     held_out = self.collect(run, params, plan.step)
     advantage_QK = held_out.advantage_B.reshape(-1, self.samples)
-    samples = config.rollout.samples
+    samples = config.rollout.group_size
     return {
       # If it is 1, there is no held-out gradient, and nothing else to say.
       'alignment/zero_variance': float((advantage_QK == 0).all(axis=1).mean()),
@@ -165,7 +165,7 @@ def policy_gradient(
   """The gradient of a batch's policy terms alone; rows of advantage 0 cost nothing."""
   alone = dataclasses.replace(
     spec,
-    gradient=dataclasses.replace(spec.gradient, drop_zero_advantage=True),
+    gradient=dataclasses.replace(spec.microbatch, drop_zero_advantage=True),
     objective=dataclasses.replace(
       spec.objective, entropy_bonus=0.0, kl_coefficient=0.0, balance_coefficient=0.0
     ),

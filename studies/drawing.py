@@ -99,7 +99,7 @@ def at_least(means: Means, count: int) -> Means:
 
 def num_rollouts(group: Group) -> int:
   """K, rollouts of a question."""
-  return group.runs[0].config['rollout.samples']
+  return group.runs[0].config['rollout.group_size']
 
 
 def responses(group: Group, *names: str) -> list[np.ndarray]:

@@ -21,8 +21,8 @@ from exgrpo_jax.reporting import metrics, step_records
 SAMPLES = 8  # K
 NEIGHBOURS = SAMPLES - 1  # fresh rows beside a stored one
 PAPER, NORMALISED = (
-  objective.replay_slope(objective.Config(shaping=shaping))
-  for shaping in ('fraction', 'normalised')
+  objective.replay_slope(objective.ObjectiveConfig(shaping=shaping))
+  for shaping in ('policy_shaping', 'unit_slope')
 )
 # Arm -> what the theory predicts for a question, in units of (1 - p)/p.
 PULLS = {
@@ -30,7 +30,7 @@ PULLS = {
   'exgrpo_clipped': PAPER / NEIGHBOURS,
   'released': PAPER / NEIGHBOURS,
   'balanced': PAPER / (NEIGHBOURS - 1 + PAPER),
-  'normalised': NORMALISED / NEIGHBOURS,
+  'unit_slope': NORMALISED / NEIGHBOURS,
   'normalised_hardest': NORMALISED / NEIGHBOURS,
 }
 NUMBERS = ('stored', 'fresh', 'harder', 'even')

@@ -18,9 +18,9 @@ from exgrpo_jax.reporting import canvas
 PICTURE = pathlib.Path(__file__).with_name('theory.png')
 
 SHAPINGS = {
-  'fraction': "the paper's, w/(w + 0.1)",
+  'policy_shaping': "the paper's, w/(w + 0.1)",
   'none': 'unshaped, w',
-  'normalised': 'normalised, slope 1 at w = 1',
+  'unit_slope': 'normalised, slope 1 at w = 1',
 }
 
 
@@ -29,7 +29,7 @@ def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
 
   `ratio_N` are importance ratios w, float32 [N].
   """
-  config = objective.Config(shaping=shaping)
+  config = objective.ObjectiveConfig(shaping=shaping)
 
   def term(log_ratio: jax.Array) -> jax.Array:
     return jnp.sum(objective.replay_weights(log_ratio, log_ratio, config))

@@ -18,7 +18,7 @@ _PANELS = (
   ('pass_rate/fresh', 'Pass rate of fresh questions', 'share correct'),
   ('entropy', 'Entropy', 'nats per token'),
   ('length/mean', 'Response length', 'tokens'),
-  ('clip_share', 'Clipped tokens', 'share of fresh tokens'),
+  ('policy/clip_fraction', 'Clipped tokens', 'share of fresh tokens'),
 )
 _EVALUATION = ('evaluation', 'Evaluation, mean over benchmarks', 'share correct')
 _COUNTS = {

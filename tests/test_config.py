@@ -88,10 +88,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
 @pytest.mark.parametrize(
   ('key', 'hint'),
   [
-    ('num_generations', r'num_generations of TRL is config\.rollout\.samples here\.'),
-    ('inner.num_generations', r'num_generations of TRL is config\.rollout\.samples here\.'),
+    ('num_generations', r'num_generations of TRL is config\.rollout\.group_size here\.'),
+    ('inner.num_generations', r'num_generations of TRL is config\.rollout\.group_size here\.'),
     ('beta', r'is config\.objective\.kl_coefficient here; config\.objective\.beta shapes the rep'),
-    ('actor_rollout_ref.rollout.n', r'n of verl is config\.rollout\.samples here\.'),
+    ('actor_rollout_ref.rollout.n', r'n of verl is config\.rollout\.group_size here\.'),
     ('rollout.val_kwargs.n', r'n of verl is config\.evaluation\.samples here\.'),
     ('inner.kl_loss_coef', r'kl_loss_coef of verl is config\.objective\.kl_coefficient here'),
     ('num_iterations', r'of TRL has no setting here; a batch is used once'),

@@ -35,6 +35,6 @@ def get_suite():
       'evaluation.require_box': True,
       'rollout.max_prompt': 4096,
       'rollout.max_response': 8192,
-      'data.overlong': 'refuse',  # a benchmark is whole or it is another one
+      'data.on_overlong': 'refuse',  # a benchmark is whole or it is another one
     },
   )

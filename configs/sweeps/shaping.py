@@ -9,4 +9,4 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.grid({'objective.shaping': ['fraction', 'none'], 'seed': range(3)})
+  return trials.grid({'objective.shaping': ['policy_shaping', 'none'], 'seed': range(3)})

@@ -9,8 +9,8 @@ _PPO_EPSILON = 0.2  # arXiv:1707.06347; an upper bound above it is clip-higher
 
 
 def check(
-  replay_config: replay.Config,
-  objective_config: objective.Config,
+  replay_config: replay.ReplayConfig,
+  objective_config: objective.ObjectiveConfig,
   num_questions: int,
   num_rollouts: int,
 ) -> None:
@@ -27,7 +27,7 @@ def check(
   _check_clipping(objective_config, replays=replay_config.ratio > 0)
 
 
-def _check_bounds(config: replay.Config, num_rollouts: int) -> None:
+def _check_bounds(config: replay.ReplayConfig, num_rollouts: int) -> None:
   """The bounds must let some group be recorded."""
   most = num_rollouts - replay.retires(config)  # successes of a group that can be recorded
   recorded = [replay.is_recorded(config, k / num_rollouts) for k in range(1, most + 1)]
@@ -35,12 +35,12 @@ def _check_bounds(config: replay.Config, num_rollouts: int) -> None:
     raise InputError(
       f'config.replay.lower_bound={config.lower_bound} and '
       f'config.replay.upper_bound={config.upper_bound} let no group be recorded, so nothing would '
-      f'ever be replayed: of config.rollout.samples={num_rollouts}, none of 1 to {most} successes '
-      'is a share above the lower and at most the upper bound.'
+      f'ever be replayed: of config.rollout.group_size={num_rollouts}, none of 1 to {most} '
+      'successes is a share above the lower and at most the upper bound.'
     )
 
 
-def _check_ratio(config: replay.Config, num_questions: int) -> None:
+def _check_ratio(config: replay.ReplayConfig, num_questions: int) -> None:
   """A ratio above 0 must come to at least one question per step."""
   if config.ratio == 0 or replay.most_replayed(config, num_questions):
     return
@@ -54,7 +54,7 @@ def _check_ratio(config: replay.Config, num_questions: int) -> None:
   )
 
 
-def _check_clipping(config: objective.Config, replays: bool) -> None:
+def _check_clipping(config: objective.ObjectiveConfig, replays: bool) -> None:
   """Variants of clipping need clipping in every step."""
   if objective.clips_fresh_ratios(config, replay_started=replays):
     return
@@ -62,12 +62,13 @@ def _check_clipping(config: objective.Config, replays: bool) -> None:
     'dual_clip': config.dual_clip < float('inf'),
     'clip_epsilon_high': config.clip_epsilon_high > max(config.clip_epsilon, _PPO_EPSILON),
     # Without truncation its gradient is that of unclipped ppo: A r grad(log pi) = A grad(r).
-    'surrogate': config.surrogate == 'cispo',
+    'surrogate': config.policy_loss == 'cispo',
   }
   for name, is_set in variants.items():
     if is_set:
-      when = ' once replay starts' if config.clip == 'until_replay' else ''
+      when = ' once replay starts' if config.clip_schedule == 'until_replay' else ''
       raise InputError(
         f'config.objective.{name}={getattr(config, name)!r} needs '
-        f"config.objective.clip='always': with '{config.clip}' it does nothing{when}."
+        f"config.objective.clip_schedule='always': with '{config.clip_schedule}' it does "
+        f'nothing{when}.'
       )

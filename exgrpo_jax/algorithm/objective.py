@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax.algorithm import terms
-from exgrpo_jax.algorithm.settings import ObjectiveConfig as Config
-from exgrpo_jax.algorithm.terms import Flag
+from exgrpo_jax.algorithm import losses
+from exgrpo_jax.algorithm.losses import Flag
+from exgrpo_jax.algorithm.settings import ObjectiveConfig
 from exgrpo_jax.datatypes import Array, Batch
 
 
@@ -47,12 +47,12 @@ class LossInputs(NamedTuple):
 # ---- Before the update, on whole minibatches ----
 
 
-def clips_fresh_ratios(config: Config, replay_started: bool) -> bool:
+def clips_fresh_ratios(config: ObjectiveConfig, replay_started: bool) -> bool:
   """Whether this step's fresh ratios are clipped."""
-  return {'always': True, 'never': False, 'until_replay': not replay_started}[config.clip]
+  return {'always': True, 'never': False, 'until_replay': not replay_started}[config.clip_schedule]
 
 
-def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
+def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> LossInputs:
   """A minibatch's tokens with all their normalisers; NumPy in, NumPy out.
 
   Args:
@@ -106,19 +106,19 @@ def mean_weights(mask_BT: np.ndarray) -> np.ndarray:
 
 
 def row_log_ratio(
-  logp_BT: Array, inputs: LossInputs, segment_BT: Array, config: Config, is_first: Flag
+  logp_BT: Array, inputs: LossInputs, segment_BT: Array, config: ObjectiveConfig, is_first: Flag
 ) -> jax.Array:
   """The sum of the log-ratios of each fresh token's row, or for 'sequence' their mean: [B, T].
 
   `LossInputs.row_log_ratio_BT`, from a forward pass over whole rows; 0 for a row without tokens.
-  `segment_BT` says which row a token belongs to; see `terms.row_sums`.
+  `segment_BT` says which row a token belongs to; see `losses.row_sums`.
   """
   chex.assert_equal_shape([logp_BT, inputs.mask_BT, segment_BT])
   old_logp_BT = fresh_old_logp(logp_BT, inputs, is_first)
   gap_BT = jnp.where(inputs.mask_BT > 0, logp_BT - old_logp_BT, 0.0)
-  if config.ratio == 'sequence':
-    return terms.row_means(gap_BT, inputs.mask_BT, segment_BT)
-  return terms.row_sums(gap_BT, segment_BT)
+  if config.importance_level == 'sequence':
+    return losses.row_means(gap_BT, inputs.mask_BT, segment_BT)
+  return losses.row_sums(gap_BT, segment_BT)
 
 
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
@@ -134,7 +134,7 @@ def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
 
 
 def fresh_terms(
-  logp_BT: Array, ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
+  logp_BT: Array, ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
   """(term_BT, is_clipped_BT) of fresh tokens, by the configured surrogate.
 
@@ -143,30 +143,31 @@ def fresh_terms(
   """
   advantage_BT = inputs.advantage_BT
   bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
-  surrogate = terms.SURROGATES[config.surrogate]
+  surrogate = losses.POLICY_LOSSES[config.policy_loss]
   term_BT, is_clipped_BT = surrogate(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
   if config.dual_clip < float('inf'):
-    term_BT, is_clipped_BT = terms.dual_clip(
+    term_BT, is_clipped_BT = losses.dual_clip(
       term_BT, is_clipped_BT, advantage_BT, clip, config.dual_clip
     )
   return term_BT, is_clipped_BT
 
 
-def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: Config) -> Array:
+def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
   """What replayed tokens add for an advantage of 1, by the configured shaping; never clipped."""
-  return terms.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
+  return losses.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
-def replay_slope(config: Config) -> float:
+def replay_slope(config: ObjectiveConfig) -> float:
   """The derivative of a replayed token's term by its log-probability at w = 1, for A = 1.
 
-  A fresh token's at r = 1 is 1. Of `fraction` it is beta / (1 + beta)^2, 0.083 for beta = 0.1.
+  A fresh token's at r = 1 is 1. That of `policy_shaping` is beta / (1 + beta)^2, 0.083 for
+  beta = 0.1.
   """
-  return terms.SLOPES[config.shaping](config)
+  return losses.SLOPES[config.shaping](config)
 
 
 def policy_terms(
-  logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
+  logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
   """What each token adds to the objective, before its weight: fresh and replayed rows part here.
 
@@ -174,7 +175,7 @@ def policy_terms(
   """
   is_replay_BT = inputs.is_replay_BT
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
-  exp = terms.importance_ratio if config.ratio == 'product' else jnp.exp
+  exp = losses.importance_ratio if config.importance_level == 'product' else jnp.exp
   ratio_BT = exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
   weight_BT = replay_weights(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
@@ -187,7 +188,7 @@ def token_loss(
   logp_BT: Array,
   entropy_BT: Array,
   inputs: LossInputs,
-  config: Config,
+  config: ObjectiveConfig,
   *,
   clip: Flag,
   is_first: Flag,
@@ -218,7 +219,7 @@ def token_loss(
   logp_BT = jnp.where(is_token_BT, logp_BT, 0.0)
   entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.0)
   now_BT = jax.lax.stop_gradient(logp_BT)
-  if config.ratio == 'token':
+  if config.importance_level == 'token':
     fresh_BT = logp_BT - fresh_old_logp(now_BT, inputs, is_first)
   else:  # The value is the row's, the gradient the token's own.
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
@@ -232,13 +233,13 @@ def token_loss(
   sums = _metric_sums(now_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
   if config.kl_coefficient > 0:
     gap_BT = _given(inputs.reference_logp_BT) - logp_BT
-    kl_BT = terms.k3(jnp.where(inputs.kl_weight_BT > 0, gap_BT, 0.0))
+    kl_BT = losses.k3(jnp.where(inputs.kl_weight_BT > 0, gap_BT, 0.0))
     loss += config.kl_coefficient * jnp.sum(inputs.kl_weight_BT * kl_BT)
     sums['kl'] = kl_BT.sum()
   return loss, sums
 
 
-def zero_sums(config: Config) -> dict[str, jax.Array]:
+def zero_sums(config: ObjectiveConfig) -> dict[str, jax.Array]:
   """The sums that `token_loss` returns for no token: 0, also those that combine by maximum."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
@@ -257,7 +258,7 @@ def _metric_sums(
   entropy_BT: Array,
   is_clipped_BT: Array,
   inputs: LossInputs,
-  config: Config,
+  config: ObjectiveConfig,
 ) -> dict[str, jax.Array]:
   replay_mask_BT = inputs.mask_BT * inputs.is_replay_BT
   fresh_mask_BT = inputs.mask_BT - replay_mask_BT
@@ -265,7 +266,7 @@ def _metric_sums(
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
   shaped_BT = replay_weights(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
   shaped_BT = jnp.where(replay_mask_BT > 0, shaped_BT, 0.0)
-  is_outside_BT = terms.is_outside(log_ratio_BT, config.clip_epsilon, config.clip_epsilon_high)
+  is_outside_BT = losses.is_outside(log_ratio_BT, config.clip_epsilon, config.clip_epsilon_high)
   return {
     'tokens': inputs.mask_BT.sum(),
     'fresh_tokens': fresh_mask_BT.sum(),
@@ -285,7 +286,7 @@ def _metric_sums(
 def _carried_sums(
   logp_BT: Array, fresh_mask_BT: Array, is_outside_BT: Array, inputs: LossInputs
 ) -> dict[str, jax.Array]:
-  """Sums over tokens carried into the step, with their own ratios whatever `Config.ratio` is."""
+  """Sum over tokens of earlier steps, each with its own ratio at any `importance_level`."""
   if inputs.is_carried_BT is None:
     names = ('carried_tokens', 'carried_ratio', 'carried_ratio_max', 'carried_outside')
     return dict.fromkeys(names, jnp.float32(0))
@@ -317,14 +318,17 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """Means over a step's tokens from the sums of its minibatches (host scalars).
 
-  The replay/ and carry/ values are absent in a step without replayed or carried tokens. The
+  The replay/ and staleness/ values are absent in a step without replayed or carried tokens. The
   effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal
   weights.
   """
   tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
   carried = sums['carried_tokens']
-  values = {'entropy': sums['entropy'] / max(tokens, 1), 'clip_share': sums['clipped'] / fresh}
-  values['outside_clip_range'] = sums['outside'] / fresh
+  values = {
+    'entropy': sums['entropy'] / max(tokens, 1),
+    'policy/clip_fraction': sums['clipped'] / fresh,
+  }
+  values['policy/outside_clip_range'] = sums['outside'] / fresh
   if 'kl' in sums:
     values['kl'] = sums['kl'] / max(fresh - carried, 1)
   if 'balance' in sums:
@@ -338,10 +342,10 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     ratio_squared = max(sums['ratio_squared'], 1e-30)
     values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (replayed * ratio_squared)
   if carried:
-    values['carry/token_share'] = carried / fresh
-    values['carry/ratio_mean'] = sums['carried_ratio'] / carried
-    values['carry/ratio_max'] = sums['carried_ratio_max']
-    values['carry/outside_clip_range'] = sums['carried_outside'] / carried
+    values['staleness/token_share'] = carried / fresh
+    values['staleness/ratio_mean'] = sums['carried_ratio'] / carried
+    values['staleness/ratio_max'] = sums['carried_ratio_max']
+    values['staleness/outside_clip_range'] = sums['carried_outside'] / carried
   return values
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import chex
 import numpy as np
 
-from exgrpo_jax.algorithm.settings import ReplayConfig as Config
+from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
@@ -56,7 +56,7 @@ class Bucketed(NamedTuple):
   bucket_of: Mapping[int, int]  # question row -> bucket
 
 
-def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]:
+def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int, int]:
   """Question row -> bucket in 0 … K - 1, for every question of the buffer.
 
   By length, it is the question's rank in the buffer, cut into K equal buckets; ties go by row.
@@ -66,7 +66,7 @@ def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]
 
 
 def _bucketed(
-  config: Config, buffer: Buffer, num_rollouts: int
+  config: ReplayConfig, buffer: Buffer, num_rollouts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """(rows of the buffer's N questions, ascending; their buckets; whether each may train)."""
   entries, size = buffer.entries, len(buffer.entries)
@@ -87,12 +87,12 @@ def _bucketed(
   return row_N, bucket_N, trains_N
 
 
-def retires(config: Config) -> bool:
+def retires(config: ReplayConfig) -> bool:
   """Whether questions solved in full retire (`config.retire`)."""
   return config.retire == 'always' or (config.retire == 'with_replay' and config.ratio > 0)
 
 
-def trains(config: Config, correctness: float) -> bool:
+def trains(config: ReplayConfig, correctness: float) -> bool:
   """Whether a question of this correctness takes part in training (`config.difficulty`)."""
   return {
     'all': True,
@@ -102,14 +102,14 @@ def trains(config: Config, correctness: float) -> bool:
   }[config.difficulty]
 
 
-def is_recorded(config: Config, correctness: float) -> bool:
+def is_recorded(config: ReplayConfig, correctness: float) -> bool:
   """Whether a group of this correctness that does not retire is stored and moves its question."""
   if correctness == 0:
-    return config.failed == 'bucket_0' or config.keep == 'all'
+    return config.on_all_failed == 'bucket_0' or config.store == 'all'
   return config.lower_bound < correctness <= config.upper_bound
 
 
-def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
+def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
   """Log of the unnormalised probability of each bucket: [K].
 
   'gaussian' is the paper's; the others never draw bucket 0 (-inf), and all but 'hardest' are in
@@ -129,7 +129,7 @@ def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
     }[config.question_selection]
 
 
-def bucket_probabilities(config: Config, is_open_K: np.ndarray) -> np.ndarray:
+def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndarray:
   """The probability of each open bucket, whatever its size: bool [K] -> [K].
 
   At least one bucket of positive weight must be open.
@@ -144,13 +144,13 @@ def bucket_probabilities(config: Config, is_open_K: np.ndarray) -> np.ndarray:
   return weight_K / weight_K.sum()
 
 
-def most_replayed(config: Config, num_questions: int) -> int:
+def most_replayed(config: ReplayConfig, num_questions: int) -> int:
   """floor(ratio Q): how many of a step's Q questions are replayed if enough are eligible."""
   return math.floor(config.ratio * num_questions + ROUNDING)
 
 
 def draw_questions(
-  config: Config,
+  config: ReplayConfig,
   buffer: Buffer,
   num_questions: int,
   num_rollouts: int,
@@ -186,13 +186,13 @@ def draw_questions(
   ]
 
 
-def candidates(config: Config, entry: Entry, step: int) -> tuple[Trajectory, ...]:
+def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajectory, ...]:
   """The stored successes of a question that `step` may replay, oldest first."""
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
 def _question_log_weights(
-  config: Config, buffer: Buffer, row_N: np.ndarray, step: int
+  config: ReplayConfig, buffer: Buffer, row_N: np.ndarray, step: int
 ) -> np.ndarray | None:
   """Log of each question's unnormalised probability beside the others of its bucket: [N].
 
@@ -225,7 +225,7 @@ def _draw(
 
 
 def record_step(
-  config: Config,
+  config: ReplayConfig,
   buffer: Buffer,
   plan: Plan,
   replays: Sequence[Trajectory | None],
@@ -265,7 +265,7 @@ def record_step(
 
 
 def group_correctness(
-  config: Config, judged: Sequence[Verdict], replayed: Trajectory | None
+  config: ReplayConfig, judged: Sequence[Verdict], replayed: Trajectory | None
 ) -> float:
   """Share of successes k / n in one group, with the replayed row if so configured."""
   found = [verdict.correct for verdict in judged]
@@ -286,7 +286,7 @@ def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
 
 
 def _with_new(
-  config: Config,
+  config: ReplayConfig,
   stored: Sequence[Trajectory],
   group: Sequence[Response],
   judged: Sequence[Verdict],
@@ -300,7 +300,7 @@ def _with_new(
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
   for response, verdict in zip(group, judged):
-    is_kept = verdict.correct or (config.keep == 'all' and verdict.outcome not in FAILURES)
+    is_kept = verdict.correct or (config.store == 'all' and verdict.outcome not in FAILURES)
     if is_kept and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())
       written = response.first_step(step)
@@ -320,7 +320,7 @@ def _with_new(
 
 
 def _bucket_counts(
-  config: Config, size_K: np.ndarray, total: int, rng: np.random.Generator
+  config: ReplayConfig, size_K: np.ndarray, total: int, rng: np.random.Generator
 ) -> np.ndarray:
   """One multinomial draw; what exceeds a bucket's size is redrawn by the same weights."""
   count_K = np.zeros_like(size_K)

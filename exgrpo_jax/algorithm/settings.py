@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from exgrpo_jax.algorithm import terms, trajectory_rules
+from exgrpo_jax.algorithm import losses, trajectory_rules
 from exgrpo_jax.config import AUTHORS, OURS, PAPER, setting
 from exgrpo_jax.errors import InputError
 
@@ -17,7 +17,7 @@ class ReplayConfig:
     "share of each step's questions that is drawn from the buffer; 0 is plain GRPO",
     PAPER,
   )
-  row: bool = setting(
+  include_trajectory: bool = setting(
     True,
     None,
     'whether a question drawn has a stored success beside K - 1 fresh responses; otherwise it is '
@@ -44,7 +44,7 @@ class ReplayConfig:
     'which stored success of a question is replayed',
     PAPER,
   )
-  keep: str = setting(
+  store: str = setting(
     'successes',
     ('successes', 'all'),
     'what is stored of a group: its successes, or all responses, also of groups without any',
@@ -101,7 +101,7 @@ class ReplayConfig:
     'ratio > 0, so that plain GRPO reads on',
     PAPER,
   )
-  failed: str = setting(
+  on_all_failed: str = setting(
     'stay',
     ('stay', 'bucket_0'),
     "where a question of the buffer goes when all of a group fails: stay, as in the authors' "
@@ -122,7 +122,7 @@ class ReplayConfig:
 class ObjectiveConfig:
   """Which loss: what a token adds, how ratios are bounded, how the sum is normalised."""
 
-  clip: str = setting(
+  clip_schedule: str = setting(
     'until_replay',
     ('until_replay', 'always', 'never'),
     "when fresh rows' ratios are clipped",
@@ -142,14 +142,14 @@ class ObjectiveConfig:
     '(1, inf]',
     'while clipping, a fresh token of negative advantage A adds at least this times A; inf is off',
   )
-  surrogate: str = setting(
+  policy_loss: str = setting(
     'ppo',
-    terms.SURROGATES,
+    losses.POLICY_LOSSES,
     'what a fresh token adds: its clipped ratio times A, '
     'or its log-probability times A times the clipped ratio as a constant',
     PAPER,
   )
-  ratio: str = setting(
+  importance_level: str = setting(
     'token',
     ('token', 'sequence', 'product'),
     "a fresh token's ratio: its own, or the geometric mean or the product of its row's",
@@ -162,8 +162,8 @@ class ObjectiveConfig:
     "over the sampler's, at most this; 0 is off",
   )
   shaping: str = setting(
-    'fraction',
-    terms.SHAPINGS,
+    'policy_shaping',
+    losses.SHAPINGS,
     'what a replayed token of ratio w adds, times A: w / (w + beta), the same with slope 1 at '
     'w = 1, w, w ** shaping_exponent, shaping_weight x log pi, or w + shaping_weight x log pi',
     PAPER,
@@ -171,7 +171,7 @@ class ObjectiveConfig:
   beta: float = setting(
     0.1,
     '(0, inf)',
-    "the constant of the shaping 'fraction', w / (w + beta), and of 'normalised'",
+    "the constant of the shaping 'policy_shaping', w / (w + beta), and of 'unit_slope'",
     PAPER,
   )
   shaping_exponent: float = setting(
@@ -200,7 +200,7 @@ class ObjectiveConfig:
     'weighs the slope of its shaping at w = 1, which is then the baseline of the fresh rows too',
     PAPER,
   )
-  second_moment: float = setting(
+  m2po_threshold: float = setting(
     float('inf'),
     '(0, inf]',
     'leaves out replayed tokens whose ratio has moved furthest to where their advantage pushes it, '
@@ -235,8 +235,8 @@ class ObjectiveConfig:
     0.0, '[0, inf)', 'coefficient of KL(policy, reference), k3 estimator', AUTHORS
   )
   old_logprobs: str = setting(
-    'sampler',
-    ('sampler', 'recompute'),
+    'rollout',
+    ('rollout', 'recompute'),
     'who gives the log-probabilities of the policy that wrote a row',
   )
 
@@ -246,10 +246,10 @@ class ObjectiveConfig:
         "config.objective.replay_advantage='balanced' needs config.objective.baseline='group', "
         f'got {self.baseline!r}: both say what a fresh row is measured against.'
       )
-    if self.replay_advantage == 'balanced' and self.shaping not in terms.SLOPES:
+    if self.replay_advantage == 'balanced' and self.shaping not in losses.SLOPES:
       raise InputError(
         "config.objective.replay_advantage='balanced' weighs a replayed row by the slope of its "
-        f'shaping at w = 1, and terms.SLOPES has none for {self.shaping!r}.'
+        f'shaping at w = 1, and losses.SLOPES has none for {self.shaping!r}.'
       )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
@@ -257,8 +257,8 @@ class ObjectiveConfig:
         "config.objective.old_logprobs='recompute': it weighs the trainer's "
         "log-probabilities against the sampler's."
       )
-    if self.dual_clip < float('inf') and self.surrogate == 'cispo':
+    if self.dual_clip < float('inf') and self.policy_loss == 'cispo':
       raise InputError(
         f'config.objective.dual_clip={self.dual_clip} needs '
-        "config.objective.surrogate='ppo': cispo bounds every ratio already."
+        "config.objective.policy_loss='ppo': cispo bounds every ratio already."
       )

@@ -10,7 +10,7 @@ from exgrpo_jax.capacity import cycles, devices, fitting, lengths, memory, step
 from exgrpo_jax.capacity.devices import GIB, Chip
 from exgrpo_jax.capacity.step import Estimate, Part, Step, Workload
 from exgrpo_jax.errors import counted
-from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import programs
 from exgrpo_jax.runtime import machine
@@ -34,7 +34,7 @@ class Examination(NamedTuple):
   speed: Speed | None = None  # of a slice for which all programs compile
 
 
-def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) -> Examination:
+def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int) -> Examination:
   """Print and return whether a config fits a slice and, where it compiles, how fast it is.
 
   Args:
@@ -77,7 +77,7 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
   return Examination(_print_verdict(peaks, chip.memory), peaks, speed)
 
 
-def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
+def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
   """Print and return by formula whether a config fits one GPU.
 
   Args:
@@ -168,7 +168,7 @@ def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
     print(f'  {line}')
 
 
-def _advice(config: Config, may_fit: bool, is_fitted: bool) -> Iterator[str]:
+def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
   """Yield what makes a config smaller for one GPU, line by line.
 
   Args:
@@ -182,7 +182,7 @@ def _advice(config: Config, may_fit: bool, is_fitted: bool) -> Iterator[str]:
   if may_fit and not is_fitted:
     yield (
       f'--fit: fewer than config.rollout.slots={rollout.slots} and shorter microbatches than '
-      f'config.gradient.tokens_per_microbatch={config.gradient.tokens_per_microbatch}, which '
+      f'config.microbatch.tokens={config.microbatch.tokens}, which '
       'change nothing but memory and time'
     )
   if may_fit:
@@ -190,8 +190,8 @@ def _advice(config: Config, may_fit: bool, is_fitted: bool) -> Iterator[str]:
   if not config.lora.rank:
     if config.objective.kl_coefficient:
       yield 'no reference policy: config.objective.kl_coefficient=0'
-    if config.optimizer.moments == 'float32':
-      yield 'moments of half the size: config.optimizer.moments=bfloat16'
+    if config.optimizer.moment_dtype == 'float32':
+      yield 'moments of half the size: config.optimizer.moment_dtype=bfloat16'
     yield 'LoRA, without moments and gradient of the whole model: config.lora.rank=32'
   yield 'a smaller model, or a GPU of more memory'
 
@@ -227,7 +227,7 @@ def _print_partial_rollouts(
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
-  if config.rollout.carry:
+  if config.rollout.partial:
     print(f'  {_ages(estimate)}')
     return
   carrying = programs.with_partial_rollouts(config.rollout)
@@ -240,11 +240,11 @@ def _print_partial_rollouts(
       if one.name == 'resume'
     }
   except jax.errors.JaxRuntimeError as error:
-    print(f'  config.rollout.carry=True does not fit: {str(error).splitlines()[0][:300]}')
+    print(f'  config.rollout.partial=True does not fit: {str(error).splitlines()[0][:300]}')
     return
   other = step.estimate(partial, work, listed, {**modules, **more}, chip)
   print(
-    f'  with config.rollout.carry=True: {other.seconds:.2f} s; decode '
+    f'  with config.rollout.partial=True: {other.seconds:.2f} s; decode '
     f'{other.seconds_of("decode"):.2f} s instead of {estimate.seconds_of("decode"):.2f} s, '
     f'resume {other.seconds_of("resume"):.2f} s;\n    {100 * other.live / slots:.0f}% of slots '
     f'busy instead of {100 * estimate.live / slots:.0f}%; {_ages(other)}'
@@ -275,4 +275,5 @@ what it rests on:
   assumed: responses {described}
     (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; replay in full, with
     {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of the host in each
-    sync and {host:.0f} s in each step; no compilation, checkpoint, parity check or preemption""")
+    sync and {host:.0f} s in each step; no compilation, checkpoint, preemption or
+    comparison of log-probabilities""")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from exgrpo_jax.capacity import memory, step
 from exgrpo_jax.capacity.memory import Need
 from exgrpo_jax.capacity.step import Step
-from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.runtime.compilations import Program
 
 _SPARE = 0.05  # of the memory, for what the formula leaves out
@@ -31,19 +31,17 @@ class Fitted(NamedTuple):
   def flags(self) -> str:
     """For the command line."""
     return (
-      f'--config.rollout.slots={self.slots} '
-      f'--config.gradient.tokens_per_microbatch={self.tokens_per_microbatch}'
+      f'--config.rollout.slots={self.slots} --config.microbatch.tokens={self.tokens_per_microbatch}'
     )
 
-  def applied(self, config: Config) -> Config:
+  def applied(self, config: RunConfig) -> RunConfig:
     """A config with these settings."""
     rollout = dataclasses.replace(config.rollout, slots=self.slots)
-    tokens = self.tokens_per_microbatch
-    gradient = dataclasses.replace(config.gradient, tokens_per_microbatch=tokens)
-    return dataclasses.replace(config, rollout=rollout, gradient=gradient)
+    microbatch = dataclasses.replace(config.microbatch, tokens=self.tokens_per_microbatch)
+    return dataclasses.replace(config, rollout=rollout, microbatch=microbatch)
 
 
-def fit(config: Config, limit: float) -> Fitted | None:
+def fit(config: RunConfig, limit: float) -> Fitted | None:
   """The most slots and the most microbatch tokens that fit a GPU, each doubled while it fits.
 
   None where not even the fewest do.
@@ -58,7 +56,7 @@ def fit(config: Config, limit: float) -> Fitted | None:
     return max(_peaks(whole, list_programs(whole)).values()) <= (1 - _SPARE) * limit
 
   rollout = config.rollout
-  row, rows = rollout.longest_row, rollout.questions * rollout.samples
+  row, rows = rollout.longest_row, rollout.questions * rollout.group_size
   most = min(_MOST_SLOTS, 1 << (rows - 1).bit_length())
   slots = _largest(_FEWEST_SLOTS, most, lambda slots: fits(Step.generating, slots, row))
   tokens = _largest(
@@ -78,7 +76,7 @@ def needs(whole: Step) -> Callable[[Program], Need]:
   return functools.partial(memory.estimated, spec=whole.spec, platform=platform)
 
 
-def peaks(config: Config) -> dict[str, int]:
+def peaks(config: RunConfig) -> dict[str, int]:
   """Return the bytes in use while each program of a step runs, by formula, on one GPU."""
   whole = step.of_config(config)
   return _peaks(whole, programs(whole))

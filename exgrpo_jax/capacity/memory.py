@@ -197,7 +197,7 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
     'all': 0,
     'all_but_products': c * tokens * (layer.projections + 2 * layer.hidden),
     'none': c * tokens * residuals + scores,
-  }[spec.gradient.remat]
+  }[spec.microbatch.remat]
   of_layers = shape.num_layers * (c * tokens * shape.width + kept)
   gradient, _ = program.args[2]
   most = max(layer.unembedding + head, backward)

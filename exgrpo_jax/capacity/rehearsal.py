@@ -68,7 +68,7 @@ def _step(experiment: Experiment) -> Step:
 
 def _generating(experiment: Experiment, params: model.Params) -> Iterator[Program]:
   """How training and evaluation sample; what both call compiles once."""
-  carry, has_turns = experiment.config.rollout.carry, bool(experiment.config.environment.name)
+  carry, has_turns = experiment.config.rollout.partial, bool(experiment.config.environment.name)
   for distribution, resumes in (
     (None, carry or has_turns),
     (experiment.config.evaluation.distribution, has_turns),

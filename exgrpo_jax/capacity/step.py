@@ -16,7 +16,7 @@ from exgrpo_jax.capacity.cycles import Seconds
 from exgrpo_jax.capacity.devices import Chip
 from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment.experiment import model_config, update_spec
-from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, ragged_cache, sharding
 from exgrpo_jax.policy.shape import check_meshes
@@ -39,7 +39,7 @@ _SAMPLED_BY = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token does
 class Step:
   """A step of a config on some devices, which need not exist, with the shapes of its arrays."""
 
-  config: Config
+  config: RunConfig
   spec: gradients.UpdateSpec
   meshes: sharding.Meshes
   state: optimizer.TrainState  # what is trained and AdamW's moments, for the whole run
@@ -60,7 +60,7 @@ class Step:
       self.policy,
       self.spec.mesh,
       limit=rollout.longest_row,
-      tokens_per_pass=self.spec.gradient.tokens_per_microbatch,
+      tokens_per_pass=self.spec.microbatch.tokens,
       temperature=rollout.temperature,
       logit_chunk=rollout.logit_chunk,
       keeps_routes=rollout.router_replay,
@@ -78,7 +78,7 @@ class Step:
       spec=spec,
       mesh=self.meshes.decoding,
       step_key=jax.random.key,
-      resumes=config.rollout.carry or bool(config.environment.name),
+      resumes=config.rollout.partial or bool(config.environment.name),
     )
     return programs.of_engine(engine, self.decode_params, made, only_longest=True)
 
@@ -89,15 +89,15 @@ class Step:
       self.spec,
       self.state,
       self.initial,
-      rollout.questions * rollout.samples,
-      spans_steps=rollout.carry,
+      rollout.questions * rollout.group_size,
+      spans_steps=rollout.partial,
       keeps_routes=rollout.router_replay,
       minibatch_passes=minibatch_passes,
     )
 
 
 def of_config(
-  config: Config,
+  config: RunConfig,
   devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
 ) -> Step:
   """Return the step of a config on `devices`, by default one; allocates nothing."""
@@ -138,11 +138,11 @@ class Workload:
   evaluation_every: int  # steps
 
 
-def workload(config: Config, spec: str, evaluated: int) -> Workload:
+def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
   """Return a step in which replay takes its full share; `spec` of the lengths as `lengths.draw`."""
   rollout, replayed = config.rollout, int(config.replay.ratio * config.rollout.questions)
   counts = (
-    rollout.questions * rollout.samples - replayed,
+    rollout.questions * rollout.group_size - replayed,
     replayed,
     replayed * CANDIDATES,
     evaluated * config.evaluation.samples * bool(config.data.evaluated),
@@ -160,11 +160,11 @@ def workload(config: Config, spec: str, evaluated: int) -> Workload:
   )
 
 
-def _groups(rollout: settings.Config, spec: str, replayed: int) -> list[np.ndarray]:
+def _groups(rollout: settings.RolloutConfig, spec: str, replayed: int) -> list[np.ndarray]:
   """Lengths of many steps' responses by group; `replayed` groups of a step have one less."""
   count = programs.num_groups(programs.with_partial_rollouts(rollout))
   replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
-  sizes = rollout.samples - np.diff(replays)
+  sizes = rollout.group_size - np.diff(replays)
   drawn = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
   return np.split(drawn, np.cumsum(sizes)[:-1])
 
@@ -172,14 +172,14 @@ def _groups(rollout: settings.Config, spec: str, replayed: int) -> list[np.ndarr
 def generations(step: Step, work: Workload) -> list[programs.Step]:
   """Return what a step generates; with partial rollouts some steps of the steady state."""
   rollout = step.config.rollout
-  if rollout.carry:
+  if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, ragged_cache.BLOCK)
   whole = _at_once(rollout, work.fresh, rollout.questions, work.prompt)
   return [programs.Step(whole, [], ages=np.zeros(0, int), carried=0)]
 
 
 def _at_once(
-  rollout: settings.Config, responses: np.ndarray, num_prompts: int, prompt: int
+  rollout: settings.RolloutConfig, responses: np.ndarray, num_prompts: int, prompt: int
 ) -> programs.Generation:
   slots, block = rollout.slots, ragged_cache.BLOCK
   return programs.generation_of(responses, num_prompts, prompt, slots, block)

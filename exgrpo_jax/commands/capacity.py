@@ -34,7 +34,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'fit',
     False,
-    'With --device: choose the largest slots and tokens_per_microbatch that fit. They change '
+    'With --device: choose the largest rollout.slots and microbatch.tokens that fit. They change '
     'nothing but memory and time.',
   )
   flags.DEFINE_string(

@@ -14,7 +14,7 @@ from etils import epath
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.experiment.experiment import (
-  Config,
+  RunConfig,
   model_config,
   model_name,
   with_folders,
@@ -43,7 +43,7 @@ def main(args: command_line.Args) -> None:
   print(f'nothing is wrong with the flags and the config; {untried} and devices were not tried')
 
 
-def _check_model(config: Config) -> list[str]:
+def _check_model(config: RunConfig) -> list[str]:
   """Where model and tokenizer are that cannot be read from any machine: in a bucket.
 
   Raises InputError where they are not where the config says, or the model has another shape.

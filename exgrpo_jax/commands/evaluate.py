@@ -139,7 +139,7 @@ def _compare_two(args: command_line.Args) -> None:
   of_second: Any = policies.config_values(second, args.config)
   with of_first.unlocked(), of_second.unlocked():
     # A question left out for one of them would have no counterpart.
-    of_first.data.overlong = 'refuse'
+    of_first.data.on_overlong = 'refuse'
     for name in ('seed', 'data', 'evaluation'):
       of_second[name] = of_first[name]
     of_second.rollout.max_response = of_first.rollout.max_response

@@ -17,8 +17,8 @@ from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import (
-  Config,
   Experiment,
+  RunConfig,
   load_weights,
   open_experiment,
   state_shapes,
@@ -60,7 +60,7 @@ def main(args: command_line.Args) -> None:
     return
   values: Any = policies.run_config(args.checkpoint)
   # This machine's devices, not the run's.
-  values.mesh = dataclasses.asdict(sharding.Config())
+  values.mesh = dataclasses.asdict(sharding.MeshConfig())
   experiment = open_experiment(values, args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
@@ -103,7 +103,7 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
   return architecture.read_json(out)['dtype']
 
 
-def _check_adapters(config: Config, dtype: str | None) -> None:
+def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   """InputError where adapters alone would be of no use."""
   problem = None
   if not config.lora.rank:

@@ -16,7 +16,7 @@ from absl import flags
 from exgrpo_jax.capacity import rehearsal
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.experiment import memory
-from exgrpo_jax.experiment.experiment import Config
+from exgrpo_jax.experiment.experiment import RunConfig
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.runtime import compilations, console, hosts, machine
@@ -51,7 +51,7 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
 
 
 def _train(
-  args: command_line.Args, config: Config, done: int, callbacks: Sequence[Callback]
+  args: command_line.Args, config: RunConfig, done: int, callbacks: Sequence[Callback]
 ) -> None:
   """Takes the steps that are left, or compiles their programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-  config = verifier.Config(require_think=args.require_think, require_box=args.require_box)
+  config = verifier.VerifierConfig(require_think=args.require_think, require_box=args.require_box)
   beside = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
   if args.file is not None and beside:
     raise InputError(f'--file and {beside[0]} are both given; judge a file, or one response.')

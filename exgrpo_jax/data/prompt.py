@@ -45,7 +45,7 @@ A call is a JSON object of name and arguments between tags; end your turn with i
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class PromptConfig:
   """How prompts are rendered."""
 
   template: str = setting(
@@ -63,7 +63,7 @@ class Config:
   )
 
 
-def check(config: Config) -> None:
+def check(config: PromptConfig) -> None:
   """InputError where the template would leave out the system prompt that the config sets."""
   if config.system and config.template == 'plain':
     raise InputError(
@@ -87,7 +87,7 @@ NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={},
 
 def render(
   messages: Sequence[Message],
-  config: Config,
+  config: PromptConfig,
   chat: Chat = NO_CHAT,
   tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
@@ -135,7 +135,7 @@ def render(
   return _apply_template(chat.template, messages, chat, tools).removesuffix(THINK) + THINK
 
 
-def following(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT) -> str:
+def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO_CHAT) -> str:
   """What the model reads after a turn of its own: `messages`, and the beginning of its next turn.
 
   It starts right after the turn's content, with whatever ends a turn in the template. Templates are

@@ -44,7 +44,7 @@ _BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class DataConfig:
   """Where questions come from, and which of their fields are read."""
 
   train: str = setting('arithmetic:train', None, 'the data spec of the questions to train on')
@@ -77,10 +77,10 @@ class Config:
     "how answers are compared where a row does not say it: '' is math, and refuses verl's rows of "
     'an unknown data_source',
   )
-  unverifiable: str = setting(
+  on_unverifiable: str = setting(
     'refuse', ('refuse', 'drop'), "rows whose answer cannot be checked: there is none, or 'proof'"
   )
-  overlong: str = setting(
+  on_overlong: str = setting(
     'refuse', ('refuse', 'drop'), 'what to do with questions whose prompt exceeds the limit'
   )
   cache_dir: str = setting(
@@ -99,7 +99,7 @@ class Config:
 
 
 def load_set(
-  config: Config, spec: str, tokenizer: Tokenizer, prompts: prompt.Config, max_prompt: int
+  config: DataConfig, spec: str, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
   """The questions of `spec` with their prompts, both prepared if need be; all hosts call it.
 
@@ -117,13 +117,13 @@ def load_set(
   with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
     loaded = load(config, spec)
     tokens = store.tokenized(loaded, tokenizer, prompts)
-  kept = check_prompts(spec, tokens.lengths, max_prompt, config.overlong)
+  kept = check_prompts(spec, tokens.lengths, max_prompt, config.on_overlong)
   hosts.check_same(spec, 'the questions', lambda: tokens.checksum + kept.tobytes())
   # Rows are numbered anew: the stream and the buffer address questions by place.
   return QuestionSet(spec=spec, questions=loaded.select(kept), prompts=tokens.select(kept))
 
 
-def settle(config: Config, spec: str) -> None:
+def settle(config: DataConfig, spec: str) -> None:
   """Have all hosts agree on the commit that a spec means, where it names a data set of the Hub.
 
   All hosts call it before `load`. Raises InputError where the Hub or the cache has no such data.
@@ -132,7 +132,7 @@ def settle(config: Config, spec: str) -> None:
     named_sets.settle(found)
 
 
-def load(config: Config, spec: str) -> Dataset:
+def load(config: DataConfig, spec: str) -> Dataset:
   """The questions that `spec` names; prepares the data first if that has not been done.
 
   Safe to call from several processes at once, as `store.prepared` is.
@@ -158,18 +158,18 @@ def load(config: Config, spec: str) -> Dataset:
     if (source or fields.of_spec) and not str(error).startswith(spec):  # else it names the spec
       raise InputError(f'{spec}: {error}') from error
     raise
-  if found.left_out and config.unverifiable == 'refuse':
+  if found.left_out and config.on_unverifiable == 'refuse':
     total = sum(rows for rows, _ in found.left_out.values())
     counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in found.left_out.items())
     raise InputError(
       f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
       f'checked ({counts}), the first at {next(iter(found.left_out.values())).first}; give each '
-      "one, or set config.data.unverifiable='drop' to leave them out."
+      "one, or set config.data.on_unverifiable='drop' to leave them out."
     )
   return _of_store(spec, found, files[0].path, store.ROWS)
 
 
-def _files(config: Config, spec: str, base: str) -> tuple[list[RowFile], str]:
+def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
   """What a spec names beside tasks, and its source where no column says it; '' is the file."""
   if row_files.task_file(base):
     paths, source = [base], ''
@@ -192,7 +192,7 @@ def _files(config: Config, spec: str, base: str) -> tuple[list[RowFile], str]:
   return [row_files.row_file(path) for path in paths], source
 
 
-def _fields(config: Config, spec: str) -> Fields:
+def _fields(config: DataConfig, spec: str) -> Fields:
   """The columns that the spec names, else those that the config names for all data."""
   named = spec_columns(spec)
   of_config = {key: getattr(config, f'{key}_field') for key in COLUMNS}
@@ -234,12 +234,12 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
       f'{spec}: the prompt of row {over[0]} has {lengths[over[0]]} tokens, and {over.size} of '
       f'{counted(len(lengths), "prompt")} {"exceeds" if over.size == 1 else "exceed"} the limit of '
       f'{limit}; raise the limit, or set '
-      "config.data.overlong='drop' to leave them out."
+      "config.data.on_overlong='drop' to leave them out."
     )
   if over.size == len(lengths):
     raise InputError(
       f'{spec}: no prompt is within the limit of {counted(limit, "token")} (the shortest has '
-      f"{lengths.min()}), so config.data.overlong='drop' would leave none; raise the limit."
+      f"{lengths.min()}), so config.data.on_overlong='drop' would leave none; raise the limit."
     )
   return np.flatnonzero(lengths <= limit)
 

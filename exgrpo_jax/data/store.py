@@ -331,7 +331,7 @@ class Prompts(Sequence[np.ndarray]):
     return Prompts(self._tokens, self._begins[rows], self.lengths[rows], self.checksum)
 
 
-def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> Prompts:
+def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> Prompts:
   """The prompts of `data`: read from the file of an earlier start, else made and kept.
 
   Safe to call from several processes at once, and to kill, as `prepared` is.
@@ -359,7 +359,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> Pr
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
 
 
-def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> str:
+def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> str:
   """A hash of whatever shapes the prompts, in hexadecimal digits."""
   shaping = (
     data.split,
@@ -380,7 +380,7 @@ def _code() -> tuple[str, ...]:
   return hashed.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)
 
 
-def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> bytearray:
+def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
   """The content of the file of these prompts.
 
   A SHA-256 of all that follows, one of the questions, and as little-endian int32 the tokens of all

@@ -45,7 +45,7 @@ _COMPANIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class TokenizerConfig:
   """The tokenizer to use, or to train."""
 
   path: str = setting(
@@ -97,7 +97,7 @@ class Tokenizer(abc.ABC):
   def render(
     self,
     messages: Sequence[Message],
-    prompts: prompt.Config,
+    prompts: prompt.PromptConfig,
     tools: Sequence[Mapping[str, Any]] = (),
   ) -> str:
     """The prompt made of `messages`; see prompt.render."""
@@ -394,7 +394,7 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[
 
 def observed_tokens(
   tokenizer: Tokenizer,
-  prompts: prompt.Config,
+  prompts: prompt.PromptConfig,
   turn: np.ndarray,
   messages: Sequence[Mapping[str, str]],
 ) -> np.ndarray:

@@ -47,7 +47,7 @@ class Shard(NamedTuple):
     return {'prompt', 'reward_model'} <= set(self.columns)
 
 
-class Written(NamedTuple):
+class FileCounts(NamedTuple):
   """The counts of a file of training questions, as it was written."""
 
   rows: int
@@ -112,7 +112,7 @@ def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
 # ---- Writing ----
 
 
-def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Written:
+def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> FileCounts:
   """Writes the rows of all files as parquet.
 
   A row of problem and answer becomes a prompt of one user message, without a system message, for
@@ -155,7 +155,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
   with pq.ParquetWriter(path, schema) as writer:
     while group := list(itertools.islice(every, _GROUP)):
       writer.write_table(pa.Table.from_pylist(group, schema))
-  return Written(kept, len(asked), left_out)
+  return FileCounts(kept, len(asked), left_out)
 
 
 def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:

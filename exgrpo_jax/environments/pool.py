@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from exgrpo_jax.datatypes import Question
 from exgrpo_jax.environments.environment import Observation, Task
-from exgrpo_jax.environments.settings import Config
+from exgrpo_jax.environments.settings import EnvironmentConfig
 from exgrpo_jax.environments.worker import Beginning
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import machine
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 class Pool:
   """The workers of a config; they start when they are needed, and end with this process."""
 
-  def __init__(self, config: Config) -> None:
+  def __init__(self, config: EnvironmentConfig) -> None:
     count = config.workers or machine.count_cores()
     self._holders = [_Holder(config) for _ in range(count)]
     self._holder_of: dict[str, _Holder] = {}  # by key, of episodes that go on
@@ -129,7 +129,7 @@ class Pool:
 
 
 @functools.cache
-def of(config: Config) -> Pool:
+def of(config: EnvironmentConfig) -> Pool:
   """The pool of a config: one for a run's steps and its evaluations."""
   return Pool(config)
 
@@ -145,7 +145,7 @@ def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning
 class _Holder:
   """A worker, and the episodes that its process holds."""
 
-  def __init__(self, config: Config) -> None:
+  def __init__(self, config: EnvironmentConfig) -> None:
     program = workers.Program(
       COMMAND,
       {'spec': config.spec, 'tools': config.tools},

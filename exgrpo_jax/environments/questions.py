@@ -46,7 +46,7 @@ def _beginning_with(messages: tuple[Message, ...], question: Question) -> Questi
 
 
 def begun(
-  data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.Config, max_prompt: int
+  data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
   """The questions as their environment begins with them; InputError where it cannot."""
   questions, tools = list(data.questions), pool.tools()

@@ -17,7 +17,7 @@ BUILT_IN = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class EnvironmentConfig:
   """What the policy acts in, and what an episode may cost."""
 
   name: str = setting(
@@ -71,7 +71,7 @@ class Config:
     return bool(self.name) and self.keep_caches
 
 
-def check(config: Config) -> None:
+def check(config: EnvironmentConfig) -> None:
   """Raise InputError if there is no environment of the name, or its tools do not go with it."""
   if config.name and ':' not in config.name:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
@@ -87,7 +87,7 @@ def check(config: Config) -> None:
     )
 
 
-def check_rewards(config: Config, rewards: tuple[str, ...]) -> None:
+def check_rewards(config: EnvironmentConfig, rewards: tuple[str, ...]) -> None:
   """InputError where reward functions are set that no episode would ask."""
   if config.name and rewards != ('correctness',):
     raise InputError(

@@ -21,7 +21,7 @@ from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Pool
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.evaluation import truths
-from exgrpo_jax.experiment.experiment import Config
+from exgrpo_jax.experiment.experiment import RunConfig
 
 _SHOWN = 3  # questions
 _SOLUTION = 300  # characters
@@ -36,7 +36,7 @@ class Prompts(NamedTuple):
   first: list[str]  # the text of those shown
 
 
-def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
+def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
   """The text that the command prints of a data spec; without a tokenizer it counts characters.
 
   Raises:
@@ -58,7 +58,7 @@ def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
   return '\n\n'.join(parts) + '\n'
 
 
-def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) -> Prompts:
+def _prompts(data: Dataset, rendering: prompt.PromptConfig, opened: Tokenizer | None) -> Prompts:
   if opened:
     tokenized = store.tokenized(data, opened, rendering)
     first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
@@ -68,7 +68,7 @@ def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) 
 
 def _rendered(
   asked: Iterable[Question],
-  rendering: prompt.Config,
+  rendering: prompt.PromptConfig,
   opened: Tokenizer | None,
   tools: Sequence[dict[str, Any]] = (),
 ) -> Prompts:
@@ -79,7 +79,7 @@ def _rendered(
   return Prompts('tokens' if opened else 'characters', np.array(sizes), texts[:_SHOWN])
 
 
-def _episode(environments: Pool, question: Question, config: Config) -> str:
+def _episode(environments: Pool, question: Question, config: RunConfig) -> str:
   """One that the environment plays, with the reward of each turn."""
   try:
     (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
@@ -93,7 +93,7 @@ def _episode(environments: Pool, question: Question, config: Config) -> str:
   return '\n'.join(lines)
 
 
-def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
+def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   lines = [f'{data.spec}: {counted(len(data), "question")}']
   lines += [f'  read as    {layout}' for layout in data.store.layouts]
   if data[0].columns:
@@ -117,11 +117,11 @@ def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
   return '\n'.join(lines)
 
 
-def _left_out(data: Dataset, prompts: Prompts, config: Config) -> list[str]:
+def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
   """Rows that a run leaves out, or refuses unless it is told to; 'nothing' where there are none."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
-    + _refused(config.data.unverifiable, 'unverifiable')
+    + _refused(config.data.on_unverifiable, 'unverifiable')
     for reason, left_out in data.store.left_out.items()
   ]
   limit = config.rollout.max_prompt
@@ -130,7 +130,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: Config) -> list[str]:
   elif over := int(np.sum(prompts.lengths > limit)):
     lines.append(
       f'{counted(over, "question")}: over config.rollout.max_prompt={limit} tokens'
-      + _refused(config.data.overlong, 'overlong')
+      + _refused(config.data.on_overlong, 'overlong')
     )
   return lines or ['nothing']
 

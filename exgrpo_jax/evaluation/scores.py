@@ -21,7 +21,7 @@ from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import counted
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import policies
-from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions, open_experiment
+from exgrpo_jax.experiment.experiment import Experiment, RunConfig, load_questions, open_experiment
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy, Source
 from exgrpo_jax.grading import pool, verifier
@@ -193,7 +193,7 @@ def records_path(out: str, step: int, spec: str, made: str = '') -> str:
 
 
 def _grade(
-  config: Config, questions: Sequence[Question], texts: Sequence[str], thinks: bool
+  config: RunConfig, questions: Sequence[Question], texts: Sequence[str], thinks: bool
 ) -> list[Verdict]:
   """Verdicts of the texts, equally many for each question in turn, as config.evaluation says.
 
@@ -203,7 +203,7 @@ def _grade(
   asked = [question for question in questions for _ in range(samples)]
   grading = config.grading.correctness_alone
   wanted = config.evaluation
-  required = verifier.Config(wanted.require_think and thinks, wanted.require_box)
+  required = verifier.VerifierConfig(wanted.require_think and thinks, wanted.require_box)
   with Grader(grading, required) as grader:
     return grader.grade(
       texts,

@@ -18,7 +18,7 @@ from exgrpo_jax.config import evaluate_file, overridden
 from exgrpo_jax.datatypes import Question, QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.experiment import Config
+from exgrpo_jax.experiment.experiment import RunConfig
 from exgrpo_jax.reporting import benchmark_table, intervals
 from exgrpo_jax.reporting.benchmark_table import GROUPS, Benchmark, Suite
 from exgrpo_jax.runtime import hosts
@@ -73,7 +73,9 @@ def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> Con
   return overridden(values, kept)
 
 
-def plan(table: Table, loaded: Sequence[QuestionSet], config: Config, may_miss: bool) -> list[Part]:
+def plan(
+  table: Table, loaded: Sequence[QuestionSet], config: RunConfig, may_miss: bool
+) -> list[Part]:
   """What must be sampled; refused, before anything is, where the row would not fit the table.
 
   Args:
@@ -112,7 +114,7 @@ def plan(table: Table, loaded: Sequence[QuestionSet], config: Config, may_miss: 
 
 def write_row(
   table: Table,
-  config: Config,
+  config: RunConfig,
   policy: Mapping[str, Any],
   evaluated: Sequence[tuple[Part, Sequence[Record]]],
 ) -> str:
@@ -160,7 +162,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
   }
 
 
-def _settings(suite: Suite, config: Config) -> dict[str, Any]:
+def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
   """What the suite sets, as it is in the config."""
   return {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
 

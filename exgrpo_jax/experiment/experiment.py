@@ -16,7 +16,7 @@ from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool
 from exgrpo_jax.environments import questions as environment_questions
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.settings import Config, parse_config
+from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
@@ -30,20 +30,22 @@ TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 class Experiment:
   """A configuration and what it describes; never changes during a run."""
 
-  config: Config
+  config: RunConfig
   workdir: str
   tokenizer: Tokenizer
   meshes: sharding.Meshes
-  model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
+  model: (
+    model.ShapeConfig
+  )  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
   model_name: str  # of the checkpoint: config.model.path as the user has it; '' for none
 
 
-def model_name(parsed: Config) -> str:
+def model_name(parsed: RunConfig) -> str:
   """The checkpoint that the config starts from: a folder or a name on the Hub; '' is none."""
   return parsed.model.path or parsed.model.repository
 
 
-def with_folders(parsed: Config, model: str) -> Config:
+def with_folders(parsed: RunConfig, model: str) -> RunConfig:
   """The config with the folders of its tokenizer and its model in place of their names on the Hub.
 
   Fetches what describes them, no weights. All hosts call it. `model` is the model's name or folder,
@@ -97,7 +99,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   )
 
 
-def _check_experts(config: Config, shape: model.Config) -> None:
+def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
   """Raises InputError where a setting is for models with experts, and this one has none."""
   settings = {
     'objective.balance_coefficient': config.objective.balance_coefficient,
@@ -110,7 +112,7 @@ def _check_experts(config: Config, shape: model.Config) -> None:
       )
 
 
-def model_config(parsed: Config, platform: str = '') -> model.Config:
+def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   """The model's shape: the checkpoint's where there is one, else what the config says.
 
   `platform` is where it will run, by default JAX's own, for a dtype of 'auto'.
@@ -119,8 +121,8 @@ def model_config(parsed: Config, platform: str = '') -> model.Config:
   if own.dtype == 'auto':
     is_slow = (platform or jax.default_backend()) == 'cpu' and not machine.has_bfloat16_units()
     own = dataclasses.replace(own, dtype='float32' if is_slow else 'bfloat16')
-  configured = model.Config(
-    **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.Config)}
+  configured = model.ShapeConfig(
+    **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.ShapeConfig)}
   )
   if not own.path:
     return configured
@@ -162,7 +164,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """The questions of a data spec, with their prompts.
 
-  Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
+  Prompts over `rollout.max_prompt` are refused or left out, as `data.on_overlong` says.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -192,11 +194,11 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
 
 
 def update_spec(
-  parsed: Config, shape: model.Config, mesh: jax.sharding.Mesh
+  parsed: RunConfig, shape: model.ShapeConfig, mesh: jax.sharding.Mesh
 ) -> gradients.UpdateSpec:
   """What a run's updates depend on besides arrays."""
   return gradients.UpdateSpec(
-    gradient=parsed.gradient,
+    microbatch=parsed.microbatch,
     objective=parsed.objective,
     optimizer=parsed.optimizer,
     model=shape,
@@ -216,7 +218,7 @@ def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   return optimizer.shapes(spec.optimizer, spec.num_updates, gradients.trained_shapes(spec))
 
 
-def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
+def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
@@ -233,7 +235,7 @@ def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
   return tokenizer.load(path)
 
 
-def _tokenizer_data(parsed: Config) -> str:
+def _tokenizer_data(parsed: RunConfig) -> str:
   """The data spec whose text trains a tokenizer.
 
   The same whatever is trained on afterwards, so that runs can share a warm start.

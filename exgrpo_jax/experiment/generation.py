@@ -29,9 +29,9 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
     )
   if size < (in_flight := parsed.rollout.groups_in_flight):
     raise InputError(
-      f'config.rollout.carry=True has {counted(in_flight, "group")} in flight, and {data.spec} has '
-      f'only {counted(size, "question")}. No question is in flight twice, so set '
-      'config.rollout.in_flight to at most that number.'
+      f'config.rollout.partial=True has {counted(in_flight, "group")} in flight, and {data.spec} '
+      f'has only {counted(size, "question")}. No question is in flight twice, so set '
+      'config.rollout.max_groups_in_flight to at most that number.'
     )
   if parsed.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)
@@ -49,19 +49,19 @@ def stages_of(
   """The stages of a step on some questions; `sections` replace those of the config."""
   parsed = dataclasses.replace(experiment.config, **sections)
   changed = dataclasses.replace(experiment, config=parsed)
-  kind = partial.PartialRollout if parsed.rollout.carry else stages.Rollout
+  kind = partial.PartialRollout if parsed.rollout.partial else stages.Rollout
   return kind(
     config=parsed.rollout,
     replay=parsed.replay,
     objective=parsed.objective,
-    parity=parsed.parity,
+    logprob_check=parsed.logprob_check,
     model=experiment.model,
     tokenizer=experiment.tokenizer,
     meshes=experiment.meshes,
-    tokens_per_pass=parsed.gradient.tokens_per_microbatch,
+    tokens_per_pass=parsed.microbatch.tokens,
     seed=parsed.seed,
     data=data,
-    sampler=make_sampler(changed, purpose, resumes=parsed.rollout.carry),
+    sampler=make_sampler(changed, purpose, resumes=parsed.rollout.partial),
   )
 
 
@@ -102,7 +102,7 @@ def make_sampler(
     prompts=parsed.prompt,
     seed=seed,
     purpose=purpose,
-    in_order=parsed.rollout.carry or hosts.are_several(),
+    in_order=parsed.rollout.partial or hosts.are_several(),
   )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import Config, Experiment
+from exgrpo_jax.experiment.experiment import Experiment, RunConfig
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import settings
 from exgrpo_jax.runtime import machine
@@ -34,7 +34,7 @@ def needs(experiment: Experiment) -> list[Need]:
   """Return the large arrays of a run, lower bounds by formula."""
   config, shape = experiment.config, experiment.model
   rollout = config.rollout
-  num_rows, longest = rollout.questions * rollout.samples, rollout.longest_row
+  num_rows, longest = rollout.questions * rollout.group_size, rollout.longest_row
   row = _row_cache(shape, longest)
   sizes = 'max_prompt', 'max_response'
   in_cache = min(rollout.slots, num_rows)
@@ -88,15 +88,15 @@ def largest(experiment: Experiment) -> str:
   return f'Most is asked for by {need.setting}: {need.what} take {decimal(need.size)}.'
 
 
-def _row_cache(shape: model.Config, length: int) -> int:
+def _row_cache(shape: model.ShapeConfig, length: int) -> int:
   """Bytes of the keys and values of a row in all layers."""
   positions = sum(shape.layer_lengths(length))
   return 2 * positions * shape.num_kv_heads * shape.head_size * np.dtype(shape.dtype).itemsize
 
 
-def _largest(config: Config, *names: str) -> str:
+def _largest(config: RunConfig, *names: str) -> str:
   """Return the setting of the rollout that is furthest above its default."""
-  defaults = {field.name: field.default for field in dataclasses.fields(settings.Config)}
+  defaults = {field.name: field.default for field in dataclasses.fields(settings.RolloutConfig)}
   name = max(names, key=lambda name: getattr(config.rollout, name) / defaults[name])
   return f'config.rollout.{name}={getattr(config.rollout, name)}'
 

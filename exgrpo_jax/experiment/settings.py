@@ -17,13 +17,13 @@ from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout import parity, seeding
+from exgrpo_jax.rollout import mismatch, seeding
 from exgrpo_jax.rollout import settings as rollout_settings
 from exgrpo_jax.rollout.token_sampling import Distribution
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(model.Config):
+class ModelConfig(model.ShapeConfig):
   """The policy: a checkpoint's weights, or random ones of the shape given here."""
 
   path: str = setting(
@@ -56,7 +56,7 @@ class WarmStartConfig:
   data: str = setting('arithmetic:train', None, 'the questions whose worked solutions are learnt')
   batch_size: int = setting(64, '[1, inf)', 'solutions in an update')
   learning_rate: float = setting(1e-3, '[0, inf)', 'peak of a rate that warms up, then falls to 0')
-  enough: float = setting(
+  stop_at_pass_rate: float = setting(
     1.0,
     '(0, 1]',
     'early stopping: the share of 256 responses to config.data.train that must be right; 1 is off',
@@ -134,7 +134,7 @@ class ExportConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class RunConfig:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
   seed: int = setting(
@@ -147,27 +147,27 @@ class Config:
     'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
     "of the run; '' is JAX's own setting",
   )
-  rollout: rollout_settings.Config
-  replay: replay.Config
-  objective: objective.Config
-  optimizer: optimizer.Config
-  gradient: gradients.Config
+  rollout: rollout_settings.RolloutConfig
+  replay: replay.ReplayConfig
+  objective: objective.ObjectiveConfig
+  optimizer: optimizer.OptimizerConfig
+  microbatch: gradients.MicrobatchConfig
   model: ModelConfig
-  lora: lora.Config
-  mesh: sharding.Config
-  prompt: prompt.Config
-  tokenizer: tokenizer.Config
-  data: questions.Config
-  experience: seeding.Config
-  verifier: verifier.Config
-  grading: grading_settings.Config
-  environment: environment_settings.Config
+  lora: lora.LoraConfig
+  mesh: sharding.MeshConfig
+  prompt: prompt.PromptConfig
+  tokenizer: tokenizer.TokenizerConfig
+  data: questions.DataConfig
+  experience: seeding.ExperienceConfig
+  verifier: verifier.VerifierConfig
+  grading: grading_settings.GradingConfig
+  environment: environment_settings.EnvironmentConfig
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
-  parity: parity.Config
-  checkpoint: checkpoint.Config
+  logprob_check: mismatch.LogprobCheckConfig
+  checkpoint: checkpoint.CheckpointConfig
   export: ExportConfig
-  metrics: metrics.Config
+  metrics: metrics.MetricsConfig
 
   @property
   def num_updates(self) -> int:
@@ -185,9 +185,9 @@ class Config:
     return self.seed if self.warm_start.seed < 0 else self.warm_start.seed
 
 
-def parse_config(values: ConfigDict) -> Config:
+def parse_config(values: ConfigDict) -> RunConfig:
   """The checked configuration; InputError names the first key that is wrong."""
-  parsed = config.build(Config, values, 'config')
+  parsed = config.build(RunConfig, values, 'config')
   num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
   if num_questions % minibatches:
     raise InputError(
@@ -196,7 +196,7 @@ def parse_config(values: ConfigDict) -> Config:
       'groups.'
     )
   combinations.check(
-    parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.samples
+    parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.group_size
   )
   prompt.check(parsed.prompt)
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
@@ -217,18 +217,18 @@ def parse_config(values: ConfigDict) -> Config:
       'nothing is replayed, wherever it comes from.'
     )
   questions.check_apart(parsed.data.validation, parsed.data.evaluation)
-  if parsed.gradient.drop_zero_advantage:
+  if parsed.microbatch.drop_zero_advantage:
     for name in ('entropy_bonus', 'kl_coefficient', 'balance_coefficient'):
       value = getattr(parsed.objective, name)
       if value:
         raise InputError(
-          f'config.gradient.drop_zero_advantage=True needs config.objective.{name}=0, not {value}: '
-          'that term has a gradient at rows of advantage 0 too.'
+          f'config.microbatch.drop_zero_advantage=True needs config.objective.{name}=0, not '
+          f'{value}: that term has a gradient at rows of advantage 0 too.'
         )
   return parsed
 
 
-def _check_environment(parsed: Config) -> None:
+def _check_environment(parsed: RunConfig) -> None:
   """Raise InputError if the environment is none, or does not go with other settings."""
   environment, data = parsed.environment, parsed.data
   specs = {'train': (data.train,), 'validation': data.validation, 'evaluation': data.evaluation}

@@ -27,7 +27,7 @@ from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
 from exgrpo_jax.experiment.generation import make_sampler
-from exgrpo_jax.experiment.settings import Config, WarmStartConfig
+from exgrpo_jax.experiment.settings import RunConfig, WarmStartConfig
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
@@ -74,11 +74,11 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
     for question, prompt_T, (tokens, turns) in zip(asked, data.prompts[part], made):
       if len(tokens) <= limit:
         rows.append(Solution(prompt_T, tokens, turns))
-      elif config.data.overlong == 'refuse':
+      elif config.data.on_overlong == 'refuse':
         raise InputError(
           f'{spec}: the solution of row {question.row} has {len(tokens)} tokens, '
           f'over config.rollout.max_response={limit}; raise it, or set '
-          "config.data.overlong='drop'."
+          "config.data.on_overlong='drop'."
         )
   if not rows:
     raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}; raise it.')
@@ -266,7 +266,7 @@ def _is_left_over(experiment: Experiment, path: str) -> bool:
     return json.load(file) != origin(config, experiment.model)
 
 
-def origin(config: Config, shape: model.Config) -> dict[str, Any]:
+def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
   """What the result depends on, as JSON gives it back; `shape` is the model's."""
   settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
   del settings['seed']
@@ -279,7 +279,7 @@ def origin(config: Config, shape: model.Config) -> dict[str, Any]:
   }
   if config.environment.name:
     found['environment'] = [config.environment.name, config.environment.max_turns]
-  if config.warm_start.enough < 1:  # which is checked on them
+  if config.warm_start.stop_at_pass_rate < 1:  # which is checked on them
     found['train'] = config.data.train
   return json.loads(json.dumps(found))
 
@@ -316,9 +316,9 @@ def _train(
           f'warm start {update + 1}/{config.num_updates}  loss {float(loss):.4f} nats/token',
           flush=True,
         )
-      if config.enough < 1 and (update + 1) % CHECK_EVERY == 0:
+      if config.stop_at_pass_rate < 1 and (update + 1) % CHECK_EVERY == 0:
         pass_rate = _pass_rate(experiment, state.params, data, update)
-        if pass_rate >= config.enough:
+        if pass_rate >= config.stop_at_pass_rate:
           print(
             f'warm start: enough after {update + 1} updates, pass rate {pass_rate:.3f}', flush=True
           )
@@ -343,7 +343,7 @@ def rehearse(experiment: Experiment) -> None:
 
 def _update_on(
   experiment: Experiment,
-  optimizer_config: optimizer.Config,
+  optimizer_config: optimizer.OptimizerConfig,
   state: TrainState,
   arrays: tuple[np.ndarray, np.ndarray],
 ) -> tuple[TrainState, jax.Array]:
@@ -395,7 +395,9 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
   return [int(order[int(place) // size][place % size]) for place in places]
 
 
-def _optimizer(config: optimizer.Config, warm_start: WarmStartConfig) -> optimizer.Config:
+def _optimizer(
+  config: optimizer.OptimizerConfig, warm_start: WarmStartConfig
+) -> optimizer.OptimizerConfig:
   """AdamW at the warm start's rate; clipped at norm 1, for the loss is a mean per token."""
   return dataclasses.replace(
     config,
@@ -410,8 +412,8 @@ def _optimizer(config: optimizer.Config, warm_start: WarmStartConfig) -> optimiz
 
 @jit_for_training(static_argnums=(0, 1, 2, 3), donate_argnums=(4,))
 def _update(
-  model_config: model.Config,
-  optimizer_config: optimizer.Config,
+  model_config: model.ShapeConfig,
+  optimizer_config: optimizer.OptimizerConfig,
   num_updates: int,
   logit_chunk: int,
   state: TrainState,

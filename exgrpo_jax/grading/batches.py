@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, workers
-from exgrpo_jax.grading.settings import Config
+from exgrpo_jax.grading.settings import GradingConfig
 from exgrpo_jax.workers.pool import Failure, Pool, Worker
 
 _TRIES = 2  # per batch
 
 
-class Judged(NamedTuple):
+class BatchItem(NamedTuple):
   """A response after the verifier and the rewards that take one at a time."""
 
   verdict: Verdict
@@ -27,15 +27,15 @@ class Judged(NamedTuple):
 class Batches:
   """The batches of responses that are collected together."""
 
-  def __init__(self, config: Config, scorer: Pool) -> None:
+  def __init__(self, config: GradingConfig, scorer: Pool) -> None:
     """Take the pool of the one process that calls the rewards (workers.program)."""
     self._config, self._scorer = config, scorer
-    self._open: list[concurrent.futures.Future[Judged]] = []  # the batch that is not full
+    self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch that is not full
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
     # The process hung or died twice, so other batches would fare no better.
     self._failure: Failure | None = None
 
-  def add(self, judged: concurrent.futures.Future[Judged]) -> None:
+  def add(self, judged: concurrent.futures.Future[BatchItem]) -> None:
     """Take the next response, and send its batch once that is full."""
     self._open.append(judged)
     if len(self._open) == self._config.batch_size:
@@ -52,7 +52,7 @@ class Batches:
     self._scored.append(self._scorer.submit(lambda worker: self._score(worker, batch)))
 
   def _score(
-    self, worker: Worker, batch: Sequence[concurrent.futures.Future[Judged]]
+    self, worker: Worker, batch: Sequence[concurrent.futures.Future[BatchItem]]
   ) -> list[Verdict]:
     judged = [future.result() for future in batch]
     graded = [one.facts for one in judged if one.verdict.components is not None]
@@ -68,7 +68,7 @@ class Batches:
 
 
 def _rewards(
-  worker: Worker, config: Config, facts: Sequence[Mapping[str, Any]]
+  worker: Worker, config: GradingConfig, facts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, float]] | Failure:
   """Return the batched rewards of each response by name."""
   found: list[dict[str, float]] = [{} for _ in facts]
@@ -82,7 +82,7 @@ def _rewards(
 
 
 def _call(
-  worker: Worker, config: Config, index: int, facts: Sequence[Mapping[str, Any]]
+  worker: Worker, config: GradingConfig, index: int, facts: Sequence[Mapping[str, Any]]
 ) -> list[float] | Failure:
   """Return the rewards by function number `index`; if it fails, it is called once more.
 

@@ -17,7 +17,7 @@ _MAX_QUOTED = 200  # characters
 def explain(
   response: str,
   answer: str,
-  config: verifier.Config = verifier.ANYTHING,
+  config: verifier.VerifierConfig = verifier.ANYTHING,
   kind: str = 'math',
   chosen: str = 'built_in',
 ) -> str:
@@ -52,7 +52,7 @@ class _Case(NamedTuple):
   expected: bool  # whether the response should be judged correct
 
 
-def score(path: str, config: verifier.Config, kind: str, chosen: str = 'built_in') -> str:
+def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
   """Judges a file of cases.
 
   Args:

@@ -13,8 +13,8 @@ from typing import Any, Self
 from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import reasoning_gym, rewards, verifier, workers
-from exgrpo_jax.grading.batches import Batches, Judged
-from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, Config
+from exgrpo_jax.grading.batches import Batches, BatchItem
+from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, GradingConfig
 from exgrpo_jax.runtime import activity, hosts, machine
 from exgrpo_jax.workers.pool import START_TIMEOUT, Failure, Pool, Worker
 
@@ -39,7 +39,7 @@ class Grader:
   another one judges that response again.
   """
 
-  def __init__(self, config: Config, required: verifier.Config) -> None:
+  def __init__(self, config: GradingConfig, required: verifier.VerifierConfig) -> None:
     count = config.workers or min(machine.count_cores(), MAX_AUTO_WORKERS)
     self._config = config
     self._pool = Pool(workers.program(config, required), count)
@@ -110,7 +110,7 @@ class Grader:
       Batches(self._config, self._scorer) if self._scorer else None,
     )
 
-  def _judge(self, worker: Worker, submission: Submission) -> Judged:
+  def _judge(self, worker: Worker, submission: Submission) -> BatchItem:
     text, facts = submission.text(), submission.facts()
 
     def request() -> tuple[Any, float]:
@@ -130,7 +130,7 @@ class Grader:
       valid_steps=submission.check_steps(text) if submission.check_steps else None,
     )
     own = {'response': text, 'answer': submission.answer, 'outcome': verdict.outcome}
-    return Judged(verdict, {**facts, **own} if self._scorer else {})
+    return BatchItem(verdict, {**facts, **own} if self._scorer else {})
 
 
 class _Round:
@@ -139,12 +139,12 @@ class _Round:
   def __init__(
     self,
     weight_of: Mapping[str, float],
-    start: Callable[[Submission], concurrent.futures.Future[Judged]],
+    start: Callable[[Submission], concurrent.futures.Future[BatchItem]],
     batches: Batches | None,
   ) -> None:
     self._weight_of, self._start, self._batches = weight_of, start, batches
     self._count = 0  # of all hosts
-    self._own: list[concurrent.futures.Future[Judged]] = []
+    self._own: list[concurrent.futures.Future[BatchItem]] = []
 
   def add(self, submission: Submission) -> None:
     """Starts judging it, where it belongs to this host's share."""
@@ -178,7 +178,9 @@ class _Round:
     return verdict._replace(reward=reward, components=components)
 
 
-def check(config: Config, required: verifier.Config, row: Mapping[str, Any] | None = None) -> None:
+def check(
+  config: GradingConfig, required: verifier.VerifierConfig, row: Mapping[str, Any] | None = None
+) -> None:
   """Start each kind of worker once; raise InputError if verifier or rewards cannot be used.
 
   Without `row` the rewards are tried that read none; with one of the data (`facts.of_question`),

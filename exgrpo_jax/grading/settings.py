@@ -11,7 +11,7 @@ MAX_AUTO_WORKERS = 16  # where the number of cores decides; more gain nothing
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class GradingConfig:
   """The processes that grade, what one response may cost them, and what it is rewarded for."""
 
   workers: int = setting(
@@ -74,12 +74,12 @@ class Config:
     return dict(zip(names, self.weights or (1.0,) * len(self.rewards)))
 
   @property
-  def correctness_alone(self) -> 'Config':
+  def correctness_alone(self) -> 'GradingConfig':
     """The same with the verifier's 1 or 0 for a reward, as evaluation has it."""
     return dataclasses.replace(self, rewards=('correctness',), weights=(), batched=())
 
 
-def check_rewards(config: Config, max_response: int) -> None:
+def check_rewards(config: GradingConfig, max_response: int) -> None:
   """InputError where the rewards do not fit each other, or the longest response in tokens."""
   if ':' not in config.verifier:
     known = (*verifier.NAMES, 'package.module:Class')
@@ -111,7 +111,7 @@ def check_rewards(config: Config, max_response: int) -> None:
     )
 
 
-def _check_weights(config: Config) -> None:
+def _check_weights(config: GradingConfig) -> None:
   if config.weights and len(config.weights) != len(config.rewards):
     raise InputError(
       f'config.grading.weights={config.weights} has {len(config.weights)} numbers, and '

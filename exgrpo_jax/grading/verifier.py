@@ -21,7 +21,7 @@ NAMES = ('built_in', 'math_verify')  # of the verifiers that a config need not s
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class VerifierConfig:
   """What a response must have before its answer is compared."""
 
   require_think: bool = setting(
@@ -35,7 +35,7 @@ class Config:
   )
 
 
-ANYTHING = Config(require_think=False, require_box=False)
+ANYTHING = VerifierConfig(require_think=False, require_box=False)
 
 
 class Question(Protocol):
@@ -111,14 +111,14 @@ def load(spec: str) -> Verifier:
 
 
 def judge_with(
-  verifier: Verifier, response: str, question: Question, config: Config = ANYTHING
+  verifier: Verifier, response: str, question: Question, config: VerifierConfig = ANYTHING
 ) -> Judgement:
   """What a verifier says of a response, or 'no answer' where it lacks what `config` requires."""
   solution = extraction.solution(response, config.require_think, config.require_box)
   return Judgement('no answer', None) if solution is None else verifier.judge(solution, question)
 
 
-def judge(response: str, answer: str, config: Config = ANYTHING, kind: str = 'math') -> str:
+def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
   """Compares a response's answer with the ground truth by our verifier, in bounded time.
 
   Args:
@@ -136,7 +136,9 @@ def judge(response: str, answer: str, config: Config = ANYTHING, kind: str = 'ma
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 
 
-def is_correct(response: str, answer: str, config: Config = ANYTHING, kind: str = 'math') -> bool:
+def is_correct(
+  response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math'
+) -> bool:
   """Whether `judge` finds the response correct."""
   return judge(response, answer, config, kind) == 'correct'
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from exgrpo_jax.grading import reasoning_gym, reward_functions, verifier
 from exgrpo_jax.grading.reward_functions import RewardFunction
-from exgrpo_jax.grading.settings import Config
+from exgrpo_jax.grading.settings import GradingConfig
 from exgrpo_jax.grading.verifier import Judgement, Verifier
 from exgrpo_jax.workers import server, user_code
 from exgrpo_jax.workers.server import Reply, Say
@@ -41,7 +41,7 @@ def main() -> None:
 
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence[Any]], Reply]]:
   """Import and try what the config names; see server.Load."""
-  config, required = Config(**setup['config']), verifier.Config(**setup['required'])
+  config, required = GradingConfig(**setup['config']), verifier.VerifierConfig(**setup['required'])
   is_batched = setup['is_batched']
   one_by_one = [spec for spec in config.rewards if spec not in config.batched]
   chosen = None if is_batched else _verifier(config.verifier, say)
@@ -81,8 +81,8 @@ def bounded(response: str, max_length: int) -> str | None:
 class _Judge(NamedTuple):
   """What a response is judged by."""
 
-  config: Config
-  required: verifier.Config
+  config: GradingConfig
+  required: verifier.VerifierConfig
   verifier: Verifier
   rewards: Sequence[RewardFunction]
 
@@ -118,7 +118,7 @@ def _verifier(spec: str, say: Say) -> Verifier:
 
 
 def _reward(
-  spec: str, config: Config, is_batched: bool, row: Mapping[str, Any] | None, say: Say
+  spec: str, config: GradingConfig, is_batched: bool, row: Mapping[str, Any] | None, say: Say
 ) -> RewardFunction:
   """Import a reward and try it; raises InputError if it cannot be used.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_jax.grading import verifier
-from exgrpo_jax.grading.settings import Config
+from exgrpo_jax.grading.settings import GradingConfig
 from exgrpo_jax.workers import pool
 from exgrpo_jax.workers.pool import START_TIMEOUT, Program, Worker
 
@@ -17,8 +17,8 @@ _NOUN = 'a grading process'
 
 
 def program(
-  config: Config,
-  required: verifier.Config,
+  config: GradingConfig,
+  required: verifier.VerifierConfig,
   row: Mapping[str, Any] | None = None,
   is_batched: bool = False,
 ) -> Program:

@@ -42,7 +42,7 @@ _NEEDED = {
 
 def parse_rope(
   values: Mapping[str, Any], path: str, family: Family
-) -> tuple[rotary.Config, rotary.Config]:
+) -> tuple[rotary.RopeConfig, rotary.RopeConfig]:
   """(rope, local_rope) of a config.json with defaults, in either format; equal with one base.
 
   Raises:
@@ -115,7 +115,7 @@ def _mapping(given: Any, name: str, path: str) -> dict[str, Any]:
 
 def _parse_one(
   given: dict[str, Any], values: Mapping[str, Any], path: str, always: Mapping[str, str]
-) -> rotary.Config:
+) -> rotary.RopeConfig:
   """One base and scaling; `always` is needed whatever the rope type.
 
   Of `values` the context length of pretraining is preferred to that in `given`.
@@ -162,7 +162,7 @@ def _parse_one(
     )
   theta = float(read('rope_theta'))
   try:
-    return rotary.Config(theta=theta, scaling=_SCALINGS[kind], **fields)
+    return rotary.RopeConfig(theta=theta, scaling=_SCALINGS[kind], **fields)
   except InputError as error:
     raise InputError(f'{path}: {error}') from error
 
@@ -194,7 +194,7 @@ def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
   return changed | (theta if old or not new else {})
 
 
-def rope_to_json(config: model.Config, family: Family) -> dict[str, Any]:
+def rope_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
   """The fields of config.json; in the old format, which all versions read, where that has room."""
   rope = config.rope
   if 'query_beta' in family.options:
@@ -211,12 +211,12 @@ def rope_to_json(config: model.Config, family: Family) -> dict[str, Any]:
   }
 
 
-def _parameters(rope: rotary.Config) -> dict[str, Any]:
+def _parameters(rope: rotary.RopeConfig) -> dict[str, Any]:
   """The new format."""
   return {'rope_theta': rope.theta} | (_scaling(rope) or {'rope_type': 'default'})
 
 
-def _scaling(rope: rotary.Config) -> dict[str, Any] | None:
+def _scaling(rope: rotary.RopeConfig) -> dict[str, Any] | None:
   if rope.scaling == 'none':
     return None
   names = _NEEDED[rope.scaling]
@@ -291,7 +291,7 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
   return values
 
 
-def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
+def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig:
   """The model.Config that a config.json describes.
 
   Args:
@@ -309,7 +309,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   _check_supported(values, family, path)
   rope, local_rope = parse_rope(values, path, family)
   fields: dict[str, Any] = {
-    field: families.read(values, name, path, type(getattr(model.Config, field)), _SHAPE)
+    field: families.read(values, name, path, type(getattr(model.ShapeConfig, field)), _SHAPE)
     for field, name in families.numbers(family).items()
   }
   # transformers takes no null where a family has its own size of heads.
@@ -324,14 +324,14 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   has_windows = 's' in layers or 'w' in layers
   options = _options(values, family, path)
   try:
-    return model.Config(
+    return model.ShapeConfig(
       **families.PLAIN | dict(family.fixed) | options | fields,
       num_kv_heads=num_kv_heads,
       head_size=head_size,
       layers=layers,
       window=values['sliding_window'] if has_windows else 0,
       rope=rope,
-      local_rope=local_rope if has_windows else rotary.Config(),
+      local_rope=local_rope if has_windows else rotary.RopeConfig(),
       dtype=dtype,
     )
   except InputError as error:
@@ -486,7 +486,7 @@ def _shortest(letters: str) -> str:
   )
 
 
-def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
+def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
   """The content of config.json for a model trained from scratch; `parse` inverts it.
 
   Args:
@@ -539,7 +539,7 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
   }
 
 
-def _layers_to_json(config: model.Config, family: Family) -> dict[str, Any]:
+def _layers_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
   values: dict[str, Any] = {}
   has_windows = any(kind.is_local for kind in config.kinds)
   if family.has_window_flag:
@@ -558,7 +558,7 @@ def _layers_to_json(config: model.Config, family: Family) -> dict[str, Any]:
   return values
 
 
-def _name_of(config: model.Config) -> str:
+def _name_of(config: model.ShapeConfig) -> str:
   """The first architecture that has models like this."""
   for name, family in FAMILIES.items():
     if families.has(family, config):

@@ -269,7 +269,7 @@ def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) 
   return value
 
 
-def has(family: Family, config: model.Config) -> bool:
+def has(family: Family, config: model.ShapeConfig) -> bool:
   """Whether the family has models like this, but for sizes and the kind of rotary scaling."""
   fields = PLAIN | dict(family.fixed)
   alike = all(
@@ -288,7 +288,7 @@ def has(family: Family, config: model.Config) -> bool:
   return alike and agree and windows and ropes and positions
 
 
-def described(config: model.Config) -> str:
+def described(config: model.ShapeConfig) -> str:
   """In what a config differs from the plainest family, for error messages."""
   differences = [
     f'{field}={getattr(config, field)!r}'

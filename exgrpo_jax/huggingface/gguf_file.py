@@ -321,8 +321,8 @@ def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any
   given_P = np.asarray(factors.data, np.float32)
   factor = _shortest(float(given_P.max()))
   theta, head_size = values['rope_theta'], values['head_dim']
-  scaled = rotary.Config(theta, 'llama3', factor, *_LLAMA3.values())
-  plain_P = rotary.frequencies(rotary.Config(theta), head_size)
+  scaled = rotary.RopeConfig(theta, 'llama3', factor, *_LLAMA3.values())
+  plain_P = rotary.frequencies(rotary.RopeConfig(theta), head_size)
   expected_P = plain_P / rotary.frequencies(scaled, head_size)
   if given_P.shape != expected_P.shape or not np.allclose(given_P, expected_P, rtol=1e-4):
     raise InputError(

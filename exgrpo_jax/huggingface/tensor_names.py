@@ -33,7 +33,7 @@ _NORMS = {
 }
 
 
-def of(config: model.Config) -> dict[tuple[ParamPath, Index], Tensor]:
+def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
   """All tensors of a checkpoint, in file order.
 
   Returns:
@@ -63,7 +63,7 @@ def text_name(name: str) -> str | None:
   return name.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
 
 
-def _layer_tensors(config: model.Config, prefix: str) -> dict[tuple[ParamPath, Index], Tensor]:
+def _layer_tensors(config: model.ShapeConfig, prefix: str) -> dict[tuple[ParamPath, Index], Tensor]:
   D, H = config.width, config.head_size
   query, kv = config.num_heads * H, config.num_kv_heads * H
   attention = f'{prefix}.self_attn'
@@ -93,7 +93,7 @@ def _layer_tensors(config: model.Config, prefix: str) -> dict[tuple[ParamPath, I
   return whole | _mlp_tensors(config, f'{prefix}.mlp')
 
 
-def _mlp_tensors(config: model.Config, prefix: str) -> dict[tuple[ParamPath, Index], Tensor]:
+def _mlp_tensors(config: model.ShapeConfig, prefix: str) -> dict[tuple[ParamPath, Index], Tensor]:
   D, F, E = config.width, config.mlp_width, config.num_experts
   layout: dict[tuple[ParamPath, Index], Tensor] = {}
   if E:

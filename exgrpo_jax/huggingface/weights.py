@@ -31,7 +31,7 @@ SHARD_BYTES = 5 * 10**9  # maximum size of one file
 
 
 def load(
-  directory: epath.PathLike, config: model.Config, mesh: Mesh, *, frozen: bool = False
+  directory: epath.PathLike, config: model.ShapeConfig, mesh: Mesh, *, frozen: bool = False
 ) -> model.Params:
   """The parameters of a checkpoint, each device's slice placed on that device.
 
@@ -152,7 +152,7 @@ def _file_slices(
 
 def save(
   directory: epath.PathLike,
-  config: model.Config,
+  config: model.ShapeConfig,
   params: model.Params,
   values: Mapping[str, Any],
   dtype: str,
@@ -257,8 +257,8 @@ def _nest(leaves: Mapping[ParamPath, jax.Array]) -> model.Params:
 
 def save_adapters(
   directory: epath.PathLike,
-  config: lora.Config,
-  shape: model.Config,
+  config: lora.LoraConfig,
+  shape: model.ShapeConfig,
   adapters: model.Params,
   base: str,
 ) -> None:
@@ -296,7 +296,7 @@ def save_adapters(
 
 
 def adapter_tensors(
-  config: lora.Config, shape: model.Config
+  config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
   """A and B of each target, as `tensor_names.of`, with paths in the adapters' tree."""
   layout = {}

@@ -175,7 +175,7 @@ _NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class CheckpointConfig:
   """How often a checkpoint is saved, and how many are kept."""
 
   every: int = setting(
@@ -198,7 +198,7 @@ class Snapshot(NamedTuple):
   left: tuple[PartialGroup, ...] = ()  # what the last finished step left to the next
 
 
-def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointManager:
+def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.CheckpointManager:
   """The checkpoints of a run; read-only without a config."""
   options = ocp.CheckpointManagerOptions(
     max_to_keep=config.keep if config else None,

@@ -32,10 +32,10 @@ Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class MicrobatchConfig:
   """How a minibatch becomes a gradient; changes nothing but rounding, memory and time."""
 
-  tokens_per_microbatch: int = setting(
+  tokens: int = setting(
     9216,
     '[1, inf)',
     'tokens of one forward and backward pass, and of a forward pass that scores stored responses, '
@@ -54,11 +54,11 @@ class Config:
 class UpdateSpec:
   """All that an update depends on besides its arrays; static, so each value compiles once."""
 
-  gradient: Config
-  objective: objective.Config
-  optimizer: optimizer.Config
-  model: model.Config
-  lora: lora.Config
+  microbatch: MicrobatchConfig
+  objective: objective.ObjectiveConfig
+  optimizer: optimizer.OptimizerConfig
+  model: model.ShapeConfig
+  lora: lora.LoraConfig
   mesh: Mesh
   num_updates: int  # of the run, for the learning rate's schedule
   temperature: float  # of sampling
@@ -215,7 +215,7 @@ def _with_whole_row_inputs(
   inputs = packed.inputs
   if reference is not None:
     inputs = inputs._replace(reference_logp_BT=logp_BW(reference))
-  if spec.objective.ratio != 'token':
+  if spec.objective.importance_level != 'token':
     # A token and the one before, which predicts it, belong to the same row.
     segment_BW = jnp.take_along_axis(packed.segments.segment_BT, packed.predictor_BW, axis=1)
     log_ratio_BW = objective.row_log_ratio(
@@ -233,7 +233,7 @@ def _predictor_states(
   if spec.model.num_experts:
     weight_BW = packed.inputs.entropy_weight_BT
     counted = mlp.counted_balance(packed.predictor_BW, weight_BW, packed.segments.segment_BT)
-  rows = packed.tokens_BT, packed.segments, spec.gradient.remat, packed.routes_BTLC
+  rows = packed.tokens_BT, packed.segments, spec.microbatch.remat, packed.routes_BTLC
   hidden_BTD, load = model.hidden_states_and_balance(spec.model, params, *rows, counted)
   hidden_BWD = logprobs.predictor_states(hidden_BTD, packed.predictor_BW)
   return (hidden_BWD, model.unembedding(spec.model, params)), load
@@ -273,7 +273,7 @@ def microbatches(
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
   used_B = mask_BT.any(axis=1)
-  if spec.gradient.drop_zero_advantage:
+  if spec.microbatch.drop_zero_advantage:
     used_B &= np.asarray(batch.advantage_B) != 0
   length_B = np.where(used_B, mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
   shapes = pass_shapes(spec, num_shards, len(length_B))
@@ -291,7 +291,7 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
   """The long and the short shape of a microbatch, in a minibatch of `num_rows` rows."""
   return packing.shapes(
     num_shards,
-    spec.gradient.tokens_per_microbatch,
+    spec.microbatch.tokens,
     spec.longest_row,
     spec.max_response,
     num_rows,

@@ -15,7 +15,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class OptimizerConfig:
   """AdamW, its schedule, and which gradients are clipped or refused.
 
   The authors' gradient is 64 times this one: a sum over the 64 rows of one GPU's share of a
@@ -40,7 +40,7 @@ class Config:
     1.6e-10, '(0, inf)', "AdamW's epsilon, in the gradient's units", f'{AUTHORS}, 1e-8 over 64'
   )
   weight_decay: float = setting(0.01, '[0, inf)', 'decoupled, on every parameter', AUTHORS)
-  moments: str = setting(
+  moment_dtype: str = setting(
     'float32', ('float32', 'bfloat16'), "how AdamW's moments are kept; bfloat16 halves their memory"
   )
   clip_norm: float = setting(
@@ -49,7 +49,7 @@ class Config:
     'gradients of a larger global norm are scaled down to it',
     f'{AUTHORS}, 1 over 64',
   )
-  skip_norm: float = setting(
+  skip_above_norm: float = setting(
     7.8,
     '(0, inf]',
     'updates of a larger global norm are skipped and counted',
@@ -66,7 +66,7 @@ class TrainState:
   opt_state: Any
 
 
-def learning_rate(config: Config, num_updates: int) -> optax.Schedule:
+def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
   """Update index -> rate: a linear warm-up, then the configured schedule."""
   peak, warmup = config.learning_rate, config.warmup_updates
   rest = max(1, num_updates - warmup)
@@ -80,12 +80,12 @@ def learning_rate(config: Config, num_updates: int) -> optax.Schedule:
   return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
-def make(config: Config, num_updates: int) -> optax.GradientTransformation:
+def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformation:
   """The optax chain: clip by global norm, then AdamW (arXiv:1711.05101)."""
-  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon, mu_dtype=config.moments)
+  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon, mu_dtype=config.moment_dtype)
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
-    _second_moments_in_bfloat16(adam) if config.moments == 'bfloat16' else adam,
+    _second_moments_in_bfloat16(adam) if config.moment_dtype == 'bfloat16' else adam,
     optax.add_decayed_weights(config.weight_decay),
     optax.scale_by_learning_rate(learning_rate(config, num_updates)),
   )
@@ -125,14 +125,14 @@ def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
 
 
-def init(config: Config, num_updates: int, params: Params) -> TrainState:
+def init(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
   """A fresh state; moments are laid out over the mesh as their parameters are."""
   # Counts too: if an update returned them in another layout, the next one would compile anew.
   layout = sharding.layout_of(shapes(config, num_updates, params).opt_state)
   return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))
 
 
-def shapes(config: Config, num_updates: int, params: Params) -> TrainState:
+def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
   """Shapes and shardings of `init`'s state, for parameters or their shapes; allocates nothing."""
   replicated = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
   named = jax.tree_util.tree_leaves_with_path(params)
@@ -148,7 +148,7 @@ def shapes(config: Config, num_updates: int, params: Params) -> TrainState:
 
 
 def apply_gradient(
-  config: Config, num_updates: int, state: TrainState, gradient: Params
+  config: OptimizerConfig, num_updates: int, state: TrainState, gradient: Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update, or none where the gradient's norm is not finite or above `skip_norm`.
 
@@ -156,7 +156,7 @@ def apply_gradient(
   leaves parameters, moments and the schedule's count as they were.
   """
   norm = optax.tree.norm(gradient)
-  is_good = jnp.isfinite(norm) & (norm <= config.skip_norm)
+  is_good = jnp.isfinite(norm) & (norm <= config.skip_above_norm)
   updates, opt_state = make(config, num_updates).update(gradient, state.opt_state, state.params)
   params: Any = optax.apply_updates(state.params, updates)
   updated = TrainState(params, opt_state)

@@ -15,13 +15,13 @@ from exgrpo_jax.policy.kv_cache import LayerCache
 from exgrpo_jax.policy.lora import product
 from exgrpo_jax.policy.mlp import MLP, Experts, Routing, normal, residual_scale
 from exgrpo_jax.policy.rotary import Rotation, rotate
-from exgrpo_jax.policy.shape import Config
+from exgrpo_jax.policy.shape import ShapeConfig
 
 
 class RMSNorm(nnx.Module):
   """x / rms(x), scaled (arXiv:1910.07467), computed in float32; returns x's dtype."""
 
-  def __init__(self, config: Config, size: int, logical_axis: str | None) -> None:
+  def __init__(self, config: ShapeConfig, size: int, logical_axis: str | None) -> None:
     self.epsilon, self.offset = config.norm_epsilon, float(config.norm_offset)
     self.scale = nnx.Param(
       jnp.full(size, 1 - self.offset, jnp.float32), logical_axes=(logical_axis,)
@@ -39,7 +39,7 @@ class RMSNorm(nnx.Module):
 class Attention(nnx.Module):
   """Causal attention with rotary positions and grouped key/value heads."""
 
-  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+  def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, N, G, H = config.width, config.num_heads, config.num_kv_heads, config.head_size
     self.query_DNH = normal(config, rngs, (D, N, H), ('embed', 'heads', None))
     self.key_DGH = normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
@@ -157,7 +157,7 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
   """One layer: attention, then MLP or experts, each with its norms and a residual connection."""
 
-  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+  def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     def norm() -> RMSNorm:
       return RMSNorm(config, config.width, 'embed')
 
@@ -204,7 +204,7 @@ class Block(nnx.Module):
 class EmbeddingAndHead(nnx.Module):
   """The parameters outside the layers: embedding, final norm and, if untied, unembedding."""
 
-  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+  def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     V, D = config.vocab_size, config.width
     self.embedding_VD = normal(config, rngs, (V, D), ('vocab', 'embed'))
     self.final_norm = RMSNorm(config, config.width, 'embed')

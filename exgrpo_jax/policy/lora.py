@@ -48,7 +48,7 @@ Params = dict[str, Any]  # nested, its leaves arrays or their shapes
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class LoraConfig:
   """Which matrices get adapters, and how large these are."""
 
   rank: int = setting(
@@ -92,7 +92,7 @@ class Adapted:
 Weight = jax.Array | Adapted
 
 
-def shapes(config: Config, params: Params) -> Params:
+def shapes(config: LoraConfig, params: Params) -> Params:
   """Shape, dtype and sharding of what is trained; allocates nothing.
 
   A and B are split as their matrix is; the rank is not split.
@@ -117,7 +117,7 @@ def shapes(config: Config, params: Params) -> Params:
 
 
 def _shapes(
-  config: Config, name: str, kernel: jax.ShapeDtypeStruct
+  config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
   """(A, B) of a stack of matrices; InputError where they would not be thin."""
   stack, *sizes = kernel.shape
@@ -166,7 +166,7 @@ def init(shapes: Params, key: jax.Array) -> Params:
   return jax.jit(random_adapters, out_shardings=layout)(key)
 
 
-def joined(config: Config, base: Params | None, trained: Params) -> Params:
+def joined(config: LoraConfig, base: Params | None, trained: Params) -> Params:
   """The policy: `trained` itself or, where that is adapters, the base with these in place.
 
   Copies nothing; works on arrays, tracers and shapes.

@@ -18,13 +18,13 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.lora import product
 from exgrpo_jax.policy.matmul import project
-from exgrpo_jax.policy.shape import Config
+from exgrpo_jax.policy.shape import ShapeConfig
 
 # ---- Initial values ----
 
 
 def normal(
-  config: Config,
+  config: ShapeConfig,
   rngs: nnx.Rngs,
   shape: tuple[int, ...],
   logical_axes: tuple[str | None, ...],
@@ -36,7 +36,7 @@ def normal(
   return nnx.Param(value, logical_axes=logical_axes)
 
 
-def residual_scale(config: Config) -> float:
+def residual_scale(config: ShapeConfig) -> float:
   """The scale of projections to the residual stream.
 
   Two per layer add to it: its variance must not grow with depth.
@@ -47,7 +47,7 @@ def residual_scale(config: Config) -> float:
 class MLP(nnx.Module):
   """SwiGLU, GEGLU or ReGLU (arXiv:2002.05202)."""
 
-  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+  def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F = config.width, config.mlp_width
     self.config = config
     self.gate_DF = normal(config, rngs, (D, F), ('embed', 'mlp'))
@@ -80,7 +80,7 @@ class Routing(NamedTuple):
 class Experts(nnx.Module):
   """MLPs of which each token has a few, weighted by a router."""
 
-  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+  def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F, E = config.width, config.mlp_width, config.num_experts
     self.router_DE = normal(config, rngs, (D, E), ('embed', None))
     self.gate_EDF = normal(config, rngs, (E, D, F), ('experts', 'embed', 'mlp'))
@@ -202,7 +202,7 @@ class Balance(NamedTuple):
   count_E: jax.Array  # float32, how often counted tokens chose each expert
 
 
-def balance_of_layer(config: Config, routing: Routing, counted: Counted) -> Balance:
+def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) -> Balance:
   """The balance of the tokens that count; its gradient is that of their probabilities alone."""
   counts_BT = counted.weight_BT > 0
   chosen_BTE = jax.nn.one_hot(routing.chosen_BTC, config.num_experts).sum(axis=-2)
@@ -225,7 +225,7 @@ def balance_sums(load: Balance | None) -> dict[str, jax.Array]:
   return {} if load is None else {'balance': load.loss.mean(), 'choices_LE': load.count_E}
 
 
-def zero_balance_sums(config: Config) -> dict[str, jax.Array]:
+def zero_balance_sums(config: ShapeConfig) -> dict[str, jax.Array]:
   """`balance_sums` of no token."""
   layers = jnp.zeros(config.num_layers, jnp.float32)
   of_experts = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)

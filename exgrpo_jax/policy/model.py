@@ -28,25 +28,25 @@ from exgrpo_jax.policy.bits import from_bits, to_bits
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
 from exgrpo_jax.policy.matmul import OutputMajor
-from exgrpo_jax.policy.shape import Config, Kind
+from exgrpo_jax.policy.shape import Kind, ShapeConfig
 
 # ---- Modules without their parameters ----
 
 
 @functools.cache
 def abstract_module(
-  module: Callable[[Config, nnx.Rngs], nnx.Module], config: Config
+  module: Callable[[ShapeConfig, nnx.Rngs], nnx.Module], config: ShapeConfig
 ) -> tuple[nnx.GraphDef, nnx.State]:
   """A module's structure, and its variables with shapes in place of values."""
   return nnx.split(nnx.eval_shape(lambda: module(config, nnx.Rngs(0))))
 
 
-def block_module(config: Config, params: Any) -> Block:
+def block_module(config: ShapeConfig, params: Any) -> Block:
   """One layer with these parameters."""
   return nnx.merge(abstract_module(Block, config)[0], params)
 
 
-def outer_module(config: Config, params: Any) -> EmbeddingAndHead:
+def outer_module(config: ShapeConfig, params: Any) -> EmbeddingAndHead:
   """What is outside the layers, with its part of these parameters."""
   outer = {name: value for name, value in params.items() if name != 'layers'}
   return nnx.merge(abstract_module(EmbeddingAndHead, config)[0], outer)
@@ -67,7 +67,7 @@ def parameter_shape(
   return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding.named(mesh, axes, sizes))
 
 
-def rotations_of_kinds(config: Config, position_BT: Array) -> dict[Kind, rotary.Rotation]:
+def rotations_of_kinds(config: ShapeConfig, position_BT: Array) -> dict[Kind, rotary.Rotation]:
   """The rotation of each kind of layer at these positions."""
   size, rotations, scale_BT = config.head_size, {}, None
   if config.query_beta:  # as in Llama 4 and Ministral 3
@@ -104,7 +104,7 @@ REMAT = {
 }
 
 
-def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
+def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
   """Random parameters in the training layout; the same values on every mesh.
 
   Normal with standard deviation 1/sqrt(width), which is the usual 0.02 at a width of 2,500 and
@@ -116,7 +116,7 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
 
 
 @functools.cache
-def _init(config: Config, mesh: Mesh) -> Callable[[jax.Array], Params]:
+def _init(config: ShapeConfig, mesh: Mesh) -> Callable[[jax.Array], Params]:
   """The compiled `init`; cached, because a process may begin several runs."""
 
   def random_params(key: jax.Array) -> Params:
@@ -130,7 +130,7 @@ def _init(config: Config, mesh: Mesh) -> Callable[[jax.Array], Params]:
   return jax.jit(random_params, out_shardings=shardings(config, mesh))
 
 
-def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:
+def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
   """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing.
 
   Frozen parameters, which no update changes, have the dtypes of the decode layout, to which every
@@ -143,7 +143,7 @@ def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:
   return nnx.to_pure_dict(outer, shape) | {'layers': nnx.to_pure_dict(block, stacked)}
 
 
-def is_tiny(config: Config, mesh: Mesh) -> bool:
+def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
   """Return True if a program for another shape takes longer to compile than padding costs a run.
 
   Below a million parameters on one CPU device a program takes 5 s, a step's padding milliseconds.
@@ -153,7 +153,7 @@ def is_tiny(config: Config, mesh: Mesh) -> bool:
   return is_one_cpu and sum(sizes) < 1_000_000
 
 
-def frozen(config: Config, params: Params, mesh: Mesh) -> Params:
+def frozen(config: ShapeConfig, params: Params, mesh: Mesh) -> Params:
   """Casts parameters to the dtypes of frozen ones; see `shapes`."""
   return jax.tree.map(
     lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype),
@@ -162,12 +162,12 @@ def frozen(config: Config, params: Params, mesh: Mesh) -> Params:
   )
 
 
-def shardings(config: Config, mesh: Mesh) -> Params:
+def shardings(config: ShapeConfig, mesh: Mesh) -> Params:
   """The NamedSharding of each parameter, in the tree of `init`."""
   return jax.tree.map(lambda shape: shape.sharding, shapes(config, mesh))
 
 
-def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Params:
+def decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
   """Converts parameters to the decode layout: cast, unstacked, and on the decoding mesh.
 
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
@@ -179,7 +179,7 @@ def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Pa
 
 
 @functools.cache
-def decode_conversion(config: Config, meshes: sharding.Meshes) -> Callable[[Params], Params]:
+def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[[Params], Params]:
   """The compiled conversion of `decode_layout`."""
   conversions = _conversions(config, meshes)
 
@@ -190,7 +190,7 @@ def decode_conversion(config: Config, meshes: sharding.Meshes) -> Callable[[Para
   return jax.jit(convert, out_shardings=targets)
 
 
-def into_decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Params:
+def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
   """Converts parameters that nothing else needs to the decode layout, and deletes them.
 
   Gives what `decode_layout` gives, a parameter at a time: memory holds the model once and a copy of
@@ -207,7 +207,7 @@ def into_decode_layout(config: Config, params: Params, meshes: sharding.Meshes) 
   return sharding.restore_layout(_by_layer(config, converted), targets)
 
 
-def _conversions(config: Config, meshes: sharding.Meshes) -> Params:
+def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
   """For each parameter, in the tree of `init`, what converts it; a stack becomes a tuple."""
 
   def conversion(path: tuple[Any, ...], axes: tuple[str | None, ...]) -> Callable[..., Any]:
@@ -235,7 +235,7 @@ def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
   return tuple(variable.get_metadata('logical_axes'))
 
 
-def _by_layer(config: Config, converted: Params) -> Params:
+def _by_layer(config: ShapeConfig, converted: Params) -> Params:
   """'layers' as a tuple of L trees, from a tree of tuples of L."""
   layers = tuple(
     jax.tree.map(operator.itemgetter(layer), converted['layers'], is_leaf=_is_tuple)
@@ -248,7 +248,7 @@ def _is_tuple(node: Any) -> bool:
   return isinstance(node, tuple)
 
 
-def decode_shapes(config: Config, mesh: Mesh) -> Params:
+def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
   """Shape, dtype and sharding of each parameter in the decode layout; allocates nothing."""
   _, outer = abstract_module(EmbeddingAndHead, config)
   _, block = abstract_module(Block, config)
@@ -259,7 +259,7 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
   )
 
 
-def _stored(config: Config, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
+def _stored(config: ShapeConfig, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
   """A parameter for decoding, or its shape, as the mesh's platform wants it."""
   num_inputs = _NUM_INPUTS.get(path[-1].key)
   if num_inputs and matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
@@ -268,7 +268,7 @@ def _stored(config: Config, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> A
 
 
 def hidden_states(
-  config: Config,
+  config: ShapeConfig,
   params: Params,
   tokens_BT: Array,
   segments: Segments | None = None,
@@ -280,7 +280,7 @@ def hidden_states(
 
 
 def hidden_states_and_balance(
-  config: Config,
+  config: ShapeConfig,
   params: Params,
   tokens_BT: Array,
   segments: Segments | None = None,
@@ -344,7 +344,7 @@ def copied(params: Params) -> Params:
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
-def decode_unembedding(config: Config, params: Params) -> jax.Array | OutputMajor:
+def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | OutputMajor:
   """`unembedding` for `matmul.logits`, of parameters in the decode layout."""
   if matmul.is_output_major(sharding.platform(), config.dtype):
     return (
@@ -353,13 +353,13 @@ def decode_unembedding(config: Config, params: Params) -> jax.Array | OutputMajo
   return unembedding(config, params)
 
 
-def unembedding(config: Config, params: Params) -> jax.Array:
+def unembedding(config: ShapeConfig, params: Params) -> jax.Array:
   """[D, V] in the compute dtype: logits = hidden @ unembedding. In the training layout."""
   kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']
   return kernel_DV.astype(config.dtype)
 
 
-def init_cache(config: Config, num_rows: int, length: int) -> Cache:
+def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
   """An empty cache with `length` positions for each row, and no more than the window's."""
   G, H = config.num_kv_heads, config.head_size
   return tuple(
@@ -367,7 +367,7 @@ def init_cache(config: Config, num_rows: int, length: int) -> Cache:
   )
 
 
-def cache_length(config: Config, cache: Cache) -> int:
+def cache_length(config: ShapeConfig, cache: Cache) -> int:
   """How many positions a cache has; where all layers have the whole window, any number."""
   full = [kv_cache.length(layer) for layer, kind in zip(cache, config.kinds) if not kind.is_local]
   longest = max(full or map(kv_cache.length, cache))
@@ -375,7 +375,7 @@ def cache_length(config: Config, cache: Cache) -> int:
 
 
 def prefill(
-  config: Config,
+  config: ShapeConfig,
   params: Params,
   tokens_BT: Array,
   length_B: Array,
@@ -405,7 +405,7 @@ def prefill(
 
 
 def decode(
-  config: Config, params: Params, tokens_B: Array, position_B: Array, cache: Cache
+  config: ShapeConfig, params: Params, tokens_B: Array, position_B: Array, cache: Cache
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Decodes one token per row, each at its own position.
 
@@ -430,7 +430,7 @@ def decode(
 
 
 def apply_layers(
-  config: Config,
+  config: ShapeConfig,
   params: Params,
   tokens_BT: Array,
   position_BT: Array,
@@ -457,7 +457,7 @@ def apply_layers(
   return hidden_BTD, tuple(new_cache), jnp.stack(chosen, axis=2) if chosen else None
 
 
-def _embed(config: Config, params: Params, tokens_BT: Array) -> jax.Array:
+def _embed(config: ShapeConfig, params: Params, tokens_BT: Array) -> jax.Array:
   embedding_VD = params['embedding_VD']
   if sharding.platform() == 'cpu':  # in bfloat16 it is frozen or for decoding: no gradient is lost
     x_BTD = from_bits(to_bits(embedding_VD)[tokens_BT]).astype(config.dtype)

@@ -17,7 +17,7 @@ from exgrpo_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class RopeConfig:
   """Base and scaling of the rotary wavelengths."""
 
   theta: float = setting(1e4, '(0, inf)', 'base of the wavelengths, in positions')
@@ -76,7 +76,7 @@ class Rotation(NamedTuple):
   query_scale_BT: jax.Array | None = None  # float32, what queries are multiplied by; None is 1
 
 
-def frequencies(config: Config, head_size: int) -> np.ndarray:
+def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
   """float32 [P], radians per position: theta^(-2i/H) for pair i, then scaled.
 
   llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code), yarn arXiv:2309.00071.
@@ -91,14 +91,14 @@ def frequencies(config: Config, head_size: int) -> np.ndarray:
   return (plain_P * (kept_P + (1 - kept_P) / config.factor)).astype(np.float32)
 
 
-def _kept_by_turns(config: Config, plain_P: np.ndarray) -> np.ndarray:
+def _kept_by_turns(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
   """llama3's weight of the unscaled frequency."""
   turns_P = config.original_positions * plain_P / (2 * np.pi)
   low, high = config.low_frequency_factor, config.high_frequency_factor
   return np.clip((turns_P - low) / (high - low), 0, 1)
 
 
-def _kept_by_pairs(config: Config, plain_P: np.ndarray) -> np.ndarray:
+def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
   """Yarn's weight of the unscaled frequency, between whole pairs."""
   P = len(plain_P)
 
@@ -111,7 +111,7 @@ def _kept_by_pairs(config: Config, plain_P: np.ndarray) -> np.ndarray:
   return 1 - np.clip((np.arange(P) - first) / (last - first or 1e-3), 0, 1)
 
 
-def rotations(config: Config, head_size: int, position_BT: Array) -> Rotation:
+def rotations(config: RopeConfig, head_size: int, position_BT: Array) -> Rotation:
   """The rotation at each integer position [B, T]."""
   chex.assert_rank(position_BT, 2)
   # float32: bfloat16 cannot tell position 257 from 256.

@@ -31,7 +31,7 @@ KINDS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class ShapeConfig:
   """The decoder's shape, by default Qwen2.5-Math-1.5B's; all of it is static under jit."""
 
   vocab_size: int = setting(151936, '[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
@@ -64,8 +64,8 @@ class Config:
   window: int = setting(
     0, '[0, inf)', 'tokens that layers s and w attend to, their own included; 0 without such layers'
   )
-  rope: rotary.Config = dataclasses.field(default_factory=rotary.Config)
-  local_rope: rotary.Config = dataclasses.field(default_factory=rotary.Config)
+  rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
+  local_rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
   norm_epsilon: float = setting(1e-6, '(0, inf)', 'added to the mean square before taking the root')
   norms: str = setting(
     'before',
@@ -158,13 +158,13 @@ class Config:
     return [min(length, self.window) if kind.is_local else length for kind in self.kinds]
 
 
-def check_meshes(config: Config, meshes: sharding.Meshes) -> None:
+def check_meshes(config: ShapeConfig, meshes: sharding.Meshes) -> None:
   """Raises InputError if one of the meshes cannot split the model's dimensions evenly."""
   for part, mesh in meshes._asdict().items():
     _check_mesh(config, mesh, f'config.mesh.{part}')
 
 
-def _check_mesh(config: Config, mesh: Mesh, place: str) -> None:
+def _check_mesh(config: ShapeConfig, mesh: Mesh, place: str) -> None:
   for axis, field in {
     'embed': 'width',
     'heads': 'num_heads',

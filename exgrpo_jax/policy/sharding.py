@@ -88,7 +88,7 @@ class DecodingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class MeshConfig:
   """How the devices are arranged for training and for decoding; changes nothing but rounding."""
 
   training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
@@ -102,7 +102,7 @@ class Meshes(NamedTuple):
   decoding: Mesh
 
 
-def make_meshes(config: Config, devices: Sequence[jax.Device] | None = None) -> Meshes:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
+def make_meshes(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Meshes:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """The meshes of training and of decoding; see `make_mesh`."""
   decoding = make_mesh(config.decoding, devices)
   # In the order of the decoding mesh, whose tensor axis needs neighbouring devices; an axis over

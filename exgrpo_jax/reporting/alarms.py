@@ -16,7 +16,7 @@ from exgrpo_jax.reporting.metrics import Run
 WINDOW = 20  # steps that are judged together
 PAUSE = 100  # steps between two warnings of a kind
 SILENT_STEPS = 10  # warn each time that this many more steps in a row had no learning signal
-_SHARES = ('zero_variance', 'groups/solved_by_all', 'groups/solved_by_none')
+_SHARES = ('groups/zero_advantage', 'groups/solved_by_all', 'groups/solved_by_none')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def observe(
 ) -> tuple[History, tuple[str, ...]]:
   """The history with one more step, whose metrics are `record`, and the warnings due after it."""
   step, recent = record['step'], (*past.recent, record)[-WINDOW:]
-  silent = past.silent_steps + 1 if record.get('zero_variance') == 1 else 0
+  silent = past.silent_steps + 1 if record.get('groups/zero_advantage') == 1 else 0
   seen = {}
   if len(recent) == WINDOW:
     seen = {'pool': empty_pool(setup, recent), 'groups': silent_groups(recent)}
@@ -120,7 +120,7 @@ def silent_groups(recent: Run) -> str:
     f'{equal:.0%} of the groups in steps {recent[0]["step"]:.0f} to {recent[-1]["step"]:.0f} had '
     f'equal rewards and taught nothing: {by_all:.0%} were solved by all responses, {by_none:.0%} '
     f'by none. Give {"harder" if by_all > by_none else "easier"} questions in config.data.train, '
-    'keep only those that are solved sometimes (prefilter), or raise config.rollout.samples.'
+    'keep only those that are solved sometimes (prefilter), or raise config.rollout.group_size.'
   )
 
 
@@ -178,12 +178,12 @@ def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int)
 # ---- Breakdown ----
 
 
-def breakdown(config: optimizer.Config, recent: Run) -> str:
+def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
   """Why the run must stop after the last of these steps; '' where it may go on."""
   return _not_finite(config, recent[-1]) or _skipped(config, recent[-BREAKDOWN_WINDOW:])
 
 
-def no_probabilities(config: optimizer.Config) -> str:
+def no_probabilities(config: optimizer.OptimizerConfig) -> str:
   """Why the run must stop where the policy after an update gives no finite probabilities."""
   return (
     'the policy no longer gives finite probabilities, and no further update could mend that. '
@@ -192,10 +192,10 @@ def no_probabilities(config: optimizer.Config) -> str:
   )
 
 
-def _not_finite(config: optimizer.Config, record: Mapping[str, float]) -> str:
+def _not_finite(config: optimizer.OptimizerConfig, record: Mapping[str, float]) -> str:
   if math.isfinite(record['entropy']):
     return ''
-  if record['step'] == 1 and record['skipped_updates'] == config.minibatches:
+  if record['step'] == 1 and record['optimizer/skipped'] == config.minibatches:
     return (
       'the policy that the run began with gives no finite probabilities: its weights, of '
       'config.model.path or of the warm start, must be damaged.'
@@ -205,16 +205,16 @@ def _not_finite(config: optimizer.Config, record: Mapping[str, float]) -> str:
   return f'{measured}: {no_probabilities(config)}'
 
 
-def _skipped(config: optimizer.Config, recent: Run) -> str:
+def _skipped(config: optimizer.OptimizerConfig, recent: Run) -> str:
   updates = BREAKDOWN_WINDOW * config.minibatches
-  skipped = sum(record.get('skipped_updates', 0) for record in recent)
+  skipped = sum(record.get('optimizer/skipped', 0) for record in recent)
   if len(recent) < BREAKDOWN_WINDOW or skipped <= MAX_SKIPPED * updates:
     return ''
   return (
     f'{skipped:.0f} of the {updates} updates of the last {BREAKDOWN_WINDOW} steps were skipped, '
-    "because their gradients' norms were not finite or above config.optimizer.skip_norm="
-    f'{config.skip_norm:g} (last step: {recent[-1]["gradient_norm"]:g} on average), so next to '
-    'nothing is learnt. Train in another --workdir with a smaller config.optimizer.learning_rate '
-    f'than {config.learning_rate:g} or, if norms of that size are right, with a larger '
-    'config.optimizer.skip_norm.'
+    "because their gradients' norms were not finite or above config.optimizer.skip_above_norm="
+    f'{config.skip_above_norm:g} (last step: {recent[-1]["gradient_norm"]:g} on average), so next '
+    'to nothing is learnt. Train in another --workdir with a smaller '
+    f'config.optimizer.learning_rate than {config.learning_rate:g} or, if norms of '
+    'that size are right, with a larger config.optimizer.skip_above_norm.'
   )

@@ -49,7 +49,7 @@ def banner(
     ('training', _size(rollout.data)),
     (
       'a step',
-      f'{counted(config.questions, "question")}, {counted(config.samples, "response")} to each',
+      f'{counted(config.questions, "question")}, {counted(config.group_size, "response")} to each',
     ),
     *[('evaluation', _size(questions)) for questions in evaluations],
     *[('', f'at the start, every {counted(every, "step")} and at the end')] * bool(evaluations),
@@ -78,7 +78,7 @@ def progress_line(
       f'length {show("length/mean", ".0f", 5)}',
       f'buffer {show("buffer/questions", ".0f", 5)}',
       f'retired {show("buffer/retired", ".0f", 5)}',
-      f'{show("speed/tokens_per_second", ",.0f", 7)} tok/s',
+      f'{show("perf/tokens_per_second", ",.0f", 7)} tok/s',
       *([f'{show(memory, ".1f", 5)} GiB'] if memory in metrics else []),
       f'{left:>8} left',
     )

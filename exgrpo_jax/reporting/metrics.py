@@ -15,6 +15,7 @@ from typing import Any, Self
 import tensorboardX
 from tensorboardX import record_writer, summary
 
+from exgrpo_jax import renamed
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
@@ -91,15 +92,11 @@ _TAGS = {
   'reward': 'reward/mean',
   'reward_std': 'reward/std',
   'reward_std_within': 'reward/std_within_groups',
-  'zero_variance': 'reward/zero_variance',
   'entropy': 'policy/entropy',
-  'clip_share': 'policy/clip_share',
-  'outside_clip_range': 'policy/outside_clip_range',
   'kl': 'policy/kl',
   'loss': 'update/loss',
   'gradient_norm': 'update/gradient_norm',
   'learning_rate': 'update/learning_rate',
-  'skipped_updates': 'update/skipped',
   'epoch': 'update/epoch',
 }
 # The settings on the HParams page, which has a column for each.
@@ -113,7 +110,7 @@ _CHARTS = {  # title -> the metrics in it
   'Token probabilities': 'probability/.*',
   'Buckets of replayed questions': 'replay/bucket_.*',
   'Importance ratios of replayed tokens': 'replay/ratio_.*',
-  'Importance ratios of carried tokens': 'carry/ratio_.*',
+  'Importance ratios of carried tokens': 'staleness/ratio_.*',
   'Seconds by phase': 'time/(?!compile_total).*',
 }
 _PREFIX = 'patient:'  # of a folder, for tensorboardX alone
@@ -253,7 +250,7 @@ Run = Sequence[Mapping[str, float]]  # the records of its metrics.jsonl, oldest 
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class MetricsConfig:
   """What a run records in addition to metrics.jsonl and TensorBoard files."""
 
   sampled_rows: int = setting(16, '[0, inf)', 'responses of each step that are written to samples/')
@@ -387,7 +384,8 @@ def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
 def _parse(line: str, location: str) -> dict[str, float]:
   try:
     record = json.loads(line)
-    return {'step': record.pop('step'), **{name: float(v) for name, v in record.items()}}
+    step = record.pop('step')
+    return {'step': step} | renamed.current_metrics({k: float(v) for k, v in record.items()})
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise InputError(
       f'{location}: {line[:80]!r} is not a record of metrics ({error}); delete the line to read '

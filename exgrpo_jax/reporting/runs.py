@@ -27,11 +27,11 @@ _SAME_SETTING = (
   'grading.workers',
   'rollout.slots',
   'rollout.logit_chunk',
-  'gradient.tokens_per_microbatch',
-  'gradient.remat',
+  'microbatch.tokens',
+  'microbatch.remat',
 )
 # Every run's config has these.
-_NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.samples')
+_NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.group_size')
 
 
 @dataclasses.dataclass(frozen=True)

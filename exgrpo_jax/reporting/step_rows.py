@@ -45,7 +45,7 @@ def recorded_groups(plan: Plan, count: int, seed: int) -> list[int]:
 
 
 def rows(
-  config: replay.Config,
+  config: replay.ReplayConfig,
   tokenizer: Tokenizer,
   experience: Experience,
   before: Bucketed,
@@ -154,7 +154,7 @@ def _variance(ratio: np.ndarray) -> float:
 
 
 def _questions(
-  config: replay.Config, experience: Experience, before: Bucketed, after: Bucketed
+  config: replay.ReplayConfig, experience: Experience, before: Bucketed, after: Bucketed
 ) -> Iterator[_Row]:
   plan = experience.plan
   visits = zip(plan.questions, experience.replays, experience.verdicts)
@@ -296,7 +296,7 @@ def measure_step(
   return {
     **experience.sampling,
     **partial.metrics(experience.plan.step, experience.responses, experience.left),
-    **experience.parity,
+    **experience.mismatch,
     **rollout_metrics(
       experience.plan, experience.responses, experience.replays, experience.verdicts
     ),
@@ -307,7 +307,7 @@ def measure_step(
     'loss': totals['loss'] / totals['updates'],
     'gradient_norm': totals['gradient_norm'] / totals['updates'],
     'learning_rate': totals['learning_rate'] / totals['updates'],
-    'skipped_updates': totals['skipped'],
+    'optimizer/skipped': totals['skipped'],
   }
 
 
@@ -321,11 +321,11 @@ def rollout_metrics(
 
   'reward_std' is over all fresh responses; 'reward_std_within' is the mean over groups of the
   standard deviation within, the replayed reward included, which advantages are made of.
-  'zero_variance' is the share of groups with equal rewards in float32, the replayed one included:
-  their advantages are 0, so they give no learning signal. 'rewards/…' are the means of the reward's
-  components before their weights, over the responses that have one. 'grading/…' are the shares of
-  each outcome; the clock decides what timed out, so a run of the same seed may differ there.
-  Lengths are in tokens, ages in steps.
+  'groups/zero_advantage' is the share of groups with equal rewards in float32, the replayed one
+  included: their advantages are 0, so they give no learning signal. 'rewards/…' are the means of
+  the reward's components before their weights, over the responses that have one. 'grading/…' are
+  the shares of each outcome; the clock decides what timed out, so a run of the same seed may differ
+  there. Lengths are in tokens, ages in steps.
 
   Args:
     plan: which questions the step worked on.
@@ -344,7 +344,7 @@ def rollout_metrics(
     'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
     'reward_std': float(np.std([verdict.reward for verdict in fresh])),
     'reward_std_within': _mean([float(np.std(group)) for group in rewards]),
-    'zero_variance': _mean([len(set(map(np.float32, group))) == 1 for group in rewards]),
+    'groups/zero_advantage': _mean([len(set(map(np.float32, group))) == 1 for group in rewards]),
     'length/mean': _mean(lengths),
     'length/max': max(lengths),
     'length/total': sum(lengths),

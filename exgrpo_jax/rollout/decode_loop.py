@@ -113,7 +113,7 @@ _Carry = tuple[jax.Array, State, Decoded]  # time, the slots, what they wrote
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, Prompts]:
+def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[State, Prompts]:
   """All slots free, with a cache of `length` positions, and no prompts."""
   B = spec.slots
   zeros_B = jnp.zeros(B, jnp.int32)
@@ -147,7 +147,7 @@ def select_slots(state: State, slot_R: Array) -> State:
   return laid_out(rest._replace(cache=kv_cache.select_rows(state.cache, slot_R)))
 
 
-def resize_cache(config: model.Config, state: State, length: int) -> State:
+def resize_cache(config: model.ShapeConfig, state: State, length: int) -> State:
   """The state with a cache of another length; frees the old one layer by layer."""
 
   def resize(layer: kv_cache.LayerCache, size: int) -> kv_cache.LayerCache:
@@ -173,7 +173,7 @@ def routes_of(state: State, slot_R: Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def decode(
-  config: model.Config,
+  config: model.ShapeConfig,
   sampling: Sampling,
   params: model.Params,
   state: State,
@@ -274,12 +274,12 @@ def laid_out(rows: _Rows) -> _Rows:
 
 
 def _logits(
-  config: model.Config, hidden_BD: jax.Array, unembedding: jax.Array | OutputMajor
+  config: model.ShapeConfig, hidden_BD: jax.Array, unembedding: jax.Array | OutputMajor
 ) -> jax.Array:
   return logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
 
 
-def _padded_unembedding(config: model.Config, params: model.Params) -> jax.Array | OutputMajor:
+def _padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
   """The unembedding with entries for the tokens that `token_sampling.padded_size` adds."""
   unembedding = model.decode_unembedding(config, params)
   more = token_sampling.padded_size(config.vocab_size) - config.vocab_size

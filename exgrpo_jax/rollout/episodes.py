@@ -51,9 +51,9 @@ class EpisodeSampler:
 
   engine: TurnSampler
   environments: Pool
-  config: settings.Config
+  config: settings.EnvironmentConfig
   tokenizer: Tokenizer
-  prompts: prompt.Config
+  prompts: prompt.PromptConfig
   seed: int  # of the run
   purpose: Purpose  # of the responses
   in_order: bool  # whether answers are taken in an order that does not depend on the clock
@@ -238,7 +238,7 @@ class _Play:
     self._is_enough |= bool(self._on_finish(episode.index, episode.response))
 
 
-def verdict(config: settings.Config, response: Response, success: bool) -> Verdict:
+def verdict(config: settings.EnvironmentConfig, response: Response, success: bool) -> Verdict:
   """The verdict on a complete episode, whose reward is the discounted sum over its turns."""
   rewards = [turn.reward * config.discount**number for number, turn in enumerate(response.turns)]
   reward = float(sum(rewards))

@@ -33,7 +33,7 @@ class Insertion(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def prefill(
-  config: model.Config,
+  config: model.ShapeConfig,
   params: model.Params,
   prompts: Prompts,
   tokens_PT: Array,
@@ -108,7 +108,7 @@ def _with_routes(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def empty_parking(config: model.Config, spec: DecodeSpec) -> kv_cache.Cache:
+def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
   """Room for the caches of `spec.parked` rows, as long as the slots'."""
   return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
@@ -137,7 +137,7 @@ def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def resume(
-  config: model.Config,
+  config: model.ShapeConfig,
   params: model.Params,
   state: State,
   tokens_PT: Array,

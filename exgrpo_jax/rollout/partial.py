@@ -1,4 +1,4 @@
-"""Partial rollouts (`rollout.carry`): responses may span steps, a layer on the stages.
+"""Partial rollouts (`rollout.partial`): responses may span steps, a layer on the stages.
 
 A step ends once as many groups are complete as it trains, and the next one goes on with the
 others. A group is in flight from the step that draws it to the step that trains it. It trains once
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.datatypes import Cursor, Graded, PartialGroup, Plan, Response, Span
+from exgrpo_jax.datatypes import Cursor, GradedGroups, PartialGroup, Plan, Response, Span
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy.model import Params
@@ -35,7 +35,9 @@ class PartialRollout(Rollout):
     drawn = self._draw(free, cursor, step, max(0, count - len(left)), taken=rows)
     # Those beside K - 1 responses need a stored one, be it too old by now.
     kept = tuple(
-      buffer.entries[group.question_row].trajectories if group.is_drawn and self.replay.row else ()
+      buffer.entries[group.question_row].trajectories
+      if group.is_drawn and self.replay.include_trajectory
+      else ()
       for group in left
     )
     return dataclasses.replace(
@@ -56,7 +58,7 @@ class PartialRollout(Rollout):
     """
     groups = [list(group.responses) for group in plan.left]
     new = plan.is_replay_Q[len(groups) :]
-    groups += [[UNBEGUN] * (self.config.samples - is_replay) for is_replay in new]
+    groups += [[UNBEGUN] * (self.config.group_size - is_replay) for is_replay in new]
     places = [
       (group, sample)
       for group, own in enumerate(groups)
@@ -88,7 +90,7 @@ class PartialRollout(Rollout):
       keep(index, response)
     return groups, metrics
 
-  def grade(self, plan: Plan, responses: Responses, grader: Grader) -> Graded:
+  def grade(self, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
     """The groups that the step trains, in an order of its own, and what it leaves to the next.
 
     Shuffled by seed and step, so that a minibatch holds old and new groups.
@@ -109,10 +111,10 @@ class PartialRollout(Rollout):
     assert chosen is not None, 'generate returns once the step can train'
     rng = randomness.generator(self.seed, Purpose.TRAINED_ORDER, plan.step)
     order = rng.permutation(chosen).tolist()
-    return split(Graded(plan, responses, verdicts), order)
+    return split(GradedGroups(plan, responses, verdicts), order)
 
   def _trained(self, plan: Plan, responses: Responses) -> list[int] | None:
-    return ready(responses, plan.step, self.config.questions, self.config.max_age)
+    return ready(responses, plan.step, self.config.questions, self.config.max_staleness)
 
 
 def drawn_in(plan: Plan) -> list[int]:
@@ -165,7 +167,7 @@ def continued(before: Response, now: Response, step: int) -> Response:
   return dataclasses.replace(now, tis_weight=before.tis_weight, spans=spans)
 
 
-def split(graded: Graded, order: Sequence[int]) -> Graded:
+def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
   """The groups in `order`, to train; the others are left to the next step."""
   plan, responses, verdicts, _ = graded
   drawn = drawn_in(plan)
@@ -189,7 +191,7 @@ def split(graded: Graded, order: Sequence[int]) -> Graded:
     left=(),
   )
   own = [responses[group] for group in order], [verdicts[group] for group in order]
-  return Graded(trained, *own, left)
+  return GradedGroups(trained, *own, left)
 
 
 def metrics(
@@ -204,7 +206,7 @@ def metrics(
     return {}
   ages, tokens = [step - span.step for span in spans], [span.tokens for span in spans]
   return {
-    'carry/age_mean': float(np.average(ages, weights=tokens)),
-    'carry/age_max': max(ages),
-    'carry/groups_left': len(left),
+    'staleness/mean': float(np.average(ages, weights=tokens)),
+    'staleness/max': max(ages),
+    'staleness/groups_left': len(left),
   }

@@ -123,27 +123,27 @@ def decoded_in(
     yield Span(steps, block * float(blocks) / steps), done_N.copy()
 
 
-def with_partial_rollouts(rollout: settings.Config) -> settings.Config:
+def with_partial_rollouts(rollout: settings.RolloutConfig) -> settings.RolloutConfig:
   """The config with partial rollouts, as it is where it has them already."""
-  if rollout.carry:
+  if rollout.partial:
     return rollout
   return dataclasses.replace(rollout, carry=True, in_flight=0)
 
 
-def num_groups(rollout: settings.Config) -> int:
+def num_groups(rollout: settings.RolloutConfig) -> int:
   """How many groups `steady_steps` draws."""
   return rollout.groups_in_flight + rollout.questions * (_FIRST_STEPS + _STEADY_STEPS - 1)
 
 
 def steady_steps(
-  groups: Sequence[np.ndarray], rollout: settings.Config, prompt: int, block: int
+  groups: Sequence[np.ndarray], rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> list[Step]:
   """Some steps of the steady state; arguments as in `partial_rollouts`, of `num_groups` groups."""
   return list(partial_rollouts(groups, rollout, prompt, block))[_FIRST_STEPS:]
 
 
 def partial_rollouts(
-  groups: Iterable[np.ndarray], rollout: settings.Config, prompt: int, block: int
+  groups: Iterable[np.ndarray], rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> Iterator[Step]:
   """Yields one training step after another, for as long as there are groups.
 
@@ -164,7 +164,7 @@ def partial_rollouts(
 
 
 def _take(
-  groups: list[_Group], step: int, rollout: settings.Config, prompt: int, block: int
+  groups: list[_Group], step: int, rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> tuple[Step, list[_Group]]:
   """What a step does with the groups in flight, and the groups that it leaves."""
   starts = np.cumsum([0] + [len(group.lengths) for group in groups[:-1]])
@@ -175,7 +175,7 @@ def _take(
   spans = []
   while True:
     complete = np.logical_and.reduceat(done_N == lengths_N, starts).tolist()
-    chosen = partial.trained(begun, complete, step, rollout.questions, rollout.max_age)
+    chosen = partial.trained(begun, complete, step, rollout.questions, rollout.max_staleness)
     if chosen is not None:
       break
     span, done_N = next(following)

@@ -14,13 +14,13 @@ import numpy as np
 from exgrpo_jax.policy import model
 
 
-def unknown(config: model.Config, *sizes: int) -> np.ndarray:
+def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
   """Routes of tokens for which the router is to choose: [*sizes, L, C]."""
   dtype = np.dtype(config.route_dtype)
   return np.full((*sizes, *config.route_shape), np.iinfo(dtype).max, dtype)
 
 
-def padded(config: model.Config, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
+def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
   """The routes of rows [T, L, C] in one array [R, length, L, C]; of a row without any, unknown."""
   routes_RTLC = unknown(config, len(rows), length)
   for padded_TLC, routes_TLC in zip(routes_RTLC, rows):

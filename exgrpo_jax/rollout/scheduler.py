@@ -71,7 +71,7 @@ _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more
 class SlotEngine:
   """The `Sampler` that runs the policy."""
 
-  model: model.Config
+  model: model.ShapeConfig
   spec: DecodeSpec
   mesh: Mesh  # of decoding; slots are spread over its data axes where these divide them
   step_key: Callable[[int], jax.Array]  # of the step in which a response began
@@ -308,7 +308,7 @@ def _cache_length(spec: DecodeSpec, slots: Slots) -> int:
   return next(length for length in lengths if length >= needed)
 
 
-def _fit_cache(config: model.Config, spec: DecodeSpec, state: State, length: int) -> State:
+def _fit_cache(config: model.ShapeConfig, spec: DecodeSpec, state: State, length: int) -> State:
   """The state with a cache of at least this length, and not much longer."""
   present = model.cache_length(config, state.cache)
   # No switching back and forth between two lengths.

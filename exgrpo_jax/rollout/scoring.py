@@ -21,7 +21,7 @@ _ROWS = 64
 
 
 def score(
-  config: model.Config,
+  config: model.ShapeConfig,
   params: model.Params,
   mesh: Mesh,
   rows: Sequence[tuple[np.ndarray, np.ndarray]],
@@ -83,7 +83,7 @@ def score(
 
 
 def pass_shapes(
-  config: model.Config, mesh: Mesh, limit: int, tokens_per_pass: int
+  config: model.ShapeConfig, mesh: Mesh, limit: int, tokens_per_pass: int
 ) -> tuple[Shape, Shape]:
   """The long and the short shape of a pass; arguments as in `score`."""
   _, num_shards = sharding.split(mesh, 'batch')
@@ -93,7 +93,7 @@ def pass_shapes(
 
 
 def programs(
-  config: model.Config,
+  config: model.ShapeConfig,
   params: model.Params,
   mesh: Mesh,
   *,
@@ -126,7 +126,7 @@ def programs(
 
 @jit_for_training(static_argnums=(0, 4, 5))
 def score_tokens(
-  config: model.Config,
+  config: model.ShapeConfig,
   params: model.Params,
   tokens_BT: Array,
   segments: Segments | None,

@@ -43,7 +43,7 @@ _NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one of each
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class ExperienceConfig:
   """Experience from elsewhere, put into the replay buffer before the first step."""
 
   path: str = setting(
@@ -242,7 +242,7 @@ def candidates(
       if len(tokens) > limit and overlong == 'refuse':
         raise InputError(
           f'{trace.place}: the response has {len(tokens)} tokens, over '
-          f"config.rollout.max_response={limit}; raise it, or set config.data.overlong='drop'."
+          f"config.rollout.max_response={limit}; raise it, or set config.data.on_overlong='drop'."
         )
       if len(tokens) > limit:
         counts['too long'] += 1

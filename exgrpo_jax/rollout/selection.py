@@ -73,7 +73,10 @@ def with_valid_steps(
 
 
 def weights(
-  config: objective.Config, mesh: Mesh, logps: Sequence[np.ndarray], past: Sequence[np.ndarray]
+  config: objective.ObjectiveConfig,
+  mesh: Mesh,
+  logps: Sequence[np.ndarray],
+  past: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
   """f(w) of the tokens of rows, as the loss takes it: float32 arrays [T].
 
@@ -96,6 +99,6 @@ def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> l
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _weights(flat_2N: jax.Array, config: objective.Config) -> jax.Array:
+def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array:
   logp_N, past_N = flat_2N
   return jnp.asarray(objective.replay_weights(logp_N, logp_N - past_N, config))

@@ -16,11 +16,11 @@ _GROUPS_PER_SAMPLES = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class RolloutConfig:
   """How many questions and responses a step has, and how responses are sampled."""
 
   questions: int = setting(128, '[1, inf)', 'questions in a step (Q)', PAPER)
-  samples: int = setting(
+  group_size: int = setting(
     8, '[2, inf)', 'rollouts of a question (K); an advantage compares at least two', PAPER
   )
   max_prompt: int = setting(1024, '[1, inf)', 'longest prompt, in tokens', AUTHORS)
@@ -32,20 +32,20 @@ class Config:
     PAPER,
   )
   slots: int = setting(256, '[1, inf)', 'responses that are decoded together')
-  carry: bool = setting(
+  partial: bool = setting(
     False,
     None,
     'partial rollouts: a step ends once as many groups are complete as it trains, and unfinished '
     'responses go on in the next one; otherwise it waits for its longest response',
   )
-  in_flight: int = setting(
+  max_groups_in_flight: int = setting(
     0,
     '[0, inf)',
     'partial rollouts: groups that are unfinished or wait as a step begins, those that it will '
     'train included; with fewer, responses are less stale and more slots idle; 0 is as many as '
     'keep the slots busy',
   )
-  max_age: int = setting(
+  max_staleness: int = setting(
     8,
     '[1, inf)',
     'partial rollouts: largest staleness, in steps from the first token of a group to the step '
@@ -62,22 +62,26 @@ class Config:
   )
 
   def __post_init__(self) -> None:
-    most = self.questions * (self.max_age + 1)
-    if self.carry and self.in_flight and not self.questions <= self.in_flight <= most:
+    most = self.questions * (self.max_staleness + 1)
+    if (
+      self.partial
+      and self.max_groups_in_flight
+      and not self.questions <= self.max_groups_in_flight <= most
+    ):
       raise InputError(
-        f'config.rollout.in_flight={self.in_flight} must be from '
+        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight} must be from '
         f'config.rollout.questions={self.questions} to {most}, which is that times '
-        f'config.rollout.max_age={self.max_age} + 1, or 0: a step trains {self.questions} groups, '
-        'and none may wait for longer.'
+        f'config.rollout.max_staleness={self.max_staleness} + 1, or 0: a step trains '
+        f'{self.questions} groups, and none may wait for longer.'
       )
 
   @property
   def groups_in_flight(self) -> int:
     """How many groups are in flight as a step begins to generate; a step's, without carry."""
-    if not self.carry:
+    if not self.partial:
       return self.questions
-    enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.samples)
-    return self.in_flight or min(enough, self.questions * (self.max_age + 1))
+    enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)
+    return self.max_groups_in_flight or min(enough, self.questions * (self.max_staleness + 1))
 
   @property
   def longest_row(self) -> int:

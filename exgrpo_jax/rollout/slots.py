@@ -242,7 +242,7 @@ class Prefilled:
 
   def take_in(
     self,
-    config: model.Config,
+    config: model.ShapeConfig,
     spec: DecodeSpec,
     params: model.Params,
     mesh: Mesh,

@@ -13,10 +13,10 @@ import numpy as np
 
 from exgrpo_jax.algorithm import (
   advantages,
+  losses,
   objective,
   question_stream,
   replay,
-  terms,
   trajectory_rules,
 )
 from exgrpo_jax.algorithm.replay import Buffer
@@ -26,7 +26,7 @@ from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import (
   Batch,
   Cursor,
-  Graded,
+  GradedGroups,
   PartialGroup,
   Plan,
   Question,
@@ -41,9 +41,9 @@ from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.packing import right_padded
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import parity, routes, scoring, selection
+from exgrpo_jax.rollout import mismatch, routes, scoring, selection
 from exgrpo_jax.rollout.sampler import Request, Sampler
-from exgrpo_jax.rollout.settings import Config
+from exgrpo_jax.rollout.settings import RolloutConfig
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -55,11 +55,11 @@ Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): 
 class Rollout:
   """The stages of a step, with what they need; made once per run."""
 
-  config: Config
-  replay: replay.Config
-  objective: objective.Config
-  parity: parity.Config
-  model: model.Config
+  config: RolloutConfig
+  replay: replay.ReplayConfig
+  objective: objective.ObjectiveConfig
+  logprob_check: mismatch.LogprobCheckConfig
+  model: model.ShapeConfig
   tokenizer: Tokenizer
   meshes: sharding.Meshes
   tokens_per_pass: int  # of scoring, on each part of the rows
@@ -93,7 +93,7 @@ class Rollout:
   ) -> Plan:
     """A plan of `count` questions, none of them in `taken`."""
     rng = randomness.generator(self.seed, Purpose.PLAN, step)
-    replayed = replay.draw_questions(self.replay, buffer, count, self.config.samples, step, rng)
+    replayed = replay.draw_questions(self.replay, buffer, count, self.config.group_size, step, rng)
     fresh, cursor = question_stream.take(
       cursor,
       count - len(replayed),
@@ -112,7 +112,7 @@ class Rollout:
       prompts=tuple(self.data.prompts[row] for row in rows),
       candidates=tuple(
         replay.candidates(self.replay, buffer.entries[row], step)
-        if row in replayed and self.replay.row
+        if row in replayed and self.replay.include_trajectory
         else ()
         for row in rows
       ),
@@ -135,7 +135,7 @@ class Rollout:
       plan: of the step.
       submit: given what is to be judged as responses finish.
     """
-    counts = self.config.samples - plan.is_replay_Q
+    counts = self.config.group_size - plan.is_replay_Q
     places = [(group, sample) for group, count in enumerate(counts) for sample in range(count)]
 
     def finish(index: int, response: Response) -> None:
@@ -152,14 +152,15 @@ class Rollout:
     """The responses with the log-probabilities that training takes as the old policy's.
 
     The trainer's, with `objective.old_logprobs='recompute'`; else the sampler's, which every
-    `parity.every` steps are compared with the trainer's. Concerns the tokens that this step wrote.
+    `logprob_check.every` steps are compared with the trainer's. Concerns the tokens that this step
+    wrote.
     Returns the differences too, as metrics, where any were computed.
 
     Raises:
-      InputError: they differ by more than `parity.max`.
+      InputError: they differ by more than `logprob_check.max`.
     """
     recomputes = self.objective.old_logprobs == 'recompute'
-    if not recomputes and (plan.step - 1) % self.parity.every:
+    if not recomputes and (plan.step - 1) % self.logprob_check.every:
       return responses, {}
     pairs = [
       (prompt, response)
@@ -168,18 +169,18 @@ class Rollout:
       if response.tokens_before(plan.step) < len(response.tokens)
     ]
     if not recomputes:
-      pairs = pairs[: self.parity.rows]
+      pairs = pairs[: self.logprob_check.rows]
     if not pairs:
       return responses, {}
     rows = [(prompt, response.tokens) for prompt, response in pairs]
     logps, _ = self.score(params, rows, [response.routes for _, response in pairs])
-    measured = parity.differences(logps, [response for _, response in pairs], plan.step)
+    measured = mismatch.differences(logps, [response for _, response in pairs], plan.step)
     if recomputes:
-      return parity.recomputed(responses, logps, self.objective.tis_limit, plan.step), measured
-    parity.check(self.parity, plan.step, measured)
+      return mismatch.recomputed(responses, logps, self.objective.tis_limit, plan.step), measured
+    mismatch.check(self.logprob_check, plan.step, measured)
     return responses, measured
 
-  def grade(self, plan: Plan, responses: Responses, grader: Grader) -> Graded:
+  def grade(self, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
     """The groups that the step trains, with the verdicts on what `generate` submitted to `grader`.
 
     Raises InputError if grading failed for all of them.
@@ -190,7 +191,7 @@ class Rollout:
       for group, own in enumerate(responses)
     ]
     pool.refuse_all_failed(f'step {plan.step}', [v for judged in by_group for v in judged])
-    return Graded(plan, responses, by_group)
+    return GradedGroups(plan, responses, by_group)
 
   def pick_replays(
     self, params: Params, plan: Plan
@@ -224,7 +225,7 @@ class Rollout:
 
   def assemble(
     self,
-    trained: Graded,
+    trained: GradedGroups,
     replays: Sequence[Trajectory | None],
     scores: Sequence[ReplayScores | None],
   ) -> Batch:
@@ -237,7 +238,7 @@ class Rollout:
       scores,
       longest_row=self.config.longest_row,
       pad_id=self.tokenizer.pad_id,
-      spans_steps=self.config.carry,
+      spans_steps=self.config.partial,
       keeps_routes=self.model if self.config.router_replay else None,
     )
 
@@ -337,16 +338,16 @@ def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
 
 
 def make_batch(
-  replay_config: replay.Config,
-  objective_config: objective.Config,
-  trained: Graded,
+  replay_config: replay.ReplayConfig,
+  objective_config: objective.ObjectiveConfig,
+  trained: GradedGroups,
   replays: Sequence[Trajectory | None],
   scores: Sequence[ReplayScores | None],
   *,
   longest_row: int,
   pad_id: int,
   spans_steps: bool,
-  keeps_routes: model.Config | None = None,
+  keeps_routes: model.ShapeConfig | None = None,
 ) -> Batch:
   """All rows of the step, group after group; the replayed row is the last of its group.
 
@@ -379,7 +380,7 @@ def make_batch(
       if member.tis_weight is not None:
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
-  if objective_config.second_moment < float('inf') and is_replay_B.any():
+  if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
     stays = _within_second_moment(objective_config, replays, scores, advantage_B[is_replay_B])
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   return Batch(
@@ -398,7 +399,7 @@ def make_batch(
 
 
 def _advantages(
-  config: objective.Config, reward_QK: np.ndarray, is_replay_B: np.ndarray
+  config: objective.ObjectiveConfig, reward_QK: np.ndarray, is_replay_B: np.ndarray
 ) -> np.ndarray:
   advantage_QK = advantages.group_advantages(
     reward_QK,
@@ -412,7 +413,7 @@ def _advantages(
 
 
 def _within_second_moment(
-  config: objective.Config,
+  config: objective.ObjectiveConfig,
   replays: Sequence[Trajectory | None],
   scores: Sequence[ReplayScores | None],
   advantage_R: np.ndarray,
@@ -420,7 +421,7 @@ def _within_second_moment(
   """Which tokens of the R replayed rows stay, row after row: bool."""
   log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
-  return terms.within_second_moment(np.concatenate(log_ratios), advantage_N, config.second_moment)
+  return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)
 
 
 def _first_step(member: Response | Trajectory, step: int) -> int:

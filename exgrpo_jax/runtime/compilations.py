@@ -83,7 +83,7 @@ class Counter:
 
   def metrics(self) -> dict[str, float]:
     """How many programs, and the seconds they took."""
-    return {'speed/compilations': float(self.count), 'time/compile_total': self.seconds}
+    return {'perf/compilations': float(self.count), 'time/compile_total': self.seconds}
 
   def __str__(self) -> str:
     def listed(counts: collections.Counter[str]) -> str:

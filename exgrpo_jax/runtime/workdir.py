@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from ml_collections import ConfigDict
 
+from exgrpo_jax import renamed
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, hosts
 from exgrpo_jax.runtime.replacement import replacing
@@ -117,15 +118,15 @@ FREE = (
   'data.cache_dir',
   'data.validation',
   'data.evaluation',
-  'parity.max',
+  'logprob_check.max',
   'grading.workers',
   'grading.max_failures',
   'grading.batch_timeout',
   'environment.workers',
   'rollout.slots',
   'rollout.logit_chunk',
-  'gradient.tokens_per_microbatch',
-  'gradient.remat',
+  'microbatch.tokens',
+  'microbatch.remat',
 )
 
 _STEP_0 = re.compile(r'"step": 0\b')
@@ -135,12 +136,12 @@ _RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
 # Settings that are newer than some runs, each with the value that stands for what those did.
 _ADDED = {
   'grading.verifier': 'built_in',
-  'replay.row': True,
-  'replay.keep': 'successes',
+  'replay.include_trajectory': True,
+  'replay.store': 'successes',
   'replay.max_age': float('inf'),
   'replay.age_decay': float('inf'),
   'objective.replay_advantage': 'group',
-  'objective.second_moment': float('inf'),
+  'objective.m2po_threshold': float('inf'),
   'environment.keep_caches': False,
   'model.activation': 'silu',
   'model.output_bias': False,
@@ -358,6 +359,7 @@ def read_config(workdir: str) -> dict[str, Any]:
       f'{path} cannot be read as the config of a run ({error}); bring back a copy of it, or name '
       'another folder.'
     ) from error
+  values = renamed.current_settings(values)
   values.pop('alignment', None)  # of a measurement, which studies/ makes now; it changed no step
   for name, value in _RETIRED.items():
     section, key = name.split('.')

@@ -7,7 +7,7 @@ from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import check_given
 from exgrpo_jax.experiment.experiment import (
-  Config,
+  RunConfig,
   parse_config,
 )
 from exgrpo_jax.grading import pool
@@ -18,7 +18,7 @@ from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writabl
 from exgrpo_jax.training import prior_experience
 
 
-def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
+def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   """The checked configuration of a run; InputError says what is wrong with it."""
   check_given({'--config': values, '--workdir': workdir}, '--config=smoke --workdir=/tmp/smoke')
   assert values and workdir
@@ -33,7 +33,7 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
   return config
 
 
-def _check_files(config: Config) -> None:
+def _check_files(config: RunConfig) -> None:
   """Raise InputError where a file of the data is not there; reads none of them."""
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
   for spec in (config.data.train, *config.data.evaluated, *learnt):
@@ -45,7 +45,7 @@ def _check_files(config: Config) -> None:
         row_files.existing(path)
 
 
-def check_start(values: ConfigDict, workdir: str) -> Config:
+def check_start(values: ConfigDict, workdir: str) -> RunConfig:
   """`check_command`, and what this machine and the other hosts have; makes missing folders."""
   config = check_command(values, workdir)
   check_writable(workdir)
@@ -57,7 +57,7 @@ def check_start(values: ConfigDict, workdir: str) -> Config:
   return config
 
 
-def check_rewards(config: Config, data: QuestionSet) -> None:
+def check_rewards(config: RunConfig, data: QuestionSet) -> None:
   """InputError where a reward that reads a question's row cannot use that of the first one."""
   # Of ours score_answer alone reads one.
   if any(':' in spec or spec == 'score_answer' for spec in config.grading.rewards):

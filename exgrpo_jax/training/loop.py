@@ -77,7 +77,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     sampled, sampling = rollout.generate(decode_params, plan, run.grader.submit)
   del decode_params  # the update needs their memory
   with clock('old_logprobs'):
-    responses, parity = rollout.old_logprobs(policy, plan, sampled)
+    responses, mismatch = rollout.old_logprobs(policy, plan, sampled)
   with clock('grade', device_waits=True):
     trained = rollout.grade(plan, responses, run.grader)
   with clock('pick'):
@@ -93,7 +93,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     scores=replay_scores,
     batch=batch,
     sampling=sampling,
-    parity=parity,
+    mismatch=mismatch,
   )
 
 
@@ -193,7 +193,7 @@ def report(
           export.keep_best(run.experiment, policy, plan.step, evaluated['validation/score'])
   measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
-  measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
+  measured['perf/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
   clock.restart()
   run.pace.finish_step()
   with clock('log', device_waits=True):

@@ -22,7 +22,7 @@ from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import read_config
 
 
-def check(experience: seeding.Config, workdir: str) -> None:
+def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
   """InputError where a new run in `workdir` could not read the experience that it is given."""
   path = experience.path
   if not path or checkpoint.steps(workdir):
@@ -54,7 +54,7 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   with activity.doing(f'reading the experience in {path}'):
     found = seeding.read(path) if parsed.experience.is_file else _of_run(experiment, path)
     proposed, counts = seeding.candidates(
-      path, found, data, experiment.tokenizer, parsed.rollout.max_response, parsed.data.overlong
+      path, found, data, experiment.tokenizer, parsed.rollout.max_response, parsed.data.on_overlong
     )
   with (
     activity.doing(f'grading the experience in {path}'),
@@ -129,14 +129,14 @@ def _same(first: Tokenizer, second: Tokenizer) -> bool:
 
 def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSet:
   """The training questions of another run, as its config has them."""
-  theirs = config.build(questions.Config, values['data'], f'{path}/config.json: data')
+  theirs = config.build(questions.DataConfig, values['data'], f'{path}/config.json: data')
   theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
   try:
     return questions.load_set(
       theirs,
       theirs.train,
       experiment.tokenizer,
-      config.build(prompt.Config, values['prompt'], f'{path}/config.json: prompt'),
+      config.build(prompt.PromptConfig, values['prompt'], f'{path}/config.json: prompt'),
       values['rollout']['max_prompt'],
     )
   except InputError as error:

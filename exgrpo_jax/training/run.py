@@ -67,7 +67,7 @@ Callback = Callable[[Run, model.Params, Experience], Mapping[str, float]]
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
   """The buffer with its buckets, by the run's config."""
   config = experiment.config
-  return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.samples))
+  return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.group_size))
 
 
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:

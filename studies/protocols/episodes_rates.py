@@ -28,13 +28,13 @@ Looked at before: ExGRPO at 4e-4 in both, seed 0: .41 to .50, slowly, and .22 to
 from exgrpo_jax.configs import calculator, guess
 from studies.protocol import Study
 
-_CLIPPED = {'objective.clip': 'always'}
+_CLIPPED = {'objective.clip_schedule': 'always'}
 
 ARMS = {
   'grpo': {**_CLIPPED, 'replay.ratio': 0.0},
-  'exgrpo': {'objective.clip': 'until_replay'},
-  'revisit': {**_CLIPPED, 'replay.row': False},
-  'normalised': {**_CLIPPED, 'objective.shaping': 'normalised'},
+  'exgrpo': {'objective.clip_schedule': 'until_replay'},
+  'revisit': {**_CLIPPED, 'replay.include_trajectory': False},
+  'unit_slope': {**_CLIPPED, 'objective.shaping': 'unit_slope'},
 }
 CONFIGS = {'guess': guess, 'calculator': calculator}
 _ENVIRONMENT = ('name', 'max_turns', 'max_turn_tokens')

@@ -29,23 +29,26 @@ Looked at before: GRPO and ExGRPO, clipped, at 2e-4 and 4e-4 from the first thre
 
 from studies.protocol import Study
 
-_CLIPPED = {'objective.clip': 'always'}
-_NORMALISED = {**_CLIPPED, 'objective.shaping': 'normalised'}
+_CLIPPED = {'objective.clip_schedule': 'always'}
+_NORMALISED = {**_CLIPPED, 'objective.shaping': 'unit_slope'}
 
 ARMS = {
   'grpo': {**_CLIPPED, 'replay.ratio': 0.0},
-  'grpo_unclipped': {'objective.clip': 'never', 'replay.ratio': 0.0},
-  'exgrpo': {'objective.clip': 'until_replay'},
+  'grpo_unclipped': {'objective.clip_schedule': 'never', 'replay.ratio': 0.0},
+  'exgrpo': {'objective.clip_schedule': 'until_replay'},
   'exgrpo_clipped': _CLIPPED,
-  'released': {'objective.clip': 'until_replay', 'replay.trajectory_selection': 'released'},
-  'revisit': {**_CLIPPED, 'replay.row': False},
+  'released': {
+    'objective.clip_schedule': 'until_replay',
+    'replay.trajectory_selection': 'released',
+  },
+  'revisit': {**_CLIPPED, 'replay.include_trajectory': False},
   'zero': {**_CLIPPED, 'objective.replay_advantage': 'zero'},
   'balanced': {**_CLIPPED, 'objective.replay_advantage': 'balanced'},
-  'normalised': _NORMALISED,
+  'unit_slope': _NORMALISED,
   'normalised_hardest': {**_NORMALISED, 'replay.question_selection': 'hardest'},
   'fifo': {
     **_NORMALISED,
-    'replay.keep': 'all',
+    'replay.store': 'all',
     'replay.question_selection': 'uniform',
     'replay.trajectory_selection': 'random',
     'replay.retire': 'never',

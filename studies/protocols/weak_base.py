@@ -29,9 +29,9 @@ def get_study():
   return Study(
     config='chains_from_scratch',
     arms={
-      'exgrpo': {**exgrpo, 'objective.clip': 'always'},
-      'exgrpo_unclipped': {**exgrpo, 'objective.clip': 'until_replay'},
-      'exgrpo_bucket_0': {**exgrpo, 'replay.failed': 'bucket_0'},
+      'exgrpo': {**exgrpo, 'objective.clip_schedule': 'always'},
+      'exgrpo_unclipped': {**exgrpo, 'objective.clip_schedule': 'until_replay'},
+      'exgrpo_bucket_0': {**exgrpo, 'replay.on_all_failed': 'bucket_0'},
       'grpo': grpo,
       'grpo_no_bonus': {**grpo, 'objective.entropy_bonus': 0.0},
     },

@@ -26,8 +26,8 @@ def get_study():
   return Study(
     config='chains_from_scratch',
     arms={
-      'exgrpo': {**exgrpo, 'objective.clip': 'always'},
-      'exgrpo_unclipped': {**exgrpo, 'objective.clip': 'until_replay'},
+      'exgrpo': {**exgrpo, 'objective.clip_schedule': 'always'},
+      'exgrpo_unclipped': {**exgrpo, 'objective.clip_schedule': 'until_replay'},
       'grpo': {'optimizer.learning_rate': 4e-4, 'replay.ratio': 0.0},
     },
     settings={

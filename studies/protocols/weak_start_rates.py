@@ -33,7 +33,7 @@ def get_study():
         'data.train': 'chains:train_9',
         'data.evaluation': ('chains:test_9',),
         'replay.start_pass_rate': 0.0,
-        'objective.clip': 'always',
+        'objective.clip_schedule': 'always',
         'optimizer.learning_rate': rate,
       }
       for rate in (1e-4, 2e-4, 4e-4, 8e-4)

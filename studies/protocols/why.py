@@ -6,15 +6,14 @@ Question: does the harm that unclipped updates do to ExGRPO come from the size o
 learning rate, and the number of minibatches that make one step's ratios leave 1), and does a
 baseline that leaves the replayed row out of the mean help?
 Setting: 40 steps of 16 questions from a pool of 640 chains of every difficulty.
-Arms: ExGRPO clipped or not (`objective.clip` always or until_replay) with 1, 2 or 4 minibatches a
-step and two learning rates; GRPO, clipped or not, with the same; and `fresh_baseline`, ExGRPO with
-clip, two minibatches and the lower rate, whose fresh rows are measured against their own mean.
-Every tenth step compares the gradient of fresh and of replayed rows with that of 32 held-out
-questions (alignment/ in metrics.jsonl).
-All runs start from the same warm start.
-Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
-Seeds: 2, which is too few for an interval: the arms are read as a grid, not one by one.
-Stopping rule: every run takes 40 steps, no run is left out, and none is added.
+Arms: ExGRPO clipped or not (`objective.clip_schedule` always or until_replay) with 1, 2 or 4
+minibatches a step and two learning rates; GRPO, clipped or not, with the same; and
+`fresh_baseline`, ExGRPO with clip, two minibatches and the lower rate, whose fresh rows are
+measured against their own mean. Every tenth step compares the gradient of fresh and of replayed
+rows with that of 32 held-out questions (alignment/ in metrics.jsonl). All runs start from the same
+warm start. Primary measure: pass@1 on 1,000 held-out chains at the last evaluation. Seeds: 2, which
+is too few for an interval: the arms are read as a grid, not one by one. Stopping rule: every run
+takes 40 steps, no run is left out, and none is added.
 """
 
 import itertools
@@ -28,7 +27,7 @@ def get_study():
   grid = {
     f'{method}_{clip}_{minibatches}_{rate:g}': {
       'replay.ratio': ratio,
-      'objective.clip': clip,
+      'objective.clip_schedule': clip,
       'optimizer.minibatches': minibatches,
       'optimizer.learning_rate': rate,
     }

@@ -71,7 +71,7 @@ def values(drawn, run, name):
 
 def test_dynamics_are_means_and_extremes_over_seeds(drawn):
   rows = [row for row in drawn.tables['dynamics'] if row['setting'] == EXGRPO]
-  for name in ('reward', 'pass_rate/fresh', 'entropy', 'length/mean', 'clip_share'):
+  for name in ('reward', 'pass_rate/fresh', 'entropy', 'length/mean', 'policy/clip_fraction'):
     a, b = values(drawn, 'a', name), values(drawn, 'b', name)
     found = {int(row['step']): row for row in rows if row['metric'] == name}
     assert set(found) == set(a) and len(a) > 20, name
@@ -263,7 +263,7 @@ def test_the_results_of_a_study_are_made_again_from_its_csv(tmp_path):
   )
   assert outcome.status == 0, outcome.err
   (row,) = [
-    row for row in csv.DictReader(lines(tmp_path / 'differences.csv')) if row['arm'] == 'normalised'
+    row for row in csv.DictReader(lines(tmp_path / 'differences.csv')) if row['arm'] == 'unit_slope'
   ]
   mean, low = float(row['mean']), float(row['low'])
   assert (round(mean, 3), round(mean - low, 3)) == (0.016, 0.063)

@@ -239,8 +239,8 @@ def test_a_protocol_or_config_that_has_changed_is_refused(write_study, start, tm
     with pytest.raises(InputError, match=re.escape(message)):
       start(write_study(**own | changed))
   assert start(write_study(**own), launcher='commands') is None, 'as it was, it is not refused'
-  config.write_text(text.replace('return ', 'c = ') + '  c.rollout.samples = 6\n  return c\n')
-  with pytest.raises(InputError, match=r'values\.rollout\.samples was 4, is 6'):
+  config.write_text(text.replace('return ', 'c = ') + '  c.rollout.group_size = 6\n  return c\n')
+  with pytest.raises(InputError, match=r'values\.rollout\.group_size was 4, is 6'):
     start(write_study(**own))
   assert starts(tmp_path) == {}
 

@@ -9,7 +9,7 @@ from tests.helpers.enumeration import entropy, gradients, softmax
 from tests.helpers.losses import changed
 
 PAGE = theory.PICTURE.with_name('theory.md').read_text(encoding='utf-8')
-PAPER, NORMALISED, UNSHAPED = {}, dict(shaping='normalised'), dict(shaping='none')
+PAPER, NORMALISED, UNSHAPED = {}, dict(shaping='unit_slope'), dict(shaping='none')
 FRESH, ZERO, BALANCED = (
   dict(baseline='fresh'),
   dict(replay_advantage='zero'),
@@ -57,8 +57,8 @@ def test_what_a_group_adds_is_the_formula(values, pass_rate, ratio):
   k, logits, config = 6, logits_of(pass_rate), changed(**values)
   of_pass_rate, _ = slopes(logits)
   s = {
-    'fraction': 0.1 * ratio / (ratio + 0.1) ** 2,
-    'normalised': 1.21 * ratio / (ratio + 0.1) ** 2,
+    'policy_shaping': 0.1 * ratio / (ratio + 0.1) ** 2,
+    'unit_slope': 1.21 * ratio / (ratio + 0.1) ** 2,
     'none': ratio,
   }[config.shaping]
   a, b = (k - 1) ** 2 / k, s * (1 - 1 / k) * (1 - pass_rate)
@@ -67,7 +67,7 @@ def test_what_a_group_adds_is_the_formula(values, pass_rate, ratio):
   elif config.replay_advantage == 'zero':
     b = 0
   elif config.replay_advantage == 'balanced':
-    first = 1.0 if config.shaping == 'normalised' else 0.1 / 1.21
+    first = 1.0 if config.shaping == 'unit_slope' else 0.1 / 1.21
     a = (k - 1) * (k - 2 + first) / (k - 1 + first)
     b = s * (k - 1) * (1 - pass_rate) / (k - 1 + first)
   fresh, stored = moved(values, logits, k, stored=0, ratio=ratio)
@@ -163,7 +163,7 @@ def test_clipped_minibatches_weigh_the_shift(row):
 
 def test_the_picture_shows_the_slopes_of_the_loss():
   ratio = np.float32([0.01, 0.1, 1.0, 10.0])
-  fraction, normalised = (theory.slope(name, ratio) for name in ('fraction', 'normalised'))
+  fraction, normalised = (theory.slope(name, ratio) for name in ('policy_shaping', 'unit_slope'))
   np.testing.assert_allclose(fraction, 0.1 * ratio / (ratio + 0.1) ** 2, rtol=1e-5)
   np.testing.assert_allclose(normalised, 12.1 * fraction, rtol=1e-5)
   np.testing.assert_allclose(theory.slope('none', ratio), ratio, rtol=1e-5)

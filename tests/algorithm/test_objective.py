@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax.algorithm import advantages, combinations, objective, replay, terms
+from exgrpo_jax.algorithm import advantages, combinations, losses, objective, replay
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from tests.helpers.enumeration import group_of, slopes, softmax
@@ -61,8 +61,8 @@ def one_token(logp, old_logp, advantage, config, *, is_replay, clip=True, first=
 # w = 1/2, adds for an advantage of 1, and its derivative by log pi.
 LOG_QUARTER = -2 * np.log(2)
 SHAPED = {
-  'fraction': (dict(beta=0.1), 0.5 / 0.6, 0.05 / 0.36),
-  'normalised': (dict(beta=0.1), 12.1 * 0.5 / 0.6, 12.1 * 0.05 / 0.36),
+  'policy_shaping': (dict(beta=0.1), 0.5 / 0.6, 0.05 / 0.36),
+  'unit_slope': (dict(beta=0.1), 12.1 * 0.5 / 0.6, 12.1 * 0.05 / 0.36),
   'none': ({}, 0.5, 0.5),
   'power': (dict(shaping_exponent=2.0), 0.25, 0.5),  # the derivative is the exponent times more
   'log': (dict(shaping_weight=0.1), 0.1 * LOG_QUARTER, 0.1),
@@ -79,7 +79,7 @@ def test_a_replayed_token_adds_the_hand_computed_term(shaping):
     np.testing.assert_allclose(term, [advantage * value, advantage * slope, 0], rtol=1e-5)
 
 
-@pytest.mark.parametrize('shaping', terms.SHAPINGS)
+@pytest.mark.parametrize('shaping', losses.SHAPINGS)
 def test_the_slope_of_a_replayed_token_at_ratio_1(shaping):
   config = changed(shaping=shaping, beta=0.3, shaping_exponent=0.25, shaping_weight=0.7)
   _, slope, _ = one_token(-1.0, -1.0, 1.0, config, is_replay=True)
@@ -107,7 +107,7 @@ def test_without_importance_correction_a_replayed_ratio_is_1_in_the_first_miniba
 
 
 # Config values, ratio, advantage, clip, and the expected value, gradient and is clipped.
-HIGHER, DUAL, CISPO = dict(clip_epsilon_high=0.28), dict(dual_clip=3.0), dict(surrogate='cispo')
+HIGHER, DUAL, CISPO = dict(clip_epsilon_high=0.28), dict(dual_clip=3.0), dict(policy_loss='cispo')
 FRESH_TERMS = {
   'ppo stops at 1.2': ({}, 1.3, 2.0, True, [2.4, 0.0, 1.0]),
   'ppo without clipping': ({}, 1.3, 2.0, False, [2.6, 2.6, 0.0]),
@@ -215,7 +215,10 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
 def test_gspo_moves_a_row_by_its_mean_log_ratio():
   """By s A / |o| times the sum of its tokens' gradients: the derivative of GSPO's objective."""
   config = changed(
-    ratio='sequence', aggregation='sequence_mean', clip_epsilon=0.5, clip_epsilon_high=0.6
+    importance_level='sequence',
+    aggregation='sequence_mean',
+    clip_epsilon=0.5,
+    clip_epsilon_high=0.6,
   )
   mask, fresh = BATCH.response_mask_BT, ~BATCH.is_replay_B
 
@@ -242,15 +245,15 @@ def test_loss_inputs_are_numpy_on_the_host():
   ('values', 'message'),
   [
     (dict(tis_limit=2.0), "tis_limit=2.0 needs config.objective.old_logprobs='recompute'"),
-    (dict(dual_clip=3.0, surrogate='cispo'), "dual_clip=3.0 needs .*surrogate='ppo'"),
+    (dict(dual_clip=3.0, policy_loss='cispo'), "dual_clip=3.0 needs .*policy_loss='ppo'"),
     (dict(dual_clip=1.0), r'dual_clip=1.0 must lie in \(1, inf\]'),
     (dict(clip_epsilon_high=0.0), 'clip_epsilon_high=0.0 must lie in'),
-    (dict(surrogate='gspo'), 'must be one of ppo, cispo'),
+    (dict(policy_loss='gspo'), 'must be one of ppo, cispo'),
   ],
 )
 def test_a_config_of_impossible_values_is_refused(values, message):
   with pytest.raises(InputError, match=message):
-    config_lib.build(objective.Config, PAPER.__dict__ | values, 'config.objective')
+    config_lib.build(objective.ObjectiveConfig, PAPER.__dict__ | values, 'config.objective')
 
 
 # ---- By enumeration: expectations are sums over every possible group, nothing is sampled ----
@@ -302,21 +305,21 @@ class TestTheorems:
 )
 def test_policy_shaping_and_its_gradient(w, f, slope):
   """f(w) = w / (w + 0.1), and df/dlog w = 0.1 w / (w + 0.1)^2."""
-  found = jax.value_and_grad(lambda x: terms.fraction(x, 0.1))(jnp.float32(np.log(w)))
+  found = jax.value_and_grad(lambda x: losses.policy_shaping(x, 0.1))(jnp.float32(np.log(w)))
   np.testing.assert_allclose(found, [f, slope], rtol=1e-5)
 
 
 def test_policy_shaping_lifts_rare_tokens_and_damps_the_rest():
   threshold = np.sqrt(0.1) - 0.1  # 0.216
   for w, lifts in [(threshold * 0.99, True), (threshold * 1.01, False)]:
-    slope = jax.grad(lambda x: terms.fraction(x, 0.1))(jnp.log(w))
+    slope = jax.grad(lambda x: losses.policy_shaping(x, 0.1))(jnp.log(w))
     assert (slope > w) == lifts
 
 
 def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit():
   trainer = np.log(np.array([0.5, 0.2, 0.9, 1.0], np.float32))
   sampler = np.append(np.log([0.25, 0.4, 0.1]), -200.0).astype(np.float32)  # exp(200) overflows
-  weight = terms.tis_weight(trainer, sampler, 3.0)
+  weight = losses.tis_weight(trainer, sampler, 3.0)
   assert weight.dtype == np.float32
   np.testing.assert_allclose(weight, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
 
@@ -327,18 +330,18 @@ def test_the_second_moment_of_ratios_is_bounded_by_leaving_out_the_fewest():
   advantage = np.float32([1.0, -0.5, 1.0, 0.5, 1.0, -1.0, 0.0])
   # Squares .01 .04 .09 .25: means of the smallest are .01, .025, .0467 and .0975.
   for limit, left_out in ((0.1, []), (0.0974, [3]), (0.04, [1, 3]), (0.02, [1, 2, 3])):
-    stays = terms.within_second_moment(log_ratio, advantage, limit)
+    stays = losses.within_second_moment(log_ratio, advantage, limit)
     assert np.flatnonzero(~stays).tolist() == left_out, limit
-  assert terms.within_second_moment(np.float32([9.0]), np.float32([1.0]), 0.04).tolist() == [False]
+  assert losses.within_second_moment(np.float32([9.0]), np.float32([1.0]), 0.04).tolist() == [False]
 
 
 def test_rows_that_share_a_sequence_have_sums_and_means_of_their_own():
   x_BT = np.float32([[1, 2, 0, 5, 0], [0, 0, 0, 0, 3]])
   mask_BT = np.float32([[1, 1, 0, 1, 0], [0, 0, 0, 0, 1]])
   segment_BT = np.array([[1, 1, 1, 2, 0], [1, 1, 3, 3, 3]])
-  assert terms.row_sums(x_BT, segment_BT).tolist() == [[3, 3, 3, 5, 0], [0, 0, 3, 3, 3]]
+  assert losses.row_sums(x_BT, segment_BT).tolist() == [[3, 3, 3, 5, 0], [0, 0, 3, 3, 3]]
   means = [[1.5, 1.5, 1.5, 5, 0], [0, 0, 3, 3, 3]]
-  assert terms.row_means(x_BT, mask_BT, segment_BT).tolist() == means
+  assert losses.row_means(x_BT, mask_BT, segment_BT).tolist() == means
 
 
 # ---- Metrics of a step against means in NumPy ----
@@ -373,8 +376,8 @@ def test_metrics_are_means_over_the_steps_tokens():
   f = w / (w + 0.1)
   expected = {
     'entropy': ENTROPY[MASK].mean(),
-    'clip_share': is_clipped[FRESH].mean(),
-    'outside_clip_range': is_outside[FRESH].mean(),
+    'policy/clip_fraction': is_clipped[FRESH].mean(),
+    'policy/outside_clip_range': is_outside[FRESH].mean(),
     'kl': mean_k3(FRESH),
     'replay/ratio_mean': w.mean(),
     'replay/ratio_max': w.max(),
@@ -383,15 +386,15 @@ def test_metrics_are_means_over_the_steps_tokens():
     'replay/effective_sample_size': w.sum() ** 2 / (len(w) * (w**2).sum()),
   }
   assert metrics == pytest.approx(expected, rel=1e-4)
-  assert 0 < metrics['clip_share'] < metrics['outside_clip_range'] < 1
+  assert 0 < metrics['policy/clip_fraction'] < metrics['policy/outside_clip_range'] < 1
   assert set(objective.zero_sums(CONFIG)) == set(sums)
   # Where nothing is clipped they are outside all the same; in the first minibatch none is.
   unclipped, _ = measure(BATCH, clip=False)
-  assert (unclipped['clip_share'], unclipped['outside_clip_range']) == (
+  assert (unclipped['policy/clip_fraction'], unclipped['policy/outside_clip_range']) == (
     0,
-    metrics['outside_clip_range'],
+    metrics['policy/outside_clip_range'],
   )
-  assert measure(BATCH, first=True)[0]['outside_clip_range'] == 0
+  assert measure(BATCH, first=True)[0]['policy/outside_clip_range'] == 0
 
 
 @pytest.mark.parametrize(
@@ -403,16 +406,16 @@ def test_metrics_of_carried_tokens_are_means_of_their_own_ratios(ratio, first):
   metrics, _ = measure(batch, first=first, config=changed(ratio=ratio, kl_coefficient=1.0))
   own = RATIO[carried]
   expected = {
-    'carry/token_share': carried.sum() / FRESH.sum(),
-    'carry/ratio_mean': own.mean(),
-    'carry/ratio_max': own.max(),
+    'staleness/token_share': carried.sum() / FRESH.sum(),
+    'staleness/ratio_mean': own.mean(),
+    'staleness/ratio_max': own.max(),
     'kl': mean_k3(FRESH & ~carried),
   }
   if ratio == 'token':
     outside = (own < 0.8) | (own > 1.2)
-    expected['carry/outside_clip_range'] = outside.mean()
+    expected['staleness/outside_clip_range'] = outside.mean()
     if first:  # no other token is outside
-      expected['outside_clip_range'] = outside.sum() / FRESH.sum()
+      expected['policy/outside_clip_range'] = outside.sum() / FRESH.sum()
   assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
@@ -446,13 +449,13 @@ def logits(*probabilities):
 # Values of the config, whether ratios are clipped, and the relative bias of the expected gradient
 # where all first tokens are carried: the table of docs/algorithm.md.
 BIASES = {
-  'product': (dict(ratio='product'), False, 0.0),
-  'sequence': (dict(ratio='sequence'), False, 0.130),
+  'product': (dict(importance_level='product'), False, 0.0),
+  'sequence': (dict(importance_level='sequence'), False, 0.130),
   'token': ({}, False, 0.229),
-  'cispo, clipped': (dict(surrogate='cispo'), True, 0.236),
-  'sequence, clipped': (dict(ratio='sequence'), True, 0.368),
+  'cispo, clipped': (dict(policy_loss='cispo'), True, 0.236),
+  'sequence, clipped': (dict(importance_level='sequence'), True, 0.368),
   'token, clipped': ({}, True, 0.755),
-  'product, clipped': (dict(ratio='product'), True, 0.912),
+  'product, clipped': (dict(importance_level='product'), True, 0.912),
 }
 IGNORED = 0.256  # carried tokens taken for fresh ones
 
@@ -554,7 +557,7 @@ class TestResponsesOfSeveralPolicies:
     found = self.bias(self.expected({}, self.ALL, known=False))
     np.testing.assert_allclose(found, IGNORED, atol=5e-4)
     assert BIASES['token'][2] < found
-    blind = self.bias(self.expected(dict(ratio='product'), self.ALL, known=False))
+    blind = self.bias(self.expected(dict(importance_level='product'), self.ALL, known=False))
     np.testing.assert_allclose(blind, found, rtol=1e-3)  # no ratio helps that is not told
 
   def test_own_ratios_are_exact_for_the_first_token_and_blind_to_the_prefix_of_the_next(self):
@@ -568,7 +571,7 @@ class TestResponsesOfSeveralPolicies:
     for is_carried in (self.ALL, self.ONE, self.NONE):
       product, token = (
         self.bias(self.expected(values, is_carried, now=self.LATER), self.LATER)
-        for values in (dict(ratio='product'), {})
+        for values in (dict(importance_level='product'), {})
       )
       assert product < 1e-5 and token > 0.1
 
@@ -732,8 +735,10 @@ def test_beside_a_replayed_success_fresh_advantages_sum_to_less_than_0():
 
 
 def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
-  replay_config = replay.Config(ratio=ratio, **dict(replay_values))
-  combinations.check(replay_config, objective.Config(**of_objective), num_questions, num_rollouts=8)
+  replay_config = replay.ReplayConfig(ratio=ratio, **dict(replay_values))
+  combinations.check(
+    replay_config, objective.ObjectiveConfig(**of_objective), num_questions, num_rollouts=8
+  )
 
 
 @pytest.mark.parametrize(
@@ -766,14 +771,16 @@ def test_bounds_that_let_no_group_be_recorded_are_refused():
 
 
 @pytest.mark.parametrize(
-  'variant', [{'dual_clip': 3.0}, {'clip_epsilon_high': 0.28}, {'surrogate': 'cispo'}]
+  'variant', [{'dual_clip': 3.0}, {'clip_epsilon_high': 0.28}, {'policy_loss': 'cispo'}]
 )
 def test_a_variant_of_clipping_needs_clipping_in_every_step(variant):
   for clip, ratio in (('until_replay', 0.5), ('never', 0.5), ('never', 0.0)):
-    with pytest.raises(InputError, match=rf"{next(iter(variant))}=.* needs config.*clip='always'"):
+    with pytest.raises(
+      InputError, match=rf"{next(iter(variant))}=.* needs config.*clip_schedule='always'"
+    ):
       check(ratio=ratio, clip=clip, **variant)
-  check(clip='always', **variant)
-  check(ratio=0.0, clip='until_replay', **variant)
+  check(clip_schedule='always', **variant)
+  check(ratio=0.0, clip_schedule='until_replay', **variant)
 
 
 @pytest.mark.parametrize(
@@ -781,4 +788,4 @@ def test_a_variant_of_clipping_needs_clipping_in_every_step(variant):
 )
 def test_plain_clipping_may_end_with_the_start_of_replay(plain):
   for clip in ('until_replay', 'never'):
-    check(clip=clip, **plain)
+    check(clip_schedule=clip, **plain)

@@ -10,7 +10,7 @@ from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Span, Traject
 from exgrpo_jax.errors import InputError
 
 K = 4
-PAPER = replay.Config()
+PAPER = replay.ReplayConfig()
 STARTED = replay.Buffer(started=True)
 SOLVED, FAILED = {7: (False, '++++')}, {7: (False, '----')}
 
@@ -99,7 +99,7 @@ def test_a_fully_solved_question_is_retired_and_its_trajectories_dropped():
 def test_a_replayed_row_counts_as_one_of_the_group():
   assert record(buffer_of({7: 0.5}), {7: (True, '+++')}).retired_epoch == {7: 2}
   assert record(buffer_of({7: 0.5}), {7: (True, '+--')}).entries[7].correctness == 2 / 4
-  config = changed(count_replayed=False, failed='bucket_0')
+  config = changed(count_replayed=False, on_all_failed='bucket_0')
   assert record(buffer_of({7: 0.5}), {7: (True, '+--')}, config).entries[7].correctness == 1 / 3
   assert record(buffer_of({7: 0.5}), {7: (True, '---')}, config).entries[7].correctness == 0
 
@@ -113,7 +113,7 @@ def test_a_replay_is_counted_also_where_nothing_else_changes():
 
 
 def test_where_all_is_kept_failures_are_stored_and_count_as_such_when_replayed():
-  config = changed(keep='all', retire='never', max_trajectories=3)
+  config = changed(store='all', retire='never', max_trajectories=3)
   timed_out = (response(1, 1), Verdict(0.0, 'timed out'))
   first = record(STARTED, {7: (False, '----'), 8: (False, '++++'), 9: (False, [timed_out])}, config)
   assert {row: entry.correctness for row, entry in first.entries.items()} == {7: 0, 8: 1}
@@ -147,7 +147,7 @@ def test_every_fresh_success_is_added_once_compared_by_tokens():
 @pytest.mark.parametrize(('failed', 'correctness'), [('stay', 0.75), ('bucket_0', 0)])
 def test_a_group_without_success_stays_or_moves_to_bucket_0(failed, correctness, bounds):
   groups = FAILED | {8: (False, '----')}
-  buffer = record(buffer_of({7: 0.75}), groups, changed(failed=failed, **bounds))
+  buffer = record(buffer_of({7: 0.75}), groups, changed(on_all_failed=failed, **bounds))
   assert set(buffer.entries) == {7} and stored(buffer) == [[7]]
   assert buffer.entries[7].correctness == correctness
 

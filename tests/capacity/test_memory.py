@@ -31,19 +31,19 @@ SHAPE = dict(
   mlp_width=1024,
   dtype='float32',
 )
-ROLLOUT = dict(questions=8, samples=4, max_prompt=64, max_response=128, slots=16, logit_chunk=256)
-GRADIENT = dict(tokens_per_microbatch=2048)
+ROLLOUT = dict(
+  questions=8, group_size=4, max_prompt=64, max_response=128, slots=16, logit_chunk=256
+)
+MICROBATCH = dict(tokens=2048)
 CASES = {
-  'all_is_recomputed': dict(
-    rollout=dict(max_response=1216), gradient=dict(tokens_per_microbatch=2560)
-  ),
+  'all_is_recomputed': dict(rollout=dict(max_response=1216), microbatch=dict(tokens=2560)),
   'products_are_kept': dict(  # with few tokens, so that parameters and gradients count
     model=dict(width=512, tied_embeddings=False, attention_bias=False, query_key_norm=True),
     rollout=dict(logit_chunk=128),
-    gradient=dict(remat='all_but_products', tokens_per_microbatch=512),
+    microbatch=dict(remat='all_but_products', tokens=512),
   ),
   'all_is_kept': dict(
-    model=dict(num_layers=4), rollout=dict(samples=8), gradient=dict(remat='none')
+    model=dict(num_layers=4), rollout=dict(group_size=8), microbatch=dict(remat='none')
   ),
 }
 
@@ -51,7 +51,7 @@ CASES = {
 def config_of(changes):
   values = base.get_config()
   values.optimizer.minibatches = 1
-  for section, settings in dict(model=SHAPE, rollout=ROLLOUT, gradient=GRADIENT).items():
+  for section, settings in dict(model=SHAPE, rollout=ROLLOUT, microbatch=MICROBATCH).items():
     values[section].update(settings | changes.get(section, {}))
   return parse_config(values)
 
@@ -184,7 +184,7 @@ def opened(choice):
 def test_a_config_is_the_largest_that_fits(choice):
   config, limit = opened(','.join(choice)), devices.usable_memory(choice[1])
   assert max(fitting.peaks(config).values()) <= limit
-  assert fitting.fit(config, limit) == (config.rollout.slots, config.gradient.tokens_per_microbatch)
+  assert fitting.fit(config, limit) == (config.rollout.slots, config.microbatch.tokens)
 
 
 def test_what_does_not_fit_is_refused():

@@ -79,7 +79,7 @@ def whole(request):
   """Two slots of rows of 20 tokens; passes of the update and of scoring have 20 tokens."""
   values = base.get_config()
   values.optimizer.minibatches = 2
-  values.gradient.tokens_per_microbatch = 20
+  values.microbatch.tokens = 20
   values.model.update(SHAPE)
   sizes = dict(questions=2, samples=2, max_prompt=12, max_response=8, slots=2, carry=request.param)
   values.rollout.update(sizes)
@@ -205,7 +205,7 @@ def test_the_report_adds_up(whole, capsys):
 def test_every_step_draws_as_many_groups_with_replay():
   rollout = parse_config(one_gpu.get_config()).rollout
   groups = step._groups(rollout, 'lognormal:250', replayed=5)
-  questions, samples = rollout.questions, rollout.samples
+  questions, samples = rollout.questions, rollout.group_size
   for start in range(0, 3 * questions, questions):
     sizes = [len(lengths) for lengths in groups[start : start + questions]]
     assert sorted(sizes) == [samples - 1] * 5 + [samples] * (questions - 5)
@@ -215,7 +215,12 @@ def test_every_step_draws_as_many_groups_with_replay():
 
 
 # Of both commands; sampling at two temperatures, and a KL term that needs a reference policy.
-CHANGES = {'num_steps': 3, 'evaluation.every': 2, 'evaluation.temperature': 0.6, 'parity.every': 1}
+CHANGES = {
+  'num_steps': 3,
+  'evaluation.every': 2,
+  'evaluation.temperature': 0.6,
+  'logprob_check.every': 1,
+}
 EPISODES = {
   'environment.name': 'tests.helpers.environments:Chance',
   'environment.max_turns': 3,
@@ -315,7 +320,7 @@ def test_a_small_config_compiles_for_a_slice():
   for name, words in (('decode', ' of 8 x '), ('update', ' of .* tokens'), ('optimizer', '')):
     assert re.search(part.format(name, words), done.stdout)
   assert re.search(r'  sum +[0-9.]+ s  [0-9,]+ response tokens per second', done.stdout)
-  assert 'with config.rollout.carry=True' in done.stdout
+  assert 'with config.rollout.partial=True' in done.stdout
   assert 'median 40, 99th percentile 8 medians, cut at 1,024' in done.stdout
   assert done.stdout.splitlines()[-1] == 'fits'
 
@@ -330,7 +335,7 @@ def examined(capsys, device='l4', fit=False, **changes):
 
 @pytest.mark.parametrize('carry', [False, True])
 def test_a_gpu_goes_by_formula_and_says_no_time(capsys, carry):
-  fits, printed = examined(capsys, **{'rollout.carry': carry})
+  fits, printed = examined(capsys, **{'rollout.partial': carry})
   assert fits and printed.splitlines()[-1] == 'fits'
   assert printed.startswith('l4: 20.12 GiB, 90% of its memory; 0.49 billion parameters')
   peak = r'^  {} [0-9,]+ x [0-9,]+ +[0-9.]+ GiB at its peak: .* fits, [0-9]+% to spare'

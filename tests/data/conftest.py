@@ -10,7 +10,7 @@ from exgrpo_jax.data import questions
 @pytest.fixture
 def config(tmp_path):
   """Default field names, and a cache of the test's own."""
-  return questions.Config(cache_dir=str(tmp_path / 'cache'))
+  return questions.DataConfig(cache_dir=str(tmp_path / 'cache'))
 
 
 @pytest.fixture

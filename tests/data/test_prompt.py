@@ -15,7 +15,7 @@ from exgrpo_jax.errors import InputError
 from tests.helpers.paths import CHECKPOINTS
 
 STORED = CHECKPOINTS / 'qwen2_tied'
-PLAIN, CHAT, PAPER = (prompt.Config(name, system='') for name in ('plain', 'chat', 'paper'))
+PLAIN, CHAT, PAPER = (prompt.PromptConfig(name, system='') for name in ('plain', 'chat', 'paper'))
 SYSTEM, USER = Message('system', ' Be brief.\n'), Message('user', '1 < 2 & "3"?')
 ASSISTANT, MORE = Message('assistant', 'Yes: 1 < 2.'), Message('user', 'Zürich, \U0001f600?')
 
@@ -172,7 +172,7 @@ def test_the_paper_prompt_asks_for_reasoning_and_a_box_and_opens_the_think_secti
 
 
 def test_the_system_prompt_of_the_config_is_added_where_the_data_has_none():
-  config = prompt.Config('paper', system='Yours.')
+  config = prompt.PromptConfig('paper', system='Yours.')
   assert prompt.render([USER], config).startswith('Yours.\nUser: ')
   assert prompt.render([SYSTEM, USER], config).startswith(' Be brief.\n\nUser: ')
 
@@ -210,7 +210,7 @@ SAID = 'Two.'
 @pytest.mark.parametrize('name', ['plain', 'chat', 'paper', 'paper_without_template'])
 def test_what_follows_a_turn_is_what_the_whole_conversation_has_there(name, folder):
   """Up to the end of a turn, which the model writes by itself where it is not cut."""
-  config = prompt.Config(name.partition('_')[0])
+  config = prompt.PromptConfig(name.partition('_')[0])
   loaded = tokenizer.load(folder(chat_template=None) if 'without' in name else folder())
   begin, answer, more = [SYSTEM, USER], Message('assistant', SAID), [MORE, USER]
   whole = loaded.render([*begin, answer, *more], config)
@@ -233,7 +233,7 @@ def test_a_chat_template_that_knows_no_tools_has_them_in_the_system_message(fold
   template = '{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}'
   loaded = tokenizer.load(folder(chat_template=template))
   tool = {'type': 'function', 'function': {'name': 'add'}}
-  config = prompt.Config(template='chat', system='Be brief.')
+  config = prompt.PromptConfig(template='chat', system='Be brief.')
   text = loaded.render([USER], config, [tool])
   assert (
     text.startswith('system: Be brief.\n\nYou may call functions.') and json.dumps(tool) in text

@@ -145,7 +145,7 @@ def compared(config, jsonl, tmp_path, monkeypatch):
   def load(lines, cache, limit):
     own = dataclasses.replace(config, cache_dir=str(tmp_path / cache), overlong='drop')
     questions.load_set(
-      own, jsonl(*lines), opened, prompt.Config(template='plain', system=''), limit
+      own, jsonl(*lines), opened, prompt.PromptConfig(template='plain', system=''), limit
     )
     return seen.pop()
 

@@ -244,7 +244,7 @@ def test_published_sets_have_no_conflict(config, name, rows):
 # ---- Prompts ----
 
 
-PLAIN = prompt.Config(template='plain', system='')
+PLAIN = prompt.PromptConfig(template='plain', system='')
 LINES = [{'question': f'{n}+{n * n} \u2581 = ?' * (n % 3 + 1), 'answer': f'{n}'} for n in range(20)]
 
 
@@ -330,8 +330,8 @@ def test_a_file_is_made_for_everything_that_shapes_a_prompt(
     assert len(files(data)) == count
 
   makes_a_file(data, opened)
-  makes_a_file(data, opened, prompt.Config('paper', ''))
-  makes_a_file(data, opened, prompt.Config('paper', 'Be brief.'))
+  makes_a_file(data, opened, prompt.PromptConfig('paper', ''))
+  makes_a_file(data, opened, prompt.PromptConfig('paper', 'Be brief.'))
   makes_a_file(questions.load(config, data.spec + '[:12]'), opened)
   makes_a_file(questions.load(config, data.spec + '[4:16]'), opened)
   texts = [line['question'] for line in LINES]
@@ -344,7 +344,7 @@ def test_a_file_is_made_for_everything_that_shapes_a_prompt(
   beside = tmp_path / 'tokenizer_config.json'
   for template in ('A {{ messages[0].content }}', 'B {{ messages[0].content }}'):
     beside.write_text(json.dumps({'eos_token': '</s>', 'chat_template': template}))
-    makes_a_file(data, tokenizer.load(tmp_path), prompt.Config('chat', ''))
+    makes_a_file(data, tokenizer.load(tmp_path), prompt.PromptConfig('chat', ''))
   monkeypatch.setattr(store, '_code', lambda: 'another version')
   makes_a_file(data, opened)
 

@@ -452,7 +452,7 @@ SAID, MORE = 'Two.', Message('user', 'Zürich, \U0001f600?')
 @pytest.mark.parametrize('template', ['plain', 'chat'])
 def test_an_observation_is_appended_as_tokens(template, is_cut):
   """The turn stays as it was written; where it was cut, its end token comes first."""
-  loaded, config = tokenizer.load(CHECKPOINTS / 'qwen2_tied'), prompt.Config(template)
+  loaded, config = tokenizer.load(CHECKPOINTS / 'qwen2_tied'), prompt.PromptConfig(template)
   (end,) = loaded.encode('<|im_end|>')
   assert end == loaded.eos_ids[0]
   turn = np.array(loaded.encode(SAID) + [end] * (not is_cut), np.int32)

@@ -89,7 +89,7 @@ def test_of_bytes_that_are_not_utf8_the_valid_neighbours_are_lost_too(original, 
   [
     pytest.param({'add_dummy_prefix': True}, id='dummy_prefix'),
     pytest.param({'remove_extra_whitespaces': True}, id='fewer_spaces'),
-    pytest.param({'normalization_rule_name': 'nmt_nfkc'}, id='normalised'),
+    pytest.param({'normalization_rule_name': 'nmt_nfkc'}, id='unit_slope'),
     pytest.param({'model_type': 'unigram'}, id='unigram'),
     pytest.param({'byte_fallback': False}, id='no_bytes'),
     pytest.param({'user_defined_symbols': ['<tag>']}, id='long_symbol'),
@@ -241,7 +241,7 @@ def test_the_chat_template_is_the_files(tmp_path):
   metadata = byte_level('smollm')
   metadata['tokenizer.chat_template'] = '{{ bos_token }}{{ messages[0].content }}{{ eos_token }}'
   found = loaded(tmp_path, metadata)
-  asked = found.render([Message('user', 'Hi')], prompt.Config(template='chat'))
+  asked = found.render([Message('user', 'Hi')], prompt.PromptConfig(template='chat'))
   assert asked == '<|im_start|>Hi<|im_end|>'
 
 

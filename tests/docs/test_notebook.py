@@ -40,7 +40,7 @@ def get_config():
   config.num_steps = 6
   config.rollout.update(dict(questions=8, max_prompt=256, max_response=16, slots=64))
   config.optimizer.learning_rate = 1e-2
-  config.parity.max = 1e-3
+  config.logprob_check.max = 1e-3
   config.evaluation.temperature = 1.0
   return config
 """

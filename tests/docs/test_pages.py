@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm import objective, terms, trajectory_rules
+from exgrpo_jax.algorithm import losses, objective, trajectory_rules
 from exgrpo_jax.config import PAPER, build, defaults, setting
 from exgrpo_jax.data import questions
 from exgrpo_jax.data.tasks import chains, sums
@@ -21,7 +21,7 @@ from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.tools import Tools, describe
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
 from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import families
@@ -243,7 +243,7 @@ def run(heading):
 @pytest.fixture(autouse=True)
 def tables():
   """What the examples add is gone after the test."""
-  tables = (terms.SHAPINGS, trajectory_rules.RULES, families.FAMILIES)
+  tables = (losses.SHAPINGS, trajectory_rules.RULES, families.FAMILIES)
   before = [dict(table) for table in tables]
   yield
   for table, entries in zip(tables, before):
@@ -253,10 +253,10 @@ def tables():
 
 def settings_with(**changes):
   """The checked config with some values changed."""
-  values = defaults(Config)
+  values = defaults(RunConfig)
   for section, (name, value) in changes.items():
     values[section][name] = value
-  return build(Config, values, 'config')
+  return build(RunConfig, values, 'config')
 
 
 def test_examples_have_about_ten_lines():
@@ -324,7 +324,7 @@ def test_a_callback():
 
 
 REWARDS = documents.DOCS / 'rewards.md'
-VERIFIER = verifier.Config(require_think=False, require_box=True)
+VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
 
 
 class Judge(http.server.BaseHTTPRequestHandler):

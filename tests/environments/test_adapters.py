@@ -106,7 +106,7 @@ def test_games_of_one_process_keep_their_own_chance():
 
 
 def test_a_wrong_answer_may_be_given_anew():
-  environments = pool.Pool(settings.Config(name='attempts', workers=1, memory_limit=256))
+  environments = pool.Pool(settings.EnvironmentConfig(name='attempts', workers=1, memory_limit=256))
   question = Task(0, [{'role': 'user', 'content': '3 * 4?'}], '12', {})
   begin = pool.Beginning(tuple(question), 0, list(question.messages))
   said = ['it is hard', r'\boxed{13}', r'\boxed{12}']

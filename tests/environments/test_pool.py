@@ -13,7 +13,7 @@ from exgrpo_jax.environments.pool import Failure
 from exgrpo_jax.environments.questions import Begun
 from exgrpo_jax.errors import InputError
 
-CONFIG = settings.Config(
+CONFIG = settings.EnvironmentConfig(
   name='tests.helpers.environments:Obedient', workers=1, time_limit=30.0, memory_limit=256
 )
 

@@ -266,13 +266,13 @@ def test_methods_of_a_class_are_tools_that_share_a_state():
 
 
 def test_a_class_of_tools_is_described_by_its_methods():
-  config = settings.Config(name='tools', tools=(f'{__name__}:Shop',), workers=1)
+  config = settings.EnvironmentConfig(name='tools', tools=(f'{__name__}:Shop',), workers=1)
   assert Pool(config).tools() == [describe(Shop().buy)]
 
 
 def test_the_worker_describes_tools_and_calls_them():
   spec = 'exgrpo_jax.environments.expressions:calculate'
-  config = settings.Config(name='tools', tools=(spec,), workers=1, memory_limit=256)
+  config = settings.EnvironmentConfig(name='tools', tools=(spec,), workers=1, memory_limit=256)
   assert Pool(config).tools() == [describe(calculate)]
   absent = dataclasses.replace(config, tools=(f'{spec}_',))
   with pytest.raises(InputError, match=r"config\.environment\.tools: .*no attribute 'calculate_'"):
@@ -284,4 +284,4 @@ def test_the_worker_describes_tools_and_calls_them():
 
 def test_tools_without_a_function_are_refused():
   with pytest.raises(InputError, match=r'needs config\.environment\.tools'):
-    settings.check(settings.Config(name='tools'))
+    settings.check(settings.EnvironmentConfig(name='tools'))

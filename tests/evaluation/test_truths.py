@@ -153,9 +153,9 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
     '  columns    problem_type, source, solution, problem, answer: what a reward can ask for',
     "  prompts    tokens in template 'plain': 5 (50%), 31 (90%), 31 (99%), 31 (longest)",
     "  left out   1 row of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
-    "them without config.data.unverifiable='drop'",
+    "them without config.data.on_unverifiable='drop'",
     '  left out   1 question: over config.rollout.max_prompt=5 tokens; a run refuses them '
-    "without config.data.overlong='drop'",
+    "without config.data.on_overlong='drop'",
     '  repeated   1 ask what an earlier one asks; they stay, for a question is a row',
   ):
     assert line in lines

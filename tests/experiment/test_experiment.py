@@ -50,7 +50,7 @@ def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_pa
   path = tmp_path / 'train.jsonl'
   tiny.write_questions(path)
   path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))  # 11, 10, ...
-  changes = {'rollout.max_prompt': 4, 'data.overlong': 'drop'}
+  changes = {'rollout.max_prompt': 4, 'data.on_overlong': 'drop'}
   opened = experiment.open_experiment(overridden(config, changes), str(tmp_path))
   data = experiment.load_questions(opened, str(path))
   assert [(q.row, q.answer) for q in data.questions] == [(row, str(9 - row)) for row in range(10)]
@@ -158,10 +158,10 @@ def run(config, workdir):
     ({}, r'row 0 has no worked solution .*config\.data\.solution_field'),
     (
       {'rollout.max_response': 2},
-      r'over config\.rollout\.max_response=2; .*config\.data\.overlong',
+      r'over config\.rollout\.max_response=2; .*config\.data\.on_overlong',
     ),
     (
-      {'rollout.max_response': 1, 'data.overlong': 'drop'},
+      {'rollout.max_response': 1, 'data.on_overlong': 'drop'},
       r'no solution fits config\.rollout\.max_response=1',
     ),
   ],
@@ -249,7 +249,7 @@ def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, json
   assert after.tokenizer.files == before.tokenizer.files
   origins = [warm_start.origin(one.config, one.model) for one in (before, after)]
   assert origins[0] == origins[1]
-  config.warm_start.enough = 0.5
+  config.warm_start.stop_at_pass_rate = 0.5
   checked = experiment.parse_config(config)
   assert warm_start.origin(checked, after.model)['train'] == config.data.train
 

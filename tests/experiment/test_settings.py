@@ -37,14 +37,14 @@ def module_of(name):
 def test_a_config_file_makes_valid_settings(name):
   module = module_of(name)
   values = module.get_config()
-  assert parse_config(values).rollout.samples >= 2
+  assert parse_config(values).rollout.group_size >= 2
   assert module.get_config() == values is not module.get_config()
   assert f'--config={name}' in module.__doc__ or name == 'base'  # its command
 
 
 def test_the_base_config_has_the_papers_values():
   config = parse_config(module_of('base').get_config())
-  assert (config.rollout.questions, config.rollout.samples, config.num_steps) == (128, 8, 700)
+  assert (config.rollout.questions, config.rollout.group_size, config.num_steps) == (128, 8, 700)
   assert (config.replay.ratio, config.replay.start_pass_rate) == (0.5, 0.35)
   assert (config.objective.beta, config.optimizer.minibatches) == (0.1, 2)
 
@@ -57,8 +57,8 @@ def test_trl_grpo_has_the_defaults_of_trl():
   loss, update, rollout = config.objective, config.optimizer, config.rollout
   same = {
     'seed': config.seed,
-    'num_generations': rollout.samples,
-    'per_device_train_batch_size': rollout.questions * rollout.samples,
+    'num_generations': rollout.group_size,
+    'per_device_train_batch_size': rollout.questions * rollout.group_size,
     'gradient_accumulation_steps': update.minibatches,
     'max_completion_length': rollout.max_response,
     'temperature': rollout.temperature,
@@ -73,7 +73,7 @@ def test_trl_grpo_has_the_defaults_of_trl():
     'epsilon': loss.clip_epsilon,
     'beta': loss.kl_coefficient,
     'entropy_coef': loss.entropy_bonus,
-    'importance_sampling_level': loss.ratio,
+    'importance_sampling_level': loss.importance_level,
     'use_vllm': loss.tis_limit > 0,  # its correction needs use_vllm
     'save_steps': config.checkpoint.every,
   }
@@ -89,9 +89,13 @@ def test_trl_grpo_has_the_defaults_of_trl():
     'eval_strategy': 'no',
   }
   assert {name: theirs[name] for name in named} == named
-  assert (loss.aggregation, loss.normalize_std, loss.clip) == ('token_mean', 'sample', 'always')
+  assert (loss.aggregation, loss.normalize_std, loss.clip_schedule) == (
+    'token_mean',
+    'sample',
+    'always',
+  )
   assert (loss.clip_epsilon_high, loss.dual_clip) == (loss.clip_epsilon, float('inf'))
-  assert (config.replay.ratio, update.skip_norm) == (0, float('inf'))
+  assert (config.replay.ratio, update.skip_above_norm) == (0, float('inf'))
   assert config.data.evaluated == ()
   assert config.num_steps == theirs['num_train_epochs'] * 200 and '[:200]' in config.data.train
 
@@ -101,20 +105,20 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
   """The details of docs/authors.md that are settings."""
   values = module_of(name).get_config()
   config = parse_config(values)
-  assert config.replay.failed == 'stay' and replay.retires(config.replay)
+  assert config.replay.on_all_failed == 'stay' and replay.retires(config.replay)
   on_policy = parse_config(overridden(values, {'replay.ratio': 0.0}))
   assert not replay.retires(on_policy.replay)
   loss = on_policy.objective
   # The switch never latches, so replay has not started in any step.
   assert objective.clips_fresh_ratios(loss, replay_started=False)
-  assert (loss.clip_epsilon, loss.clip_epsilon_high, loss.surrogate) == (0.2, 0.2, 'ppo')
+  assert (loss.clip_epsilon, loss.clip_epsilon_high, loss.policy_loss) == (0.2, 0.2, 'ppo')
   assert (loss.normalize_std, loss.aggregation, loss.kl_coefficient) == ('off', 'constant', 0)
-  assert (loss.dual_clip, loss.ratio, loss.tis_limit) == (float('inf'), 'token', 0)
-  assert (on_policy.rollout.questions, on_policy.rollout.samples) == (128, 8)
+  assert (loss.dual_clip, loss.importance_level, loss.tis_limit) == (float('inf'), 'token', 0)
+  assert (on_policy.rollout.questions, on_policy.rollout.group_size) == (128, 8)
   update = on_policy.optimizer
   assert (update.minibatches, update.learning_rate, update.schedule) == (2, 1e-6, 'constant')
   # Over 64, as their gradient is 64 times as large: departure 5.
-  assert (update.clip_norm * 64, update.skip_norm * 64) == (1, pytest.approx(500, rel=0.002))
+  assert (update.clip_norm * 64, update.skip_above_norm * 64) == (1, pytest.approx(500, rel=0.002))
 
 
 @pytest.mark.parametrize(('changes', 'message'), cases.settings('experiment', 'settings.jsonl'))

@@ -14,7 +14,7 @@ from exgrpo_jax.grading.pool import Submission
 from exgrpo_jax.runtime import activity
 from tests.helpers import tiny
 
-VERIFIER = verifier.Config(require_think=False, require_box=True)
+VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
 CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0)
 QUICK = dataclasses.replace(CONFIG, time_limit=1.0)
 RIGHT = Verdict(reward=1.0, outcome='correct', answer='1', components={'correctness': 1.0})

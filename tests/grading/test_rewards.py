@@ -96,7 +96,7 @@ def test_a_line_that_begins_with_three_backticks_is_a_code_block(text, expected)
 # ---- What a reward gets by the names of its parameters ----
 
 
-VERIFIER = verifier.Config(require_think=False, require_box=True)
+VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
 
 
 def made(function):

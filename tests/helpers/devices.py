@@ -68,8 +68,8 @@ def in_two_processes(script, environments):
 
 
 CARRY = (  # flags of a run whose responses span steps
-  '--config.rollout.carry=True',
-  '--config.rollout.in_flight=10',
+  '--config.rollout.partial=True',
+  '--config.rollout.max_groups_in_flight=10',
   '--config.rollout.slots=7',
 )
 

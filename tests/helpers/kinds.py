@@ -42,9 +42,9 @@ _GUESS = {
 }
 _PARTIAL = {
   'rollout.questions': 2,
-  'rollout.carry': True,
-  'rollout.in_flight': 6,
-  'rollout.max_age': 2,
+  'rollout.partial': True,
+  'rollout.max_groups_in_flight': 6,
+  'rollout.max_staleness': 2,
   'optimizer.minibatches': 1,
 }
 _CHANCE = {
@@ -68,12 +68,12 @@ SWITCHES = {
     'objective.shaping_exponent': 0.25,
     'objective.baseline': 'fresh',
     'objective.normalize_std': 'sample',
-    'objective.second_moment': 1e-3,
+    'objective.m2po_threshold': 1e-3,
     'optimizer.minibatches': 1,
   },
   'uncorrected': {
     'replay.question_selection': 'linear_clip',
-    'replay.failed': 'bucket_0',
+    'replay.on_all_failed': 'bucket_0',
     'replay.lower_bound': 0.25,
     'objective.importance_correction': False,
     'objective.shaping': 'none',
@@ -87,13 +87,13 @@ SWITCHES = {
     'objective.replay_advantage': 'balanced',
   },
   'revisit': {
-    'replay.row': False,
+    'replay.include_trajectory': False,
     'replay.question_selection': 'uniform',
     'replay.age_decay': 1e-3,  # so small that no older one is drawn before a newer one
     'optimizer.minibatches': 1,
   },
   'all_kept': {
-    'replay.keep': 'all',
+    'replay.store': 'all',
     'replay.retire': 'never',
     'replay.question_selection': 'advantage',
     'replay.trajectory_selection': 'random',
@@ -120,13 +120,13 @@ OTHERS = {
     'grading.batch_size': 10,
     'grading.overlong_buffer': OVERLONG,
   },
-  'episodes': _GUESS | {'rollout.questions': 4, 'parity.every': 1},
+  'episodes': _GUESS | {'rollout.questions': 4, 'logprob_check.every': 1},
   'partial_episodes': {
     **_GUESS,
     **_PARTIAL,
     'objective.old_logprobs': 'recompute',
     'objective.tis_limit': 1.5,
-    'parity.every': 1,
+    'logprob_check.every': 1,
   },
   'partial_experts': {
     **_PARTIAL,
@@ -139,7 +139,7 @@ OTHERS = {
     'model.experts_per_token': 2,
     'model.mlp_width': 16,
     'objective.balance_coefficient': 0.01,
-    'parity.every': 1,
+    'logprob_check.every': 1,
   },
   'lora': {
     **_CHANCE,

@@ -15,12 +15,12 @@ from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.policy import model
 
 LIMIT = 11  # the configured response limit
-PAPER = objective.Config(clip='always', entropy_bonus=0.0)
+PAPER = objective.ObjectiveConfig(clip_schedule='always', entropy_bonus=0.0)
 # Every option that changes a token's loss, in as few programs as possible.
 VARIANTS = {
   'paper': {},
   'unshaped_token_mean': dict(shaping='none', aggregation='token_mean'),
-  'normalised': dict(shaping='normalised', beta=0.3),
+  'unit_slope': dict(shaping='unit_slope', beta=0.3),
   'power': dict(shaping='power', shaping_exponent=0.25),
   'log': dict(shaping='log', shaping_weight=0.3),
   'ratio_plus_log_uncorrected': dict(shaping='ratio_plus_log', importance_correction=False),
@@ -28,12 +28,12 @@ VARIANTS = {
     aggregation='sequence_mean', entropy_bonus=0.3, kl_coefficient=0.7
   ),
   'clip_higher_and_dual': dict(clip_epsilon_high=0.5, dual_clip=1.5),
-  'cispo': dict(surrogate='cispo'),
-  'gspo': dict(ratio='sequence', aggregation='sequence_mean'),
-  'product': dict(ratio='product'),
+  'cispo': dict(policy_loss='cispo'),
+  'gspo': dict(importance_level='sequence', aggregation='sequence_mean'),
+  'product': dict(importance_level='product'),
   'all': dict(
-    ratio='sequence',
-    surrogate='cispo',
+    importance_level='sequence',
+    policy_loss='cispo',
     clip_epsilon_high=0.3,
     entropy_bonus=0.3,
     kl_coefficient=0.7,
@@ -75,7 +75,7 @@ def random_batch(seed=0, length=9):
   entropy = rng.gamma(1.0, 1.0, mask.shape).astype(np.float32)
   is_replay = np.array([0, 0, 1, 0, 1, 0, 0, 0], bool)
   term_weight = rng.uniform(0.5, 2, mask.shape).astype(np.float32)
-  term_weight[is_replay] = term_weight[is_replay] > 1  # `objective.second_moment`
+  term_weight[is_replay] = term_weight[is_replay] > 1  # `objective.m2po_threshold`
   reference_logp = (logp + rng.normal(0, 0.3, mask.shape)).astype(np.float32)
   batch = Batch(
     tokens_BT=rng.integers(0, 13, mask.shape).astype(np.int32),
@@ -131,8 +131,8 @@ def formula(
       past = constant if first and not config.importance_correction else behaviour_logp
       ratio = np.exp(logp[b, t] - past[b, t])
       shaped = {
-        'fraction': ratio / (ratio + config.beta),
-        'normalised': ratio / (ratio + config.beta) * (1 + config.beta) ** 2 / config.beta,
+        'policy_shaping': ratio / (ratio + config.beta),
+        'unit_slope': ratio / (ratio + config.beta) * (1 + config.beta) ** 2 / config.beta,
         'none': ratio,
         'power': ratio**config.shaping_exponent,
         'log': config.shaping_weight * logp[b, t],

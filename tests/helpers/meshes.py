@@ -17,7 +17,7 @@ def make_meshes(training, decoding):
   (data, fsdp, tensor, *expert), (of_rows, one, split, *of_experts) = training, decoding
   assert one == 1, decoding
   return sharding.make_meshes(
-    sharding.Config(
+    sharding.MeshConfig(
       training=sharding.TrainingConfig(data, fsdp, *expert or [1], tensor),
       decoding=sharding.DecodingConfig(of_rows, *of_experts or [1], split),
     )

@@ -57,7 +57,7 @@ def reply_of(result):
 
 @contextlib.contextmanager
 def of_grading(count=1, time_limit=30.0):
-  config = grading_settings.Config(
+  config = grading_settings.GradingConfig(
     workers=count,
     memory_limit=256,
     time_limit=time_limit,
@@ -81,7 +81,7 @@ def of_grading(count=1, time_limit=30.0):
 def of_environments(count=1, time_limit=30.0):
   name = 'tests.helpers.misbehaving:Misbehaving'
   running = environments.Pool(
-    settings.Config(name=name, workers=count, time_limit=time_limit, memory_limit=256)
+    settings.EnvironmentConfig(name=name, workers=count, time_limit=time_limit, memory_limit=256)
   )
   begin = environments.beginning(
     Question(0, (Message('user', 'begin'),), '', 'math', '', 't', {}), 0

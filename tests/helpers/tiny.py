@@ -20,8 +20,8 @@ from exgrpo_jax.reporting import metrics
 from exgrpo_jax.training import session
 from tests.helpers.chance import QUARTERS
 
-ROPE = rotary.Config()
-SMALL = model.Config(  # a model small enough for a test
+ROPE = rotary.RopeConfig()
+SMALL = model.ShapeConfig(  # a model small enough for a test
   vocab_size=256,
   width=128,
   num_layers=2,
@@ -36,7 +36,7 @@ SMALL = model.Config(  # a model small enough for a test
   tied_embeddings=False,
   dtype='float32',
 )
-GRADING = settings.Config(memory_limit=256, max_length=1000, max_failures=0.0)
+GRADING = settings.GradingConfig(memory_limit=256, max_length=1000, max_failures=0.0)
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, 0.5, 3
 POOL = len(QUARTERS)  # questions to train on
 PROMPT, RESPONSE = 8, 12  # limits, in tokens
@@ -69,7 +69,7 @@ def values(train, evaluation):
   config.rollout.update(
     dict(
       questions=QUESTIONS,
-      samples=ROLLOUTS,
+      group_size=ROLLOUTS,
       max_prompt=PROMPT,
       max_response=RESPONSE,
       slots=24,
@@ -84,11 +84,11 @@ def values(train, evaluation):
   config.tokenizer.vocab_size = 280
   config.data.update(dict(train=train, evaluation=(evaluation,)))
   config.warm_start.update(
-    dict(num_updates=30, data=train, batch_size=8, learning_rate=1e-2, enough=1.0)
+    dict(num_updates=30, data=train, batch_size=8, learning_rate=1e-2, stop_at_pass_rate=1.0)
   )
   config.grading.workers = 1  # starting one takes longer than all that it does here
   config.evaluation.every = NUM_STEPS // 2
-  config.parity.every = COMPARED_EVERY
+  config.logprob_check.every = COMPARED_EVERY
   config.checkpoint.update(dict(every=SAVED_EVERY, keep=NUM_STEPS))
   return config
 

@@ -187,7 +187,7 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
       'output_bias=True, and none of .* has all of it',
     ),
     (
-      {'layers': 'fs', 'window': 8, 'local_rope': rotary.Config(theta=1e3)},
+      {'layers': 'fs', 'window': 8, 'local_rope': rotary.RopeConfig(theta=1e3)},
       "attention_bias=True, layers='fs', local_rope unlike rope, and none of .* has all of it",
     ),
     (
@@ -376,15 +376,17 @@ QWEN3_30B_A3B = dict(
   use_sliding_window=False,
   vocab_size=151936,
 )
-MINISTRAL3_YARN = rotary.Config(theta=1e6, scaling='yarn', factor=16.0, original_positions=16384)
-YARN = rotary.Config(
+MINISTRAL3_YARN = rotary.RopeConfig(
+  theta=1e6, scaling='yarn', factor=16.0, original_positions=16384
+)
+YARN = rotary.RopeConfig(
   theta=5e5,
   scaling='yarn',
   factor=8.0,
   original_positions=8192,
   attention_factor=1.2079441541679836,
 )
-LINEAR = rotary.Config(theta=1e6, scaling='linear', factor=8.0)
+LINEAR = rotary.RopeConfig(theta=1e6, scaling='linear', factor=8.0)
 
 
 @pytest.mark.parametrize(
@@ -420,8 +422,12 @@ def test_a_published_model_is_what_it_is_known_to_be(
   (tmp_path / 'config.json').write_text(json.dumps(values))
   config = architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
   assert (config.layers, config.window) == (layers, window)
-  assert config.rope == (rope if isinstance(rope, rotary.Config) else rotary.Config(theta=rope))
-  assert config.local_rope == (rotary.Config(theta=local_rope) if local_rope else rotary.Config())
+  assert config.rope == (
+    rope if isinstance(rope, rotary.RopeConfig) else rotary.RopeConfig(theta=rope)
+  )
+  assert config.local_rope == (
+    rotary.RopeConfig(theta=local_rope) if local_rope else rotary.RopeConfig()
+  )
   assert flops.parameter_count(config) / 1e9 == pytest.approx(billions, abs=0.01)
   said = json.loads(json.dumps(architecture.to_json(config, 4096)))
   assert architecture.parse(said, 'config.json', 'float32') == config

@@ -195,7 +195,7 @@ def test_a_folder_is_made_once_for_all_copies_of_a_file(tmp_path, cache, monkeyp
 
 def rope_factors(scaling, theta, head_size):
   """How far each wavelength is stretched, as convert_hf_to_gguf.py writes it."""
-  plain = rotary.frequencies(rotary.Config(theta), head_size)
+  plain = rotary.frequencies(rotary.RopeConfig(theta), head_size)
   return plain / rotary.frequencies(scaling, head_size)
 
 
@@ -208,7 +208,7 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
     'llama.rope.dimension_count': 64,
     'llama.attention.key_length': 64,
   }
-  expected = rotary.Config(5e5, 'llama3', factor, 1.0, 4.0, 8192)
+  expected = rotary.RopeConfig(5e5, 'llama3', factor, 1.0, 4.0, 8192)
   factors = rope_factors(expected, 5e5, 64).astype(np.float32)
   assert sorted({1.0, factor} & set(factors.tolist())) == [1.0, factor] and len(set(factors)) > 3
   path = gguf_files.write(
@@ -372,5 +372,7 @@ def test_the_real_model_takes_two_steps_on_questions_of_reasoning_gym(tmp_path):
   values.data.update(dict(cache_dir=str(tmp_path / 'cache'), evaluation=()))
   with session.open_run(values, str(tmp_path / 'run')) as run:
     steps = [step.metrics for step in run.steps()]
-  assert len(steps) == 2 and steps[0]['parity/max'] < 0.5
-  assert all(step['skipped_updates'] == 0 and np.isfinite(step['gradient_norm']) for step in steps)
+  assert len(steps) == 2 and steps[0]['rollout_mismatch/logprob_max'] < 0.5
+  assert all(
+    step['optimizer/skipped'] == 0 and np.isfinite(step['gradient_norm']) for step in steps
+  )

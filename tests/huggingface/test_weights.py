@@ -42,7 +42,7 @@ ALWAYS = NAMES[0], 0  # the case that README's command runs
 @dataclasses.dataclass(frozen=True)
 class Case:
   folder: pathlib.Path
-  config: model.Config
+  config: model.ShapeConfig
   params: model.Params
   expected: dict
 

@@ -24,8 +24,8 @@ from exgrpo_jax.policy import model, sharding
 from tests.helpers import tiny
 from tests.helpers.buffers import BUFFERS, assert_same
 
-CONFIG = checkpoint.Config(every=1, keep=2)
-OPTIMIZER = optimizer.Config()
+CONFIG = checkpoint.CheckpointConfig(every=1, keep=2)
+OPTIMIZER = optimizer.OptimizerConfig()
 
 
 @pytest.fixture(scope='module')

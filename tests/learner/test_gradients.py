@@ -33,9 +33,9 @@ CONFIG = dataclasses.replace(
   tied_embeddings=False,
 )
 ROWS, LENGTH, RESPONSE = 16, 72, 32
-OBJECTIVE = objective.Config()
-OPTIMIZER = optimizer.Config()
-NO_LORA = lora.Config()
+OBJECTIVE = objective.ObjectiveConfig()
+OPTIMIZER = optimizer.OptimizerConfig()
+NO_LORA = lora.LoraConfig()
 
 
 def make_batch(seed=0):
@@ -69,7 +69,7 @@ BATCH = make_batch()
 
 def make_spec(mesh, tokens=10**6, remat='none', drop=False, lora_config=NO_LORA, **changes):
   return gradients.UpdateSpec(
-    gradient=gradients.Config(tokens_per_microbatch=tokens, remat=remat, drop_zero_advantage=drop),
+    microbatch=gradients.MicrobatchConfig(tokens=tokens, remat=remat, drop_zero_advantage=drop),
     objective=dataclasses.replace(OBJECTIVE, **changes),
     optimizer=OPTIMIZER,
     model=CONFIG,
@@ -225,7 +225,7 @@ def alone(spec, params, batch, clip, is_first, reference=None):
   def value_and_gradient(params, inputs):
     if reference is not None:
       inputs = inputs._replace(reference_logp_BT=logp_and_entropy(reference)[0])
-    if spec.objective.ratio != 'token':
+    if spec.objective.importance_level != 'token':
       logp_BT, row_BT = logp_and_entropy(params)[0], np.ones(BATCH.tokens_BT.shape, int)
       ratio_BT = objective.row_log_ratio(logp_BT, inputs, row_BT, spec.objective, is_first)
       inputs = inputs._replace(row_log_ratio_BT=ratio_BT)

@@ -12,14 +12,14 @@ import pytest
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.policy import sharding
 
-PLAIN = optimizer.Config(
+PLAIN = optimizer.OptimizerConfig(
   minibatches=1,
   learning_rate=0.1,
   b2=0.99,
   epsilon=1e-8,
   weight_decay=0.0,
   clip_norm=math.inf,
-  skip_norm=math.inf,
+  skip_above_norm=math.inf,
 )
 PARAMS = {'a': np.array([1.0, -2.0], np.float32), 'b': {'c': np.array([[0.5]], np.float32)}}
 GRADIENT = {  # of norm 5

@@ -309,7 +309,7 @@ def test_llama3_scaling_keeps_fast_pairs_stretches_slow_ones_and_interpolates():
 def test_an_empty_band_is_refused():
   values = dataclasses.asdict(ROPE) | {'scaling': 'llama3', 'high_frequency_factor': 1.0}
   with pytest.raises(InputError, match=r'low_frequency_factor=1\.0 must be below'):
-    config_lib.build(rotary.Config, values, 'config.model.rope')
+    config_lib.build(rotary.RopeConfig, values, 'config.model.rope')
 
 
 # ---- bfloat16 as its bits, there and back ----

@@ -15,7 +15,7 @@ from exgrpo_jax.policy import lora, model, sharding
 from tests.policy.test_model import CONFIG, VARIANTS, randomise
 
 LORA = config_lib.build(
-  lora.Config, dict(base.get_config().lora) | {'rank': 3, 'alpha': 6.0}, 'lora'
+  lora.LoraConfig, dict(base.get_config().lora) | {'rank': 3, 'alpha': 6.0}, 'lora'
 )
 _forward = jax.jit(model.hidden_states, static_argnums=0)
 
@@ -190,7 +190,7 @@ def test_without_a_rank_all_is_trained(one_device, frozen):
 )
 def test_what_is_no_lora_is_refused(changes, message):
   with pytest.raises(InputError, match=re.escape(f'config.lora.{message}')):
-    config_lib.build(lora.Config, dict(base.get_config().lora) | changes, 'config.lora')
+    config_lib.build(lora.LoraConfig, dict(base.get_config().lora) | changes, 'config.lora')
 
 
 def test_a_rank_above_that_of_a_matrix_is_refused(one_device):

@@ -19,7 +19,7 @@ from exgrpo_jax.runtime import machine
 from tests.helpers import tiers
 from tests.helpers.tiny import ROPE
 
-CONFIG = model.Config(
+CONFIG = model.ShapeConfig(
   vocab_size=97,
   width=32,
   num_layers=2,
@@ -221,7 +221,7 @@ def test_qwen_1_5b_has_its_number_of_parameters(one_device):
 )
 def test_an_impossible_shape_is_refused(change, message):
   with pytest.raises(InputError, match=message):
-    config_lib.build(model.Config, dataclasses.asdict(CONFIG) | change, 'config.model')
+    config_lib.build(model.ShapeConfig, dataclasses.asdict(CONFIG) | change, 'config.model')
 
 
 def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
@@ -274,7 +274,7 @@ def expected(experts, x_BTD, chosen_BTC, *, normalised):
   return jnp.einsum('btef,efd,bte->btd', hidden_BTEF, down, weight_BTE)
 
 
-@pytest.mark.parametrize('normalised', tiers.full_after_first([True, False]))
+@pytest.mark.parametrize('unit_slope', tiers.full_after_first([True, False]))
 @pytest.mark.parametrize('given', tiers.full_after_first([False, True]))
 def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, given):
   experts.config = dataclasses.replace(EXPERTS, normalised_experts=normalised)

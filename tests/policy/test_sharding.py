@@ -53,7 +53,7 @@ def test_impossible_sizes_are_refused(training, decoding, message):
     'decoding': dict(zip(('data', 'tensor'), decoding), expert=1),
   }
   with pytest.raises(InputError, match=re.escape(f'config.mesh.{message}')):
-    config_lib.build(sharding.Config, values, 'config.mesh')
+    config_lib.build(sharding.MeshConfig, values, 'config.mesh')
 
 
 def test_sizes_must_multiply_to_the_number_of_devices():

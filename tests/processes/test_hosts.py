@@ -243,7 +243,7 @@ def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, 
     one.finish()
     two.finish()
   expected = records_of(tmp_path / 'one')
-  assert sum(record.get('carry/token_share', 0) for record in expected.values()) > 0.5
+  assert sum(record.get('staleness/token_share', 0) for record in expected.values()) > 0.5
   assert_close(records_of(tmp_path / 'two'), expected, range(ON_HOSTS + 1))
   found = (stored_buffers(tmp_path / name)[ON_HOSTS] for name in ('two', 'one'))
   buffers.assert_same(*found, atol=1e-5)

@@ -16,7 +16,7 @@ WELL = {
   'length/truncated': 0.9,
   'pass_rate/all': 0.125,
   'buffer/retired': 10,
-  'zero_variance': 0.5,
+  'groups/zero_advantage': 0.5,
   'groups/solved_by_all': 0.4,
   'groups/solved_by_none': 0.1,
 }
@@ -41,7 +41,7 @@ def test_a_warning_with_the_limit_if_every_response_was_truncated():
 
 
 def test_a_warning_after_every_ten_steps_without_learning_signal():
-  silent = {'zero_variance': 1.0}
+  silent = {'groups/zero_advantage': 1.0}
   warnings = observed([silent] * 9 + [{}] + [silent] * 25)
   ten = [text for text in warnings if 'in a row' in text]
   assert [text.split(' steps in a row')[0] for text in ten] == [
@@ -70,7 +70,9 @@ def test_a_pool_that_retirement_will_empty_before_the_end():
 def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, recorded):
   """With carry a step works on all groups in flight, which are more than it trains."""
   opened, rollout = recorded.experiment, recorded.rollout
-  of_rollout = dataclasses.replace(opened.config.rollout, carry=carry, in_flight=9, max_age=2)
+  of_rollout = dataclasses.replace(
+    opened.config.rollout, partial=carry, max_groups_in_flight=9, max_staleness=2
+  )
   opened = dataclasses.replace(
     opened, config=dataclasses.replace(opened.config, rollout=of_rollout)
   )
@@ -86,14 +88,18 @@ def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, r
 )
 def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all, by_none, remedy):
   solved = {'groups/solved_by_all': by_all, 'groups/solved_by_none': by_none}
-  (warning,) = observed([solved | {'zero_variance': 0.8}] * STEPS)
+  (warning,) = observed([solved | {'groups/zero_advantage': 0.8}] * STEPS)
   assert '80% of the groups in steps 1 to 20' in warning and f'Give {remedy} questions' in warning
   assert f'{by_all:.0%} were solved by all responses, {by_none:.0%} by none' in warning
-  assert alarms.silent_groups([]) == alarms.silent_groups([{'step': 1, 'zero_variance': 1.0}]) == ''
+  assert (
+    alarms.silent_groups([])
+    == alarms.silent_groups([{'step': 1, 'groups/zero_advantage': 1.0}])
+    == ''
+  )
 
 
 def test_a_kind_of_warning_pauses_and_does_not_silence_another():
-  silent = {'zero_variance': 0.8}
+  silent = {'groups/zero_advantage': 0.8}
   retired = [{'buffer/retired': 10 + 4 * max(0, step - 60)} | silent for step in range(1, 231)]
   printed = observed(retired)
   steps = {word: [t.split(':')[0] for t in printed if word in t] for word in ('groups', 'retired')}
@@ -138,7 +144,7 @@ def test_the_recorded_run_is_warned_of_its_pool(recorded):
 def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
   with metrics.Writer(tmp_path, 0) as writer:
     for step, share in enumerate((1.0, 0.5, 1.0, 1.0), 1):
-      writer.write(step, WELL | {'zero_variance': share})
+      writer.write(step, WELL | {'groups/zero_advantage': share})
     setup = run.alarm_setup(recorded.experiment, recorded.rollout)
   history = alarms.history(setup, metrics.read(tmp_path))
   assert history.silent_steps == 2 and len(history.recent) == 4
@@ -146,7 +152,9 @@ def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
 
 @pytest.mark.parametrize('stopped', [5, 20, 43])
 def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
-  records = [WELL | {'zero_variance': 0.9 + step % 7 / 60, 'step': step} for step in range(1, 130)]
+  records = [
+    WELL | {'groups/zero_advantage': 0.9 + step % 7 / 60, 'step': step} for step in range(1, 130)
+  ]
 
   def warned(past, records):
     for record in records:

@@ -39,7 +39,7 @@ def test_the_progress_line():
     'length/mean': 812.4,
     'buffer/questions': 1034,
     'buffer/retired': 20,
-    'speed/tokens_per_second': 12345.6,
+    'perf/tokens_per_second': 12345.6,
   }
   line = messages.progress_line(7, 700, full, 3725)
   assert line == (

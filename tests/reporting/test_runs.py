@@ -11,7 +11,7 @@ CONFIG = {
   'seed': 0,
   'num_steps': 4,
   'replay': {'ratio': 0.5, 'sigma': 1.0},
-  'rollout': {'questions': 2, 'samples': 4, 'slots': 8},
+  'rollout': {'questions': 2, 'group_size': 4, 'slots': 8},
 }
 
 

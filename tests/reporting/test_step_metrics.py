@@ -10,7 +10,7 @@ from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Trajectory, V
 from exgrpo_jax.reporting import step_rows
 
 K = 3
-CONFIG = replay.Config()
+CONFIG = replay.ReplayConfig()
 
 
 def question(row):
@@ -72,7 +72,7 @@ def test_the_metrics_of_a_step():
     'pass_rate/all': 3 / 8,
     'pass_rate/fresh': 1 / 6,
     'pass_rate/replay': 1.0,
-    'zero_variance': pytest.approx(2 / 3),
+    'groups/zero_advantage': pytest.approx(2 / 3),
     'length/mean': 3.0,
     'length/max': 6,
     'length/total': 24,
@@ -92,7 +92,7 @@ def test_the_metrics_of_a_step():
 
 def test_the_replayed_reward_counts_in_the_variance_of_its_group():
   failed = [VERDICTS[0], [WRONG, WRONG], VERDICTS[2]]  # with the replayed success: 0, 0, 1
-  assert rollout_metrics(verdicts=failed)['zero_variance'] == pytest.approx(1 / 3)
+  assert rollout_metrics(verdicts=failed)['groups/zero_advantage'] == pytest.approx(1 / 3)
 
 
 def test_rewards_that_differ_by_less_than_float32_shows_are_equal():
@@ -100,7 +100,7 @@ def test_rewards_that_differ_by_less_than_float32_shows_are_equal():
   third = [WRONG._replace(reward=0.3), WRONG._replace(reward=0.1 + 0.2), WRONG._replace(reward=0.3)]
   assert third[0].reward != third[1].reward
   metrics = rollout_metrics(verdicts=[VERDICTS[0], [RIGHT, WRONG], third])
-  assert metrics['zero_variance'] == pytest.approx(1 / 3)
+  assert metrics['groups/zero_advantage'] == pytest.approx(1 / 3)
 
 
 def test_without_replay_there_is_no_replay_pass_rate_and_no_age():

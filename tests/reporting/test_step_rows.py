@@ -58,7 +58,7 @@ def experience_of(step, **changed):
   """What the step collected, with some of it changed."""
   names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch', 'left')
   values = {name: getattr(step, name) for name in names} | changed
-  return Experience(**values, sampling={}, parity={})
+  return Experience(**values, sampling={}, mismatch={})
 
 
 def rows_with(recorded, step, **changed):

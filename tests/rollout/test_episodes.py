@@ -15,8 +15,8 @@ from exgrpo_jax.rollout.episodes import EpisodeSampler
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime.randomness import Purpose
 
-CONFIG = settings.Config(name='scripted', max_turns=3)
-PLAIN = prompt.Config()
+CONFIG = settings.EnvironmentConfig(name='scripted', max_turns=3)
+PLAIN = prompt.PromptConfig()
 LIMIT = 24
 
 

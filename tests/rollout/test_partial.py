@@ -11,7 +11,7 @@ from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor, Response, Span, Verdict
 from exgrpo_jax.experiment import generation
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import parity, partial
+from exgrpo_jax.rollout import mismatch, partial
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -86,7 +86,7 @@ def test_what_a_step_adds_to_a_response_is_noted():
 def test_metrics_weigh_ages_by_tokens():
   groups = [[response(3, [Span(2, 1), Span(4, 2)])], [response(1, [Span(5, 1)])]]
   measured = partial.metrics(5, groups, left=[None] * 7)
-  assert measured == {'carry/age_mean': 5 / 4, 'carry/age_max': 3, 'carry/groups_left': 7}
+  assert measured == {'staleness/mean': 5 / 4, 'staleness/max': 3, 'staleness/groups_left': 7}
   assert partial.metrics(5, [[response(3)]], left=[]) == {}
 
 
@@ -96,7 +96,7 @@ def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
   idle = response(2, [Span(4, 2)], tis_weight=np.float32([0.1, 0.2]))
   fresh = response(2, [Span(5, 2)])
   trainer = [np.float32([7, 7, -2]), np.float32([-1, -4])]
-  found = parity.recomputed([[begun, idle], [fresh]], trainer, 1.5, step=5)
+  found = mismatch.recomputed([[begun, idle], [fresh]], trainer, 1.5, step=5)
   np.testing.assert_array_equal(found[0][0].logp, np.float32([-1, -2, -2]))
   np.testing.assert_array_equal(found[0][0].tis_weight, np.float32([0.5, 0.25, 1.5]))
   assert found[0][1] is idle
@@ -107,21 +107,21 @@ def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
 def test_only_what_a_step_wrote_is_compared_with_the_trainer():
   begun, fresh = response(3, [Span(4, 2), Span(5, 1)]), response(2, [Span(5, 2)])
   trainer = [np.float32([7, 7, -3.5]), np.float32([-1, -2])]
-  assert parity.differences(trainer, [begun, fresh], 5) == {
-    'parity/mean': pytest.approx(0.5 / 3),
-    'parity/max': 0.5,
+  assert mismatch.differences(trainer, [begun, fresh], 5) == {
+    'rollout_mismatch/logprob_mean': pytest.approx(0.5 / 3),
+    'rollout_mismatch/logprob_max': 0.5,
   }
 
 
 def test_by_default_as_many_groups_are_in_flight_as_keep_the_slots_busy(recorded):
   def in_flight(**values):
-    config = dataclasses.replace(recorded.rollout.config, questions=3, samples=4, **values)
+    config = dataclasses.replace(recorded.rollout.config, questions=3, group_size=4, **values)
     return config.groups_in_flight
 
-  assert in_flight(carry=False, in_flight=9) == 3
-  assert in_flight(carry=True, in_flight=9) == 9
-  assert in_flight(carry=True, slots=5, max_age=8) == 3 + 3 * 2
-  assert in_flight(carry=True, slots=99, max_age=2) == 9  # no more can train in time
+  assert in_flight(partial=False, max_groups_in_flight=9) == 3
+  assert in_flight(partial=True, max_groups_in_flight=9) == 9
+  assert in_flight(partial=True, slots=5, max_staleness=8) == 3 + 3 * 2
+  assert in_flight(partial=True, slots=99, max_staleness=2) == 9  # no more can train in time
 
 
 class Judged:
@@ -144,10 +144,10 @@ def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_dr
   params = jax.device_put(
     recorded.steps[9].params, jax.sharding.SingleDeviceSharding(jax.devices()[0])
   )
-  own = dict(questions=2, in_flight=6, slots=5, max_age=4)
+  own = dict(questions=2, max_groups_in_flight=6, slots=5, max_staleness=4)
 
   def stages(carry):
-    config = dataclasses.replace(recorded.rollout.config, carry=carry, **own)
+    config = dataclasses.replace(recorded.rollout.config, partial=carry, **own)
     return generation.stages_of(recorded.experiment, recorded.data, Purpose.ROLLOUT, rollout=config)
 
   rollout = stages(carry=True)

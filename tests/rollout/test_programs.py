@@ -16,14 +16,16 @@ PROMPT, BLOCK = 5, 16
 @pytest.fixture
 def rollout():
   """Eight questions of four samples in 32 slots."""
-  return settings.Config(questions=8, samples=4, slots=32, carry=True, in_flight=0, max_age=8)
+  return settings.RolloutConfig(
+    questions=8, group_size=4, slots=32, partial=True, max_groups_in_flight=0, max_staleness=8
+  )
 
 
 @pytest.fixture(scope='module')
 def bench():
   return frame.open_bench(
     frame.SIZES['tiny'],
-    ['rollout.questions=4', 'rollout.samples=4', 'rollout.slots=16', 'rollout.max_response=192'],
+    ['rollout.questions=4', 'rollout.group_size=4', 'rollout.slots=16', 'rollout.max_response=192'],
   )
 
 
@@ -94,15 +96,15 @@ def test_every_group_is_trained_once_and_all_its_tokens_are_decoded(rollout):
 @pytest.mark.parametrize('max_age', [1, 3])
 def test_no_group_is_trained_too_late(rollout, max_age):
   """A limit that binds; without one some would be older."""
-  found = taken(drawn(200), dataclasses.replace(rollout, max_age=max_age))
+  found = taken(drawn(200), dataclasses.replace(rollout, max_staleness=max_age))
   assert max(step.ages.max() for step in found) == max_age
-  free = taken(drawn(200), dataclasses.replace(rollout, max_age=50))
+  free = taken(drawn(200), dataclasses.replace(rollout, max_staleness=50))
   assert max(step.ages.max() for step in free) > max_age
 
 
 def test_slots_are_busy_in_the_steady_state(rollout):
   def busy(in_flight):
-    of = dataclasses.replace(rollout, in_flight=in_flight)
+    of = dataclasses.replace(rollout, max_groups_in_flight=in_flight)
     steps = programs.steady_steps(drawn(programs.num_groups(of)), of, PROMPT, BLOCK)
     tokens = sum(step.generation.tokens for step in steps)
     return tokens / 32 / sum(step.generation.decode_steps for step in steps)
@@ -112,7 +114,7 @@ def test_slots_are_busy_in_the_steady_state(rollout):
 
 def test_with_a_steps_groups_in_flight_each_step_is_a_rollout_of_its_own(rollout):
   groups = drawn(40)
-  found = taken(groups, dataclasses.replace(rollout, in_flight=8))
+  found = taken(groups, dataclasses.replace(rollout, max_groups_in_flight=8))
   assert len(found) == 5
   for place, step in enumerate(found):
     lengths = np.concatenate(groups[8 * place : 8 * place + 8])
@@ -129,7 +131,7 @@ def test_two_steps_by_hand(rollout):
 
   The first step ends with the response of 2 tokens, the second with that of 3 in the freed slot.
   """
-  tiny = dataclasses.replace(rollout, questions=1, slots=2, in_flight=3)
+  tiny = dataclasses.replace(rollout, questions=1, slots=2, max_groups_in_flight=3)
   groups = [np.array([length]) for length in (9, 2, 3, 7)]
   first, second = taken(groups, tiny)
   assert (first.trained, first.ages, first.carried) == ([groups[1]], [0], 0)

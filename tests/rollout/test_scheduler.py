@@ -16,7 +16,7 @@ from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated
 from tests.helpers.meshes import initial_params
 
-CONFIG = model.Config(
+CONFIG = model.ShapeConfig(
   vocab_size=40,
   width=32,
   num_layers=1,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Cursor, Graded, Verdict
+from exgrpo_jax.datatypes import Cursor, GradedGroups, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
@@ -160,7 +160,7 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
 def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
   paper, normalised = (
     changed(recorded.rollout, objective={'shaping': shaping}).pick_replays(params, chosen.plan)[1]
-    for shaping in ('fraction', 'normalised')
+    for shaping in ('policy_shaping', 'unit_slope')
   )
   for of_paper, of_normalised in zip(paper, normalised):
     if of_paper:
@@ -188,9 +188,9 @@ def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the
 @pytest.mark.usefixtures('large_passes')
 def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded, monkeypatch):
   config = recorded.experiment.config
-  gradient = dataclasses.replace(config.gradient, tokens_per_microbatch=4 * tiny.LENGTH + 1)
+  microbatch = dataclasses.replace(config.microbatch, tokens=4 * tiny.LENGTH + 1)
   opened = dataclasses.replace(
-    recorded.experiment, config=dataclasses.replace(config, gradient=gradient)
+    recorded.experiment, config=dataclasses.replace(config, microbatch=microbatch)
   )
   seen = []
 
@@ -257,14 +257,18 @@ def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
   recorded, chosen, params, responses
 ):
   rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
-  recomputed, parity = rollout.old_logprobs(params, chosen.plan, responses)
+  recomputed, mismatch = rollout.old_logprobs(params, chosen.plan, responses)
   differences = []
   for sampled, scored in zip(flatten(responses), flatten(recomputed), strict=True):
     np.testing.assert_array_equal(sampled.tokens, scored.tokens)
     differences.append(np.abs(sampled.logp - scored.logp))
-  assert 0 < parity['parity/mean'] < parity['parity/max'] < 1e-4
-  assert parity['parity/max'] == np.concatenate(differences).max()
-  assert parity['parity/mean'] == pytest.approx(np.concatenate(differences).mean())
+  assert (
+    0 < mismatch['rollout_mismatch/logprob_mean'] < mismatch['rollout_mismatch/logprob_max'] < 1e-4
+  )
+  assert mismatch['rollout_mismatch/logprob_max'] == np.concatenate(differences).max()
+  assert mismatch['rollout_mismatch/logprob_mean'] == pytest.approx(
+    np.concatenate(differences).mean()
+  )
 
 
 def at_step(plan, step):
@@ -276,21 +280,22 @@ def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, responses
     [dataclasses.replace(response, logp=response.logp - 0.25) for response in group]
     for group in responses
   ]
-  rollout = changed(recorded.rollout, parity={'max': 0.2, 'every': 10})
+  rollout = changed(recorded.rollout, logprob_check={'max': 0.2, 'every': 10})
   for step in (1, 11, 21):
     with pytest.raises(
       InputError,
       match=re.escape(
         f"step {step}: the sampler's log-probabilities differ from the trainer's by up to 0.25 "
-        'nats (mean 0.25), more than config.parity.max=0.2, so importance weights would be wrong'
+        'nats (mean 0.25), more than config.logprob_check.max=0.2, so importance weights '
+        'would be wrong'
       ),
     ):
       rollout.old_logprobs(params, at_step(chosen.plan, step), wrong)
   assert rollout.old_logprobs(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not compared
-  _, parity = changed(rollout, parity={'max': 0.3}).old_logprobs(
+  _, mismatch = changed(rollout, logprob_check={'max': 0.3}).old_logprobs(
     params, at_step(chosen.plan, 1), wrong
   )
-  assert parity['parity/max'] == pytest.approx(0.25, abs=1e-3)
+  assert mismatch['rollout_mismatch/logprob_max'] == pytest.approx(0.25, abs=1e-3)
 
 
 def test_a_log_probability_that_is_not_a_number_stops_the_run(recorded, chosen, params, responses):
@@ -322,7 +327,7 @@ def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
 
 
 def assemble(rollout, step):
-  trained = Graded(step.plan, step.responses, step.verdicts)
+  trained = GradedGroups(step.plan, step.responses, step.verdicts)
   return rollout.assemble(trained, step.replays, step.scores)
 
 

@@ -68,7 +68,7 @@ def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full
   named = (
     'Most is asked for by x=1. Lower ',
     'config.rollout.slots',
-    'config.gradient.tokens_per_microbatch',
+    'config.microbatch.tokens',
     ' --fit`',
   )
   assert all(name in str(raised.value) for name in named) == is_full

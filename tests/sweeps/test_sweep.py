@@ -95,7 +95,7 @@ def test_every_ablation_of_the_paper_has_its_file():
     ('replay.trajectory_selection', 'lowest_entropy', 6),
     ('replay.bucket_by', 'correctness', 3),
     ('replay.start_pass_rate', 0.35, 3),
-    ('objective.shaping', 'fraction', 2),
+    ('objective.shaping', 'policy_shaping', 2),
     ('objective.beta', 0.1, 3),
   ):
     assert value in tried[key] and len(tried[key]) >= number, key

@@ -104,7 +104,11 @@ def test_every_step_is_written_and_finite(run):
   steps = list(range(1, run.experiment.config.num_steps + 1))
   assert [record['step'] for record in records][-len(steps) :] == steps == list(run.steps)
   assert all(math.isfinite(value) for record in records for value in record.values())
-  compared = [record['parity/max'] for record in records if 'parity/max' in record]
+  compared = [
+    record['rollout_mismatch/logprob_max']
+    for record in records
+    if 'rollout_mismatch/logprob_max' in record
+  ]
   assert compared and max(compared) < 1e-4
 
 
@@ -153,7 +157,7 @@ def test_what_is_replayed_is_one_of_the_stored_ones_of_its_question(run):
 @every_kind
 def test_what_is_stored_is_what_was_trained(run):
   """The same tokens, values, turns and routes; as old as its first token."""
-  written, keeps_all = {}, run.experiment.config.replay.keep == 'all'
+  written, keeps_all = {}, run.experiment.config.replay.store == 'all'
   for step in run.steps.values():
     for question, _, own, verdicts, _ in groups(step):
       for one, verdict in zip(own, verdicts):
@@ -349,8 +353,8 @@ def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_p
   buffers.assert_same(resumed.buffer, last.after)
   left = buffers.described(last.left)
   assert buffers.described(resumed.left) == buffers.described(expected.left) == left
-  assert bool(left) == run.values.rollout.carry
-  timed = TIMED if run.values.rollout.carry else (*TIMED, 'rollout/slots_busy')
+  assert bool(left) == run.values.rollout.partial
+  timed = TIMED if run.values.rollout.partial else (*TIMED, 'rollout/slots_busy')
   first, second = (
     [{k: v for k, v in record.items() if k not in timed} for record in tiny.untimed_records(where)]
     for where in (workdir, run.workdir)
@@ -448,11 +452,13 @@ def test_metrics_say_how_old_the_tokens_are(run):
   for record in metrics.read(run.workdir)[1:]:
     step = run.steps[int(record['step'])]
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
-    assert record['carry/age_mean'] == pytest.approx(age.mean())
-    assert record['carry/age_max'] == age.max() and record['carry/groups_left'] == len(step.left)
+    assert record['staleness/mean'] == pytest.approx(age.mean())
+    assert record['staleness/max'] == age.max() and record['staleness/groups_left'] == len(
+      step.left
+    )
     own = np.concatenate([one.own for one in trained_responses(step)])
     share = (age > 0)[own].mean()
-    assert record.get('carry/token_share', 0) == pytest.approx(share)
+    assert record.get('staleness/token_share', 0) == pytest.approx(share)
     # Absent in a step that had nothing to decode.
     assert 0 < record.get('rollout/slots_busy', 1) <= 1
 

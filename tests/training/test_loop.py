@@ -246,12 +246,14 @@ def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
 # ---- What a run writes ----
 
 
-ALWAYS = """reward pass_rate/all pass_rate/fresh zero_variance entropy length/mean length/max
+ALWAYS = """reward pass_rate/all pass_rate/fresh groups/zero_advantage entropy length/mean
+  length/max
   length/truncated groups/solved_by_all groups/solved_by_none probability/fresh code_blocks/fresh
-  gradient_norm skipped_updates loss clip_share outside_clip_range epoch buffer/questions
+  gradient_norm optimizer/skipped loss policy/clip_fraction policy/outside_clip_range epoch
+  buffer/questions
   buffer/retired buffer/trajectories time/step time/device_wait time/pick time/reshard time/generate
   time/old_logprobs time/grade time/assemble time/record time/plan time/records time/await_update
-  speed/tokens_per_second speed/compilations time/compile_total rollout/slots_busy"""
+  perf/tokens_per_second perf/compilations time/compile_total rollout/slots_busy"""
 WITH_REPLAY = """pass_rate/replay replay/ratio_mean replay/ratio_max replay/age_mean
   replay/effective_sample_size replay/shaped_mean replay/shaped_variance replay/times_mean
   replay/times_max length/replayed probability/replayed code_blocks/replayed"""
@@ -267,7 +269,9 @@ def test_a_run_writes_every_metric(recorded):
     assert always <= set(record)
     assert (with_replay <= set(record)) if any(step.replays) else not with_replay & set(record)
     is_compared = number in (1, 1 + tiny.COMPARED_EVERY)
-    assert ({'parity/mean', 'parity/max'} <= set(record)) == is_compared
+    assert (
+      {'rollout_mismatch/logprob_mean', 'rollout_mismatch/logprob_max'} <= set(record)
+    ) == is_compared
     assert all(math.isfinite(value) for value in record.values())
 
 

@@ -38,11 +38,11 @@ def test_a_run_replays_unless_its_ratio_is_0(run):
     sum(record[f'replay/{name}'] for record in records) for name in ('questions', 'rows')
   )
   if config.replay.ratio:
-    assert drawn > 6 and rows == drawn * config.replay.row
+    assert drawn > 6 and rows == drawn * config.replay.include_trajectory
     has_signal = any(
       step.batch.advantage_B[step.batch.is_replay_B].any() for step in run.steps.values()
     )
-    assert has_signal == config.replay.row
+    assert has_signal == config.replay.include_trajectory
   else:
     assert drawn == rows == sum(record['buffer/questions'] for record in records) == 0
 
@@ -156,7 +156,7 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
 
 
 def test_a_run_leaves_out_replayed_tokens_until_their_second_moment_is_bounded(run):
-  limit, all_left_out = run.experiment.config.objective.second_moment, 0
+  limit, all_left_out = run.experiment.config.objective.m2po_threshold, 0
   for step in run.steps.values():
     is_replay_B, mask_BT = step.batch.is_replay_B, step.batch.response_mask_BT > 0
     assert (step.batch.term_weight_BT[~is_replay_B] == 1).all()

@@ -39,7 +39,7 @@ _METRICS: Sequence[tuple[str, str, str, dict[str, bool]]] = (
     _SHARE,
   ),
   ('gradient_norm', 'Gradient norm', 'L2 norm, log scale', {'log': True}),
-  ('speed/tokens_per_second', 'Tokens generated per second', 'tokens', {}),
+  ('perf/tokens_per_second', 'Tokens generated per second', 'tokens', {}),
 )
 _OF_REPLAY = ('buffer/', 'replay/')  # metrics that mean nothing in a run without replay
 

@@ -29,14 +29,14 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
       'Groups that teach nothing',
       'share of groups',
       {
-        'zero_variance': 'equal rewards',
+        'groups/zero_advantage': 'equal rewards',
         'groups/solved_by_all': 'solved by all',
         'groups/solved_by_none': 'solved by none',
       },
       _SHARE,
     ),
-    ('Clipped tokens', 'share of fresh tokens', {'clip_share': 'clipped'}, _SHARE),
-    ('Skipped updates', 'updates of a step', {'skipped_updates': 'skipped'}, _RAW),
+    ('Clipped tokens', 'share of fresh tokens', {'policy/clip_fraction': 'clipped'}, _SHARE),
+    ('Skipped updates', 'updates of a step', {'optimizer/skipped': 'skipped'}, _RAW),
     ('Learning rate', 'mean over updates', {'learning_rate': 'learning rate'}, _RAW),
   ),
   'training': (
@@ -47,7 +47,7 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
     (
       'Importance ratio of carried tokens',
       'ratio, log scale',
-      {'carry/ratio_mean': 'mean', 'carry/ratio_max': 'max'},
+      {'staleness/ratio_mean': 'mean', 'staleness/ratio_max': 'max'},
       _LOG,
     ),
   ),

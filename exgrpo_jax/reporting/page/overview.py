@@ -20,10 +20,10 @@ from exgrpo_jax.reporting.runs import Recorded
 from exgrpo_jax.runtime import environment
 
 _SIGNAL = (  # metric -> which share of a step's groups or tokens it is
-  ('zero_variance', 'groups that taught nothing'),
+  ('groups/zero_advantage', 'groups that taught nothing'),
   ('groups/solved_by_all', 'groups solved by all responses'),
   ('groups/solved_by_none', 'groups solved by none'),
-  ('clip_share', 'fresh tokens clipped'),
+  ('policy/clip_fraction', 'fresh tokens clipped'),
 )
 _BASE = 'exgrpo_jax.configs.base'
 _LOG, _WARNING = 'console.log', 'WARNING: '
@@ -110,7 +110,7 @@ def _signal(run: Recorded) -> dict[str, Any] | None:
     'to': recent[-1]['step'],
     'shares': means,
     'note': alarms.silent_groups(recent),
-    'skipped': round(sum(record.get('skipped_updates', 0.0) for record in taken)),
+    'skipped': round(sum(record.get('optimizer/skipped', 0.0) for record in taken)),
     'learning_rate': charts.numbers([recent[-1].get('learning_rate', float('nan'))])[0],
   }
 
@@ -119,7 +119,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   """Pairs of what and how much, for a reader who has never seen the run."""
   config, records = run.config, run.metrics
   ratio = config['replay.ratio']
-  speeds = [r['speed/tokens_per_second'] for r in records if 'speed/tokens_per_second' in r]
+  speeds = [r['perf/tokens_per_second'] for r in records if 'perf/tokens_per_second' in r]
   tokens = sum(record.get('length/total', 0.0) for record in records)
   model = (config['model.path'] or config.get('model.repository', '')) or (
     f'{counted(config["model.num_layers"], "layer")} of width {config["model.width"]}, from scratch'
@@ -130,7 +130,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
     [
       'a step',
       f'{counted(config["rollout.questions"], "question")} × '
-      f'{counted(config["rollout.samples"], "response")}',
+      f'{counted(config["rollout.group_size"], "response")}',
     ],
     ['took', _took(records, starts)],
     ['tokens generated', f'{tokens:,.0f}'],

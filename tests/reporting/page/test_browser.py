@@ -139,7 +139,7 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   recent = [record for record in run.metrics if record['step'] > tiny.NUM_STEPS - 10]
   tiles = dict(tile.splitlines()[:2] for tile in signal.locator('.facts > div').all_inner_texts())
   for label, name in (
-    ('groups that taught nothing', 'zero_variance'),
+    ('groups that taught nothing', 'groups/zero_advantage'),
     ('groups solved by all responses', 'groups/solved_by_all'),
     ('groups solved by none', 'groups/solved_by_none'),
   ):
@@ -153,7 +153,7 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
     tile.splitlines() for tile in tab.locator('.facts').last.locator('> div').all_inner_texts()
   )
   assert facts['tokens generated'] == f'{sum(r.get("length/total", 0) for r in run.metrics):,.0f}'
-  speeds = [r['speed/tokens_per_second'] for r in run.metrics if r['step']]
+  speeds = [r['perf/tokens_per_second'] for r in run.metrics if r['step']]
   assert facts['tokens per second, median'] == f'{np.median(speeds):,.0f}'
   seconds = round(sum(r.get('time/step', 0) for r in run.metrics))
   assert re.fullmatch(

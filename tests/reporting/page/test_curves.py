@@ -38,11 +38,11 @@ def test_a_real_run_has_all_panels(recorded):
 
 
 def test_panels_without_data_are_left_out():
-  run = [{'step': 0, 'reward': 0.5, 'speed/tokens_per_second': 9.0}]
+  run = [{'step': 0, 'reward': 0.5, 'perf/tokens_per_second': 9.0}]
   assert list(panels_of([*run, {'step': 1, 'entropy': math.nan}])) == ['Reward']
 
 
-@pytest.mark.parametrize('name', ['buffer/questions', 'skipped_updates'])
+@pytest.mark.parametrize('name', ['buffer/questions', 'optimizer/skipped'])
 def test_counts_of_what_never_happened_have_no_panel(name):
   never = [{'step': step, 'reward': 0.0, name: 0} for step in range(1, 4)]
   assert list(panels_of(never)) == ['Reward']

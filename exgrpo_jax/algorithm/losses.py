@@ -48,7 +48,7 @@ def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
   return importance_ratio(log_ratio) + log_probability(logp, weight)
 
 
-def fraction(log_ratio: Array, beta: float) -> jax.Array:
+def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Policy shaping, f(w) = w / (w + beta) of w = exp(log_ratio) (LUFFY, arXiv:2504.14945).
 
   Written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0
@@ -58,18 +58,20 @@ def fraction(log_ratio: Array, beta: float) -> jax.Array:
   return jax.nn.sigmoid(log_ratio - jnp.log(beta))
 
 
-def normalised(log_ratio: Array, beta: float) -> jax.Array:
-  """`fraction` times (1 + beta)^2 / beta: at w = 1 a replayed token pulls as much as a fresh one.
+def unit_slope(log_ratio: Array, beta: float) -> jax.Array:
+  """`policy_shaping` times (1 + beta)^2 / beta.
+
+  At w = 1 a replayed token has the same gradient as a fresh one.
 
   For beta = 0.1 its value is below 12.1, and its gradient by log w at most a quarter of that.
   """
-  return fraction(log_ratio, beta) * ((1 + beta) ** 2 / beta)
+  return policy_shaping(log_ratio, beta) * ((1 + beta) ** 2 / beta)
 
 
-# By objective.Config.shaping: a function of logp, log_ratio and the objective.Config.
+# By ObjectiveConfig.shaping: a function of logp, log_ratio and the ObjectiveConfig.
 SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
-  'fraction': lambda _, log_ratio, config: fraction(log_ratio, config.beta),
-  'normalised': lambda _, log_ratio, config: normalised(log_ratio, config.beta),
+  'policy_shaping': lambda _, log_ratio, config: policy_shaping(log_ratio, config.beta),
+  'unit_slope': lambda _, log_ratio, config: unit_slope(log_ratio, config.beta),
   'none': lambda _, log_ratio, __: importance_ratio(log_ratio),
   'power': lambda _, log_ratio, config: power(log_ratio, config.shaping_exponent),
   'log': lambda logp, _, config: log_probability(logp, config.shaping_weight),
@@ -80,8 +82,8 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
 
 # Their derivatives by logp at w = 1, on the host: what `replay_advantage` 'balanced' weighs by.
 SLOPES: dict[str, Callable[[Any], float]] = {
-  'fraction': lambda config: config.beta / (1 + config.beta) ** 2,
-  'normalised': lambda _: 1.0,
+  'policy_shaping': lambda config: config.beta / (1 + config.beta) ** 2,
+  'unit_slope': lambda _: 1.0,
   'none': lambda _: 1.0,
   'power': lambda config: config.shaping_exponent,
   'log': lambda config: config.shaping_weight,
@@ -130,7 +132,7 @@ def cispo(
   return constant_BT * advantage_B1 * logp_BT, is_clipped_BT
 
 
-SURROGATES = {'ppo': ppo, 'cispo': cispo}  # by objective.Config.surrogate
+POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by objective.ObjectiveConfig.surrogate
 
 
 def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:

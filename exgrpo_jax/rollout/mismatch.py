@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from exgrpo_jax.algorithm import terms
+from exgrpo_jax.algorithm import losses
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class LogprobCheckConfig:
   """Sampler–trainer mismatch: how far their log-probabilities may be apart."""
 
   every: int = setting(50, '[1, inf)', 'steps between comparisons; the first step always has one')
@@ -37,17 +37,20 @@ def differences(
     new = slice(response.tokens_before(step), None)
     gaps.append((logp - response.logp)[new][response.own[new]])
   gap = np.abs(np.concatenate(gaps))
-  return {'parity/mean': float(gap.mean()), 'parity/max': float(gap.max())}
+  return {
+    'rollout_mismatch/logprob_mean': float(gap.mean()),
+    'rollout_mismatch/logprob_max': float(gap.max()),
+  }
 
 
-def check(config: Config, step: int, measured: Mapping[str, float]) -> None:
+def check(config: LogprobCheckConfig, step: int, measured: Mapping[str, float]) -> None:
   """InputError where the `differences` of a step are too large, or not a number."""
-  largest = measured['parity/max']
+  largest = measured['rollout_mismatch/logprob_max']
   if not largest <= config.max:
     raise InputError(
       f"step {step}: the sampler's log-probabilities differ from the trainer's by up to "
-      f'{largest:.2g} nats (mean {measured["parity/mean"]:.2g}), more than '
-      f'config.parity.max={config.max}, so importance weights would be wrong. Raise the '
+      f'{largest:.2g} nats (mean {measured["rollout_mismatch/logprob_mean"]:.2g}), more than '
+      f'config.logprob_check.max={config.max}, so importance weights would be wrong. Raise the '
       'limit if the model computes in bfloat16 and this is rounding, or set '
       "config.objective.old_logprobs='recompute'."
     )
@@ -73,7 +76,7 @@ def recomputed(
     logp, weight = (next(logps) * response.own)[start:], None
     if tis_limit:
       earlier = [] if response.tis_weight is None else [response.tis_weight]
-      weight = np.concatenate([*earlier, terms.tis_weight(logp, response.logp[start:], tis_limit)])
+      weight = np.concatenate([*earlier, losses.tis_weight(logp, response.logp[start:], tis_limit)])
     whole = np.concatenate([response.logp[:start], logp])
     return dataclasses.replace(response, logp=whole, tis_weight=weight)
 

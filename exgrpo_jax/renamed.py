@@ -1,0 +1,80 @@
+"""Names of settings and metrics in earlier versions, and what they are called now.
+
+A setting typed under its old name is refused with the new one. The config.json and metrics.jsonl of
+an old workdir are read as if they had been written under the new names.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Old dotted key -> new one. A key without a dot is a section.
+SETTINGS = {
+  'gradient': 'microbatch',
+  'gradient.tokens_per_microbatch': 'microbatch.tokens',
+  'parity': 'logprob_check',
+  'data.overlong': 'data.on_overlong',
+  'data.unverifiable': 'data.on_unverifiable',
+  'objective.clip': 'objective.clip_schedule',
+  'objective.ratio': 'objective.importance_level',
+  'objective.second_moment': 'objective.m2po_threshold',
+  'objective.surrogate': 'objective.policy_loss',
+  'optimizer.moments': 'optimizer.moment_dtype',
+  'optimizer.skip_norm': 'optimizer.skip_above_norm',
+  'replay.failed': 'replay.on_all_failed',
+  'replay.keep': 'replay.store',
+  'replay.row': 'replay.include_trajectory',
+  'rollout.carry': 'rollout.partial',
+  'rollout.in_flight': 'rollout.max_groups_in_flight',
+  'rollout.max_age': 'rollout.max_staleness',
+  'rollout.samples': 'rollout.group_size',
+  'warm_start.enough': 'warm_start.stop_at_pass_rate',
+}
+# Dotted key, by its new name -> its old values and what they are now.
+VALUES = {
+  'objective.old_logprobs': {'sampler': 'rollout'},
+  'objective.shaping': {'fraction': 'policy_shaping', 'normalised': 'unit_slope'},
+}
+METRICS = {
+  'carry/age_max': 'staleness/max',
+  'carry/age_mean': 'staleness/mean',
+  'carry/groups_left': 'staleness/groups_left',
+  'carry/outside_clip_range': 'staleness/outside_clip_range',
+  'carry/ratio_max': 'staleness/ratio_max',
+  'carry/ratio_mean': 'staleness/ratio_mean',
+  'carry/token_share': 'staleness/token_share',
+  'clip_share': 'policy/clip_fraction',
+  'outside_clip_range': 'policy/outside_clip_range',
+  'parity/max': 'rollout_mismatch/logprob_max',
+  'parity/mean': 'rollout_mismatch/logprob_mean',
+  'skipped_updates': 'optimizer/skipped',
+  'speed/compilations': 'perf/compilations',
+  'speed/tokens_per_second': 'perf/tokens_per_second',
+  'zero_variance': 'groups/zero_advantage',
+}
+
+
+def setting_hint(key: str, value: Any = None) -> str:
+  """Return what an old dotted key, or an old value of a key, is called now; '' if it is not old."""
+  if key in SETTINGS:
+    return f'it is config.{SETTINGS[key]} now.'
+  if isinstance(value, str) and value in VALUES.get(key, {}):
+    return f'{value!r} is {VALUES[key][value]!r} now.'
+  return ''
+
+
+def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Return nested settings under the names, and with the values, that they have now."""
+  current: dict[str, Any] = {}
+  for name, value in values.items():
+    new = SETTINGS.get(prefix + name, prefix + name)
+    if isinstance(value, Mapping):
+      value = current_settings(value, f'{prefix}{name}.')
+    elif isinstance(value, str):
+      value = VALUES.get(new, {}).get(value, value)
+    current[new.rpartition('.')[2]] = value
+  return current
+
+
+def current_metrics(record: Mapping[str, float]) -> dict[str, float]:
+  """Return a record of metrics.jsonl under the names that its metrics have now."""
+  return {METRICS.get(name, name): value for name, value in record.items()}
