@@ -83,7 +83,7 @@ class Alignment:
       run.experiment,
       data,
       Purpose.ALIGNMENT,
-      rollout=dataclasses.replace(config.rollout, samples=self.samples, carry=False),
+      rollout=dataclasses.replace(config.rollout, group_size=self.samples, partial=False),
       # Held-out questions count whatever their difficulty.
       replay=dataclasses.replace(config.replay, difficulty='all'),
     )

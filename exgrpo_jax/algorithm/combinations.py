@@ -62,7 +62,7 @@ def _check_clipping(config: objective.ObjectiveConfig, replays: bool) -> None:
     'dual_clip': config.dual_clip < float('inf'),
     'clip_epsilon_high': config.clip_epsilon_high > max(config.clip_epsilon, _PPO_EPSILON),
     # Without truncation its gradient is that of unclipped ppo: A r grad(log pi) = A grad(r).
-    'surrogate': config.policy_loss == 'cispo',
+    'policy_loss': config.policy_loss == 'cispo',
   }
   for name, is_set in variants.items():
     if is_set:

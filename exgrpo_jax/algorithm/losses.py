@@ -132,7 +132,7 @@ def cispo(
   return constant_BT * advantage_B1 * logp_BT, is_clipped_BT
 
 
-POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by objective.ObjectiveConfig.surrogate
+POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by ObjectiveConfig.policy_loss
 
 
 def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:

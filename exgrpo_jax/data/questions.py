@@ -220,7 +220,7 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
     spec: the data spec, for error messages.
     lengths: int [rows], in tokens.
     limit: the longest allowed prompt, in tokens.
-    overlong: 'refuse' or 'drop', see Config.overlong.
+    overlong: 'refuse' or 'drop', see DataConfig.on_overlong.
 
   Returns:
     int [rows kept], indices into `lengths`.

@@ -43,7 +43,7 @@ def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
     InputError: there is no such data, or it cannot be read.
   """
   questions.settle(config.data, spec)
-  data = questions.load(dataclasses.replace(config.data, unverifiable='drop'), spec)
+  data = questions.load(dataclasses.replace(config.data, on_unverifiable='drop'), spec)
   environments = environment_pool.of(config.environment) if config.environment.name else None
   if environments:
     shown = environment_questions.begin(list(data), environments)
@@ -121,7 +121,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
   """Rows that a run leaves out, or refuses unless it is told to; 'nothing' where there are none."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
-    + _refused(config.data.on_unverifiable, 'unverifiable')
+    + _refused(config.data.on_unverifiable, 'on_unverifiable')
     for reason, left_out in data.store.left_out.items()
   ]
   limit = config.rollout.max_prompt
@@ -130,7 +130,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
   elif over := int(np.sum(prompts.lengths > limit)):
     lines.append(
       f'{counted(over, "question")}: over config.rollout.max_prompt={limit} tokens'
-      + _refused(config.data.on_overlong, 'overlong')
+      + _refused(config.data.on_overlong, 'on_overlong')
     )
   return lines or ['nothing']
 

@@ -195,7 +195,7 @@ def run(
 ) -> model.Params:
   """The parameters after the warm start: read where they are kept, else trained and kept.
 
-  `data` are the training questions, on which `enough` is checked; needed only to train. `rows` are
+  `data` are the training questions, on which `stop_at_pass_rate` is checked; needed only to train. `rows` are
   what is learnt; read where not given. Raises InputError where the folder holds the result of
   another configuration.
   """
@@ -406,7 +406,7 @@ def _optimizer(
     warmup_updates=int(WARMUP_SHARE * warm_start.num_updates),
     epsilon=1e-8,
     clip_norm=1.0,
-    skip_norm=float('inf'),
+    skip_above_norm=float('inf'),
   )
 
 

@@ -27,7 +27,7 @@ from exgrpo_jax.policy import model, rotary
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
 _TYPES = ('full_attention', 'sliding_attention')
-# Field of rotary.Config -> its name in config.json, for the rope types that need it.
+# Field of rotary.RopeConfig -> its name in config.json, for the rope types that need it.
 _LINEAR = {'factor': 'factor'}
 _YARN = {'original_positions': 'original_max_position_embeddings'}
 _NEEDED = {
@@ -292,7 +292,7 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
 
 
 def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig:
-  """The model.Config that a config.json describes.
+  """The model.ShapeConfig that a config.json describes.
 
   Args:
     values: the content of config.json.
@@ -402,7 +402,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
-  """`model.Config.layers`, as short as it can be."""
+  """`model.ShapeConfig.layers`, as short as it can be."""
   types, rotates = _of_each_layer(values, family, num_layers, path)
   letters = _default_layers(values, family, num_layers, rotates, path)
   if family.has_layer_types and types:

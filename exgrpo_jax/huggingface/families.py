@@ -17,7 +17,7 @@ _NOTHING = MappingProxyType({})
 
 
 class Family(NamedTuple):
-  """An architecture of Hugging Face; fields are those of model.Config."""
+  """An architecture of Hugging Face; fields are those of model.ShapeConfig."""
 
   model_type: str
   fixed: Mapping[str, Any] = _NOTHING  # field -> its value in all models of the family
@@ -36,7 +36,7 @@ class Family(NamedTuple):
   has_gguf: bool = False  # whether its GGUF files are read
 
 
-# Field of model.Config -> the name of its number in every family's config.json.
+# Field of model.ShapeConfig -> the name of its number in every family's config.json.
 NUMBERS = {
   'vocab_size': 'vocab_size',
   'width': 'hidden_size',
@@ -247,7 +247,7 @@ PLAIN: dict[str, Any] = dict(
 
 
 def numbers(family: Family) -> dict[str, str]:
-  """Field of model.Config -> the name of its number in the family's config.json."""
+  """Field of model.ShapeConfig -> the name of its number in the family's config.json."""
   return NUMBERS | dict(family.numbers)
 
 

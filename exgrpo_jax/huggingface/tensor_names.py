@@ -17,7 +17,7 @@ class Tensor(NamedTuple):
   num_inputs: int  # leading dimensions of ours that are a projection's inputs, or 0
 
 
-# By `Config.norms`: our norm of a layer -> its name.
+# By `ShapeConfig.norms`: our norm of a layer -> its name.
 _NORMS = {
   'before': {'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm'},
   'after': {

@@ -150,7 +150,7 @@ def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainSt
 def apply_gradient(
   config: OptimizerConfig, num_updates: int, state: TrainState, gradient: Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One update, or none where the gradient's norm is not finite or above `skip_norm`.
+  """One update, or none where the gradient's norm is not finite or above `skip_above_norm`.
 
   Returns (state, float32 scalars 'gradient_norm', 'skipped' and 'learning_rate'). A skipped update
   leaves parameters, moments and the schedule's count as they were.

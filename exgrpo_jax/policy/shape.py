@@ -1,6 +1,6 @@
 """What a decoder is: its sizes, and in what its family differs from the others.
 
-Nothing else says what a family has: layers.py and model.py compute what `Config` describes, and
+Nothing else says what a family has: layers.py and model.py compute what `ShapeConfig` describes, and
 huggingface/architecture.py reads and writes it as Hugging Face's config.json.
 """
 
@@ -21,7 +21,7 @@ class Kind(NamedTuple):
   has_positions: bool  # rotates queries and keys
 
 
-# A layer's letter in `Config.layers`.
+# A layer's letter in `ShapeConfig.layers`.
 KINDS = {
   'f': Kind(is_local=False, has_positions=True),  # full attention
   's': Kind(is_local=True, has_positions=True),  # sliding window

@@ -127,7 +127,7 @@ def with_partial_rollouts(rollout: settings.RolloutConfig) -> settings.RolloutCo
   """The config with partial rollouts, as it is where it has them already."""
   if rollout.partial:
     return rollout
-  return dataclasses.replace(rollout, carry=True, in_flight=0)
+  return dataclasses.replace(rollout, partial=True, max_groups_in_flight=0)
 
 
 def num_groups(rollout: settings.RolloutConfig) -> int:

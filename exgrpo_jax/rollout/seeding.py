@@ -221,7 +221,7 @@ def candidates(
     data: the training questions.
     tokenizer: of the run.
     limit: the longest response, in tokens.
-    overlong: what to do with longer ones, see questions.Config.
+    overlong: what to do with longer ones, see questions.DataConfig.
 
   Returns the candidates in the order of the traces, and how many traces there were of each fate.
   Raises InputError where a trace cannot be used, or none asks a training question.
@@ -343,7 +343,7 @@ def seeded(
     rollout: of the run.
     params: its policy at the start, for log-probabilities that are missing.
     right: successes, the newest last.
-    missing_logprobs: see `Config`.
+    missing_logprobs: see `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}

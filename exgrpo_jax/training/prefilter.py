@@ -119,7 +119,7 @@ def _answered(
 ) -> Iterator[Tried]:
   """All questions in their order; what is drawn depends on seed, question and sample alone."""
   config = experiment.config
-  apart = dataclasses.replace(config.rollout, samples=samples, carry=False)
+  apart = dataclasses.replace(config.rollout, group_size=samples, partial=False)
   rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
   with pool.Grader(config.grading, config.verifier) as grader:
     for start in range(0, len(data.questions), _TOGETHER):

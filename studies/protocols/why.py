@@ -9,11 +9,13 @@ Setting: 40 steps of 16 questions from a pool of 640 chains of every difficulty.
 Arms: ExGRPO clipped or not (`objective.clip_schedule` always or until_replay) with 1, 2 or 4
 minibatches a step and two learning rates; GRPO, clipped or not, with the same; and
 `fresh_baseline`, ExGRPO with clip, two minibatches and the lower rate, whose fresh rows are
-measured against their own mean. Every tenth step compares the gradient of fresh and of replayed
-rows with that of 32 held-out questions (alignment/ in metrics.jsonl). All runs start from the same
-warm start. Primary measure: pass@1 on 1,000 held-out chains at the last evaluation. Seeds: 2, which
-is too few for an interval: the arms are read as a grid, not one by one. Stopping rule: every run
-takes 40 steps, no run is left out, and none is added.
+measured against their own mean.
+Every tenth step compares the gradient of fresh and of replayed rows with that of 32 held-out
+questions (alignment/ in metrics.jsonl).
+All runs start from the same warm start.
+Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
+Seeds: 2, which is too few for an interval: the arms are read as a grid, not one by one.
+Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 
 import itertools

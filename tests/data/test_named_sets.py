@@ -250,7 +250,7 @@ def test_rows_of_tfds_are_prepared_once_and_checked_like_those_of_files(config, 
     InputError, match=r'again_qa:validation: 2 rows .* first at again_qa:validation: row 0 '
   ):
     questions.load(config, 'again_qa:validation')
-  dropping = dataclasses.replace(config, unverifiable='drop')
+  dropping = dataclasses.replace(config, on_unverifiable='drop')
   (left,) = questions.load(dropping, 'again_qa:validation')
   assert left.answer == '3'
   monkeypatch.setattr(store, '_records', None)

@@ -143,7 +143,7 @@ def compared(config, jsonl, tmp_path, monkeypatch):
   monkeypatch.setattr(hosts, 'check_same', lambda *args: seen.append(args[2]()))
 
   def load(lines, cache, limit):
-    own = dataclasses.replace(config, cache_dir=str(tmp_path / cache), overlong='drop')
+    own = dataclasses.replace(config, cache_dir=str(tmp_path / cache), on_overlong='drop')
     questions.load_set(
       own, jsonl(*lines), opened, prompt.PromptConfig(template='plain', system=''), limit
     )

@@ -74,7 +74,7 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     (
       {'question': 'q', 'answer': None},
       r"1 row has no answer .*\('answer' has no answer: 1\), the first at train\.jsonl:2; "
-      r".* config\.data\.on_unverifiable='drop'",
+      r".* config\.data\.on_on_unverifiable='drop'",
     ),
     ('{"question": "q", "answer": NaN}', r"'answer' is NaN: 1\), .* at train\.jsonl:2"),
     ({'question': 'q', 'answer': ' NaN'}, r"the answer is 'nan': 1\), .*:2; give"),
@@ -199,7 +199,7 @@ def test_error_names_a_solution_of_the_wrong_type(config, jsonl):
 
 
 def test_not_a_number_is_text_where_answers_are_compared_as_text(config, jsonl):
-  as_text = dataclasses.replace(config, default_kind='text', unverifiable='drop')
+  as_text = dataclasses.replace(config, default_kind='text', on_unverifiable='drop')
   path = jsonl(
     {'question': '0/0 in JavaScript?', 'answer': 'NaN'}, '{"question": "q", "answer": NaN}'
   )
@@ -511,10 +511,10 @@ def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config
   with pytest.raises(
     InputError,
     match=r"x\.parquet: 6 rows have no answer that can be checked \(the answer is 'proof': 1, .*"
-    r"'answer' has no answer: 2.*\), the first at x\.parquet: row 1; .*unverifiable='drop'",
+    r"'answer' has no answer: 2.*\), the first at x\.parquet: row 1; .*on_unverifiable='drop'",
   ):
     questions.load(config, path)
-  dropping = dataclasses.replace(config, unverifiable='drop')
+  dropping = dataclasses.replace(config, on_unverifiable='drop')
   loaded = questions.load(dropping, path)
   assert [question.row for question in loaded] == [0, 1]
   assert loaded.store.left_out["'answer' has no answer"] == (2, 'x.parquet: row 3')
@@ -522,7 +522,7 @@ def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config
 
 
 def test_a_worked_solution_without_a_box_has_no_answer(config, jsonl):
-  dropping = dataclasses.replace(config, unverifiable='drop')
+  dropping = dataclasses.replace(config, on_unverifiable='drop')
   texts = ('It is 2.', r'\boxed{2', r'So \boxed 2.', WORKED)
   lines = [{**PUBLISHED['MATH'], 'solution': text} for text in texts]
   assert [question.solution for question in questions.load(dropping, jsonl(*lines))] == [WORKED]

@@ -217,7 +217,7 @@ def test_conflicting_answers_are_refused_with_both_lines_and_values(config, json
     r"elsewhere: 2\), the first at train\.jsonl:1 \('2'\) and train\.jsonl:3 \('3'\); .*='drop'",
   ):
     questions.load(config, jsonl(*CONFLICTING))
-  dropping = dataclasses.replace(config, unverifiable='drop')
+  dropping = dataclasses.replace(config, on_unverifiable='drop')
   (left,) = questions.load(dropping, jsonl(*CONFLICTING))
   assert left.answer == '4'
 

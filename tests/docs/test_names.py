@@ -35,7 +35,7 @@ _EXAMPLES = ('package.module', 'x.jsonl', 'cases.jsonl', '.parquet', 'owner/name
 @pytest.fixture(scope='module')
 def keys():
   configuration = documents.load('configuration')
-  return configuration.keys(configuration.Config)
+  return configuration.keys(configuration.RunConfig)
 
 
 def is_missing(text, keys):

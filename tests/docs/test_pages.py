@@ -32,7 +32,7 @@ from tests.helpers import tiny
 from tests.helpers.paths import REPOSITORY
 
 MADE = {
-  'configuration': lambda page: page.page(page.Config),
+  'configuration': lambda page: page.page(page.RunConfig),
   'slices': lambda page: page.page(page.read(), page.read(page.PARTS_FILE)),
   'one_gpu': lambda page: page.page(),
 }

@@ -241,7 +241,7 @@ def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tm
 
 
 def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, jsonl, tmp_path):
-  """Neither its origin, but where `enough` is checked on it, nor the tokenizer."""
+  """Neither its origin, but where `stop_at_pass_rate` is checked on it, nor the tokenizer."""
   before = experiment.open_experiment(config, str(tmp_path / 'before'))
   config.data.train = jsonl({'question': '3 plus 4?', 'answer': '7'})
   config.data.cache_dir = str(tmp_path / 'cache')

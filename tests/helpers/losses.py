@@ -148,7 +148,7 @@ def formula(
       # The value is the row's, the gradient the token's.
       ratio = np.exp(frozen + logp[b, t] - constant[b, t])
       low, high = 1 - config.clip_epsilon, 1 + config.clip_epsilon_high
-      if config.surrogate == 'cispo':
+      if config.policy_loss == 'cispo':
         ratio = np.exp(frozen)
         term = (min(max(ratio, low), high) if clip else ratio) * advantage * logp[b, t]
       else:
@@ -180,7 +180,7 @@ def on_all_logits(config, settings, policy_of, trained, batch, constants):
   Fresh tokens have r = 1, replayed ones f(w).
 
   Args:
-    config: a model.Config.
+    config: a model.ShapeConfig.
     settings: (beta, weight of the entropy, that of the KL, tokens of the longest response).
     policy_of: a function of the first of `constants` and `trained`: the policy's parameters.
     trained: what the gradient is taken by.

@@ -116,7 +116,7 @@ def untimed_records(workdir):
 def full_log_probabilities(params, config, tokens_T, temperature=1.0, routes_TLC=None):
   """float64 [T - 1, V]: row t is the distribution of token t + 1, from all logits at once.
 
-  `config` is a model.Config. The hidden states are the model's, by the experts of `routes_TLC` if
+  `config` is a model.ShapeConfig. The hidden states are the model's, by the experts of `routes_TLC` if
   given; the rest is NumPy.
   """
   pad = 0, -len(tokens_T) % LENGTH  # attention is causal

@@ -16,7 +16,7 @@ INDEX = 'model.safetensors.index.json'
 
 
 def read_config(folder, dtype='float32'):
-  """The model.Config of a checkpoint."""
+  """The model.ShapeConfig of a checkpoint."""
   return architecture.parse(architecture.read_json(folder), str(folder), dtype)
 
 

@@ -1,4 +1,4 @@
-"""Tests of architecture: config.json to model.Config and back, and what is refused."""
+"""Tests of architecture: config.json to model.ShapeConfig and back, and what is refused."""
 
 import dataclasses
 import json

@@ -125,7 +125,7 @@ QWEN3, OLMO3, GEMMA3 = (f'{name}ForCausalLM' for name in ('Qwen3', 'Olmo3', 'Gem
 THETA = dict(rope_type='default', rope_theta=1e6)
 YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16)
 LINEAR = dict(rope_type='linear', factor=8.0)
-# By name: (architecture, changes, what the refusal says, or values of the model.Config).
+# By name: (architecture, changes, what the refusal says, or values of the model.ShapeConfig).
 CASES = {
   row['case']: (row['architecture'], row['changes'], row.get('refusal') or row['config'])
   for row in cases.rows('huggingface', 'config_fields.jsonl')

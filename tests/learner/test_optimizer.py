@@ -101,7 +101,7 @@ def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor
   ids=['above_skip_norm', 'nan', 'inf', 'norm_overflows'],
 )
 def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, skip_norm, bad):
-  config = changed(skip_norm=skip_norm, clip_norm=1.0, weight_decay=0.1, schedule='cosine')
+  config = changed(skip_above_norm=skip_norm, clip_norm=1.0, weight_decay=0.1, schedule='cosine')
   before, metrics = apply(config, GRADIENT)
   assert metrics['skipped'] == 0
   after, metrics = apply(config, GRADIENT, bad)
@@ -117,9 +117,9 @@ def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, skip
 
 
 def test_the_learning_rate_is_that_of_the_update_and_a_skipped_one_does_not_advance_it(apply):
-  assert apply(changed(skip_norm=5.0), GRADIENT)[1]['skipped'] == 0  # of exactly that norm
+  assert apply(changed(skip_above_norm=5.0), GRADIENT)[1]['skipped'] == 0  # of exactly that norm
   # A warm-up over 4 updates to .1 begins with .1 / 5 and rises by (.1 - .02) / 4 each.
-  config = changed(warmup_updates=4, skip_norm=9.9)
+  config = changed(warmup_updates=4, skip_above_norm=9.9)
   assert apply(config, GRADIENT)[1]['learning_rate'] == pytest.approx(0.02)
   assert apply(config, GRADIENT, scaled(2.0), GRADIENT)[1]['learning_rate'] == pytest.approx(0.04)
 
@@ -172,7 +172,7 @@ def test_an_update_is_traced_once(mesh):
 
 def second_moments(b2, *squares, size=4000):
   """The second moments of `size` equal parameters, after gradients of these squares."""
-  config = changed(b2=b2, moments='bfloat16')
+  config = changed(b2=b2, moment_dtype='bfloat16')
   transform = optimizer.make(config, 100)
   params = {'a': jnp.ones(size)}
   state = transform.init(params)
@@ -201,7 +201,7 @@ def test_a_second_moment_is_rounded_to_one_of_its_two_neighbours():
 
 
 def test_updates_with_moments_in_bfloat16_are_nearly_adamws(apply):
-  config = changed(moments='bfloat16', weight_decay=0.5)
+  config = changed(moment_dtype='bfloat16', weight_decay=0.5)
   state, _ = apply(config, scaled(1), scaled(-0.5), scaled(2))
   assert state.params['a'][0] == pytest.approx(
     adamw(config, [0.1] * 3, [3.0, -1.5, 6.0], 1.0), abs=2e-3

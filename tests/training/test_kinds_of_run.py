@@ -409,12 +409,12 @@ def test_each_group_trains_once_complete_and_in_time(run):
   before, drawn, config = [], [], run.experiment.config.rollout
   for number, step in run.steps.items():
     in_flight = numbers(step.plan)
-    assert len(set(in_flight)) == len(in_flight) == config.in_flight
+    assert len(set(in_flight)) == len(in_flight) == config.max_groups_in_flight
     assert in_flight[: len(before)] == [group.question_row for group in before]
     drawn += in_flight[len(before) :]
     left = [group.question_row for group in step.left]
     assert sorted(numbers(step.trained) + left) == sorted(in_flight)
-    assert len(left) == config.in_flight - config.questions
+    assert len(left) == config.max_groups_in_flight - config.questions
     assert step.trained.step == number and [len(own) for own in step.responses] == [
       K - bool(stored) for stored in step.trained.candidates
     ]

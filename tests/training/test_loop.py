@@ -138,7 +138,7 @@ def linear(recorded, minibatches):
         warmup_updates=0,
         weight_decay=0.0,
         clip_norm=math.inf,
-        skip_norm=math.inf,
+        skip_above_norm=math.inf,
       ),
     ),
   )

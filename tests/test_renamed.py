@@ -1,0 +1,60 @@
+"""Names of earlier versions: refused in a config, and read in an old workdir."""
+
+import json
+
+import pytest
+
+from exgrpo_jax import config, renamed
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.settings import RunConfig
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.runtime import workdir
+
+DEFAULTS = metrics.flat(config.defaults(RunConfig).to_dict())
+
+
+@pytest.mark.parametrize('old', [name for name in renamed.SETTINGS if '.' in name])
+def test_an_old_setting_is_refused_with_its_new_name(old):
+  new = renamed.SETTINGS[old]
+  assert new in DEFAULTS and old not in DEFAULTS
+  with pytest.raises(InputError, match=rf'; it is config\.{new} now\.$'):
+    config.overridden(config.defaults(RunConfig), {old: 1})
+
+
+@pytest.mark.parametrize('old', ['gradient.remat', 'parity.every'])
+def test_an_old_section_is_refused_with_its_new_name(old):
+  section = old.partition('.')[0]
+  with pytest.raises(InputError, match=rf'it is config\.{renamed.SETTINGS[section]} now\.$'):
+    config.overridden(config.defaults(RunConfig), {old: 1})
+
+
+@pytest.mark.parametrize(
+  ('key', 'old'), [(key, old) for key, values in renamed.VALUES.items() for old in values]
+)
+def test_an_old_value_is_refused_with_its_new_one(key, old):
+  values = config.overridden(config.defaults(RunConfig), {key: old})
+  with pytest.raises(InputError, match=rf'{old!r} is {renamed.VALUES[key][old]!r} now\.$'):
+    config.build(RunConfig, values, 'config')
+
+
+def test_the_config_of_an_old_workdir_is_read_under_the_new_names(tmp_path):
+  old = config.defaults(RunConfig).to_dict()
+  for before, now in renamed.SETTINGS.items():
+    if '.' in before:
+      section, key = now.split('.')
+      old.setdefault(before.split('.')[0], {})[before.split('.')[1]] = old[section].pop(key)
+  for before, now in renamed.SETTINGS.items():
+    if '.' not in before:
+      old[before] = old.get(before, {}) | old.pop(now)
+  old['objective'] |= {'shaping': 'fraction', 'old_logprobs': 'sampler'}
+  (tmp_path / 'config.json').write_text(json.dumps(old))
+  read = metrics.flat(workdir.read_config(str(tmp_path)))
+  assert read == metrics.flat(json.loads(json.dumps(config.defaults(RunConfig).to_dict())))
+
+
+def test_the_metrics_of_an_old_workdir_are_read_under_the_new_names(tmp_path):
+  record = {'step': 1, 'zero_variance': 0.5, 'carry/age_max': 3.0, 'loss': 0.1}
+  (tmp_path / metrics.FILE).write_text(json.dumps(record) + '\n')
+  assert metrics.read(tmp_path) == [
+    {'step': 1, 'groups/zero_advantage': 0.5, 'staleness/max': 3.0, 'loss': 0.1}
+  ]
