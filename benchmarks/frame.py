@@ -69,7 +69,9 @@ SIZES = {
     scale=1e-4,
     repeats=1,
     model=_TINY_MODEL,
-    rollout=dict(questions=2, samples=2, slots=4, max_prompt=16, max_response=32, logit_chunk=16),
+    rollout=dict(
+      questions=2, group_size=2, slots=4, max_prompt=16, max_response=32, logit_chunk=16
+    ),
     tokens_per_microbatch=64,
   ),
   'small': Size(  # for a CPU
@@ -77,7 +79,7 @@ SIZES = {
     repeats=3,
     model=_SMALL_MODEL,
     rollout=dict(
-      questions=4, samples=8, slots=16, max_prompt=64, max_response=256, logit_chunk=512
+      questions=4, group_size=8, slots=16, max_prompt=64, max_response=256, logit_chunk=512
     ),
     tokens_per_microbatch=2048,
   ),
@@ -86,7 +88,7 @@ SIZES = {
     repeats=3,
     model={},
     rollout=dict(
-      questions=16, samples=8, slots=128, max_prompt=512, max_response=2048, logit_chunk=2048
+      questions=16, group_size=8, slots=128, max_prompt=512, max_response=2048, logit_chunk=2048
     ),
     tokens_per_microbatch=8192,
   ),

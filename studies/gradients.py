@@ -30,7 +30,7 @@ PULLS = {
   'exgrpo_clipped': PAPER / NEIGHBOURS,
   'released': PAPER / NEIGHBOURS,
   'balanced': PAPER / (NEIGHBOURS - 1 + PAPER),
-  'unit_slope': NORMALISED / NEIGHBOURS,
+  'normalised': NORMALISED / NEIGHBOURS,
   'normalised_hardest': NORMALISED / NEIGHBOURS,
 }
 NUMBERS = ('stored', 'fresh', 'harder', 'even')

@@ -68,9 +68,12 @@ def _step(experiment: Experiment) -> Step:
 
 def _generating(experiment: Experiment, params: model.Params) -> Iterator[Program]:
   """How training and evaluation sample; what both call compiles once."""
-  carry, has_turns = experiment.config.rollout.partial, bool(experiment.config.environment.name)
+  spans_steps, has_turns = (
+    experiment.config.rollout.partial,
+    bool(experiment.config.environment.name),
+  )
   for distribution, resumes in (
-    (None, carry or has_turns),
+    (None, spans_steps or has_turns),
     (experiment.config.evaluation.distribution, has_turns),
   ):
     engine = SlotEngine(

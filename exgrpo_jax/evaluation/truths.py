@@ -22,7 +22,7 @@ _WORD = re.compile(r'[^\W\d_]{2,}')
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_ ,.'()-]*(?:[ ,.'-]+[^\W\d_]+)*[.]?")
 _QUANTITIES = {  # how a description begins -> the kind
   'integer': 'integers',
-  'policy_shaping': 'fractions',
+  'fraction': 'fractions',
   'expression': 'expressions',
 }
 _KINDS = {  # head of a reading -> the kind; other heads stand for themselves

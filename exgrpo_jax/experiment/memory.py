@@ -45,7 +45,7 @@ def needs(experiment: Experiment) -> list[Need]:
   logits = min(rollout.logit_chunk, num_rows * longest) * shape.vocab_size * 4
   return [
     Need(
-      _largest(config, 'questions', 'samples', *sizes),
+      _largest(config, 'questions', 'group_size', *sizes),
       f"a step's {num_rows:,} rows of {longest:,} tokens",
       num_rows * longest * _BATCH_BYTES,
       is_on_host=True,

@@ -195,9 +195,9 @@ def run(
 ) -> model.Params:
   """The parameters after the warm start: read where they are kept, else trained and kept.
 
-  `data` are the training questions, on which `stop_at_pass_rate` is checked; needed only to train. `rows` are
-  what is learnt; read where not given. Raises InputError where the folder holds the result of
-  another configuration.
+  `data` are the training questions, on which `stop_at_pass_rate` is checked; needed only to train.
+  `rows` are what is learnt; read where not given. Raises InputError where the folder holds the
+  result of another configuration.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)

@@ -1,7 +1,7 @@
 """What a decoder is: its sizes, and in what its family differs from the others.
 
-Nothing else says what a family has: layers.py and model.py compute what `ShapeConfig` describes, and
-huggingface/architecture.py reads and writes it as Hugging Face's config.json.
+Nothing else says what a family has: layers.py and model.py compute what `ShapeConfig` describes,
+and huggingface/architecture.py reads and writes it as Hugging Face's config.json.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ from exgrpo_jax.reporting.metrics import Run
 SMOOTHED_FROM = 40  # points; a shorter line is drawn as it is, with a marker at each
 _SMOOTHED_SHARE = 1 / 40  # of a line's points, to either side
 _FALLING = re.compile(
-  r'(.+/)?(truncated|wrong|no_answer|timed_out|crashed|zero_advantage|skipped|loss'
+  r'(.+/)?(truncated|wrong|no_answer|timed_out|crashed|zero_advantage|zero_variance|skipped|loss'
   r'|solved_by_none)'
 )
 

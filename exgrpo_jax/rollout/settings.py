@@ -77,7 +77,7 @@ class RolloutConfig:
 
   @property
   def groups_in_flight(self) -> int:
-    """How many groups are in flight as a step begins to generate; a step's, without carry."""
+    """The groups in flight as a step begins to generate; without partial rollouts, its own."""
     if not self.partial:
       return self.questions
     enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)

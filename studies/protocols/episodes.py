@@ -21,8 +21,8 @@ from studies.protocol import Study
 from studies.protocols.episodes_rates import ARMS, CONFIGS, TOKENS, measure_of, start
 
 RATES = {
-  'guess': {'grpo': 4e-4, 'exgrpo': 4e-4, 'revisit': 4e-4, 'unit_slope': 8e-4},
-  'calculator': {'grpo': 2e-4, 'exgrpo': 2e-4, 'revisit': 2e-4, 'unit_slope': 2e-4},
+  'guess': {'grpo': 4e-4, 'exgrpo': 4e-4, 'revisit': 4e-4, 'normalised': 8e-4},
+  'calculator': {'grpo': 2e-4, 'exgrpo': 2e-4, 'revisit': 2e-4, 'normalised': 2e-4},
 }
 
 

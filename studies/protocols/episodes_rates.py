@@ -34,7 +34,7 @@ ARMS = {
   'grpo': {**_CLIPPED, 'replay.ratio': 0.0},
   'exgrpo': {'objective.clip_schedule': 'until_replay'},
   'revisit': {**_CLIPPED, 'replay.include_trajectory': False},
-  'unit_slope': {**_CLIPPED, 'objective.shaping': 'unit_slope'},
+  'normalised': {**_CLIPPED, 'objective.shaping': 'unit_slope'},
 }
 CONFIGS = {'guess': guess, 'calculator': calculator}
 _ENVIRONMENT = ('name', 'max_turns', 'max_turn_tokens')

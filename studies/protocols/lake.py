@@ -23,8 +23,8 @@ from studies.protocols.episodes_rates import ARMS
 from studies.protocols.lake_rates import TOKENS, measure_of, start
 
 RATES = {
-  '4': {'grpo': 8e-4, 'exgrpo': 4e-4, 'revisit': 4e-4, 'unit_slope': 1.6e-3},
-  '6': {'grpo': 1.6e-3, 'exgrpo': 8e-4, 'revisit': 4e-4, 'unit_slope': 1.6e-3},
+  '4': {'grpo': 8e-4, 'exgrpo': 4e-4, 'revisit': 4e-4, 'normalised': 1.6e-3},
+  '6': {'grpo': 1.6e-3, 'exgrpo': 8e-4, 'revisit': 4e-4, 'normalised': 1.6e-3},
 }
 
 

@@ -26,7 +26,7 @@ from studies.protocols.replay_pays import RATES
 from studies.protocols.replay_pays_rates import ARMS, STARTS, TOKENS, measure_of
 
 _STARTS = ('rare', 'weak')
-_AGAIN = ('grpo', 'exgrpo', 'exgrpo_clipped', 'revisit', 'unit_slope')
+_AGAIN = ('grpo', 'exgrpo', 'exgrpo_clipped', 'revisit', 'normalised')
 _FASTER = {'rare': 2e-4, 'weak': 4e-4}
 
 

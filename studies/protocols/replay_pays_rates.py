@@ -44,7 +44,7 @@ ARMS = {
   'revisit': {**_CLIPPED, 'replay.include_trajectory': False},
   'zero': {**_CLIPPED, 'objective.replay_advantage': 'zero'},
   'balanced': {**_CLIPPED, 'objective.replay_advantage': 'balanced'},
-  'unit_slope': _NORMALISED,
+  'normalised': _NORMALISED,
   'normalised_hardest': {**_NORMALISED, 'replay.question_selection': 'hardest'},
   'fifo': {
     **_NORMALISED,

@@ -30,7 +30,7 @@ CHOSEN = {  # the arm of `replay_pays_rates`, and its learning rate
   'grpo_same_rate': ('grpo', 4e-5),
   'exgrpo': ('exgrpo_clipped', 1e-5),
   'revisit': ('revisit', 4e-5),
-  'unit_slope': ('unit_slope', 4e-5),
+  'normalised': ('normalised', 4e-5),
   'normalised_hardest': ('normalised_hardest', 4e-5),
 }
 

@@ -27,7 +27,7 @@ from studies.protocol import Study
 from studies.protocols import smollm2
 from studies.protocols.replay_pays_rates import ARMS
 
-CHOSEN = ('revisit', 'unit_slope', 'normalised_hardest')
+CHOSEN = ('revisit', 'normalised', 'normalised_hardest')
 
 
 def get_study():

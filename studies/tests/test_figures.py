@@ -263,7 +263,7 @@ def test_the_results_of_a_study_are_made_again_from_its_csv(tmp_path):
   )
   assert outcome.status == 0, outcome.err
   (row,) = [
-    row for row in csv.DictReader(lines(tmp_path / 'differences.csv')) if row['arm'] == 'unit_slope'
+    row for row in csv.DictReader(lines(tmp_path / 'differences.csv')) if row['arm'] == 'normalised'
   ]
   mean, low = float(row['mean']), float(row['low'])
   assert (round(mean, 3), round(mean - low, 3)) == (0.016, 0.063)

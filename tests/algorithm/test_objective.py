@@ -403,7 +403,9 @@ def test_metrics_are_means_over_the_steps_tokens():
 def test_metrics_of_carried_tokens_are_means_of_their_own_ratios(ratio, first):
   batch = with_carried(BATCH)
   carried = batch.is_carried_BT
-  metrics, _ = measure(batch, first=first, config=changed(ratio=ratio, kl_coefficient=1.0))
+  metrics, _ = measure(
+    batch, first=first, config=changed(importance_level=ratio, kl_coefficient=1.0)
+  )
   own = RATIO[carried]
   expected = {
     'staleness/token_share': carried.sum() / FRESH.sum(),
@@ -424,7 +426,7 @@ def test_metrics_of_carried_tokens_are_means_of_their_own_ratios(ratio, first):
 
 def test_a_product_beyond_float32_is_finite_and_nothing_at_advantage_0():
   logp, entropy, batch, _ = random_batch()
-  config = changed(ratio='product')
+  config = changed(importance_level='product')
   past = np.where(batch.response_mask_BT > 0, logp - 30, 0).astype(np.float32)
   for advantage in (0.0, 1.0):
     absurd = dataclasses.replace(
@@ -491,7 +493,7 @@ class TestResponsesOfSeveralPolicies:
 
     def loss(theta, tokens_BT, inputs, clip, is_first):
       logp, row_BT = logp_BT(theta, tokens_BT), jnp.ones(tokens_BT.shape, int)
-      if config.ratio != 'token':
+      if config.importance_level != 'token':
         now = jax.lax.stop_gradient(logp)
         log_ratio = objective.row_log_ratio(now, inputs, row_BT, config, is_first)
         inputs = inputs._replace(row_log_ratio_BT=log_ratio)
@@ -579,7 +581,7 @@ class TestResponsesOfSeveralPolicies:
 # ---- The environment's transitions cancel in the ratio: enumerated for one of two states ----
 
 
-LENGTH_NORM = changed(ratio='product')
+LENGTH_NORM = changed(importance_level='product')
 # An episode is a token of the policy, the state that the environment answers with, and another
 # token of the policy, each 0 or 1.
 EPISODES = np.array(list(itertools.product(range(2), repeat=3)))
@@ -778,7 +780,7 @@ def test_a_variant_of_clipping_needs_clipping_in_every_step(variant):
     with pytest.raises(
       InputError, match=rf"{next(iter(variant))}=.* needs config.*clip_schedule='always'"
     ):
-      check(ratio=ratio, clip=clip, **variant)
+      check(ratio=ratio, clip_schedule=clip, **variant)
   check(clip_schedule='always', **variant)
   check(ratio=0.0, clip_schedule='until_replay', **variant)
 

@@ -151,7 +151,7 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass_and_lora_twice(m
   shape = dataclasses.replace(SMALL, num_layers=1)
   spec = dataclasses.replace(
     experiment.update_spec(parsed, shape, mesh),
-    gradient=gradients.MicrobatchConfig(tokens=10**6, remat='none', drop_zero_advantage=False),
+    microbatch=gradients.MicrobatchConfig(tokens=10**6, remat='none', drop_zero_advantage=False),
     longest_row=64,
     max_response=32,
     lora=dataclasses.replace(parsed.lora, rank=rank),

@@ -79,7 +79,7 @@ def test_an_update_takes_what_the_formula_says(name):
 def test_the_other_programs_take_what_the_formula_says():
   others = ['score', 'prefill', 'resume', 'decode', 'optimizer']
   values = CASES['all_is_recomputed']
-  config = config_of(values | {'rollout': values['rollout'] | {'carry': True}})
+  config = config_of(values | {'rollout': values['rollout'] | {'partial': True}})
   found = differences(config, memory.CPU, others)
   assert max(map(abs, found.values())) < 0.15, found
 

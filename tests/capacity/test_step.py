@@ -81,7 +81,9 @@ def whole(request):
   values.optimizer.minibatches = 2
   values.microbatch.tokens = 20
   values.model.update(SHAPE)
-  sizes = dict(questions=2, samples=2, max_prompt=12, max_response=8, slots=2, carry=request.param)
+  sizes = dict(
+    questions=2, group_size=2, max_prompt=12, max_response=8, slots=2, partial=request.param
+  )
   values.rollout.update(sizes)
   return step.of_config(parse_config(values))
 

@@ -74,7 +74,7 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     (
       {'question': 'q', 'answer': None},
       r"1 row has no answer .*\('answer' has no answer: 1\), the first at train\.jsonl:2; "
-      r".* config\.data\.on_on_unverifiable='drop'",
+      r".* config\.data\.on_unverifiable='drop'",
     ),
     ('{"question": "q", "answer": NaN}', r"'answer' is NaN: 1\), .* at train\.jsonl:2"),
     ({'question': 'q', 'answer': ' NaN'}, r"the answer is 'nan': 1\), .*:2; give"),

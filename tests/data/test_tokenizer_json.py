@@ -89,7 +89,7 @@ def test_of_bytes_that_are_not_utf8_the_valid_neighbours_are_lost_too(original, 
   [
     pytest.param({'add_dummy_prefix': True}, id='dummy_prefix'),
     pytest.param({'remove_extra_whitespaces': True}, id='fewer_spaces'),
-    pytest.param({'normalization_rule_name': 'nmt_nfkc'}, id='unit_slope'),
+    pytest.param({'normalization_rule_name': 'nmt_nfkc'}, id='normalised'),
     pytest.param({'model_type': 'unigram'}, id='unigram'),
     pytest.param({'byte_fallback': False}, id='no_bytes'),
     pytest.param({'user_defined_symbols': ['<tag>']}, id='long_symbol'),

@@ -105,7 +105,7 @@ def test_the_settings_for_a_slice_are_those_that_were_compiled_for_it(tmp_path):
   ours = parse_config(config_files.load(written_settings('tpu_v5e8', tmp_path)))
   compiled = parse_config(config_files.load_config('gemma3_1b'))
   assert ours.model.path == compiled.model.repository == TPU
-  for part in ('rollout', 'gradient', 'optimizer', 'mesh', 'lora'):
+  for part in ('rollout', 'microbatch', 'optimizer', 'mesh', 'lora'):
     assert getattr(ours, part) == getattr(compiled, part)
 
 

@@ -159,7 +159,7 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
     '  repeated   1 ask what an earlier one asks; they stay, for a question is a row',
   ):
     assert line in lines
-  dropping = shown(opened, data__unverifiable='drop', data__overlong='drop')
+  dropping = shown(opened, data__on_unverifiable='drop', data__on_overlong='drop')
   assert 'left out   1 row of' in dropping and 'a run refuses' not in dropping
 
 

@@ -104,7 +104,7 @@ def inputs_of(batch, config, logp, reference_logp, first):
   return inputs._replace(
     reference_logp_BT=reference_logp if config.kl_coefficient else None,
     row_log_ratio_BT=np.asarray(objective.row_log_ratio(logp, inputs, row, config, first))
-    if config.ratio != 'token'
+    if config.importance_level != 'token'
     else None,
   )
 
@@ -144,7 +144,7 @@ def formula(
         'token': gap[b, t],
         'sequence': np.mean([gap[b, s] for s in response]),
         'product': sum(gap[b, s] for s in response),
-      }[config.ratio]
+      }[config.importance_level]
       # The value is the row's, the gradient the token's.
       ratio = np.exp(frozen + logp[b, t] - constant[b, t])
       low, high = 1 - config.clip_epsilon, 1 + config.clip_epsilon_high

@@ -15,6 +15,7 @@ FOUNDATION = (
   'config',
   'datatypes',
   'errors',
+  'renamed',
   'packing',
   '__init__',
 )

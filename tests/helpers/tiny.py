@@ -106,7 +106,7 @@ def write_questions(path, count=POOL):
 
 def untimed_records(workdir):
   """A run's metrics without times and memory, which never repeat."""
-  measured = ('time', 'speed', 'memory')
+  measured = ('time', 'perf', 'memory')
   return [
     {name: value for name, value in record.items() if not name.startswith(measured)}
     for record in metrics.read(workdir)
@@ -116,8 +116,8 @@ def untimed_records(workdir):
 def full_log_probabilities(params, config, tokens_T, temperature=1.0, routes_TLC=None):
   """float64 [T - 1, V]: row t is the distribution of token t + 1, from all logits at once.
 
-  `config` is a model.ShapeConfig. The hidden states are the model's, by the experts of `routes_TLC` if
-  given; the rest is NumPy.
+  `config` is a model.ShapeConfig. The hidden states are the model's, by the experts of `routes_TLC`
+  if given; the rest is NumPy.
   """
   pad = 0, -len(tokens_T) % LENGTH  # attention is causal
   rows = [np.pad(tokens_T, pad)[None]]

@@ -274,7 +274,7 @@ def expected(experts, x_BTD, chosen_BTC, *, normalised):
   return jnp.einsum('btef,efd,bte->btd', hidden_BTEF, down, weight_BTE)
 
 
-@pytest.mark.parametrize('unit_slope', tiers.full_after_first([True, False]))
+@pytest.mark.parametrize('normalised', tiers.full_after_first([True, False]))
 @pytest.mark.parametrize('given', tiers.full_after_first([False, True]))
 def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, given):
   experts.config = dataclasses.replace(EXPERTS, normalised_experts=normalised)

@@ -188,7 +188,7 @@ def test_scores_of_what_is_replayed_are_the_current_policys_on_its_own_tokens(ru
         np.testing.assert_allclose(scores.log_ratio, (logp - replayed.logp)[own_T], atol=1e-4)
         checked += 1
   replays = run.experiment.config.replay
-  assert (checked > 0) == bool(replays.ratio and replays.row)
+  assert (checked > 0) == bool(replays.ratio and replays.include_trajectory)
 
 
 # ---- What is trained ----
@@ -422,7 +422,7 @@ def test_each_group_trains_once_complete_and_in_time(run):
   trained = [row for step in run.steps.values() for row in numbers(step.trained)]
   assert sorted(trained + [group.question_row for group in before]) == sorted(drawn)
   oldest = [ages(step, one).max() for step in run.steps.values() for one in trained_responses(step)]
-  assert 1 <= max(oldest) <= config.max_age
+  assert 1 <= max(oldest) <= config.max_staleness
 
 
 @partial

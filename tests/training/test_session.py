@@ -39,7 +39,7 @@ def workdir(recorded, tmp_path, monkeypatch):
 
 
 def untimed(record):
-  apart = ('time', 'speed', 'memory', 'eval', 'compil', 'seen')
+  apart = ('time', 'perf', 'memory', 'eval', 'compil', 'seen')
   return {name: value for name, value in record.items() if not name.startswith(apart)}
 
 

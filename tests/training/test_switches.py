@@ -54,7 +54,9 @@ def test_a_run_draws_and_replays_what_its_rules_say(run):
   for number, step in run.steps.items():
     drawn = {q.row for q, yes in zip(step.plan.questions, step.plan.is_drawn) if yes}
     assert drawn <= set(step.buffer.entries)
-    assert step.plan.is_replay_Q.tolist() == [yes and config.row for yes in step.plan.is_drawn]
+    assert step.plan.is_replay_Q.tolist() == [
+      yes and config.include_trajectory for yes in step.plan.is_drawn
+    ]
     of_stored = [number - stored.step for own in step.plan.candidates for stored in own]
     ages += of_stored
     young = {
@@ -127,7 +129,7 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
       if k == K and config.ratio and config.retire != 'never':
         retired.setdefault(row, step.plan.epoch)
         entries.pop(row, None)
-      elif k == 0 and config.failed == 'bucket_0' and row in entries:
+      elif k == 0 and config.on_all_failed == 'bucket_0' and row in entries:
         entries[row] = (0, entries[row][1])
       elif config.lower_bound * K < k <= config.upper_bound * K or config.keep == 'all':
         if started and row not in retired:

@@ -534,7 +534,7 @@ def changes(gold):
     ('close', r'\]', ')'),
     ('imaginary', r'i(?![a-zA-Z])', ''),
     ('union', r'\\cup', r'\\cap'),
-    ('policy_shaping', r'\\frac\{([^{}]*)\}\{([^{}]*)\}', r'\\frac{\2}{\1}'),
+    ('fraction', r'\\frac\{([^{}]*)\}\{([^{}]*)\}', r'\\frac{\2}{\1}'),
     ('pm', r'\\pm', '+'),
     ('mp', r'\\pm', '-'),
     ('floor', r'\\(l|r)floor', r'\\\1ceil'),
