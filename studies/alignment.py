@@ -165,7 +165,7 @@ def policy_gradient(
   """The gradient of a batch's policy terms alone; rows of advantage 0 cost nothing."""
   alone = dataclasses.replace(
     spec,
-    gradient=dataclasses.replace(spec.microbatch, drop_zero_advantage=True),
+    microbatch=dataclasses.replace(spec.microbatch, drop_zero_advantage=True),
     objective=dataclasses.replace(
       spec.objective, entropy_bonus=0.0, kl_coefficient=0.0, balance_coefficient=0.0
     ),
