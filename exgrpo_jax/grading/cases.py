@@ -21,7 +21,7 @@ def explain(
   kind: str = 'math',
   chosen: str = 'built_in',
 ) -> str:
-  """Describe the extracted answer, our verifier's reading of both sides, and the outcome by line.
+  """Describe in lines the extracted answer, our reading of both sides, and the outcome.
 
   Arguments and errors as for `verifier.judge`; `chosen` is a verifier as config.grading names it.
   The readings are left out if `chosen` is not our verifier.
@@ -50,7 +50,7 @@ class _Case(NamedTuple):
   place: str  # path and line number
   response: str
   truth: verifier.Truth
-  expected: bool  # whether the response should be judged correct
+  expected: bool  # True if the response should be judged correct
 
 
 def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
@@ -58,7 +58,7 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
 
   Args:
     path: JSON lines, as commands/verify.py describes them.
-    config: what a response must have.
+    config: requirements that a response must meet.
     kind: how answers are compared if a case does not say.
     chosen: a verifier, as config.grading names it.
 

@@ -26,7 +26,7 @@ class Submission:
   text: Callable[[], str]
   answer: str  # the ground truth
   kind: str = 'math'  # how answers are compared, one of verifier.KINDS
-  # True if each step of the text is right; it decides nothing. None if steps cannot be checked.
+  # True if each step of the text is right; the verdict ignores it. None if steps cannot be checked.
   check_steps: Callable[[str], bool] | None = None
   # Values that rewards may ask for besides text, answer and outcome, by name: `facts.of_response`.
   facts: Callable[[], Mapping[str, Any]] = dict

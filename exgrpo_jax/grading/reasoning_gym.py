@@ -61,9 +61,9 @@ def extract(response: str, entry: Mapping[str, Any]) -> str | None:
 
 
 def score(given: str, entry: Mapping[str, Any]) -> float:
-  """Return score_answer's best score of an answer's spellings: 1 if right, else partial credit.
+  """Return the best score_answer of any spelling of an answer: 1 if right, else partial credit.
 
-  Raises InputError if the task is unknown or evaluates what a model wrote.
+  Raises InputError if the task is unknown or evaluates a model's text.
   """
   task = _kept(entry['task'], json.dumps(entry['config']))
   best = 0.0

@@ -27,7 +27,7 @@ PARAMETERS = (
   'overlong_buffer',  # config.grading.overlong_buffer
 )
 
-OF_ROW = ('question', 'messages')  # of these, the ones that come from the row, as columns do
+OF_ROW = ('question', 'messages')  # the PARAMETERS that come from the row, as columns do
 _WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
 # Largest size of a reward: float32 must hold the squares of weighted sums, to compute deviations.
 LARGEST = 1e10

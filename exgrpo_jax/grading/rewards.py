@@ -37,7 +37,7 @@ def think_format(response: str) -> float:
   """Return 1 for the format that the paper's template requests, else 0, whatever the answer.
 
   The response must close one think section, with text both in it and after it. It may also open the
-  section, because not every prompt does (prompt.THINK), but only at its very beginning.
+  section, because not every prompt does (prompt.THINK), but only at the response's start.
   """
   thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')
   is_whole = bool(thought.strip() and solution.strip())

@@ -119,7 +119,7 @@ def judge_with(
 
 
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
-  """Compare a response, any text, with the ground truth by our verifier, in bounded time.
+  """Judge any text as a response against the ground truth, by our verifier, in bounded time.
 
   Returns:
     One of OUTCOMES.

@@ -66,10 +66,10 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 
 
 def bounded(response: str, max_length: int) -> str | None:
-  """Return the part of a response to judge: the end of a long one, if that has all its solution.
+  """Return the part of a response to judge: the end of a long one, if it has the whole solution.
 
   If a response has more than `max_length` characters, the last `max_length` are judged if they
-  contain the last '</think>', because then only thought is lost, which is no answer anyway.
+  contain the last '</think>', because then only thought is lost, which is never an answer.
   Otherwise None, because the end of a thought must not pass for an answer.
   """
   if len(response) <= max_length:
@@ -101,7 +101,7 @@ def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[
     for reward in judge.rewards:
       place = reward.spec
       components[reward_functions.name_of(reward.spec)] = reward.of_one(known)
-  except ERRORS as error:  # concerns only this response
+  except ERRORS as error:  # only this response has failed
     return server.failed(error, f'{place}: ')
   return {'outcome': outcome, 'components': components, 'answer': given and given[:MAX_ANSWER]}
 

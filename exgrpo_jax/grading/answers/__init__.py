@@ -1,4 +1,4 @@
-"""Meanings of answers in LaTeX or plain text, and comparison of these meanings.
+"""Reading of answers in LaTeX or plain text, and comparison of their meanings.
 
 From text to verdict:
 

@@ -90,7 +90,7 @@ def _read_cycles(text: str) -> tuple[int, ...] | None:
 
 
 def _is_prose(text: str) -> bool:
-  """Return True if a text begins with two words, which are no product of their letters."""
+  """Return True if a text begins with two words, which are not products of letters."""
   words = _TWO_WORDS.match(text)
   return words is not None and not {words[1], words[2]} & _MATHEMATICAL
 
@@ -171,7 +171,7 @@ def _interpret_one(tree: Tree) -> Reading:
 
 
 def _interpret_matrix(tree: Tree) -> Reading | None:
-  """Interpret a matrix, or a vector like '(1, 2)^T', which is no interval; None for others."""
+  """Interpret a matrix, or a vector like '(1, 2)^T', not an interval; else None."""
   if rows := rows_of(tree):
     return 'matrix', rows
   if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == TRANSPOSED:
@@ -290,7 +290,7 @@ def _interpret_unequal(left: Tree | None, right: Tree) -> Reading:
 def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
   if sides[0] is None:
     return interpret(sides[-1])
-  if '~' in operators:  # what follows '≈' is rounded, except in 'x ≈ 5'
+  if '~' in operators:  # a value after '≈' is rounded, except in 'x ≈ 5'
     end = operators.index('~') + 1
     sides = sides[: max(end, 2)] if end > 1 or is_label(sides[0]) else sides[:1]
   first, last = sides[0], sides[-1]
@@ -298,7 +298,7 @@ def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Readi
     return interpret(first)
   if is_label(first) and not (is_name(first) and is_name(last)):
     return make_labelled(first, interpret(last), lhs=first, rhs=last)
-  if not any(symbols(side) for side in sides):  # '2 + 3 = 5' is 5, but '5 = 6' is no number
+  if not any(symbols(side) for side in sides):  # '2 + 3 = 5' is 5, but '5 = 6' is not a number
     is_true = all(quantity.same(side, last) for side in sides)
     return interpret(last) if is_true else ('equation', first, last)
   if last[0] == 'symbol' and not symbols(first):

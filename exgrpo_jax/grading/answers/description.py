@@ -1,4 +1,4 @@
-"""Descriptions of readings in a few words, for a person who asks for the reason of a verdict."""
+"""Descriptions of readings in a few words, which explain a verdict to a person."""
 
 from fractions import Fraction
 

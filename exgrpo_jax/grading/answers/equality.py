@@ -89,7 +89,7 @@ def _chosen_letter(given: str) -> str | None:
 
 
 def _same_decimal(given: str, truth: str) -> bool:
-  """Return True for one decimal, once with a comma, or a truth that rounds an irrational number."""
+  """Return True if two decimals differ only in a comma, or if the truth rounds an irrational."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
   for with_comma, other, pattern in (
     (given, truth, _DECIMAL_COMMA),
@@ -112,7 +112,7 @@ def _same_decimal(given: str, truth: str) -> bool:
 # A numeral is its digits and its base: 204_5 is neither 204 nor 54.
 # Labels and units count if both sides give one; 20% is 0.2 and 20.
 # Order counts in tuples, not in lists and sets. (0, 1) is a pair or an interval, like the other
-# side. '1, 2' is '(1, 2)' in that order.
+# side. '1, 2' is '(1, 2)' in this order.
 
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
@@ -147,7 +147,7 @@ def same(given: Reading, truth: Reading) -> bool:
 
 
 def _same_as_written(given: Reading, truth: Reading) -> bool:
-  """Compare two words or two rows of numbers as written; compare one with others by value."""
+  """Compare two words or rows of numbers as written, and one with other readings by value."""
   if given[0] == truth[0]:
     return given[1] == truth[1]
   if {given[0], truth[0]} & {'labelled', 'assigned'}:
@@ -156,7 +156,7 @@ def _same_as_written(given: Reading, truth: Reading) -> bool:
   if written[2] is None or other[0] in ('letters', 'dashed'):
     return False
   if written[0] == 'letters' and len(set(written[1])) < len(written[1]):
-    return False  # 'ABA' is no square of A
+    return False  # 'ABA' is not a square of A
   if written[0] == 'dashed' and (quantity.exact(written[2][1]) or 0) < 0:
     return False  # '10-20' is a range
   return same(written[2], truth) if written is given else same(given, written[2])
@@ -374,7 +374,7 @@ def _same_equation(given: Reading, truth: Reading) -> bool:
 
 
 def _zero_form(reading: Reading) -> Tree | None:
-  """Return the tree that an equation sets to zero; None if the reading is no equation."""
+  """Return the tree that an equation sets to zero; None if the reading is not an equation."""
   sides = {'equation': reading[1:3], 'labelled': reading[3:5]}.get(reading[0], (None, None))
   return None if None in sides else subtract(*sides)
 
@@ -454,7 +454,7 @@ def _same_ratio(ratio: Reading, number: Reading) -> bool:
 def _same_brackets(x: Reading, y: Reading) -> bool:
   """Compare brackets: (0, 1) may be an interval or a pair, [0, 1] is an interval.
 
-  They do not count around more than two items, which are a vector.
+  Brackets around more than two items do not count, because these are a vector.
   """
   return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
 
@@ -468,13 +468,13 @@ def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
 
 
 def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bool:
-  if len(given) > len(truth):  # a solution that is named twice is one
+  if len(given) > len(truth):  # a repeated solution counts once
     given = tuple(dict.fromkeys(given))
   return len(given) == len(truth) and _pair_up(given, truth, same)
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
-  """Return True if each item of x matches a different item of y, which is as long."""
+  """Return True if each item of x matches a different item of y. Both have the same length."""
   unmatched_y, unmatched_x = list(y), []
   for item in x:  # identical ones first, which is fast
     if item in unmatched_y:

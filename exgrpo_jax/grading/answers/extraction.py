@@ -1,7 +1,7 @@
 """Extraction of a response's answer, as written: after its thought, inside its last box.
 
 A hedge stays in the answer, so that it equals neither of the two: '3 or 4' in prose gives 'or 4'.
-See Boxes below for two boxes.
+The section on boxes below covers answers in several boxes.
 
 Every search is linear in the length of the response or bounded by a window, because the model that
 writes it is rewarded for whatever passes here.
@@ -94,7 +94,7 @@ def extract(response: str, require_think: bool = False, require_box: bool = Fals
   r"""Return a response's answer, as written, or None; arguments as for `solution`.
 
   The last box counts, with the boxes joined to it (read_boxes). A box that is not closed, as in a
-  response cut at its limit, is no answer. Without any box the answer follows the last '####', else
+  response cut at its limit, is not an answer. Without a box the answer follows the last '####', else
   the last 'answer is', else it is the last number, with the whole formula around it.
   """
   rest = solution(response, require_think, require_box)
@@ -110,7 +110,7 @@ def extract_number(response: str) -> str | None:
 
 
 def extract_text(response: str) -> str | None:
-  """Extract an answer that is no number: the last line counts instead of the last number."""
+  """Extract an answer that is not a number: the last line counts instead of the last number."""
   return _answer(solution(response, False, False) or '', _last_line)
 
 
@@ -133,7 +133,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   """Return the accepted answers of a ground truth: several in '["4", "four"]', else one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
-    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' is no form feed
+    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' has no form feed
     for read in (json.loads, ast.literal_eval):
       try:
         answers = read(escaped)
@@ -288,13 +288,13 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 # The last box counts, and with it every box before it that is joined to it:
 #
 #   by nothing but commas and `and`     '\boxed{3} and \boxed{4}' is the answer '3, 4'
-#   by what begins as an alternative    '\boxed{3}, or maybe \boxed{4}' is '3 or maybe 4'
+#   by words that begin an alternative  '\boxed{3}, or maybe \boxed{4}' is '3 or maybe 4'
 #
 # The second is the list '3 or 4' if there is nothing but `or`, and otherwise equals no answer.
 # Any other words separate two boxes, and so do a full stop and words that correct or restate: in
 # '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}' only the last counts.
 #
-# A box that is not closed, or does not open with a brace, is no answer. Neither is a box that
+# A box that is not closed, or does not open with a brace, is not an answer. Neither is a box that
 # follows in the same line, because it is inside the first: '\boxed{3 or \boxed{4}'.
 
 

@@ -164,7 +164,7 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
 
   Args:
     trees: the quantities in order.
-    is_list: whether a comma or 'and' stands between them.
+    is_list: True if a comma or 'and' is between them.
   """
   if any(tree[0] != 'unit' for tree in trees):
     return None
@@ -502,7 +502,7 @@ class Grammar(Cursor, abc.ABC):
       self._expect('mark', '}')
     return exponent
 
-  # Powers and what follows an operand.
+  # Powers and marks after an operand.
 
   def _power(self) -> Tree:
     tree = self._postfixed(self._atom())

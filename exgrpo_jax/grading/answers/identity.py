@@ -1,7 +1,7 @@
 """Comparison of two expressions by algebra, if numbers at several points do not decide.
 
 An expression becomes a fraction of two polynomials, which sympy multiplies and adds. Their unknowns
-are the letters and everything that is no polynomial of letters: a root, a sine, a factorial, a
+are the letters and everything that is not a polynomial in them: a root, a sine, a factorial, a
 power with a letter in its exponent. Expressions that are equal for any values of the unknowns are
 the same. If there are only letters and factorials, other expressions differ. All work is bounded,
 in products of terms.
@@ -169,7 +169,7 @@ class _Algebra:
     return result
 
   def _unknown_power(self, base: Quotient, exponent: tuple[Any, ...], count: int) -> Quotient:
-    """Return (base^(m/d))^count if m/d is no integer; each prime has its own unknown."""
+    """Return (base^(m/d))^count if m/d is not an integer; each prime has its own unknown."""
     self.is_decisive = False
     primes = self._positive_factors(base)
     if primes is None:

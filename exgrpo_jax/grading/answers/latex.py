@@ -197,7 +197,7 @@ class _Parser(Grammar):
     if name == 'emptyset':
       return 'set', ()
     if name == 'Delta' and (self.peek().kind == 'word' or self.peek().text in SYMBOLS):
-      return self._accented(name)  # a change in what follows
+      return self._accented(name)  # a change in the next name
     if name in SYMBOLS:
       return self._name(name)
     raise UnreadableError(f'\\{name} is unknown')

@@ -155,7 +155,7 @@ def _power(base: Number, exponent: Number, context: Context) -> Number:
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
-  """Return the rational root of a number from 0 up; None if it is irrational or not found."""
+  """Return the rational root of a number from 0 up; None if it is irrational or too large."""
   parts = []
   for part in (value.numerator, value.denominator):
     if index == 2:

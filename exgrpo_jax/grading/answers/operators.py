@@ -1,8 +1,8 @@
 r"""Products whose order can matter: of matrices, vectors, operators, functions and group elements.
 
-Letters commute unless something says that they may not: an inverse next to other
-letters (`P^{-1}AP`), a transpose (`A^T`), a commutator (`AB - BA`), `\circ`, a vector's arrow or
-bold face, a hat, `\nabla` or `\partial`. Then such letters become matrices of three rows, and two
+Letters commute unless something says that they may not: an inverse next to other letters
+(`P^{-1}AP`), a transpose (`A^T`), a commutator (`AB - BA`), `\circ`, a vector's arrow or bold
+face, a hat, `\nabla` or `\partial`. Then such letters become matrices of three rows, and two
 expressions are the same if they agree at several choices of them. Vectors become antisymmetric
 matrices, whose commutator is their cross product.
 """
@@ -125,7 +125,7 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
   """Return the letters of a product with an inverse, 'a^{-1}b', 'xyx^{-1}', or transpose, X'y."""
   letters = {name for factor in factors for name in _letters(factor)}
   if any(name.startswith(_DERIVATIVES) for name in letters):
-    return letters  # they act on what follows
+    return letters  # they act on the next factors
   if any(name.endswith("'") and name[0].isupper() for name in letters):
     return letters  # X' may be the transpose of X
   inverses = [factor[1] for factor in factors if _is_inverse(factor)]
@@ -292,7 +292,7 @@ class _Algebra:
 
   def _product_of_vectors(self, head: str, x: Tree, y: Tree) -> Matrix:
     if any(name.startswith(_DERIVATIVES) for name in symbols(x) | symbols(y)):
-      return self._unknown(head, '', (x, y))  # an operator acts on what follows it
+      return self._unknown(head, '', (x, y))  # an operator acts on the next factors
     a, b = self.value(x), self.value(y)
     return a * b - b * a if head == 'cross' else self._number(_dot(a, b))
 
@@ -352,7 +352,7 @@ def with_forms(tree: Tree) -> Tree:
 
 
 def without_differentials(tree: Any) -> Any:
-  """Return a tree with 'dv' as a product, for a ground truth with a letter d, say a distance."""
+  """Return a tree with 'dv' as a product, for a ground truth that has d as a distance."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[:2] == ('call', 'd'):

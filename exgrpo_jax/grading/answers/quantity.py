@@ -93,7 +93,7 @@ def same(x: Tree, y: Tree) -> bool:
 def proportional(x: Tree, y: Tree, positive: bool) -> bool:
   """Return True if x is a constant times y, and neither is zero.
 
-  Trees with different unknowns are not proportional. With `positive`, so must the constant be.
+  Trees with different unknowns are not proportional. `positive` requires a positive constant.
   """
   x, y = in_one_face(x, y)
   if letters := ordered_letters(x, y):

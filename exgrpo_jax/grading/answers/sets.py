@@ -19,11 +19,11 @@ _OPERATIONS = {'union': 'Union', 'intersection': 'Intersection', 'minus': 'Compl
 
 
 class _NoSetError(ValueError):
-  """The reading is no set of real numbers, or has too many ends."""
+  """The reading is not a set of real numbers, or has too many ends."""
 
 
 def same_set(x: Reading, y: Reading) -> bool:
-  """Return True if two readings are the same set of real numbers; False if one is no set."""
+  """Return True if two readings are the same set of real numbers; False if one is not a set."""
   if 'quantity' in (x[0], y[0]):
     return False
   try:

@@ -63,7 +63,7 @@ _REPLACEMENTS = tuple(
       r'\s?\.?',
       '',
     ),
-    # '@' replaces a sure thousands separator, until `_remove_thousands`.
+    # '@' replaces a mark that can only separate thousands, until `_remove_thousands`.
     (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
     (r'(?<=[0-9])\s+@', '@'),
@@ -157,7 +157,7 @@ class Token(NamedTuple):
 
   kind: str  # 'number', 'command', 'word', 'text', 'mark', 'tree' (already parsed) or 'end'
   text: str  # a command without its backslash
-  spaced: bool  # whether white space precedes it
+  spaced: bool  # True if white space precedes it
   tree: Tree = ()  # of kind 'tree' only
 
 

@@ -161,7 +161,7 @@ _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
-  """Return a unit's one spelling: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
+  """Normalize the spelling: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
   name = _PER.sub('/', name).replace('{', '').replace('}', '')
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
@@ -198,7 +198,7 @@ def conversion(unit: str, other: str) -> Fraction | None:
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return how many of the larger unit make one smaller, if a quantity may have both; else None.
+  """Return the smaller unit's size in larger ones, if a quantity may have both; else None.
 
   Args:
     larger: the unit that comes first, such as 'hour'.
