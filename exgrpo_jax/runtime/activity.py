@@ -67,7 +67,7 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints none
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
   """Return a function that takes the number of rows done and sometimes prints `line(done)`.
 
-  It keeps the current standard output, because a library's output (TFDS's) is discarded later.
+  It remembers the current standard output, because TFDS's output is redirected and thrown away.
   """
   out, printed = sys.stdout, time.monotonic()
 

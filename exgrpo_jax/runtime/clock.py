@@ -38,8 +38,7 @@ class Clock:
 
   def __init__(self) -> None:
     self._steps: list[float] = []  # seconds of each finished step
-    # When the device finished the dispatched work, in time.monotonic().
-    self._finished: concurrent.futures.Future[float] | None = None
+    self._finished: concurrent.futures.Future[float] | None = None  # when the device finishes
     self._begin()
 
   def restart(self) -> None:

@@ -41,8 +41,7 @@ class Program(NamedTuple):
   def results(self, exact: bool = False) -> Any:
     """Return the shapes and shardings of the function's results.
 
-    On several devices this compiles it. On one device it compiles only if `exact`; otherwise all
-    shardings are empty.
+    On several devices this compiles. On one it compiles only if `exact`; else shardings are empty.
     """
     if self.mesh.size == 1 and not exact:
       layout = NamedSharding(self.mesh, PartitionSpec())
@@ -113,7 +112,6 @@ def _show(event: str, duration_secs: float, **details: str | int) -> None:
 
 
 def _program(details: Mapping[str, str | int]) -> str:
-  """Return the name of the function that an event of JAX is about."""
   return str(details.get('fun_name', '?')).removeprefix('jit(').removesuffix(')')
 
 

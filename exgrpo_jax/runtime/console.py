@@ -74,7 +74,7 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
 
 
 def program() -> list[str]:
-  """Return the words by which the user started this program, to suggest other commands with."""
+  """Return the words that started this program; suggested commands begin with them."""
   script = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ''
   if os.path.basename(script) != 'exgrpo':
     return [sys.orig_argv[0], '-m', 'exgrpo_jax']

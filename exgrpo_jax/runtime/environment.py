@@ -91,7 +91,7 @@ def versions() -> dict[str, str]:
 def peak_memory() -> dict[str, float]:
   """Return the peak memory of this process and of its fullest device so far, in GiB.
 
-  JAX reports none for a CPU, so there the device's is left out.
+  A CPU does not report its peak, so there only the process's is returned.
   """
   unit = 1 if sys.platform == 'darwin' else 1024  # macOS reports bytes, other systems KiB
   host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -32,7 +32,7 @@ _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
 
 
 class Meeting(NamedTuple):
-  """The coordinator's address by hand; all None on a known cluster, or for a single host."""
+  """Flags that connect this host to the others; all None on a known cluster or a single host."""
 
   coordinator_address: str | None = None  # host:port of the first host
   num_processes: int | None = None
@@ -139,12 +139,12 @@ def are_several() -> bool:
 
 
 def is_first() -> bool:
-  """Return True on the host that writes everything that is written once."""
+  """Return True on the first host, the only one that writes shared output."""
   return not are_several() or jax.process_index() == 0
 
 
 def warn(message: str) -> None:
-  """Print a warning that all hosts share to standard error, on the first host only."""
+  """Print a warning that is the same on all hosts to standard error; only the first host prints."""
   if is_first():
     print(f'WARNING: {message}', file=sys.stderr, flush=True)
 

@@ -35,7 +35,7 @@ _commits: dict[str, str] = {}  # the same, in this process
 
 
 class NoRevisionError(InputError):
-  """A repository has no such branch, tag or commit."""
+  """The error for a branch, tag or commit that a repository does not have."""
 
 
 class Repository(NamedTuple):
@@ -150,7 +150,6 @@ def listing(repository: Repository) -> list[str]:
 
 @contextlib.contextmanager
 def _refusals(repository: Repository) -> Iterator[None]:
-  """Turn the library's errors into an InputError of one line."""
   kind, name = repository.kind.replace('dataset', 'data set'), repository.name
   try:
     yield

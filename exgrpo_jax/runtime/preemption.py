@@ -24,9 +24,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def listening() -> Iterator[Callable[[], str]]:
   """Yield a function that returns the name of a signal that any host has received, or ''.
 
-  Must run in the main thread. All hosts must call the function together. A second signal ends the
-  process at once, even while the main thread compiles or waits for the device and Python runs no
-  handler.
+  Enter the block in the main thread. All hosts must call the function together. A second signal
+  ends the process at once, even while Python runs no handler (compiling, waiting for the device).
   """
   received: list[str] = []
 

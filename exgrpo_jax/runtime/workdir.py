@@ -44,8 +44,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
 
   Raises:
     InputError: another process holds the lock; the message is `refusal` and the owner. Raised at
-      once if the owner is on this machine, else after LEASE_SECONDS, because by then the lock of a
-      dead machine has ended.
+      once if the owner is on this machine, else after LEASE_SECONDS, when dead hosts' locks end.
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
@@ -74,7 +73,6 @@ def in_turn_of(folder: str, name: str, waiting: str) -> Iterator[None]:
 
 
 def _take(file: BinaryIO, refusal: str) -> None:
-  """Take the lock, or raise InputError; see `folder_held`."""
   deadline = time.monotonic() + LEASE_SECONDS
   is_waiting = False
   while True:
@@ -107,7 +105,7 @@ def _machine() -> str:
 
 
 # Settings that a resumed run may change: what it writes and evaluates on the way, and how it is
-# computed (mesh, slots and microbatch change only rounding). `_changes` adds its length. Any other
+# computed (mesh, slots and microbatch change only rounding). `_changes` adds num_steps. Any other
 # change would mix two experiments in one set of records.
 FREE = (
   'evaluation.',
@@ -132,8 +130,7 @@ FREE = (
 
 _STEP_0 = re.compile(r'"step": 0\b')
 
-# Settings in the config.json of earlier versions that no longer exist, each with the one value it
-# allowed.
+# Settings of earlier versions that no longer exist, each with the one value it allowed.
 _RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
 # Settings that are newer than some runs, each with the value that describes what those runs did.
 _ADDED = {

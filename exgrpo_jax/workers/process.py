@@ -84,7 +84,7 @@ class WorkerProcess:
 
   @contextlib.contextmanager
   def _until(self, deadline: float) -> Iterator[None]:
-    """Let the socket wait until the deadline, and turn errors other than a timeout into EOFError."""
+    """Let the socket wait until the deadline; turn errors other than timeouts into EOFError."""
     self._socket.settimeout(max(1e-6, deadline - time.monotonic()))  # 0 would mean non-blocking
     try:
       yield

@@ -29,8 +29,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 Reply = Mapping[str, Any]
 # Reports which setting's code is about to run, and how, because that code may never return.
 Say = Callable[[str, str, str], None]  # key, value, 'importing it'
-# Takes a program's setup; returns the greeting and the function that answers a request. Raises
-# InputError.
+# Takes a program's setup; returns the greeting and the answering function. Raises InputError.
 Load = Callable[[Mapping[str, Any], Say], tuple[Reply, Callable[[Any], Reply]]]
 
 
