@@ -1,7 +1,7 @@
 """Config files, found by name or path, and the command line's overrides of them.
 
-Mistakes are refused here, before absl and ml_collections read the same command line, because they
-would raise errors of many types, some of them only when a value is used.
+Mistakes are refused here, before absl and ml_collections read the same command line. These
+libraries would raise errors of many types, some of them only when a value is used.
 """
 
 import copy
