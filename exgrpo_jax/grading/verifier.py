@@ -88,7 +88,7 @@ class BuiltIn:
   """Our verifier."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Extract the answer as in extraction.py, and compare it as in equality.py."""
+    """Extract by extraction.py and compare by equality.py; reasoning_gym judges its own kind."""
     if question.kind == reasoning_gym.KIND:
       return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)

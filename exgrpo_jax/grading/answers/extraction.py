@@ -94,8 +94,8 @@ def extract(response: str, require_think: bool = False, require_box: bool = Fals
   r"""Return a response's answer, as written, or None; arguments as for `solution`.
 
   The last box counts, with the boxes joined to it (read_boxes). A box that is not closed, as in a
-  response cut at its limit, is not an answer. Without a box the answer follows the last '####', else
-  the last 'answer is', else it is the last number, with the whole formula around it.
+  response cut at its limit, is not an answer. Without a box the answer follows the last '####',
+  else the last 'answer is', else it is the last number, with the whole formula around it.
   """
   rest = solution(response, require_think, require_box)
   return None if rest is None else _answer(rest, _last_number)
@@ -133,7 +133,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   """Return the accepted answers of a ground truth: several in '["4", "four"]', else one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
-    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' has no form feed
+    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\f' in '\frac' is not a form feed
     for read in (json.loads, ast.literal_eval):
       try:
         answers = read(escaped)
