@@ -133,7 +133,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   """Return the accepted answers of a ground truth: several in '["4", "four"]', else one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
-    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\f' in '\frac' is not a form feed
+    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' has no form feed
     for read in (json.loads, ast.literal_eval):
       try:
         answers = read(escaped)
