@@ -15,7 +15,7 @@ from exgrpo_jax.runtime import machine
 
 # Tokens, mask, log-probabilities and weights of a step's rows: 4 bytes each.
 _BATCH_BYTES = 16
-# Parameter, gradient and AdamW's moments in float32. With adapters the parameter in bfloat16.
+# Parameter, gradient and AdamW's moments in float32; with LoRA only the frozen base in bfloat16.
 _TRAINED_BYTES, _FROZEN_BYTES = 16, 2
 
 
