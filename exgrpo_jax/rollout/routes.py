@@ -21,7 +21,7 @@ def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
 
 
 def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
-  """Pad the routes of rows [T, L, C] to one array [R, length, L, C]. None becomes unknown routes."""
+  """Pad the routes of rows [T, L, C] to one array [R, length, L, C]; None is unknown routes."""
   routes_RTLC = unknown(config, len(rows), length)
   for padded_TLC, routes_TLC in zip(routes_RTLC, rows):
     if routes_TLC is not None:
