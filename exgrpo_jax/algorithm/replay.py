@@ -104,10 +104,7 @@ def trains(config: ReplayConfig, correctness: float) -> bool:
 
 
 def is_recorded(config: ReplayConfig, correctness: float) -> bool:
-  """Return True if a group of this correctness is stored and moves its question.
-
-  Called only for groups that do not retire.
-  """
+  """Return True if a group that does not retire is stored and moves its question."""
   if correctness == 0:
     return config.on_all_failed == 'bucket_0' or config.store == 'all'
   return config.lower_bound < correctness <= config.upper_bound

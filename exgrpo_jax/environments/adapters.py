@@ -88,10 +88,7 @@ class Gymnasium:
     self._gymnasium = package('gymnasium')
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Begin the game and return rules, actions and the board.
-
-    Raises ValueError if the row has no seed or the actions are not numbered.
-    """
+    """Begin the game and return its prompt. Raises ValueError if actions are not numbered."""
     gymnasium, columns = self._gymnasium, task.columns
     name, options = _name(task), columns.get('options') or {}
     self._game = gymnasium.make(name, **options)

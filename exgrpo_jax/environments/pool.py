@@ -116,7 +116,7 @@ class Pool:
   ) -> list[Mapping[str, Any]]:
     """Send requests that concern no episode in flight to all workers and return the replies.
 
-    Raises InputError if one fails; it names `what`, the question's row and the reason.
+    Raises InputError with `what`, the question's row and the reason if a request fails.
     """
     asked = [
       holder.ask(request) for holder, request in zip(itertools.cycle(self._holders), requests)
@@ -191,7 +191,7 @@ class _Holder:
   def _reply(
     self, worker: Worker, make: Callable[[], Mapping[str, Any]]
   ) -> Mapping[str, Any] | Failure:
-    """Send a request in worker.py's format and return the reply. Each process gets its own."""
+    """Send a request in worker.py's format and return the reply. `make` runs for each process."""
 
     def request() -> tuple[Any, float]:
       made = make()

@@ -48,10 +48,7 @@ def _beginning_with(messages: tuple[Message, ...], question: Question) -> Questi
 def begun(
   data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """Return the questions with the prompts of their environment, tokenised.
-
-  Raises InputError if the environment fails or a prompt is longer than `max_prompt`.
-  """
+  """Return the questions with their environment's prompts. Raises InputError if it has none."""
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, pool)]
   if messages == [question.messages for question in questions] and not tools:

@@ -70,10 +70,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls of a turn, or end the episode with its answer.
-
-    The reward is 1 for the right answer, or the mean of the classes' rewards if they have any.
-    """
+    """Run the calls, or end with a reward: the classes' mean, else 1 for the right answer."""
     try:
       calls = calls_of(response)
     except ValueError as error:

@@ -70,7 +70,7 @@ class DecodeSpec:
 class State(NamedTuple):
   """The state of the slots between two syncs."""
 
-  hidden_BD: jax.Array  # from which the next token is sampled
+  hidden_BD: jax.Array  # the next token is sampled from it
   position_B: jax.Array  # int32, cache position of the next token; 0 in free slots
   length_B: jax.Array  # int32, tokens of the response so far
   live_B: jax.Array  # bool

@@ -40,7 +40,7 @@ def prefill(
   lengths_P: Array,
   place_P: Array,
 ) -> Prompts:
-  """Prefill prompts together and store them at their places; one past the last place is none."""
+  """Prefill prompts together and store each at its place; a place one past the last drops it."""
   T = tokens_PT.shape[1]
   hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
@@ -100,7 +100,7 @@ def filled(
 def _with_routes(
   kept_BSLC: jax.Array | None, row_R: Array, routes_RTLC: jax.Array | None
 ) -> jax.Array | None:
-  """Store the routes of some rows' first T tokens. One past the last row stores none."""
+  """Store the routes of some rows' first T tokens; a row one past the last drops them."""
   if kept_BSLC is None or routes_RTLC is None:
     return kept_BSLC
   routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
@@ -118,7 +118,7 @@ def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache
 
 @functools.partial(jax.jit, donate_argnums=1)
 def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
-  """Copy the caches of slots to their places. One past the last place copies none."""
+  """Copy the caches of slots to their places; a place one past the last drops the cache."""
   rows = kv_cache.select_rows(state.cache, slot_R)
   return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
 

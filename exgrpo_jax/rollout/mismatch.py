@@ -28,10 +28,10 @@ class LogprobCheckConfig:
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Return the mean and largest absolute difference over the tokens of `step`, in nats.
+  """Compute the mean and largest absolute difference over the tokens of `step`, in nats.
 
-  They are metrics. `trainer` has the trainer's log-probabilities [T] of each response, in the same
-  order.
+  Returns them as metrics. `trainer` has the trainer's log-probabilities [T] of each response, in
+  the same order.
   """
   gaps = []
   for logp, response in zip(trainer, responses):

@@ -156,7 +156,7 @@ def ready(responses: Responses, step: int, questions: int, max_age: int) -> list
 
 
 def continued(before: Response, now: Response, step: int) -> Response:
-  """Return `now` with a record of which step wrote which tokens; `step` wrote the new ones.
+  """Return `now` with its spans: `step` wrote the tokens that `before` lacks.
 
   Its weights of truncated importance sampling only cover the tokens of earlier steps.
   """

@@ -45,7 +45,7 @@ class Generation(NamedTuple):
   spans: list[Span]
   prompt: int  # tokens of each prompt
   tokens: int  # decoded
-  prompts: int  # whose first responses are begun
+  prompts: int  # prompts whose first responses are begun
   begun: int  # responses that get their first token
   resumed: np.ndarray  # int, tokens of each row that is prefilled again, prompt included
 

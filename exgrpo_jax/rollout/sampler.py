@@ -28,11 +28,11 @@ class Request:
   prompt: np.ndarray  # [T] int32
   question: int  # row in its data source
   sample: int  # which of the question's responses
-  step: int  # in which the response began
-  limit: int  # of the response, in tokens, the end token included
+  step: int  # the step in which the response began
+  limit: int  # longest response, in tokens, the end token included
   begun: Response = UNBEGUN  # its tokens so far; only a sampler that resumes takes any
   asked: Question | None = None  # for an environment; None for a single turn
-  # Index in the same call: it begins with that request's tokens, then an observation.
+  # Index of a request in the same call. This one begins with its tokens and an observation.
   follows: int | None = None
 
 

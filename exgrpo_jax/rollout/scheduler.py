@@ -60,8 +60,8 @@ from exgrpo_jax.rollout.slots import (
 )
 from exgrpo_jax.runtime import activity, hosts
 
-# Refill once one slot in this many has finished, all of those together: few host syncs, few idle
-# slots.
+# Refill once one slot in this many has finished, and fill that share together: few host syncs, few
+# idle slots.
 _REFILL_SHARE = 16
 _PART = 10.0  # seconds of decoding after which the progress should move
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
@@ -74,7 +74,7 @@ class SlotEngine:
   model: model.ShapeConfig
   spec: DecodeSpec
   mesh: Mesh  # of decoding; slots are spread over its data axes if these divide them
-  step_key: Callable[[int], jax.Array]  # of the step in which a response began
+  step_key: Callable[[int], jax.Array]  # the key of the step in which a response began
   resumes: bool = False  # whether requests may have begun, and on_finish may stop it
   on_sync: Callable[[Sync], None] = lambda _: None
 

@@ -83,9 +83,9 @@ Slots = list[Row | None]
 class Sync(NamedTuple):
   """The decoding between two syncs."""
 
-  slots: int  # that decoded together
-  steps: int  # every slot computed one token in each
-  tokens: int  # that rows wrote or read: fewer than steps x slots if slots were free
+  slots: int  # slots that decoded together
+  steps: int  # decode steps; each computes one token for every slot
+  tokens: int  # tokens that rows wrote or read: fewer than steps x slots if slots were free
 
 
 def rows_of(

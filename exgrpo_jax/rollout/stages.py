@@ -115,7 +115,7 @@ class Rollout:
     )
 
   def reads_retired(self, buffer: Buffer, epoch: int) -> bool:
-    """Return True if so few questions are left that `epoch` also reads retired ones."""
+    """Return True if `epoch` also reads retired questions because too few others are left."""
     return question_stream.reads_retired(
       epoch, len(self.data.questions), buffer.retired_epoch, self.config.groups_in_flight
     )
@@ -123,7 +123,7 @@ class Rollout:
   def generate(
     self, params: Params, plan: Plan, submit: Submit
   ) -> tuple[list[list[Response]], dict[str, float]]:
-    """Generate fresh responses by group, K or K - 1 next to a stored one; also returns metrics.
+    """Generate each group's fresh responses: K, or K - 1 next to a stored one. Returns metrics too.
 
     `params` are in the decode layout (`model.decode_layout`). `submit` gets each response to judge
     as it finishes.
@@ -145,8 +145,8 @@ class Rollout:
     """Return the responses with the log-probabilities that training uses as the old policy's.
 
     With `objective.old_logprobs='recompute'` they are the trainer's. Otherwise they are the
-    sampler's, which are compared with the trainer's every `logprob_check.every` steps. Concerns
-    only the tokens that this step wrote. Also returns the differences, as metrics, if any were
+    sampler's, and every `logprob_check.every` steps they are compared with the trainer's. Only the
+    tokens that this step wrote are concerned. Returns the differences too, as metrics, if any were
     computed.
 
     Raises:
@@ -174,9 +174,9 @@ class Rollout:
     return responses, measured
 
   def grade(self, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
-    """Return the groups that the step trains, with verdicts on the responses given to `grader`.
+    """Return the groups that the step trains, with the verdicts of `grader`.
 
-    `generate` submits them. Raises InputError if grading failed for all of them.
+    `generate` submitted the responses. Raises InputError if grading failed for all of them.
     """
     verdicts = grader.collect()
     by_group = [
