@@ -108,7 +108,7 @@ def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
 
 def _layout(repository: hub.Repository) -> Layout:
   """Return the splits of a repository at a commit, from the paths of its parquet files."""
-  hub.fetch(repository, hub.DESCRIPTION)  # with it comes the listing
+  hub.fetch(repository, hub.DESCRIPTION)  # this also fetches the listing
   layout: dict[str, dict[str, list[str]]] = {}
   for path in hub.listing(repository):
     *folders, name = path.split('/')

@@ -166,9 +166,9 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return the files of a spec that names no task, and their source or '', the file's name.
+  """Return the files of a spec without an embedded task, and the source if no column has it.
 
-  The source is for questions without a column for it.
+  A source of '' means the file's name.
   """
   if row_files.task_file(base):
     paths, source = [base], ''

@@ -6,7 +6,7 @@ A data set has one folder. Its name contains a hash of everything that shapes th
   SPLIT.arrow    the records of a split
   prompts/HASH   the tokens of prompts; the hash covers everything that shapes them
 
-So a file that exists under its name is right, and files that a change has orphaned do no harm.
+So a file that exists under its name is right, and files from before a change do no harm.
 """
 
 import functools

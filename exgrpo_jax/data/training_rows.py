@@ -104,7 +104,7 @@ def _shard(path: str) -> Shard:
 
 
 def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
-  """Return the columns that will not be used."""
+  """Return the columns whose content will not be written."""
   used = {*_VERL, 'problem', 'answer', *([_TARGET, 'solution'] if keep_target else [])}
   return sorted({column for shard in found for column in shard.columns} - used)
 

@@ -236,7 +236,6 @@ def _get(tree: Mapping[str, Any], path: ParamPath) -> Any:
 
 
 def _nest(leaves: Mapping[ParamPath, jax.Array]) -> model.Params:
-  """Return a nested dict with each leaf at its path."""
   params: model.Params = {}
   for path, leaf in leaves.items():
     tree = params

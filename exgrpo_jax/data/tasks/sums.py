@@ -120,7 +120,7 @@ def valid_steps(question_text: str, response: str) -> bool:
   The first step must add two of the terms, and every later step one more term to the
   running total; every addition must be correct, every term of the question must be used
   exactly once, and the box must hold the last total. Other text between the steps, a
-  second box or a number with leading zeros make the response invalid.
+  second box or a number with leading zeros makes the response invalid.
 
   Args:
     question_text: terms joined by '+', such as '48+9+3'; for anything else the result is False.
