@@ -21,7 +21,7 @@ from exgrpo_jax.grading.verifier import KINDS
 
 Record = dict[str, Any]  # the fields of datatypes.Question except `row`; `columns` is JSON
 
-# Text in place of an answer: in NuminaMath and sets made of it, or a missing value as text.
+# Text in place of an answer: in NuminaMath and sets built from that, or a missing value as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
 # Columns in common use; a set must have at most one of each line.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')

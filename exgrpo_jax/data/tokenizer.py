@@ -164,7 +164,7 @@ class SentencePieceTokenizer(Tokenizer):
     return self._model.is_control(id_) or self._model.is_unknown(id_)
 
   def save(self, directory: epath.PathLike) -> None:
-    """Write the files, see Tokenizer.save, and those of a tokenizer.json."""
+    """Write the files of Tokenizer.save, and a tokenizer.json if the model can have one."""
     super().save(directory)
     for name, content in tokenizer_json.of_sentencepiece(self.files['tokenizer.model']).items():
       (epath.Path(directory) / name).write_bytes(content)
