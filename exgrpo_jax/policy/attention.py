@@ -33,7 +33,6 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
   """Choose the fastest of BACKENDS for `platform`: 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
   Args:
-    platform: the devices' platform.
     dtype: the activations' dtype.
     head_size: H.
     cap: the cap on the scores; 0 if there is none.
