@@ -1,6 +1,6 @@
 """Causal self-attention over whole sequences, for training, scoring and prefill.
 
-One function with three backends, none of which holds all scores of a long sequence at once:
+One function with three backends. None holds all scores of a long sequence at once:
 
   blockwise  plain JAX on any platform, in blocks of queries; see blockwise.py
   cudnn      NVIDIA's flash attention; bfloat16, H a multiple of 8 up to 128, scores without a cap
@@ -33,6 +33,7 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
   """Choose the fastest of BACKENDS for `platform`: 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
   Args:
+    platform: the devices' platform.
     dtype: the activations' dtype.
     head_size: H.
     cap: the cap on the scores; 0 if there is none.

@@ -1,7 +1,7 @@
 """bfloat16 stored as its bits, for arrays that a loop on CPU indexes.
 
 XLA:CPU has no gather, scatter or slice update of bfloat16: inside a loop it converts the whole
-array to float32, and often back, at every iteration. With integers it touches only what is indexed.
+array to float32, and often back, at every iteration. With integers it touches only indexed entries.
 """
 
 import jax

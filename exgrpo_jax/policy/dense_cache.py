@@ -19,7 +19,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
 
-MULTIPLE = 128  # S of `Dense` is a multiple of it, because kernels' blocks must divide S
+MULTIPLE = 128  # S of `Dense` is a multiple, because kernels' blocks must divide S
 _CACHE_AXES = ('batch', 'kv_heads', None, None)
 
 

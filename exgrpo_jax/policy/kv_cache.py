@@ -192,6 +192,7 @@ def attend(
   Args:
     query_BNH: rotated queries.
     position_B: int32.
+    layer: the layer's cache.
     cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
   """
   G, H = _num_heads(layer), query_BNH.shape[-1]

@@ -291,6 +291,7 @@ def hidden_states_and_balance(
   """Compute the hidden states after the final norm, in the compute dtype, and the experts' balance.
 
   Args:
+    config: the decoder's shape.
     params: in the training layout (see `init`).
     tokens_BT: int32.
     segments: keeps the rows of packed sequences apart; None is one row per sequence, at positions
@@ -384,6 +385,7 @@ def prefill(
   """Run whole sequences: return hidden states, a cache of keys and values, and routes.
 
   Args:
+    config: the decoder's shape.
     params: in the decode layout.
     tokens_BT: int32.
     length_B: int32, tokens of each row, at least 1; the rest is padding.
@@ -411,6 +413,7 @@ def decode(
   positions 0 .. position_B, whatever the cache holds after these.
 
   Args:
+    config: the decoder's shape.
     params: in the decode layout.
     tokens_B: int32.
     position_B: int32.
