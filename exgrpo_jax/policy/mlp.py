@@ -215,7 +215,7 @@ def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) ->
 
 
 def counted_balance(position_BW: Array, weight_BW: Array, row_BT: Array) -> Counted:
-  """Count the tokens at these positions, which must be unique within a sequence."""
+  """Mark the tokens to count, at positions that are unique within each sequence."""
   number_B1 = jnp.arange(len(row_BT))[:, None]
   weight_BT = jnp.zeros(row_BT.shape, jnp.float32).at[number_B1, position_BW].set(weight_BW)
   return Counted(weight_BT, row_BT)

@@ -459,7 +459,7 @@ def apply_layers(
 
 def _embed(config: ShapeConfig, params: Params, tokens_BT: Array) -> jax.Array:
   embedding_VD = params['embedding_VD']
-  if sharding.platform() == 'cpu':  # bfloat16 means frozen or decoding: no gradient is lost
+  if sharding.platform() == 'cpu':  # a bfloat16 table is frozen or for decoding: no lost gradient
     x_BTD = from_bits(to_bits(embedding_VD)[tokens_BT]).astype(config.dtype)
   else:
     x_BTD = embedding_VD[tokens_BT].astype(config.dtype)
