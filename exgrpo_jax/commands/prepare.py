@@ -83,7 +83,7 @@ def _smollm2(args: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the command line, or that of the model which the first word names."""
+  """Run the command line, or the one for the model that the first word names."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]
