@@ -21,7 +21,7 @@ from etils import epath
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory, Turn
 
-MAX_SEGMENTS = 64  # per checkpoint; with more, only the MAX_SEGMENTS / 2 largest are linked
+MAX_SEGMENTS = 64  # per checkpoint; with more, link the MAX_SEGMENTS / 2 largest, rewrite others
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
 _NOWHERE = (-1, -1)
 
