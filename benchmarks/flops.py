@@ -31,11 +31,7 @@ def _layer_entries(shape: model.ShapeConfig, num_mlps: int) -> int:
 def forward_flops(shape: model.ShapeConfig, num_tokens: int, length: int, num_logits: int) -> int:
   """Count the FLOPs of a forward pass: matrix products, causal attention and the unembedding.
 
-  Args:
-    shape: the model's.
-    num_tokens: in all rows.
-    length: tokens of each row.
-    num_logits: tokens that get logits.
+  `num_tokens` counts all rows, `length` each row, and `num_logits` the tokens that get logits.
   """
   return sum(_weights_and_attention(shape, num_tokens, length, num_logits))
 

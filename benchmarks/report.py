@@ -1,4 +1,4 @@
-"""The page of a long run: its size, and the time and memory that writing it takes.
+"""The HTML page of a long run: its size, and the time and memory to write it.
 
 The run is a short one whose steps, and the questions of each, are repeated up to the paper's.
 """

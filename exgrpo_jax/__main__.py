@@ -62,7 +62,6 @@ def main() -> None:
 
 
 def _overview() -> str:
-  """List the commands by purpose."""
   lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of one.']
   for purpose, commands in COMMANDS.items():
     lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]

@@ -213,7 +213,6 @@ def _check(study: Study) -> None:
 
 
 def _check_tuned(study: Study) -> None:
-  """Refuse tuning for a setting or an arm that is not in the study."""
   if not isinstance(study.tuned, Mapping):
     raise InputError(f'tuned must be setting -> arm -> overrides, not {study.tuned!r}.')
   for setting, of_arms in study.tuned.items():
@@ -240,7 +239,6 @@ def _check_named(field: str, named: Any) -> None:
 
 
 def _check_comparison(study: Study) -> None:
-  """Refuse seeds, a baseline, a measure or a difference that allow no result."""
   seeds = list(study.seeds) if isinstance(study.seeds, Sequence) else []
   if len(set(seeds)) < len(seeds) or len(seeds) < 2 or not all(type(s) is int for s in seeds):
     raise InputError(

@@ -18,10 +18,7 @@ Scored = Mapping[int, Sequence[Evaluation]]  # seed -> evaluations, of an arm
 def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
   """Write the section of one setting.
 
-  Args:
-    name: the setting's.
-    runs: of the whole study, including runs that have not begun.
-    study: defines the comparison.
+  `runs` has all runs of the study, including those that have not begun.
 
   Raises:
     InputError: a finished run does not have the measure.

@@ -222,7 +222,7 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'col
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """Time of a program or of a part of it, by the source of the estimate."""
+  """The time of a program or of one of its parts, by the source of the estimate."""
 
   operations: float = 0.0  # the compiler's estimate
   kernels: float = 0.0  # by formula: Pallas kernels

@@ -37,11 +37,8 @@ class Examination(NamedTuple):
 def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int) -> Examination:
   """Print and return whether a config fits a slice and, if it compiles, how fast it is.
 
-  Args:
-    config: the experiment's.
-    topology: such as 'v5e:8x8'.
-    lengths_spec: response lengths; see `lengths.draw`.
-    evaluated: questions of all evaluations together.
+  `topology` is such as 'v5e:8x8'. For `lengths_spec` see `lengths.draw`. `evaluated` counts the
+  questions of all evaluations together.
   """
   chip = devices.chip_of(topology)
   work = step.workload(config, lengths_spec, evaluated)  # before anything is compiled
@@ -80,10 +77,8 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
   """Print and return by formula whether a config fits one GPU.
 
-  Args:
-    config: the experiment's.
-    device: see `devices.usable_memory`.
-    fit: choose the largest slots and microbatches that fit, and print them.
+  For `device` see `devices.usable_memory`. With `fit`, the largest slots and microbatches that fit
+  are chosen and printed.
   """
   limit = devices.usable_memory(device)
   whole = step.of_config(config)
@@ -171,10 +166,8 @@ def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
 def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
   """Yield ways to make a config smaller for one GPU, line by line.
 
-  Args:
-    config: the run's.
-    may_fit: whether the model alone, with its moments and gradient, leaves room.
-    is_fitted: whether slots and microbatches are already the smallest.
+  `may_fit` says that the model, with its moments and gradient, leaves room. `is_fitted` says that
+  slots and microbatches are already the smallest.
   """
   rollout = config.rollout
   if config.environment.keeps_caches:

@@ -44,11 +44,8 @@ class Fitted(NamedTuple):
 def fit(config: RunConfig, limit: float) -> Fitted | None:
   """Double slots and microbatch tokens while they fit a GPU; return the largest that do.
 
-  Returns None if not even the smallest fit.
-
-  Args:
-    config: the run's; its slots and microbatches are not used.
-    limit: bytes that programs can use.
+  Returns None if not even the smallest fit. `limit` is the bytes that programs can use. The slots
+  and microbatches of `config` are not used.
   """
 
   def fits(list_programs: Callable[[Step], Iterable[Program]], slots: int, tokens: int) -> bool:

@@ -62,13 +62,9 @@ def beside(program: Program, held: Any) -> int:
 def print_peaks(
   programs: Iterable[Program], held: Any, limit: float, need_of: Callable[[Program], Need]
 ) -> dict[str, float]:
-  """Print the memory that each program needs on a device.
+  """Print the memory that each program of a step needs on a device.
 
-  Args:
-    programs: the programs of a step.
-    held: see `beside`.
-    limit: bytes that programs can use.
-    need_of: may compile the program.
+  For `held` see `beside`. `limit` is the bytes that programs can use. `need_of` may compile.
 
   Returns:
     Program -> bytes on a device at its largest size; inf if it does not compile.

@@ -70,12 +70,10 @@ def main(args: command_line.Args) -> None:
 
 
 def _define_smollm2() -> None:
-  """Define the flag of `smollm2`."""
   command_line.define_out('The folder to write; it must be new or empty.')
 
 
 def _smollm2(args: command_line.Args) -> None:
-  """Write the model."""
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)

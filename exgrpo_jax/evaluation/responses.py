@@ -22,11 +22,8 @@ def sample(
 ) -> list[list[Response]]:
   """Sample responses to some prompts, with the settings in config.evaluation.
 
-  Args:
-    policy: the policy and its experiment.
-    prompts: one user message each, rendered by config.prompt.
-    samples: responses to each prompt.
-    seed: of sampling; the same seed draws the same responses.
+  Each prompt is one user message, rendered by config.prompt, and gets `samples` responses. The same
+  `seed` draws the same responses.
 
   Returns:
     For each prompt its responses. Log-probabilities and entropies are in nats under the
@@ -56,11 +53,7 @@ def play(
 ) -> tuple[np.ndarray, list[Response]]:
   """Play episodes of a policy in the environment of its config, sampled as by `sample`.
 
-  Args:
-    policy: the policy and its experiment.
-    row: the question's row in config.data.train.
-    samples: number of episodes.
-    seed: of sampling; the same seed draws the same episodes.
+  `row` is the question's row in config.data.train. The same `seed` draws the same episodes.
 
   Returns:
     The tokens of the prompt, and the episodes.

@@ -41,10 +41,8 @@ def score(
 ) -> tuple[dict[str, float], list[Record]]:
   """Score a policy on the questions of a data spec; see `score_policy`.
 
-  Args:
-    policy: the policy and its experiment.
-    spec: the data spec, such as 'chains:test[:100]'.
-    samples: responses to each question; config.evaluation.samples by default.
+  `spec` is such as 'chains:test[:100]'. `samples` is the number of responses to each question;
+  config.evaluation.samples by default.
 
   Raises:
     InputError: there is no such data.

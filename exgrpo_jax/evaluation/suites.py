@@ -78,11 +78,7 @@ def plan(
 ) -> list[Part]:
   """Plan what to sample, and refuse a row that would not fit the table before any sampling.
 
-  Args:
-    table: gets the row.
-    loaded: the question sets to search.
-    config: the evaluation's.
-    may_miss: whether benchmarks may be without questions.
+  With `may_miss`, some benchmarks may have no questions in `loaded`.
   """
   parts = _parts(table.suite, loaded)
   used = {benchmark.source for part in parts for benchmark in part.benchmarks}

@@ -56,9 +56,7 @@ def summary(data: Dataset) -> list[str]:
 def kind_of(truth: str, compared: str = 'math') -> str:
   """Return the kind of a ground truth as the verifier reads it, in the plural.
 
-  Args:
-    truth: the text in the data set.
-    compared: the row's kind, which decides how answers are compared.
+  `compared` is the row's kind, which decides how answers are compared.
   """
   text = final_answer(truth).strip()
   if not text:
