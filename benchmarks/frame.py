@@ -57,7 +57,7 @@ _TINY_MODEL = _SMALL_MODEL | {
 class Size(NamedTuple):
   """The size of a benchmark."""
 
-  scale: float  # of the paper's questions and responses, in benchmarks of the host
+  scale: float  # share of the paper's questions and responses, in benchmarks of the host
   repeats: int  # of each measurement; the median counts
   model: Mapping[str, Any]  # config.model, where it differs from Qwen2.5-Math-1.5B
   rollout: Mapping[str, Any]

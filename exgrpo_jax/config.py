@@ -26,7 +26,7 @@ _INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
 
 # Where a default comes from.
 PAPER = 'paper'  # arXiv:2510.02245
-AUTHORS = "authors' code"  # the script that runs ExGRPO, or the defaults of verl beneath it
+AUTHORS = "authors' code"  # the script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
 # Names of settings that are gone, and where to find their function now.
@@ -191,7 +191,7 @@ def _bound(text: str) -> float:
 
 # ---- Options of TRL and verl ----
 
-# The hint for an unknown key reads this table; a test holds docs/coming_from.md to it.
+# The hint for an unknown key reads this table; a test checks docs/coming_from.md against it.
 
 
 # (names in TRL, names in verl, the settings here, a note); verl's names may be shortened to their

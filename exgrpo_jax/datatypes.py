@@ -312,7 +312,7 @@ class Experience:
   verdicts: Sequence[Sequence[Verdict]]
   left: tuple[PartialGroup, ...]  # for the next step
   replays: Sequence[Trajectory | None]  # by group: its stored success; None if all are fresh
-  scores: Sequence[ReplayScores | None]  # for these
+  scores: Sequence[ReplayScores | None]  # for `replays`
   batch: Batch
   sampling: Mapping[str, float]  # how generation went, as metrics
   mismatch: Mapping[str, float]  # sampler against trainer, as metrics; empty if not compared

@@ -32,8 +32,8 @@ class Study:
   """The arms that are compared in one or more settings, each with the same seeds."""
 
   config: str  # the name of a config that ships with the package, or a path
-  arms: Mapping[str, Overrides]  # what is compared, by name
-  settings: Mapping[str, Overrides]  # where, by name
+  arms: Mapping[str, Overrides]  # the compared variants, by name
+  settings: Mapping[str, Overrides]  # the conditions of the comparison, by name
   seeds: Sequence[int]  # of every arm in every setting
   baseline: str  # the arm that all others are compared with
   # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting if settings differ.
