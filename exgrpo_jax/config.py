@@ -101,8 +101,8 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
   if name in MOVED and name not in known:
     raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
   if name not in known:
-    current = renamed.setting_hint(f'{path}.{name}'.removeprefix('config.'))
-    if current := renamed.setting_hint(key) or current:
+    place = f'{path}.{name}'.removeprefix('config.')
+    if current := renamed.setting_hint(key) or renamed.setting_hint(place):
       raise InputError(f"{path} has no '{name}'; {current}")
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
