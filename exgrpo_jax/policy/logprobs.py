@@ -83,10 +83,9 @@ def fused_loss(
 ) -> tuple[jax.Array, Any]:
   """Compute a token loss; if differentiated, its gradient in the same pass over the logits.
 
-  A chunk's logits give its log-probabilities and entropies. The loss is differentiated with respect
-  to both, and the logits' gradient follows in closed form: three products with the vocabulary, not
-  four. The backward pass only scales and casts, as in Liger Kernel's cross-entropy
-  (arXiv:2410.10989).
+  A chunk's logits give its log-probabilities and entropies. From the loss's gradient with respect
+  to both, the logits' gradient follows in closed form: three products with the vocabulary, not
+  four. The backward pass only scales and casts, as in Liger Kernel (arXiv:2410.10989).
 
   Args:
     hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.

@@ -44,8 +44,7 @@ def score(
     mesh: sequences are spread over its data axes.
     rows: (prompt, response) token arrays.
     limit: the longest row there can be, in tokens.
-    tokens_per_pass: of one forward pass on each part of the sequences, padding included; at least
-      one sequence of `limit` tokens in any case.
+    tokens_per_pass: of one forward pass on each part of the sequences, with padding; >= `limit`.
     pad_id: any valid token.
     temperature: the temperature of sampling; logits are divided by it.
     logit_chunk: tokens whose logits exist at once, on each part of the rows.
