@@ -402,6 +402,7 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   assert 'jax-cuda12-pjrt 0.9.0 is not for jaxlib 0.10.2' in problem
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('no_accelerator')
 @pytest.mark.parametrize(
   ('memory', 'config'),

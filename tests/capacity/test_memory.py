@@ -69,6 +69,7 @@ def differences(config, platform, names, devices=None):
   }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', tiers.full_after_first(CASES))
 def test_an_update_takes_what_the_formula_says(name):
   found = differences(config_of(CASES[name]), memory.CPU, ['update'])
@@ -192,6 +193,7 @@ def test_what_does_not_fit_is_refused():
     opened('qwen2_5_7b')
 
 
+@pytest.mark.full
 def test_caches_that_are_kept_between_turns_take_the_memory_of_the_slots_once_more():
   base = opened('qwen2_5_0_5b,24gb,gsm8k')
   rollout = dataclasses.replace(base.rollout, max_response=2048)
@@ -210,6 +212,7 @@ def test_caches_that_are_kept_between_turns_take_the_memory_of_the_slots_once_mo
   assert most and fewer and (most.slots, fewer.slots) == (256, 128)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('model', ['qwen2_5_1_5b', 'qwen3_1_7b'])
 def test_adapters_are_for_what_does_not_fit_in_full(model, monkeypatch):
   """Not with moments in bfloat16 either."""

@@ -241,7 +241,7 @@ EXPERTS = {
 
 @pytest.fixture(
   scope='module',
-  params=[{}, *(pytest.param(own, marks=pytest.mark.full) for own in (EPISODES, EXPERTS))],
+  params=[{}, EPISODES, EXPERTS],
   ids=['turn', 'turns', 'experts'],
 )
 def said(request, data, tmp_path_factory):
@@ -274,6 +274,7 @@ def counts(output, pattern):
   return {name: int(number or 1) for name, _, number in pairs}
 
 
+@pytest.mark.full
 def test_a_run_compiles_few_programs(said):
   names = counts(said[1], r'compiled \d+ programs in \d+ s: (.*); not')
   assert {'decode', 'insert', 'prefill', 'empty'} <= {*names}
@@ -281,6 +282,7 @@ def test_a_run_compiles_few_programs(said):
   assert sum(names.values()) < (24 if 'park' in names else 20), listed
 
 
+@pytest.mark.full
 def test_a_run_compiles_nothing_after_compile_only(said):
   rehearsed = counts(said[0], r'not in the compilation cache: (.*)\n')
   # In one turn 24 slots, 6 and 1; of a tiny model's update one shape.
@@ -288,6 +290,7 @@ def test_a_run_compiles_nothing_after_compile_only(said):
   assert re.findall('not in the compilation cache: (.*)', said[1]) == ['none']
 
 
+@pytest.mark.full
 def test_compile_only_takes_no_step(said):
   folder = said[2] / 'first'
   assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(folder)}
@@ -355,6 +358,7 @@ def test_episodes_are_resumed_and_their_caches_kept(capsys):
   assert 'half of it' not in printed and 'keep_caches' not in printed
 
 
+@pytest.mark.full
 def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
   fits, printed = examined(capsys, **{'rollout.slots': 4096})
   assert not fits and printed.splitlines()[-1] == 'does not fit'
@@ -363,6 +367,7 @@ def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
   assert fits and printed.startswith('--config.rollout.slots=256 ')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('fit', [False, True])
 def test_advice_for_one_gpu_never_asks_for_more_chips(capsys, fit):
   fits, printed = examined(capsys, fit=fit, **{'model.num_layers': 300})

@@ -75,6 +75,7 @@ assert not ours, ours
   assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.full
 def test_help_has_the_flags_of_each_command():
   flags = {
     'capacity': {'config', 'device', 'evaluated', 'fit', 'lengths', 'topology'},

@@ -62,6 +62,7 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
   return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('step', [tiny.NUM_STEPS // 2, tiny.NUM_STEPS])
 def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_hand, capsys, step):
   """Response for response."""
@@ -75,12 +76,14 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_han
   assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{scores.table(own_scores)}\n')
 
 
+@pytest.mark.full
 def test_without_a_config_it_takes_the_runs_own(recorded, by_hand, capsys):
   written, _ = by_hand(tiny.NUM_STEPS, capsys, config=None)
   (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
   assert written == own.read_text()
 
 
+@pytest.mark.full
 def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
   recorded, by_hand, capsys, tmp_path
 ):
@@ -101,6 +104,7 @@ def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
   assert own == {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
 
 
+@pytest.mark.full
 def test_two_data_sets_of_one_source_have_scores_and_records_of_their_own(
   recorded, by_hand, capsys, tmp_path
 ):
@@ -118,12 +122,14 @@ def test_two_data_sets_of_one_source_have_scores_and_records_of_their_own(
   ]
 
 
+@pytest.mark.full
 def test_more_samples_are_asked_for_on_the_command_line(by_hand, capsys):
   written, printed = by_hand(tiny.NUM_STEPS, capsys, samples=3)
   assert {len(json.loads(line)['responses']) for line in written.splitlines()} == {3}
   assert 'avg@3' in printed and 'pass@3' in printed
 
 
+@pytest.mark.full
 def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
   written, _ = by_hand(tiny.NUM_STEPS, capsys, temperature=0.0)
   (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
@@ -185,6 +191,7 @@ def noted_responses(monkeypatch):
   return written
 
 
+@pytest.mark.full
 def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys, monkeypatch):
   """The style of each by its own text, where the task knows styles."""
   written = noted_responses(monkeypatch)
@@ -200,6 +207,7 @@ def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys
     )
 
 
+@pytest.mark.full
 def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, monkeypatch):
   """The replaced verifier takes all for the answer; here the first has none, and one is no text."""
   grade = scores._grade
@@ -217,6 +225,7 @@ def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, mon
   assert len(json.loads(text.splitlines()[0])['extracted']) == 2
 
 
+@pytest.mark.full
 def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsys, monkeypatch):
   grade, known = scores.Grader.grade, []
 
@@ -234,6 +243,7 @@ def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsy
 # ---- What a response must have ----
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ('prompt', 'think', 'box', 'right'),
   [
@@ -316,6 +326,7 @@ def test_a_choice_without_any_source_is_refused(config, tmp_path):
     experiment.load_evaluations(opened)
 
 
+@pytest.mark.full
 def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monkeypatch, capsys):
   config.num_steps = 2
   config.evaluation.every = 1
@@ -346,6 +357,7 @@ def tokens(responses):
   return [[response.tokens.tolist() for response in group] for group in responses]
 
 
+@pytest.mark.full
 def test_log_probabilities_are_those_of_the_newest_checkpoint(recorded, policy):
   """Against all logits at once; the run evaluates at temperature 1."""
   assert policy.step == tiny.NUM_STEPS
@@ -360,6 +372,7 @@ def test_log_probabilities_are_those_of_the_newest_checkpoint(recorded, policy):
       np.testing.assert_allclose(response.entropy, entropy, atol=1e-4)
 
 
+@pytest.mark.full
 def test_a_seed_writes_the_same_and_each_sample_something_else(policy):
   first = tokens(generate.sample(policy, ['3+0'], samples=3, seed=1))
   assert first == tokens(generate.sample(policy, ['3+0'], samples=3, seed=1))
@@ -374,6 +387,7 @@ def test_a_prompt_over_the_limit_is_refused(policy):
     generate.sample(policy, ['1234567890 + 1234567890'])
 
 
+@pytest.mark.full
 def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
   args = types.SimpleNamespace(
     config=None,

@@ -213,6 +213,7 @@ def assert_same_weights(folder):
     np.testing.assert_array_equal(found[name], array)
 
 
+@pytest.mark.full
 def test_a_folder_comes_back_bit_for_bit(run):
   out, printed = run(STORED)
   assert printed == f'{out}: {STORED}, in float32\n'
@@ -234,6 +235,7 @@ def test_it_says_what_it_does_and_what_it_compiles(run, monkeypatch):
   assert said[0].startswith(f'exporting {STORED} (') and ': compiling cast (' in said[1]
 
 
+@pytest.mark.full
 def test_a_gguf_becomes_a_folder_that_is_the_same_model(run, gguf):
   out, printed = run(gguf)
   assert printed == f'{out}: {gguf}, in float32\n'

@@ -62,6 +62,7 @@ def test_it_is_made_once_for_a_key(tmp_path):
   assert len(left(tmp_path)) == 2
 
 
+@pytest.mark.full
 def test_neither_an_error_nor_a_kill_leaves_data_that_looks_prepared(tmp_path):
   script = f"""
 import os
@@ -378,6 +379,7 @@ def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
   assert not capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_kill_while_it_is_written_leaves_no_file_of_that_name(config, data, model, opened):
   script = f"""
 import os, pathlib

@@ -201,6 +201,7 @@ def lakes():
   return games.lake_rows()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('side', lake_config.SIDES)
 def test_nearly_every_lake_can_be_crossed_within_the_turns_of_its_config(side, lakes):
   config = lake_config.get_config(side)

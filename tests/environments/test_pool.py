@@ -97,6 +97,7 @@ def test_what_fails_ends_its_episode_and_no_other(workers, turn, reason):
   workers.leave('other')
 
 
+@pytest.mark.full
 def test_an_environment_that_hangs_is_killed_in_time():
   workers = pool.Pool(dataclasses.replace(CONFIG, time_limit=1.0))
   first = int(play(workers, 'pid', key='other').messages[0]['content'])

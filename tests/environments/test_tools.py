@@ -265,11 +265,13 @@ def test_methods_of_a_class_are_tools_that_share_a_state():
   assert another.step('whatever') == RIGHT
 
 
+@pytest.mark.full
 def test_a_class_of_tools_is_described_by_its_methods():
   config = settings.EnvironmentConfig(name='tools', tools=(f'{__name__}:Shop',), workers=1)
   assert Pool(config).tools() == [describe(Shop().buy)]
 
 
+@pytest.mark.full
 def test_the_worker_describes_tools_and_calls_them():
   spec = 'exgrpo_jax.environments.expressions:calculate'
   config = settings.EnvironmentConfig(name='tools', tools=(spec,), workers=1, memory_limit=256)

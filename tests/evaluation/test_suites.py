@@ -145,6 +145,7 @@ def written():
   return script
 
 
+@pytest.mark.full
 def test_a_row_has_every_benchmark_the_averages_and_what_is_missing(files, add_row, tmp_path):
   row, printed = add_row(files, write=written)
   assert {label: one['score'] for label, one in row['benchmarks'].items()} == pytest.approx(SHARES)
@@ -191,6 +192,7 @@ def test_avg_at_32_is_the_same_by_copies_and_by_samples(files, add_row, tmp_path
   assert len({line.split(',', 1)[1] for line in table[1:]}) == 1
 
 
+@pytest.mark.full
 def test_a_model_writes_its_responses_itself(files, add_row):
   """The stored checkpoint, sampled: in each part as many responses as its questions take."""
   row, printed = add_row(files)
@@ -204,6 +206,7 @@ def test_a_model_writes_its_responses_itself(files, add_row):
   assert 'Base model' in printed
 
 
+@pytest.mark.full
 def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
   files, add_row, recorded, monkeypatch
 ):
@@ -314,6 +317,7 @@ def test_without_data_every_benchmark_must_be_there(add_row, tmp_path, monkeypat
     add_row(None, write=refuse_to_sample)
 
 
+@pytest.mark.full
 def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
   add_row(files, write=written)
   table = (tmp_path / 'table' / 'paper.md').read_text()
@@ -397,6 +401,7 @@ def refusals():
   }
 
 
+@pytest.mark.full
 def test_a_command_line_that_cannot_be_is_refused_in_one_line(refusals):
   outcomes = forked.run(['evaluate', *flags] for flags, _ in refusals.values())
   for (name, (_, line)), outcome in zip(refusals.items(), outcomes, strict=True):

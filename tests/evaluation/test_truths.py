@@ -215,6 +215,7 @@ def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
   assert 'train.jsonl: 1 question\n' in outcome.out and '<|im_start|>user' in outcome.out
 
 
+@pytest.mark.full
 def test_with_an_environment_an_episode_is_shown(tmp_path):
   values = base.get_config()
   values.data.cache_dir = str(tmp_path / 'cache')

@@ -97,6 +97,7 @@ def test_loading_is_announced(monkeypatch):
   assert said[0].startswith(f'loading {FOLDER} (')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_sampling_holds_the_weights_once(monkeypatch, dtype):
   """At most 1.1 times their bytes in the compute dtype; a second copy would be 2."""
@@ -230,6 +231,7 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
 
+@pytest.mark.full
 def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tmp_path):
   config.warm_start.update(dict(num_updates=3, learning_rate=1e30))
   message = (

@@ -199,6 +199,7 @@ def test_a_long_response_loses_only_thought(response, expected):
   assert worker.bounded(response, 10) == expected
 
 
+@pytest.mark.full
 def test_a_worker_imports_sympy_only_for_an_answer_that_needs_it():
   code = f"""
 import sys

@@ -94,6 +94,7 @@ def test_partial_credit_is_a_reward_and_never_right():
   assert rewards.score_answer('olleh', 'no answer', WORD) == 0  # it lacks what is required
 
 
+@pytest.mark.full
 @needs_package
 def test_in_the_processes_that_grade():
   config = dataclasses.replace(
@@ -128,6 +129,7 @@ def test_the_limits_of_these_processes_hold():
   assert verdicts[1].outcome == 'correct'
 
 
+@pytest.mark.full
 def test_the_time_of_importing_the_package_is_not_that_of_the_response(tmp_path, monkeypatch):
   package = tmp_path / 'reasoning_gym'
   package.mkdir()

@@ -144,6 +144,7 @@ def asked(text):
   return {'question': text, 'messages': [{'role': 'user', 'content': text}]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ('name', 'right', 'wrong', 'reason'),
   [
@@ -221,6 +222,7 @@ def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
   assert verdicts[1].components is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('word', ['hang', 'die', 'fail'])
 def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
   """After an exception in the same process, else in a new one."""

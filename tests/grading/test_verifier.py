@@ -269,6 +269,7 @@ def test_a_megabyte_is_no_answer(response):
   assert not any(verifier.is_correct(response, truth) for truth in TRUTHS[:2])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('answer', SMALL.values(), ids=SMALL.keys())
 def test_a_hostile_answer_is_wrong_and_judging_it_ends(answer):
   assert not any(verifier.is_correct(boxed(answer), truth) for truth in TRUTHS)

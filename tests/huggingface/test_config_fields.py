@@ -219,6 +219,7 @@ def configuration(name):
   return transformers.CONFIG_MAPPING[FAMILIES[name].model_type]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', tiers.full_after_first(FAMILIES))
 def test_every_field_of_transformers_is_known(name):
   own = configuration(name)

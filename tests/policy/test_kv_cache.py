@@ -67,6 +67,7 @@ def interpreted(monkeypatch):
   monkeypatch.setattr(kernel.MultiPageAsyncCopyDescriptor, 'wait', lambda copy: wait(copy)[...])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize(('N', 'G'), tiers.full_after_first([(7, 1), (8, 2)]))
 def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
@@ -175,6 +176,7 @@ def test_ragged_attention_samples_the_same_tokens_with_the_same_logp(generate, e
   assert max(len(one.tokens) for one in found) == 5
 
 
+@pytest.mark.full
 def test_a_row_that_has_ended_writes_within_every_cache(monkeypatch, generate):
   """Its last position may lie beyond a cache that has become shorter."""
   free, decode = [], decode_loop.decode

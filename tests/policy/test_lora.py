@@ -87,6 +87,7 @@ def test_adapters_have_the_gradient_of_their_sum_with_the_matrix():
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_run_begins_as_its_base(frozen, first, tokens_BT):
   policy = lora.joined(LORA, frozen, first)
   np.testing.assert_array_equal(
@@ -158,6 +159,7 @@ def test_what_is_trained_is_thin_and_float32(one_device):
   assert {leaf.dtype for leaf in jax.tree.leaves(trained)} == {np.dtype('float32')}
 
 
+@pytest.mark.full
 def test_a_frozen_base_in_bfloat16_computes_the_same_bits(frozen, adapters, tokens_BT, one_device):
   """A forward pass in bfloat16 casts float32 parameters to it; norm scales stay float32."""
   config = dataclasses.replace(CONFIG, dtype='bfloat16')

@@ -239,6 +239,7 @@ def resumed(monkeypatch):
   return counts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'layers', tiers.full_after_first(['f', 'sf', 's'])
 )  # windows shorter than a turn's observation
@@ -264,6 +265,7 @@ def test_the_order_of_answers_changes_no_bit(params, mesh):
       np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
+@pytest.mark.full
 def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkeypatch):
   """Observations are read in parts, too."""
   expected = play(params, mesh, parked=EPISODES)

@@ -197,6 +197,7 @@ def test_one_minibatch_moves_the_parameters_by_the_gradient_of_all_rows(
   assert sums['tokens'] == update_inputs[1].response_mask_BT.sum() and sums['updates'] == 1
 
 
+@pytest.mark.full
 def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(one_minibatch, update_inputs):
   """The ratio of fresh rows is 1 by construction; that of replayed rows is not."""
   params, batch = update_inputs
@@ -304,6 +305,7 @@ def test_a_run_writes_samples_and_tensorboard_files(recorded):
   assert any(row['replayed'] and row['written_in_step'] < last for row in rows)
 
 
+@pytest.mark.full
 def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, values, tmp_path):
   config = copy.deepcopy(values)
   config.grading.update(dict(rewards=('tests.helpers.misbehaving:always_fails',), workers=1))

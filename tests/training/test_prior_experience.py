@@ -364,6 +364,7 @@ def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields)
   assert repr(after) == repr(expected)  # NaN is not equal to itself
 
 
+@pytest.mark.full
 def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(filter_by, capsys, tmp_path):
   with pytest.raises(InputError, match=r'leave none of the \d+ questions .* rates are 0: \d+,'):
     filter_by(capsys, above=0.99, below=1.0)

@@ -33,6 +33,7 @@ def test_every_split_has_its_size_and_its_range_of_terms(rows):
   assert len({tuple(sorted(found)) for found in asked}) == len(asked)
 
 
+@pytest.mark.full
 def test_the_questions_are_the_same_on_every_call(rows):
   assert sums.arithmetic_rows() == rows
 

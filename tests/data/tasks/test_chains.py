@@ -49,6 +49,7 @@ def styles(rows):
   return found
 
 
+@pytest.mark.full
 def test_answers_are_right_and_all_totals_have_two_digits(rows):
   for row in (row for split in rows.values() for row in split):
     reached = totals(question(row))
@@ -142,6 +143,7 @@ def test_wrong_guesses_are_near_the_truth(rows):
   assert errors == set(range(-12, 13))
 
 
+@pytest.mark.full
 def test_right_written_solutions_have_valid_steps_but_where_slips_cancel(rows):
   found = collections.Counter()
   for row in rows['pretraining']:

@@ -124,6 +124,7 @@ PIECES = r"""
 PIECES = st.sampled_from([*PIECES.split(), ' ', '\n', '\u200b'])
 
 
+@pytest.mark.full
 @given(st.lists(PIECES, max_size=25).map(''.join))
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_anything_equals_itself_and_nothing_raises(text):
@@ -145,6 +146,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
+@pytest.mark.full
 @given(EXPRESSIONS, EXPRESSIONS)
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_equality_of_expressions_is_symmetric(x, y):
