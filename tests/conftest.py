@@ -102,9 +102,9 @@ def make_once(session_folder):
 
 
 @pytest.fixture(scope='session')
-def compiled(session_folder):
-  """The folder of a compilation cache: what one run compiles, later ones read."""
-  return session_folder / 'compiled'
+def compiled(pytestconfig):
+  """The folder of a compilation cache, which the next call of pytest uses too."""
+  return pytestconfig.cache.mkdir('compiled')
 
 
 @pytest.fixture(scope='session')
