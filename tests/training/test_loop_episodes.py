@@ -18,7 +18,7 @@ from exgrpo_jax.evaluation import responses
 from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_records
-from exgrpo_jax.reporting.page import texts
+from exgrpo_jax.reporting.page import experience
 from tests.helpers import buffers, guesses, recording, tiny
 from tests.helpers.guesses import RESPONSE, TURN, TURNS, read
 
@@ -172,11 +172,11 @@ def test_records_and_the_page_have_the_turns_of_each_episode(run):
         assert [tuple(turn.values()) for turn in row['turns']] == list(member.turns)
         assert len(row['logp']) == len(row['entropy']) == len(row['tokens'])
         assert not np.array(row['entropy'])[~member.own].any()
-  shown = texts.describe(recorded.values(), lambda ids: list(map(str, ids)))
+  shown = experience.describe_texts(recorded.values(), lambda ids: list(map(str, ids)))
   first = shown['groups']['1/0'][0]
   assert first['turns'] == [list(turn) for turn in run.steps[1].responses[0][0].turns]
   stored = {row: entry.trajectories for row, entry in run.steps[STEPS].after.entries.items()}
-  shown = texts.describe_stored(stored, lambda ids: list(map(str, ids)))
+  shown = experience.describe_stored(stored, lambda ids: list(map(str, ids)))
   row, (one, *_) = next(iter(stored.items()))
   assert shown['questions'][str(row)][0]['turns'] == one.turns
 
