@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import io
 import json
 import math
 import os
@@ -216,24 +215,35 @@ def _code(text: str) -> str:
   return '\n'.join(f'    {line}' for line in text.split('\n'))
 
 
-class _EventFile(io.FileIO):
+class _EventFile:
   """A file that skips what it cannot write.
 
   An error would end tensorboardX's thread, and the run would wait for that forever. metrics.jsonl,
   which has the same values, notices a disk that fails.
   """
 
-  def write(self, data: Any, /) -> int:
+  def __init__(self, path: str) -> None:
+    self._file = open(path, 'wb')  # noqa: SIM115  # closed by tensorboardX
+
+  def write(self, data: bytes) -> None:
     with contextlib.suppress(OSError):
-      return super().write(data)
-    return 0
+      self._file.write(data)
+
+  def flush(self) -> None:
+    with contextlib.suppress(OSError):
+      self._file.flush()
+      os.fsync(self._file.fileno())
+
+  def close(self) -> None:
+    with contextlib.suppress(OSError):
+      self._file.close()
 
 
 class _EventFiles:
   """Opens tensorboardX's files in folders that begin with _PREFIX."""
 
   def open(self, path: str) -> _EventFile:
-    return _EventFile(path.removeprefix(_PREFIX), 'wb')
+    return _EventFile(path.removeprefix(_PREFIX))
 
   def directory_check(self, path: str) -> None:
     os.makedirs(path.removeprefix(_PREFIX), exist_ok=True)
