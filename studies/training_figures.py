@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from exgrpo_jax.reporting import canvas
-from exgrpo_jax.reporting.runs import Group, scores
-from exgrpo_jax.reporting.series import Series, last_common_step, over_seeds
+from exgrpo_jax.reporting.comparison import last_common_step
+from exgrpo_jax.reporting.runs import Group, Series, over_seeds, scores
 from studies import drawing
 from studies.drawing import Drawing, NothingToDrawError, num_rollouts
 

@@ -1,4 +1,4 @@
-"""The table of a suite: policies by benchmarks, in Markdown, CSV and LaTeX.
+"""The table of a suite: policies by benchmarks, in Markdown and CSV.
 
 A row is a JSON file in a folder of its own, as `exgrpo_jax.evaluate --suite` writes it; the tables
 are made anew from all of them.
@@ -19,15 +19,6 @@ from exgrpo_jax.runtime.replacement import replacing
 
 GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # as in Benchmark.group
 Row = Mapping[str, Any]  # the content of a row's file; see `suites.row`
-
-_LATEX = {
-  '\\': r'\textbackslash{}',
-  '~': r'\textasciitilde{}',
-  '^': r'\textasciicircum{}',
-  '<': r'\textless{}',
-  '>': r'\textgreater{}',
-  **{character: f'\\{character}' for character in '&%$#_{}'},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,12 +143,8 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
 
 
 def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> list[str]:
-  """Writes out/{suite}.md, .csv and .tex over these rows; returns their paths."""
-  texts = {
-    'md': markdown(benchmarks, rows),
-    'csv': comma_separated(benchmarks, rows),
-    'tex': latex(benchmarks, rows),
-  }
+  """Write out/{suite}.md and .csv over these rows, and return their paths."""
+  texts = {'md': markdown(benchmarks, rows), 'csv': comma_separated(benchmarks, rows)}
   paths = []
   for ending, text in texts.items():
     path = pathlib.Path(out, f'{suite}.{ending}')
@@ -173,9 +160,7 @@ def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   for group, members in _grouped(benchmarks).items():
     header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
   lines = [header, ['---', *['---:'] * (len(header) - 1)]]
-  lines += [
-    [row['name'], *(_text(cell, ' ± ', '–') for cell in _cells(benchmarks, row))] for row in rows
-  ]
+  lines += [[row['name'], *(_text(cell) for cell in _cells(benchmarks, row))] for row in rows]
   lines = [[cell.replace('|', r'\|') for cell in line] for line in lines]
   table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
   return f'{table}\n\n{_legend(benchmarks, rows)}\n'
@@ -199,38 +184,6 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
   return text.getvalue()
 
 
-def latex(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """A tabular of booktabs, per cent, each with half the width of its interval."""
-  groups = _grouped(benchmarks)
-  titles, rules, labels, first = [''], [], [''], 2
-  for group, members in groups.items():
-    width = len(members) + 1
-    titles.append(rf'\multicolumn{{{width}}}{{c}}{{{GROUPS[group].capitalize()}}}')
-    rules.append(rf'\cmidrule(lr){{{first}-{first + width - 1}}}')
-    labels += [*(_escaped(benchmark.label) for benchmark in members), 'Average']
-    first += width
-  body = [
-    [_escaped(row['name']), *(_text(cell, r' {\scriptsize$\pm$', '--', '}') for cell in cells)]
-    for row in rows
-    for cells in [_cells(benchmarks, row)]
-  ]
-  return '\n'.join(
-    [
-      *(f'% {line}' for line in _legend(benchmarks, rows).splitlines()),
-      rf'\begin{{tabular}}{{l{"".join("r" * (len(members) + 1) for members in groups.values())}}}',
-      r'\toprule',
-      ' & '.join(titles) + r' \\',
-      ' '.join(rules),
-      ' & '.join(labels) + r' \\',
-      r'\midrule',
-      *(' & '.join(line) + r' \\' for line in body),
-      r'\bottomrule',
-      r'\end{tabular}',
-      '',
-    ]
-  )
-
-
 def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
   """Group -> its benchmarks, in the order of the table's columns; groups without any left out."""
   grouped = {group: [item for item in benchmarks if item.group == group] for group in GROUPS}
@@ -251,13 +204,11 @@ def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
   return cells
 
 
-def _text(cell: Cell, separator: str, absent: str, end: str = '') -> str:
+def _text(cell: Cell) -> str:
   if cell.score is None:
-    return absent
+    return '–'
   incomplete = f' ({cell.over} of {cell.of})' if cell.over < cell.of else ''
-  return (
-    f'{100 * cell.score.value:.1f}{separator}{100 * cell.score.half_width:.1f}{end}{incomplete}'
-  )
+  return f'{100 * cell.score.value:.1f} ± {100 * cell.score.half_width:.1f}{incomplete}'
 
 
 def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
@@ -282,7 +233,3 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
     if absent
   ]
   return '\n'.join(filter(None, lines))
-
-
-def _escaped(text: str) -> str:
-  return ''.join(_LATEX.get(character, character) for character in text)

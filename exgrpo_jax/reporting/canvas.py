@@ -1,4 +1,4 @@
-"""What figures share: size, colours, axes over steps, files.
+"""Figures: size, colours, axes over steps, files; and the curves of a sweep.
 
 Colours are Okabe and Ito's, which any kind of colour vision tells apart; lines differ in their
 dashes too.
@@ -6,10 +6,9 @@ dashes too.
 
 import contextlib
 import itertools
-import os
 import pathlib
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -19,7 +18,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from exgrpo_jax.reporting.series import SMOOTHED_FROM, smoothed
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting.comparison import tabulated
+from exgrpo_jax.reporting.metrics import Run
+from exgrpo_jax.reporting.runs import SMOOTHED_FROM, over_seeds, smoothed
+from exgrpo_jax.runtime.replacement import replacing
 
 BLUE, ORANGE, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
 GREY = '#666666'
@@ -30,6 +33,8 @@ _INCHES_OF_HANDLE, INCH = 0.65, 0.07  # of a line's sample in a legend; of a sma
 _TITLE = 38  # characters in a line of a panel's title, which its axes' labels push to the right
 _SPARSE = 20  # points; fewer are not smoothed, however many steps they span
 _DOTS_PER_INCH = 150
+_TRAINING_METRICS = ('reward', 'entropy', 'length/mean')  # of a sweep
+_COLUMNS = 3
 _STYLE: Any = {
   'font.size': 9,
   'axes.titlesize': 10,
@@ -127,8 +132,39 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = 
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a figure atomically; the suffix is the format."""
+  """Write a figure; the suffix is the format."""
   kind = path.suffix[1:]
-  temporary = path.with_name(path.name + '.new')
-  figure.savefig(temporary, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
-  os.replace(temporary, path)
+  with replacing(path) as unfinished:
+    figure.savefig(unfinished, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
+
+
+def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
+  """Plot every evaluation score and some training metrics of a sweep, a line per setting.
+
+  A line is the mean over the runs of a setting, at the steps where all of them have a finite
+  value; the band around it is one sample standard deviation (n - 1). Metrics without any values
+  are left out; raises InputError where none is left.
+  """
+  names = (*tabulated(runs), *_TRAINING_METRICS)
+  found = {
+    name: {
+      setting: series for setting, seeds in runs.items() if (series := over_seeds(seeds, name))
+    }
+    for name in names
+  }
+  shown = {name: lines for name, lines in found.items() if lines}
+  if not shown:
+    raise InputError(f'{path}: nothing to draw: no run has any of {", ".join(names)}.')
+  looks = dict(zip(runs, styles()))  # the same for a setting in all panels
+  with style():
+    figure, axes = wrapped(len(shown), _COLUMNS)
+    for ax, (name, lines) in zip(axes, shown.items()):
+      for setting, series in lines.items():
+        low, high = series.mean - series.std, series.mean + series.std
+        ax.fill_between(
+          series.steps, low, high, color=looks[setting]['color'], alpha=0.15, linewidth=0
+        )
+        line(ax, series.steps, series.mean, setting, **looks[setting])
+      label(ax, name, 'mean over seeds, ± 1 SD')
+    legend(figure, axes)
+    save(figure, path)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import counted
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import series
+from exgrpo_jax.reporting import comparison
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.rollout.stages import Rollout
 
@@ -130,7 +130,7 @@ def summary_table(run: Run) -> str:
   """A text table of the first, last and best values of a run's main metrics and evaluations.
 
   First and last are means over the first and last tenth of the records that have the metric, at
-  least one record. Best is `series.best`, with its step; entropy and length have no best. A metric
+  least one record. Best is `comparison.best`, with its step; entropy and length have none. A metric
   that no record has is left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
@@ -143,7 +143,7 @@ def summary_table(run: Run) -> str:
       values = [value for _, value in points]
       tenth = max(1, len(values) // 10)
       first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
-      best = math.nan if name in without_best else series.best(name, values)
+      best = math.nan if name in without_best else comparison.best(name, values)
       at = next((str(step) for step, value in points if value == best), '-')
       shown = '-' if math.isnan(best) else _shown(best)
       rows.append((name, _shown(first), _shown(last), shown, at))

@@ -1,12 +1,14 @@
-"""Recorded runs, grouped by setting: what the page and figures are made of."""
+"""Recorded runs, grouped by setting, and their metrics over steps."""
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from exgrpo_jax.errors import InputError
@@ -55,7 +57,7 @@ class Recorded:
 class Group:
   """The runs of one setting, which differ in their seeds."""
 
-  label: str  # the settings in which it differs from other groups
+  label: str  # as few settings as tell it from the other groups
   runs: tuple[Recorded, ...]
 
   @property
@@ -133,16 +135,24 @@ def setting(run: Recorded) -> dict[str, Any]:
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-  """For each setting what differs between them; for a single one how it replays."""
-  names = sorted({name for setting in settings for name in setting})
-  values = {name: [json.dumps(s.get(name)) for s in settings] for name in names}
-  differing = [name for name in names if len(set(values[name])) > 1]
-  if not differing:
+  """Name each setting by as few values as tell them apart: how much they replay, then short ones.
+
+  A single one is named by how it replays.
+  """
+  if len(settings) == 1:
     ratio = settings[0]['replay.ratio']
     return [f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'GRPO']
-  return [
-    ', '.join(f'{name}={setting.get(name, "-")}' for name in differing) for setting in settings
-  ]
+  values = {
+    name: [f'{name}={setting.get(name, "-")}' for setting in settings]
+    for name in sorted({name for setting in settings for name in setting})
+  }
+  by_length = sorted(values, key=lambda name: (name != 'replay.ratio', sum(map(len, values[name]))))
+  labels = [''] * len(settings)
+  for name in by_length:
+    longer = [', '.join(filter(None, pair)) for pair in zip(labels, values[name])]
+    if len(set(longer)) > len(set(labels)):
+      labels = longer
+  return labels
 
 
 def scores(groups: Sequence[Group]) -> dict[str, str]:
@@ -158,3 +168,56 @@ def score_names(found: Sequence[Run]) -> dict[str, str]:
     if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
       of_source[match[1]] = name
   return dict(sorted(of_source.items()))
+
+
+# ---- Metrics over steps ----
+
+SMOOTHED_FROM = 40  # points; a shorter line is drawn as it is, with a marker at each
+_SMOOTHED_SHARE = 1 / 40  # of a line's points, to either side
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+  """A metric over the steps at which every seed has a finite value."""
+
+  steps: np.ndarray  # [S]
+  value_SN: np.ndarray  # a column for each seed
+
+  @property
+  def mean(self) -> np.ndarray:
+    """[S], over seeds."""
+    return self.value_SN.mean(axis=1)
+
+  @property
+  def std(self) -> np.ndarray:
+    """[S], the sample standard deviation over seeds (n - 1); 0 for a single one."""
+    steps, seeds = self.value_SN.shape
+    return self.value_SN.std(axis=1, ddof=1) if seeds > 1 else np.zeros(steps)
+
+
+def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
+  """A metric of several runs; None where they have it at no common step."""
+  series = [
+    {int(row['step']): row[name] for row in run if math.isfinite(row.get(name, math.nan))}
+    for run in runs
+  ]
+  steps = sorted(set.intersection(*map(set, series)))
+  if not steps:
+    return None
+  return Series(np.array(steps), np.array([[values[s] for values in series] for s in steps]))
+
+
+def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
+  """Moving average over a fortieth of all points to either side, over fewer at the ends.
+
+  Args:
+    values: of a line.
+    points: take a fortieth of this many, so that several lines are smoothed alike; by default of
+      the line's own.
+  """
+  array = np.asarray(values, np.float64)
+  reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))
+  window = np.ones(2 * reach + 1)
+  # Not mode 'same', whose result is as long as the window where that is longer than the line.
+  sums, counts = np.convolve(array, window), np.convolve(np.ones_like(array), window)
+  return (sums / counts)[reach : reach + len(array)]

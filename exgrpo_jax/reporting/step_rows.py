@@ -25,7 +25,7 @@ from exgrpo_jax.datatypes import (
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.rewards import has_code_block
 from exgrpo_jax.reporting import step_records
-from exgrpo_jax.reporting.record_writer import Columns, Rows
+from exgrpo_jax.reporting.step_records import Columns, Rows
 from exgrpo_jax.rollout import partial
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose

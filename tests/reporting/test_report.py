@@ -11,6 +11,7 @@ import types
 import pytest
 
 from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.page import contents
 from exgrpo_jax.reporting.report import write_at_end
 from tests.helpers import forked, other_runs, tiny
 from tests.helpers.tabs import await_page, go, rows_of, shown, values_of
@@ -156,6 +157,14 @@ def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
   assert 'before the first step' in text and 'the only one so far' in text
   assert text.count('No step is finished yet') == 2  # as what is missing, and of the signal
   assert 'There are no' not in text
+
+
+def test_the_document_takes_nothing_of_its_data_for_its_own_words():
+  parts = {'page': {'title': '{{script}}</title><b>', 'runs': []}, 'visits-0': None}
+  text = contents.render(parts)
+  assert '<title>{{script}}&lt;/title&gt;&lt;b&gt;</title>' in text
+  assert text.count('id="part-') == 1  # None is no part
+  assert contents.pack({'text': '\udc80'})  # a lone surrogate can be written
 
 
 # ---- Several runs ----

@@ -1,13 +1,15 @@
-"""Panels of lines, areas and heat maps as JSON values, which browser/panels.js draws."""
+"""Panels as JSON values, which browser/panels.js draws: their kinds, and those of a run."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from exgrpo_jax.reporting.series import SMOOTHED_FROM, smoothed
+from exgrpo_jax.reporting.metrics import Run
+from exgrpo_jax.reporting.runs import SMOOTHED_FROM, smoothed
 
 _DIGITS = 6  # significant ones that are kept of a value
 
@@ -124,3 +126,181 @@ def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
   if line.band:
     described['band'] = dict(zip(('steps', 'low', 'high'), map(numbers, line.band)))
   return described
+
+
+# ---- Of one run's metrics over steps ----
+
+_SHARE, _LOG, _RAW = {'share': True}, {'log': True}, {'smooth': False}
+# Part of the overview -> its panels: title, unit, {metric: label}, options of lines.
+_LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]] = {
+  'score': (
+    ('Reward', 'mean over responses', {'reward': 'reward'}, {}),
+    (
+      'Pass rate',
+      'share of responses',
+      {'pass_rate/fresh': 'fresh questions', 'pass_rate/replay': 'replayed questions'},
+      _SHARE,
+    ),
+  ),
+  'signal': (
+    (
+      'Groups that teach nothing',
+      'share of groups',
+      {
+        'groups/zero_advantage': 'equal rewards',
+        'groups/solved_by_all': 'solved by all',
+        'groups/solved_by_none': 'solved by none',
+      },
+      _SHARE,
+    ),
+    ('Clipped tokens', 'share of fresh tokens', {'policy/clip_fraction': 'clipped'}, _SHARE),
+    ('Skipped updates', 'updates of a step', {'optimizer/skipped': 'skipped'}, _RAW),
+    ('Learning rate', 'mean over updates', {'learning_rate': 'learning rate'}, _RAW),
+  ),
+  'training': (
+    ('Gradient norm', 'L2 norm, log scale', {'gradient_norm': 'gradient norm'}, _LOG),
+    ('Entropy', 'nats per token', {'entropy': 'entropy'}, {}),
+    ('Response length', 'tokens', {'length/mean': 'mean'}, {}),
+    ('Truncated responses', 'share of responses', {'length/truncated': 'truncated'}, _SHARE),
+    (
+      'Importance ratio of carried tokens',
+      'ratio, log scale',
+      {'staleness/ratio_mean': 'mean', 'staleness/ratio_max': 'max'},
+      _LOG,
+    ),
+  ),
+  'replay': (
+    (
+      'Replay buffer',
+      'questions',
+      {'buffer/questions': 'in the buffer', 'buffer/retired': 'retired'},
+      _RAW,
+    ),
+    (
+      'Importance ratio of replayed tokens',
+      'ratio, log scale',
+      {'replay/ratio_mean': 'mean', 'replay/ratio_max': 'max'},
+      _LOG,
+    ),
+    (
+      'Effective sample size of replay',
+      'share of replayed tokens',
+      {'replay/effective_sample_size': 'effective sample size'},
+      _SHARE,
+    ),
+    ('Age of replayed trajectories', 'steps', {'replay/age_mean': 'mean'}, {}),
+  ),
+}
+_EVALUATIONS = {  # kind of score -> title, unit
+  'pass@1': ('Evaluation: pass@1, 95% interval', 'share correct'),
+  'valid_steps': ('Evaluation: valid steps', 'share of responses'),
+}
+_ABSENT_AT_ZERO = ('Skipped updates', 'Replay buffer')  # counts of what never happened
+OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')  # from the bottom
+_PHASES = 6  # the longest ones have a layer of their own
+_NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
+
+
+def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
+  """The panels for which the run has data, by part; without replay that part is empty."""
+  made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
+  buffer = made['replay']
+  return {
+    'score': [*evaluations(run, ('pass@1',)), *made['score']],
+    'signal': made['signal'],
+    'training': [
+      *evaluations(run, ('valid_steps',)),
+      *made['training'],
+      *_outcomes(run),
+      *_phases(run),
+    ],
+    'replay': [*buffer[:1], *buckets(run), *buffer[1:]] if replays else [],
+  }
+
+
+def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Panel]:
+  """A panel per kind of score, with a line per data source."""
+  names = sorted({name for record in run for name in record})
+  made = []
+  for kind in kinds:
+    shown = []
+    for match in filter(None, (re.fullmatch(f'eval/(.+)/{kind}', name) for name in names)):
+      steps, values = _points(run, [match[0]])
+      at, low, high = _points(run, [f'{match[0]}_low', f'{match[0]}_high'])
+      if steps:
+        shown.append(Line(match[1], steps, values, (at, low, high) if at else None))
+    if shown:
+      made.append(lines(*_EVALUATIONS[kind], shown, share=True, smooth=False))
+  return made
+
+
+def buckets(run: Run) -> list[Panel]:
+  """The buffer's questions by bucket, as a panel; none where nothing was ever in it."""
+  names = []
+  while any(f'buffer/bucket_{len(names)}' in record for record in run):
+    names.append(f'buffer/bucket_{len(names)}')
+  steps, *counts = _points(run, names)
+  if not names or not np.any(counts):
+    return []
+  unit = f'bucket: successes of {len(names)}'
+  return [heat('Replay buffer by bucket', unit, steps, np.array(counts), 'questions')]
+
+
+def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str, Any]]]) -> list:
+  made = []
+  for title, unit, labels, options in rows:
+    found = {
+      label: _points(run, [name], options.get('log', False)) for name, label in labels.items()
+    }
+    shown = [Line(label, steps, values) for label, (steps, values) in found.items() if steps]
+    if shown and (title not in _ABSENT_AT_ZERO or any(any(line.values) for line in shown)):
+      made.append(lines(title, unit, shown, **options))
+  return made
+
+
+def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
+  """The steps at which all of these metrics have a value that can be drawn, and the values."""
+
+  def can_be_drawn(value: float) -> bool:
+    return math.isfinite(value) and (value > 0 or not log)
+
+  rows = [
+    (record['step'], *(record[name] for name in names))
+    for record in run
+    if all(name in record and can_be_drawn(record[name]) for name in names)
+  ]
+  return list(map(list, zip(*rows))) if rows else [[] for _ in range(len(names) + 1)]
+
+
+def _outcomes(run: Run) -> list[Panel]:
+  """Shares of the verdicts' outcomes, of those that occur."""
+  steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
+  is_long = len(steps) >= SMOOTHED_FROM
+  layers = {
+    outcome: smoothed(values) if is_long else values
+    for outcome, values in zip(OUTCOMES, shares)
+    if any(values)
+  }
+  return [stack('Outcomes', 'share of responses', steps, layers, 1.0)] if layers else []
+
+
+def _phases(run: Run) -> list[Panel]:
+  """Seconds of a step by phase: the longest phases, and all the rest as one.
+
+  The axis ends where few steps reach, since the first ones compile and take far longer.
+  """
+  timed = [record for record in run if 'time/step' in record]
+  if not timed:
+    return []
+  names = {name for record in timed for name in record if name.startswith('time/')}
+  seconds = {
+    name: np.array([record.get(name, 0.0) for record in timed])
+    for name in sorted(names.difference(_NO_PHASES))
+  }
+  longest = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
+  total = np.array([record['time/step'] for record in timed])
+  layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
+  # What a phase takes after the clock has been read counts in the next step.
+  layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
+  steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
+  return [stack('Time of a step by phase', 'seconds', steps, layers, top)]

@@ -18,8 +18,8 @@ from typing import Any
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting.page import comparison, curves, evaluations, experience, overview, texts
-from exgrpo_jax.reporting.page.texts import Pieces
+from exgrpo_jax.reporting.page import charts, comparison, evaluations, experience, overview
+from exgrpo_jax.reporting.page.experience import Pieces
 from exgrpo_jax.reporting.runs import Group, Recorded
 from exgrpo_jax.runtime.replacement import replacing
 
@@ -52,7 +52,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
         'missing': _missing(run, own),
         'overview': overview.describe(run, own['evaluations'] or []),
         'buffer': buffer,
-        'evaluation': {'panels': curves.evaluations(run.metrics)},
+        'evaluation': {'panels': charts.evaluations(run.metrics)},
       }
     )
     parts |= {f'{name}-{index}': value for name, value in own.items()}
@@ -72,8 +72,8 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
   """
   workdir = pathlib.Path(run.workdir)
   pieces = open_pieces(run)
-  sizes = texts.sizes(workdir) if pieces else {}
-  chosen = texts.choose(sizes, _TOKENS // runs)
+  sizes = experience.sizes(workdir) if pieces else {}
+  chosen = experience.choose(sizes, _TOKENS // runs)
   own: Parts = {
     'visits': experience.describe_visits(run, max_responses, chosen) or None,
     'evaluations': evaluations.describe(workdir, _CHARACTERS // runs) or None,
@@ -83,26 +83,28 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
   if own['visits']:  # the steps for which it is worth while to ask for texts
     own['visits']['recorded'] = sorted({key.step for key in sizes})
   if pieces and chosen:
-    own['texts'] = texts.describe(texts.read(workdir, chosen.__contains__), pieces)
+    own['texts'] = experience.describe_texts(
+      experience.read_texts(workdir, chosen.__contains__), pieces
+    )
   others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
   rows = list(dict.fromkeys([*replayed, *others]))
   if pieces and rows:
-    found = texts.read_stored(run.workdir, rows, _STORED_TOKENS // runs)
-    own['stored'] = None if found is None else texts.describe_stored(found, pieces)
+    found = experience.read_stored(run.workdir, rows, _STORED_TOKENS // runs)
+    own['stored'] = None if found is None else experience.describe_stored(found, pieces)
   return own
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
   """All that one step has recorded token by token, as a part; None where it has nothing."""
-  found = texts.read_step(pathlib.Path(run.workdir), step)
-  return texts.describe(found, pieces) if found else None
+  found = experience.read_step(pathlib.Path(run.workdir), step)
+  return experience.describe_texts(found, pieces) if found else None
 
 
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
   """`describe_step` for each step that has recorded anything."""
   if pieces := open_pieces(run):
-    for step, found in texts.read_by_step(pathlib.Path(run.workdir)):
-      yield step, texts.describe(found, pieces)
+    for step, found in experience.read_by_step(pathlib.Path(run.workdir)):
+      yield step, experience.describe_texts(found, pieces)
 
 
 def open_pieces(run: Recorded) -> Pieces | None:

@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import intervals
 
 Benchmark = Mapping[str, Any]  # see describe
-Evaluated = tuple[Benchmark, Mapping[str, Any]]  # a benchmark, and one evaluation on it
+Shares = Mapping[tuple[int, str], float]  # (row, question) -> its share of right responses
 
 FOLDER = 'evaluation'
 _FILE = re.compile(
@@ -114,37 +111,15 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
   return shown
 
 
-# ---- Differences ----
-
-
-def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Evaluated]:
-  """Return the evaluations on one source by step, without those made by hand."""
+def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
+  """Return the shares of right responses on one source by step, without evaluations by hand."""
   return {
-    evaluation['step']: (benchmark, evaluation)
+    evaluation['step']: {
+      key: count / evaluation['samples']
+      for key, count in zip(zip(benchmark['rows'], benchmark['texts']), evaluation['correct'])
+    }
     for benchmark in benchmarks
     if benchmark['name'] == source
     for evaluation in benchmark['evaluations']
     if not evaluation['made']
   }
-
-
-def difference(first: Evaluated, second: Evaluated) -> tuple[tuple[float, float, float], int]:
-  """Return the paired difference (mean, low, high), and over how many common questions it is.
-
-  Rows of the same text (AIME lists each of its questions 32 times) count as one question. With
-  fewer than two questions the difference is NaN.
-  """
-  shares = [_shares(*evaluated) for evaluated in (first, second)]
-  by_text: dict[str, list[float]] = {}
-  for row, text in sorted(shares[0].keys() & shares[1].keys()):
-    by_text.setdefault(text, []).append(shares[1][row, text] - shares[0][row, text])
-  paired = np.array([np.mean(differences) for differences in by_text.values()])
-  if len(paired) < 2:
-    return (np.nan, np.nan, np.nan), len(paired)
-  return intervals.difference_95(paired, np.arange(len(paired))), len(paired)
-
-
-def _shares(benchmark: Benchmark, evaluation: Mapping[str, Any]) -> dict[tuple[int, str], float]:
-  """Return the share of right responses to each question, by its row and text."""
-  keys = zip(benchmark['rows'], benchmark['texts'])
-  return {key: count / evaluation['samples'] for key, count in zip(keys, evaluation['correct'])}

@@ -1,16 +1,34 @@
-"""The replay buffer over a run: what entered and left it, and what was replayed of it."""
+"""What a run experienced: the replay buffer, visits of questions, responses token by token."""
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+import operator
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from exgrpo_jax.reporting.page import charts, curves
+from exgrpo_jax.datatypes import Trajectory
+from exgrpo_jax.learner import buffer_files, checkpoint
+from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.page.charts import Line, Panel, flags, known, rounded
-from exgrpo_jax.reporting.page.texts import Group
 from exgrpo_jax.reporting.runs import Recorded
+
+Pieces = Callable[[Sequence[int]], list[str]]  # token ids -> the text of each
+
+
+class Group(NamedTuple):
+  """A question's responses in a step."""
+
+  step: int
+  group: int
+
+
+# ---- The buffer ----
 
 _MOST_REPLAYED = 50  # questions of the table
 _AGE_BINS = 40  # at most
@@ -24,7 +42,7 @@ def describe(run: Recorded) -> dict[str, Any]:
   if not run.config['replay.ratio']:
     return {'is_used': False, 'panels': [], 'replayed': []}
   replays = run.responses.filter(run.responses['is_replay'])
-  panels = curves.buckets(run.metrics)
+  panels = charts.buckets(run.metrics)
   if run.questions.num_rows:
     panels.append(_flow(run.questions))
   if replays.num_rows:
@@ -296,3 +314,145 @@ def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
 def _cut(text: str | None, limit: int) -> str | None:
   """Its beginning, with three dots where something is left out."""
   return text if text is None or len(text) <= limit else f'{text[:limit]} …'
+
+
+# ---- Token by token ----
+
+_DIGITS = 3  # of entropies and log-probabilities, in nats
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """A recorded group before its tokens are read."""
+
+  question: int
+  tokens: int  # of all its responses
+
+
+def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
+  """All groups whose tokens are recorded, in the order of steps."""
+  found: dict[Group, Size] = {}
+  for path in step_records.files(workdir, 'tokens'):
+    table = step_records.read_file(path, 'tokens')
+    lengths = table['tokens'].combine_chunks().value_lengths().to_pylist()
+    keys = zip(*(table[name].to_pylist() for name in ('step', 'group', 'question')))
+    for (step, group, question), length in zip(keys, lengths):
+      key = Group(step, group)
+      before = found[key].tokens if key in found else 0
+      found[key] = Size(question, before + length)
+  return found
+
+
+def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
+  """The groups that are shown: whole stories of the questions that were visited most often.
+
+  Questions are taken one after the other as long as all of their groups fit.
+  """
+  by_question: dict[int, list[Group]] = {}
+  for key, size in found.items():
+    by_question.setdefault(size.question, []).append(key)
+  chosen: set[Group] = set()
+  room = max_tokens
+  for groups in sorted(by_question.values(), key=len, reverse=True):
+    tokens = sum(found[key].tokens for key in groups)
+    if tokens <= room:
+      chosen.update(groups)
+      room -= tokens
+  return chosen
+
+
+def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterator[dict[str, Any]]:
+  """The recorded responses of the wanted groups, one by one; a file at a time is in memory."""
+  for path in step_records.files(workdir, 'tokens'):
+    table = step_records.read_file(path, 'tokens')
+    keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
+    yield from table.filter(pa.array([wanted(key) for key in keys], pa.bool_())).to_pylist()
+
+
+def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+  """Yield all recorded responses of each step; a file at a time is in memory."""
+  responses = read_texts(workdir, lambda _: True)
+  for step, members in itertools.groupby(responses, operator.itemgetter('step')):
+    yield step, list(members)
+
+
+def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
+  """Return all recorded responses of one step.
+
+  They are in one file, named after it or an earlier one.
+  """
+  last = step_records.path_of(workdir, 'tokens', step)
+  for path in reversed(step_records.files(workdir, 'tokens')):
+    if path <= last:
+      table = step_records.read_file(path, 'tokens')
+      if found := table.filter(pa.array(table['step'].to_numpy() == step)).to_pylist():
+        return found
+  return []
+
+
+def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
+  """Recorded responses by 'step/group', each with its sample, pieces of text and their values."""
+  vocabulary = _Vocabulary(pieces)
+  groups: dict[str, list[dict[str, Any]]] = {}
+  for response in responses:
+    members = groups.setdefault(f'{response["step"]}/{response["group"]}', [])
+    members.append(
+      {
+        'sample': response['sample'],
+        'pieces': vocabulary.numbers(response['tokens']),
+        'entropy': rounded(response['entropy'], _DIGITS),
+        'logp': rounded(response['logp'], _DIGITS),
+        'past': response['past_logp'] and rounded(response['past_logp'], _DIGITS),
+        'turns': response['turns'] and [list(turn.values()) for turn in response['turns']],
+      }
+    )
+  return {'groups': groups, 'pieces': vocabulary.words()}
+
+
+def read_stored(
+  workdir: str, rows: Sequence[int], max_tokens: int
+) -> dict[int, tuple[Trajectory, ...]] | None:
+  """Trajectories of these questions in the newest checkpoint's buffer, oldest first.
+
+  Questions are taken in order as long as their tokens fit. None where no checkpoint can be read;
+  a run that goes on may delete one meanwhile, so older ones are tried too.
+  """
+  for step in reversed(checkpoint.steps(workdir)):
+    try:
+      return buffer_files.read_some(checkpoint.buffer_folder(workdir, step), rows, max_tokens)
+    except (OSError, ValueError):
+      continue
+  return None
+
+
+def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) -> dict[str, Any]:
+  """Stored successes by question, oldest first."""
+  vocabulary = _Vocabulary(pieces)
+  questions = {
+    str(row): [
+      {
+        'step': trajectory.step,
+        'times': trajectory.times_replayed,
+        'pieces': vocabulary.numbers(trajectory.tokens.tolist()),
+        'logp': rounded(trajectory.logp, _DIGITS),
+        'turns': trajectory.turns or None,
+      }
+      for trajectory in trajectories
+    ]
+    for row, trajectories in stored.items()
+  }
+  return {'questions': questions, 'pieces': vocabulary.words()}
+
+
+class _Vocabulary:
+  """The distinct pieces of some responses, numbered as they come."""
+
+  def __init__(self, pieces: Pieces) -> None:
+    self._pieces = pieces
+    self._number: dict[str, int] = {}
+
+  def numbers(self, tokens: Sequence[int]) -> list[int]:
+    return [self._number.setdefault(text, len(self._number)) for text in self._pieces(tokens)]
+
+  def words(self) -> list[str]:
+    return list(self._number)

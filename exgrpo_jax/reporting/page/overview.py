@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import counted
-from exgrpo_jax.reporting import alarms, messages, runs, series
+from exgrpo_jax.reporting import alarms, comparison, messages, runs
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.reporting.page import charts, curves, evaluations
-from exgrpo_jax.reporting.page.evaluations import Benchmark, Evaluated
+from exgrpo_jax.reporting.page import charts, evaluations
+from exgrpo_jax.reporting.page.evaluations import Benchmark, Shares
 from exgrpo_jax.reporting.runs import Recorded
 from exgrpo_jax.runtime import environment
 
@@ -47,7 +47,7 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     'scores': scores,
     'next': _next(run, starts, scores),
     'signal': _signal(run),
-    'panels': curves.overview(run.metrics, replays),
+    'panels': charts.overview(run.metrics, replays),
     'replays': replays,
     'warnings': warnings_of(pathlib.Path(run.workdir)),
   }
@@ -227,7 +227,7 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
   found = []
   for source, name in runs.score_names([records]).items():
     points = [record for record in records if name in record]
-    best = series.best(name, (record[name] for record in points))
+    best = comparison.best(name, (record[name] for record in points))
     at_best = next((record for record in points if record[name] == best), points[-1])
     ends = {'first': points[0], 'last': points[-1], 'best': at_best}
     found.append(
@@ -238,16 +238,15 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
   return found
 
 
-def _changes(by_step: Mapping[int, Evaluated]) -> dict[str, dict[str, Any] | None]:
+def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
   """The 'change' and 'latest' of `_scores`; None where there is nothing to compare."""
   steps = sorted(by_step)
 
   def between(first: int, last: int) -> dict[str, Any] | None:
-    estimate, questions = evaluations.difference(by_step[first], by_step[last])
+    _, questions, estimate = comparison.compare(by_step[first], by_step[last], of_questions=True)
     if questions < 2:
       return None
-    _, low, high = estimate
-    sign = (low > 0) - (high < 0)  # 0 if the 95% interval includes 0
+    sign = (estimate.low > 0) - (estimate.high < 0)  # 0 if the 95% interval includes 0
     shown = charts.numbers(estimate)
     return {'from': first, 'estimate': shown, 'questions': questions, 'sign': sign}
 
