@@ -1,1 +1,1 @@
-"""How fast this machine is: `python -m benchmarks`, from a clone."""
+"""Benchmarks of this machine: `python -m benchmarks`, from a clone."""

@@ -1,11 +1,11 @@
-"""Measures this machine, with random weights and data; compare figures within one run only.
+"""Benchmarks of this machine, with random weights and data; compare figures of one run only.
 
 python -m benchmarks                        lists the benchmarks
-python -m benchmarks all --size=tiny        tries whether all of them run
+python -m benchmarks all --size=tiny        checks that all of them run
 python -m benchmarks update rollout.questions=8
 
-Settings of the config may follow, as in the last line. Exit status: 1 where a check or, of `all`,
-a benchmark failed.
+Settings of the config may follow, as in the last line. Exit status: 1 if a check failed or, with
+`all`, a benchmark failed.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import importlib
 import subprocess
 import sys
 
-# Name -> what it measures. Each is a module with measure(bench) -> figures.
+# Name -> description. Each benchmark is a module with measure(bench) -> figures.
 BENCHMARKS = {
   'parity': "the sampler's log-probabilities against the trainer's",
   'attention': 'every attention backend of this platform against the formula',
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _run(name: str, size_name: str | None, scale: float | None, changes: list[str]) -> int:
-  from exgrpo_jax.runtime import machine  # not to list the benchmarks
+  from exgrpo_jax.runtime import machine  # not needed to list the benchmarks
 
   machine.keep_pages()  # as every command does
   machine.take_share()
@@ -71,13 +71,13 @@ def _run(name: str, size_name: str | None, scale: float | None, changes: list[st
     try:
       found = importlib.import_module(f'benchmarks.{name}').measure(bench)
     except subprocess.CalledProcessError as error:
-      return error.returncode  # of a run, which has said why
+      return error.returncode  # the run has printed why
   print('\n'.join(map(str, found)), flush=True)
   return int(not all(figure.passes for figure in found))
 
 
 def _run_all(flags: list[str]) -> int:
-  """Each in a process of its own, so that one that fails ends no other."""
+  """Run each benchmark in its own process, so that a failure does not end the others."""
   failed = []
   for name in BENCHMARKS:
     if subprocess.run([sys.executable, '-m', 'benchmarks', name, *flags]).returncode:

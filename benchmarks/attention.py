@@ -1,4 +1,4 @@
-"""Attention's backends beside the textbook's formula: values, gradients and time.
+"""Attention backends against the textbook's formula: values, gradients and time.
 
 Shape letters as in policy/attention.py.
 """
@@ -16,7 +16,7 @@ from exgrpo_jax.policy import attention, kv_cache, sharding
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Every backend of the platform, over whole sequences and in decoding."""
+  """Measure every backend of the platform, over whole sequences and in decoding."""
   platform, dtype = sharding.platform(), bench.model.dtype
   backends = dict.fromkeys(('blockwise', attention.backend_for(platform, dtype)))
   found = [figure for backend in backends for figure in _causal(bench, backend)]
@@ -30,7 +30,7 @@ def formula(
   value_BSGH: jax.Array,
   is_seen_BTS: jax.Array | np.ndarray,
 ) -> jax.Array:
-  """Attention in float32, with all scores at once."""
+  """Compute attention in float32, with all scores at once."""
   N, H = query_BTNH.shape[2:]
   key_BSNH, value_BSNH = (
     jnp.repeat(x, N // x.shape[2], axis=2).astype(jnp.float32) for x in (key_BSGH, value_BSGH)
@@ -41,7 +41,7 @@ def formula(
 
 
 def _causal(bench: Bench, backend: str) -> list[Figure]:
-  """Three rows packed in each sequence, as in training."""
+  """Measure a backend with three rows packed in each sequence, as in training."""
   shape, B, T = bench.model, bench.config.rollout.questions, bench.config.rollout.longest_row
   N, G, H = shape.num_heads, shape.num_kv_heads, shape.head_size
   arrays = _random(bench.meshes.training, shape.dtype, (B, T, N, H), (B, T, G, H), (B, T, G, H))
@@ -75,7 +75,7 @@ def _causal(bench: Bench, backend: str) -> list[Figure]:
 
 
 def _decoding(bench: Bench) -> list[Figure]:
-  """One token of each slot beside its cache, as the platform decodes."""
+  """Measure the platform's decoding: one token of each slot attends to its cache."""
   shape, B, S = bench.model, bench.config.rollout.slots, bench.config.rollout.longest_row
   N, G, H = shape.num_heads, shape.num_kv_heads, shape.head_size
   query_BNH, key_BSGH, value_BSGH = _random(
@@ -119,7 +119,7 @@ def _random(mesh: jax.sharding.Mesh, dtype: str, *shapes: Sequence[int]) -> list
 
 
 def _with_gradient(attend: Callable[..., jax.Array]) -> Callable[..., object]:
-  """(values, gradients of the sum of their squares)."""
+  """Return a function that gives (values, gradients of the sum of their squares)."""
 
   def loss(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
     values = attend(*qkv)

@@ -16,14 +16,14 @@ from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 
-_QUESTIONS, _TRAJECTORIES, _TOKENS = 46_000, 4, 1500  # of the paper; tokens are a mean
-_STEP_QUESTIONS, _SAMPLES, _STEPS_BETWEEN_SAVES = 128, 8, 50  # of the paper
+_QUESTIONS, _TRAJECTORIES, _TOKENS = 46_000, 4, 1500  # the paper's; tokens are a mean
+_STEP_QUESTIONS, _SAMPLES, _STEPS_BETWEEN_SAVES = 128, 8, 50  # the paper's
 _PROMPT = np.zeros(200, np.int32)
 _VERDICTS = (Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')) * (_SAMPLES // 2)
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Times, and the memory that saving and restoring hold besides the buffer."""
+  """Measure times, and the memory that saving and restoring need on top of the buffer."""
   args = bench.config.replay, bench.size.scale
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as workdir:
     return [
@@ -74,7 +74,7 @@ def _measure_restoring(workdir: str) -> list[Figure]:
 
 
 def _synthetic_buffer(count: int, rng: np.random.Generator) -> replay.Buffer:
-  """_TRAJECTORIES of about _TOKENS tokens to each question; questions in all buckets."""
+  """Make _TRAJECTORIES of about _TOKENS tokens for each question; questions in all buckets."""
   entries = {}
   for row in range(count):
     responses = [_synthetic_response(rng) for _ in range(_TRAJECTORIES)]
@@ -92,7 +92,7 @@ def _synthetic_buffer(count: int, rng: np.random.Generator) -> replay.Buffer:
 def _synthetic_step(
   num_questions: int, number: int, rng: np.random.Generator
 ) -> tuple[Plan, list[None], list[list[Response]], list[tuple[Verdict, ...]]]:
-  """Plan, no replays, responses and verdicts of a step, half of the responses right."""
+  """Make plan, no replays, responses and verdicts of a step; half of the responses are right."""
   rows = rng.choice(num_questions, min(num_questions, _STEP_QUESTIONS), replace=False)
   plan = Plan(
     step=number,
@@ -111,7 +111,7 @@ def _synthetic_step(
 
 
 def _synthetic_response(rng: np.random.Generator) -> Response:
-  """From half to one and a half times _TOKENS random tokens."""
+  """Draw a response of half to one and a half times _TOKENS random tokens."""
   length = int(rng.integers(_TOKENS // 2, _TOKENS + _TOKENS // 2))
   start = int(rng.integers(0, len(_random_tokens()) - length))
   tokens = _random_tokens()[start : start + length].copy()
@@ -125,12 +125,12 @@ def _random_tokens() -> np.ndarray:
 
 
 def _state() -> TrainState:
-  """A model so small that the buffer is all there is to save."""
+  """Return the state of a model so small that only the buffer counts in a checkpoint."""
   return TrainState(params={'weight': jnp.zeros(1)}, opt_state=())
 
 
 def _save(manager: ocp.CheckpointManager, step: int, buffer: replay.Buffer) -> tuple[float, float]:
-  """Seconds until the checkpoint is complete, and until the training loop goes on."""
+  """Save; return the seconds until the checkpoint is complete and until the loop goes on."""
   start = time.perf_counter()
   checkpoint.save(manager, Snapshot(step=step, state=_state(), buffer=buffer, cursor=Cursor()))
   wait = time.perf_counter() - start
@@ -144,7 +144,7 @@ def _restore(workdir: str, step: int) -> replay.Buffer:
 
 
 def _save_and_restore_nothing() -> None:
-  """Loads and compiles what is loaded and compiled once."""
+  """Trigger one-time loading and compilation, so that they are not measured."""
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as workdir:
     with checkpoint.open_manager(workdir, checkpoint.CheckpointConfig(every=1, keep=1)) as manager:
       _save(manager, 1, replay.Buffer())
@@ -160,7 +160,7 @@ def _size(buffer: replay.Buffer) -> int:
 
 
 def _written(workdir: str) -> int:
-  """The bytes of the second checkpoint's files that are not links to the first's."""
+  """Count the bytes of the second checkpoint's files that are not links to the first's."""
   first, second = (
     {path.stat().st_ino: path.stat().st_size for path in folder.rglob('*') if path.is_file()}
     for folder in (pathlib.Path(workdir, 'checkpoints', step) for step in ('1', '2'))

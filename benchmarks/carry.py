@@ -16,7 +16,7 @@ from exgrpo_jax.experiment.experiment import update_spec
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import model
 
-# Not measured: until the state is steady, or programs are compiled.
+# Steps that are not measured, until the state is steady or programs are compiled.
 _FIRST_STEPS = {True: 9, False: 2}
 
 
@@ -26,12 +26,12 @@ class _Step(NamedTuple):
 
   @property
   def tokens(self) -> int:
-    """Of the responses that it trains."""
+    """Count the tokens of the responses that the step trains."""
     return int(self.taken.lengths.sum())
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Tokens per second with and without, busy slots, ages, and tokens prefilled again."""
+  """Measure tokens per second with and without, busy slots, staleness, and repeated prefill."""
   spec = update_spec(bench.config, bench.model, bench.meshes.training)
   state = first_state(bench, spec)
   arms = {True: Rollouts(bench, carries=True), False: Rollouts(bench, carries=False)}
@@ -68,7 +68,7 @@ def measure(bench: Bench) -> list[Figure]:
 def _take(
   bench: Bench, rollouts: Rollouts, spec: gradients.UpdateSpec, state: optimizer.TrainState
 ) -> tuple[_Step, optimizer.TrainState]:
-  """The next step of some rollouts, and the state after its update."""
+  """Take the next step of some rollouts; return it and the state after its update."""
   start = time.perf_counter()
   taken = rollouts.take(model.decode_layout(bench.model, state.params, bench.meshes))
   rollout = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Episodes of eight turns beside environments that take their time, and beside ones that do not."""
+"""Episodes of eight turns with slow environments, and with instant ones."""
 
 import dataclasses
 import time
@@ -20,7 +20,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 _TURNS = 8
 _SLOW, _INSTANT = 0.05, 0.0  # seconds of an answer
 _IN_FLIGHT = 2  # episodes for each slot
-_ARMS = {  # seconds of an answer, and for what share of the episodes caches are kept
+_ARMS = {  # seconds of an answer, and the share of episodes whose caches are kept
   'slow': (_SLOW, 1.0),
   'instant': (_INSTANT, 1.0),
   'recomputed': (_INSTANT, 0.0),
@@ -28,23 +28,23 @@ _ARMS = {  # seconds of an answer, and for what share of the episodes caches are
 
 
 class Waiting:
-  """Answers each turn with the same words, after the seconds that a task's answer says."""
+  """An environment that always says the same, after as many seconds as the task's answer."""
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is that of the task."""
+    """Return the task's prompt."""
     del seed
     self._seconds = float(task.answer)
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Waits, as for a service."""
+    """Wait, as for a service."""
     del response
     time.sleep(self._seconds)
     return Observation('on')
 
 
 class Letters(Tokenizer):
-  """No real one: an answer is so many tokens, and a turn is always cut."""
+  """A fake tokenizer: an answer has `observed` tokens, and a turn is always cut."""
 
   files, pad_id = {}, 0
 
@@ -67,7 +67,7 @@ class Letters(Tokenizer):
 
 
 class _Played(NamedTuple):
-  """What the episodes of a step took."""
+  """The cost of a step's episodes."""
 
   seconds: float
   idle: float  # seconds in which no slot decoded
@@ -76,7 +76,7 @@ class _Played(NamedTuple):
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Busy slots with slow environments, their speed beside instant ones, and what caches save."""
+  """Measure busy slots with slow environments, their speed against instant ones, and caches."""
   slots, turn = bench.config.rollout.slots, bench.config.rollout.max_response // _TURNS
   config = settings.EnvironmentConfig(
     name='benchmarks.episodes:Waiting',
@@ -118,14 +118,14 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def _observed(bench: Bench) -> int:
-  """Tokens of an answer: a quarter of a turn's."""
+  """Return the tokens of an answer: a quarter of a turn's."""
   return max(2, bench.config.rollout.max_response // _TURNS // 4)
 
 
 def _play(
   bench: Bench, config: settings.EnvironmentConfig, pool: Pool, seconds: float, parked: int
 ) -> _Played:
-  """Episodes for twice as many slots as there are, of one sample each."""
+  """Play twice as many episodes as there are slots, one for each question."""
   rollout, syncs = bench.config.rollout, list[Sync]()
   asked = [
     Question(row, (Message('user', 'go'),), str(seconds), 'math', '', 'waiting')

@@ -1,24 +1,24 @@
 """Parameters and FLOPs of a model, by formula.
 
-Not the compiler's count: it counts the body of a loop once.
+The compiler's count is not used because it counts the body of a loop once.
 """
 
 from exgrpo_jax.policy import model
 
 
 def parameter_count(shape: model.ShapeConfig) -> int:
-  """The model's parameters, without biases and norm scales, which are a thousandth of them."""
+  """Count the parameters, without biases and norm scales, which are a thousandth of them."""
   embeddings = shape.vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
   return embeddings + shape.num_layers * layer_parameter_count(shape)
 
 
 def layer_parameter_count(shape: model.ShapeConfig) -> int:
-  """The entries of one layer's matrices, of all its experts."""
+  """Count the entries of one layer's matrices, with all its experts."""
   return _layer_entries(shape, max(1, shape.num_experts))
 
 
 def hidden_units(shape: model.ShapeConfig) -> int:
-  """Hidden units of a token in a layer, in all of its experts."""
+  """Count the hidden units of a token in a layer, in all of the token's experts."""
   return max(1, shape.experts_per_token) * shape.mlp_width
 
 
@@ -29,13 +29,9 @@ def _layer_entries(shape: model.ShapeConfig, num_mlps: int) -> int:
 
 
 def forward_flops(shape: model.ShapeConfig, num_tokens: int, length: int, num_logits: int) -> int:
-  """FLOPs of a forward pass: matrix products, causal attention and the unembedding.
+  """Count the FLOPs of a forward pass: matrix products, causal attention and the unembedding.
 
-  Args:
-    shape: the model's.
-    num_tokens: in all rows.
-    length: tokens of each row.
-    num_logits: tokens that get logits.
+  `num_tokens` counts all rows, `length` each row, and `num_logits` the tokens that get logits.
   """
   return sum(_weights_and_attention(shape, num_tokens, length, num_logits))
 
@@ -43,11 +39,11 @@ def forward_flops(shape: model.ShapeConfig, num_tokens: int, length: int, num_lo
 def update_flops(
   shape: model.ShapeConfig, num_tokens: int, length: int, num_logits: int, *, frozen: bool
 ) -> int:
-  """FLOPs of a forward and a backward pass; arguments as in `forward_flops`.
+  """Count the FLOPs of a forward and a backward pass; arguments as in `forward_flops`.
 
-  A backward pass has two products for each of the forward pass, one for the gradient of each
-  factor; `frozen` weights need none. The products with LoRA's adapters, about a hundredth at rank
-  32, are left out.
+  A backward pass has two products for each one of the forward pass, one for the gradient of each
+  factor. `frozen` weights need no gradient. The products with LoRA's adapters, about a hundredth at
+  rank 32, are left out.
   """
   of_weights, of_attention = _weights_and_attention(shape, num_tokens, length, num_logits)
   return (2 if frozen else 3) * of_weights + 3 * of_attention
@@ -58,7 +54,7 @@ def _weights_and_attention(
 ) -> tuple[int, int]:
   entries = _layer_entries(shape, max(1, shape.experts_per_token))
   layers = 2 * shape.num_layers * entries * num_tokens
-  # A token attends to half of its row on average, or to the window but where the row begins.
+  # A token attends to half of its row on average, or to the window except where the row begins.
   pairs = sum(2 * keys - keys**2 / max(1, length) for keys in shape.layer_lengths(length))
   attention = 2 * shape.num_heads * shape.head_size * num_tokens * pairs
   return layers + 2 * shape.width * shape.vocab_size * num_logits, round(attention)

@@ -1,4 +1,4 @@
-"""What benchmarks share: sizes, random data, measurements in turns, and figures."""
+"""The shared parts of benchmarks: sizes, random data, measurements in turns, and figures."""
 
 import ast
 import concurrent.futures
@@ -55,17 +55,17 @@ _TINY_MODEL = _SMALL_MODEL | {
 
 
 class Size(NamedTuple):
-  """How large a benchmark is."""
+  """The size of a benchmark."""
 
-  scale: float  # of the paper's questions and responses, in benchmarks of the host
+  scale: float  # share of the paper's questions and responses, in benchmarks of the host
   repeats: int  # of each measurement; the median counts
-  model: Mapping[str, Any]  # of the config, where it departs from Qwen2.5-Math-1.5B
+  model: Mapping[str, Any]  # config.model, where it differs from Qwen2.5-Math-1.5B
   rollout: Mapping[str, Any]
   tokens_per_microbatch: int
 
 
 SIZES = {
-  'tiny': Size(  # to try whether a benchmark runs
+  'tiny': Size(  # to check that a benchmark runs
     scale=1e-4,
     repeats=1,
     model=_TINY_MODEL,
@@ -97,7 +97,7 @@ SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-  """What a benchmark works with."""
+  """The config, model and data of a benchmark."""
 
   size: Size
   config: RunConfig
@@ -106,27 +106,27 @@ class Bench:
 
   @property
   def rows(self) -> int:
-    """Responses of a step."""
+    """Count the responses of a step."""
     return self.config.rollout.questions * self.config.rollout.group_size
 
   @functools.cached_property
   def params(self) -> Params:
-    """Random parameters in the training layout."""
+    """Make random parameters in the training layout."""
     return model.init(self.model, jax.random.key(0), self.meshes.training)
 
   @functools.cached_property
   def decode_params(self) -> Params:
-    """The same in the decode layout."""
+    """Convert the parameters to the decode layout."""
     return jax.block_until_ready(model.decode_layout(self.model, self.params, self.meshes))
 
   @functools.cached_property
   def lengths(self) -> np.ndarray:
-    """Tokens of each response, lognormal: 1% are cut at the limit of 8 medians."""
+    """Draw the tokens of each response, lognormal: 1% are cut at the limit of 8 medians."""
     return lengths.draw('', self.rows, self.config.rollout.max_response)
 
   @functools.cached_property
   def flops(self) -> float:
-    """FLOP/s that the devices reach together in a plain matrix product."""
+    """Measure the FLOP/s that all devices together reach in a plain matrix product."""
     width = 1024 if sharding.platform() == 'cpu' else 8192
     matrix = jnp.ones((width, width), self.model.dtype)
     multiply = jax.jit(jnp.matmul)
@@ -135,7 +135,7 @@ class Bench:
 
   @functools.cached_property
   def bandwidth(self) -> float:
-    """Bytes per second that a device reads and writes in a plain copy."""
+    """Measure the bytes per second that a device reads and writes in a plain copy."""
     size = 2**27 if sharding.platform() == 'cpu' else 2**31
     array = jnp.zeros(size // 4, jnp.int32)
     copy = jax.jit(lambda x: x ^ 1)  # XLA would skip a mere copy
@@ -143,7 +143,7 @@ class Bench:
     return 2 * size / seconds
 
   def engine(self, **options: Any) -> SlotEngine:
-    """The sampler of this bench, in which limits alone end responses."""
+    """Make the sampler of this bench, in which only limits end responses."""
     rollout = self.config.rollout
     spec = DecodeSpec(
       distribution=Distribution(),
@@ -157,7 +157,7 @@ class Bench:
     return SlotEngine(self.model, spec, self.meshes.decoding, jax.random.key, **options)
 
   def generate(self, limits: Sequence[int], samples: int = 0) -> list[Response]:
-    """Generates responses of the given lengths to random prompts, `samples` to each."""
+    """Generate responses of the given lengths to random prompts, `samples` to each."""
     samples = samples or self.config.rollout.group_size
     requests = [
       Request(self.prompt(row // samples), row // samples, row % samples, 0, int(limit))
@@ -167,13 +167,13 @@ class Bench:
     return responses
 
   def prompt(self, question: int) -> np.ndarray:
-    """A prompt of random tokens, as long as the limit allows."""
+    """Draw a prompt of random tokens, as long as the limit allows."""
     rng = np.random.default_rng(question)
     shape = self.config.rollout.max_prompt
     return rng.integers(0, self.model.vocab_size, shape).astype(np.int32)
 
   def batch(self, response_B: np.ndarray) -> Batch:
-    """Random rows with responses of these lengths, a prompt to a group, one row of it replayed."""
+    """Draw rows with responses of these lengths; a group shares a prompt, 1 of 8 is replayed."""
     rng, prompt, rows = np.random.default_rng(0), self.config.rollout.max_prompt, len(response_B)
     place_T = np.arange(prompt + response_B.max())
     is_response_BT = (place_T >= prompt) & (place_T < prompt + response_B[:, None])
@@ -193,7 +193,7 @@ class Bench:
 
 
 def open_bench(size: Size, changes: Sequence[str] = ()) -> Bench:
-  """The bench of a size; `changes` are settings such as 'rollout.slots=8'."""
+  """Set up the bench of a size; `changes` are settings such as 'rollout.slots=8'."""
   values: Any = config_files.load_config('base')
   values.model.update(size.model)
   values.rollout.update(size.rollout)
@@ -222,12 +222,12 @@ class Figure(NamedTuple):
   name: str
   value: float
   unit: str
-  meaning: str = ''  # what the name and the unit do not say
-  limit: float | None = None  # of a check, in the value's unit
+  meaning: str = ''  # details that name and unit do not say
+  limit: float | None = None  # a check's, in the value's unit
 
   @property
   def passes(self) -> bool:
-    """Whether the value is at most its limit, where it has one; NaN is not."""
+    """Return True if the value has no limit or is at most that; NaN fails a limit."""
     return self.limit is None or self.value <= self.limit
 
   def __str__(self) -> str:
@@ -237,10 +237,10 @@ class Figure(NamedTuple):
 
 
 def in_turns(repeats: int, *runs: Callable[[], object]) -> list[float]:
-  """The median seconds of each run.
+  """Measure the median seconds of each run.
 
-  The runs take turns, so that a machine that slows down for a while slows all of them alike. A
-  first round compiles and is not counted.
+  The runs take turns, so a temporary slowdown of the machine affects all of them alike. A first
+  round compiles and is not counted.
   """
   seconds: list[list[float]] = [[] for _ in runs]
   for repeat in range(1 + repeats):
@@ -253,19 +253,19 @@ def in_turns(repeats: int, *runs: Callable[[], object]) -> list[float]:
 
 
 def difference(found: object, expected: object) -> float:
-  """The largest difference between two trees of arrays, relative to the largest value."""
+  """Compute the largest difference between two trees, relative to each array's largest value."""
   return max(
     float(jnp.max(jnp.abs(x.astype(jnp.float32) - y)) / jnp.max(jnp.abs(y)))
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
   )
 
 
-# Of `difference`, by the dtype that computes.
+# Limits of `difference`, by the dtype of the computation.
 LIMITS = {'bfloat16': 2e-2, 'float32': 1e-4}
 
 
 def in_own_process(function: Callable[..., Result], *args: object) -> Result:
-  """The result of a function in a fresh process, whose memory nothing else has touched."""
+  """Run a function in a fresh process, so that nothing else has used its memory."""
   with concurrent.futures.ProcessPoolExecutor(
     1,
     multiprocessing.get_context('spawn'),
@@ -276,7 +276,7 @@ def in_own_process(function: Callable[..., Result], *args: object) -> Result:
 
 
 def peak_bytes() -> int:
-  """The most memory that this process has held; Linux alone says it."""
+  """Return the most memory that this process has held; works only on Linux."""
   status = pathlib.Path('/proc/self/status').read_text()
   [line] = [line for line in status.splitlines() if line.startswith('VmHWM:')]
   return 1024 * int(line.split()[1])

@@ -1,4 +1,4 @@
-"""Grading: how many responses a second, and the latency of a single one."""
+"""The speed of grading: responses per second, and the latency of a single one."""
 
 import statistics
 import time
@@ -23,7 +23,7 @@ _ANSWERS = (
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """How fast a batch of responses is graded, and how long a single one takes."""
+  """Measure how fast a batch of responses is graded, and how long a single one takes."""
   count = max(8, round(bench.size.scale * _RESPONSES))
   pairs = [[text.format(n=n) for text in _ANSWERS[n % len(_ANSWERS)]] for n in range(count)]
   thought = _THOUGHT * (_CHARACTERS // len(_THOUGHT))

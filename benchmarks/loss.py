@@ -1,4 +1,4 @@
-"""The fused loss beside the two that it replaces: time, temporary memory, gradients."""
+"""The fused loss against the two that it replaces: time, temporary memory, gradients."""
 
 import functools
 
@@ -10,7 +10,7 @@ from exgrpo_jax.policy import logprobs, model
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Each loss with its gradient with respect to hidden states and unembedding.
+  """Measure each loss with its gradient with respect to hidden states and unembedding.
 
   'fused' is `logprobs.fused_loss`, 'rematerialised' recomputes the logits chunk by chunk in the
   backward pass, and 'naive' keeps all logits.

@@ -1,4 +1,4 @@
-"""The sampler's log-probabilities beside the trainer's, on random weights."""
+"""The sampler's log-probabilities against the trainer's, on random weights."""
 
 from benchmarks.frame import Bench, Figure
 from exgrpo_jax.rollout import mismatch, scoring
@@ -8,7 +8,7 @@ _LIMITS = {'bfloat16': (1.0, 0.1), 'float32': (1e-3, 1e-4)}
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Checks that both say the same of sampled responses."""
+  """Compare the log-probabilities that both give to sampled responses."""
   rollout = bench.config.rollout
   responses = bench.generate(bench.lengths.tolist())
   prompts = [bench.prompt(row // rollout.group_size) for row in range(bench.rows)]

@@ -1,4 +1,4 @@
-"""The page of a long run: its size, and the time and memory that writing it takes.
+"""The HTML page of a long run: its size, and the time and memory to write it.
 
 The run is a short one whose steps, and the questions of each, are repeated up to the paper's.
 """
@@ -17,15 +17,15 @@ from benchmarks import smoke
 from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
 from exgrpo_jax.reporting import metrics, report, step_records
 
-_STEPS, _ROWS = 700, 1024  # of the paper; responses of a step
-_FILE_STEPS = 10  # as config.metrics.records_every of the paper
-# What a page is held to: small enough for mail.
+_STEPS, _ROWS = 700, 1024  # the paper's; _ROWS are responses of a step
+_FILE_STEPS = 10  # as the paper's config.metrics.records_every
+# Limits of a page, which should be small enough for mail.
 _MAX_PAGE, _MAX_MEMORY = 15, 1000  # MB
 _SHORT = 4  # steps
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Trains a short run, lengthens it, and writes its page."""
+  """Train a short run, lengthen it, and write its page."""
   steps = max(2 * _SHORT, round(bench.size.scale * _STEPS))
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as name:
     folder = pathlib.Path(name)
@@ -41,7 +41,7 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def lengthen(run: pathlib.Path, steps: int) -> None:
-  """Repeats the steps of a run up to `steps`, and the rows of each up to the paper's."""
+  """Repeat the steps of a run up to `steps`, and each step's rows up to the paper's number."""
   for name in ('questions', 'responses', 'tokens'):
     paths = step_records.files(run, name)
     whole = pa.concat_tables([step_records.read_file(path, name) for path in paths])
@@ -67,7 +67,7 @@ def lengthen(run: pathlib.Path, steps: int) -> None:
 
 
 def _moved(table: pa.Table, step: int, repeat: bool) -> pa.Table:
-  """A step's table as that of another step, its rows repeated under other questions."""
+  """Turn a step's table into another step's, with rows repeated under other questions."""
   groups = 1 + table['group'].to_numpy().max()
   copies = max(1, _ROWS // (groups * 8)) if repeat else 1
   long = pa.concat_tables([table] * copies)
@@ -89,7 +89,7 @@ def _moved(table: pa.Table, step: int, repeat: bool) -> pa.Table:
 
 
 def _write_page(folder: pathlib.Path) -> tuple[float, int]:
-  """Seconds, and the peak of memory."""
+  """Write the page; return the seconds and the peak memory in bytes."""
   start = time.perf_counter()
   report.write_report([str(folder / 'run')], folder / 'report.html')
   return time.perf_counter() - start, peak_bytes()

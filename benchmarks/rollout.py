@@ -1,4 +1,4 @@
-"""The rollout engine: tokens per second, its share of the device's bandwidth, what slots bring."""
+"""The rollout engine: tokens per second, share of the device's bandwidth, gain from slots."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ from exgrpo_jax.policy import model, sharding
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Throughput end to end and in decoding alone, and the gains of refills and shared prefill."""
+  """Measure throughput, end to end and in decoding, and gains of refills and shared prefill."""
   rollout, slots = bench.config.rollout, bench.config.rollout.slots
   limits = bench.lengths.tolist()
   rows = min(slots, bench.rows)
-  longest = max(2, rollout.max_response // 4)  # of all rows alike, to time decode steps
+  longest = max(2, rollout.max_response // 4)  # the same for all rows, to time decode steps
 
   def in_batches() -> None:
-    """Runs each batch of rows to its longest, without refilling slots."""
+    """Run each batch of rows until its longest ends, without refilling slots."""
     for start in range(0, len(limits), slots):
       bench.generate(limits[start : start + slots])
 
@@ -54,10 +54,10 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def _bytes_of_step(bench: Bench, rows: int, positions: float) -> float:
-  """What a decode step must read on each device: all weights, and the cache so far."""
+  """Count the bytes that a decode step must read on each device: weights, and cache so far."""
   shape, params = bench.model, bench.decode_params
   weights = sharding.bytes_per_device(params)
-  if not shape.tied_embeddings:  # else the table is the unembedding
+  if not shape.tied_embeddings:  # with tied ones the table is the unembedding
     weights -= sharding.bytes_per_device(params['embedding_VD'])
   cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * rows * positions
   with jax.set_mesh(bench.meshes.decoding):

@@ -1,4 +1,4 @@
-"""One step's rollout after another by the real scheduler, with scripted lengths of responses."""
+"""Rollouts of consecutive steps by the real scheduler, with scripted response lengths."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from exgrpo_jax.rollout import partial, settings
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request
 from exgrpo_jax.rollout.slots import Sync
 
-_DRAWN = 4096  # groups, before they come again
+_DRAWN = 4096  # groups, before they repeat
 
 
 class Group(NamedTuple):
@@ -27,26 +27,26 @@ class Group(NamedTuple):
 
 
 class Taken(NamedTuple):
-  """What a rollout did for a step."""
+  """The rollout of a step."""
 
   syncs: list[Sync]
   lengths: np.ndarray  # int, tokens of the responses that the step trains
-  ages: list[int]  # of their groups, in steps
+  ages: list[int]  # their groups' staleness, in steps
   resumed: int  # tokens that were prefilled again
 
   @property
   def decoded(self) -> int:
-    """Tokens that became part of a response."""
+    """Count the tokens that became part of a response."""
     return sum(sync.tokens for sync in self.syncs)
 
   @property
   def computed(self) -> int:
-    """Tokens that the slots computed."""
+    """Count the tokens that the slots computed."""
     return sum(sync.steps * sync.slots for sync in self.syncs)
 
 
 class Rollouts:
-  """Rollouts of consecutive steps; where `carries`, groups go on in later steps, as in a run."""
+  """The rollouts of consecutive steps; if `carries`, groups continue in later steps."""
 
   def __init__(self, bench: Bench, carries: bool) -> None:
     self.bench = bench
@@ -56,7 +56,7 @@ class Rollouts:
     self._step = 0
 
   def take(self, params: Params) -> Taken:
-    """The next step's rollout, with these parameters in the decode layout."""
+    """Do the next step's rollout, with these parameters in the decode layout."""
     self._step += 1
     missing = self.config.groups_in_flight - len(self._in_flight)
     self._in_flight += itertools.islice(self._supply, missing)
@@ -78,7 +78,7 @@ class Rollouts:
     return Taken(syncs, np.concatenate([each.limits for each in trained]), ages, sum(resumed))
 
   def _generate(self, params: Params) -> list[Sync]:
-    """Continues what is not complete; the groups then hold what is written."""
+    """Continue all incomplete responses, and store their new tokens in the groups."""
     bench, syncs = self.bench, list[Sync]()
     rows = [
       (group, sample)
@@ -113,13 +113,13 @@ class Rollouts:
     return syncs
 
   def _trained(self) -> list[int] | None:
-    """The groups that the step trains; without partial rollouts all, once they are complete."""
+    """Return the groups to train, or None; without partial rollouts, all once complete."""
     responses = [group.responses for group in self._in_flight]
     return partial.ready(responses, self._step, self.config.questions, self.config.max_staleness)
 
 
 def drawn_groups(config: settings.RolloutConfig) -> Iterator[Group]:
-  """Groups without end, the same on every call."""
+  """Yield groups without end, the same on every call."""
   drawn = lengths.draw('', _DRAWN * config.group_size, config.max_response)
   limits = itertools.cycle(drawn.reshape(-1, config.group_size).tolist())
   for number, group in enumerate(limits):

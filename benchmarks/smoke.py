@@ -1,4 +1,4 @@
-"""A whole training run, as a user starts it."""
+"""A whole training run, started as a user does."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ TINY = (
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Trains on the config smoke, in a process of its own."""
+  """Train on the config smoke, in a separate process."""
   settings = ('num_steps=2', *TINY) if bench.size.model == SIZES['tiny'].model else ()
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as workdir:
     start = time.perf_counter()
@@ -30,7 +30,7 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def train(workdir: str, settings: tuple[str, ...]) -> None:
-  """Trains on the config smoke with other settings; CalledProcessError where the run fails."""
+  """Train on the config smoke with other settings; CalledProcessError if the run fails."""
   command = ['-m', 'exgrpo_jax', 'train', '--config=smoke', f'--workdir={workdir}']
   flags = [f'--config.{setting}' for setting in settings]
   subprocess.run([sys.executable, *command, *flags], check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Starting with a large file of questions: the first start, which prepares it, and the next."""
+"""Two starts with a large file of questions: the first prepares it, the second reuses that."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ _TEXT = (
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Two starts, each in a process of its own."""
+  """Measure two starts, each in its own process."""
   rows = max(2, round(bench.size.scale * _QUESTIONS))
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as name:
     folder = pathlib.Path(name)
@@ -37,7 +37,7 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def _write(folder: pathlib.Path, rows: int) -> None:
-  """Writes questions of 60 words with solutions of 120, and a tokenizer trained on some."""
+  """Write questions of 60 words with solutions of 120, and a tokenizer trained on some."""
   rng = random.Random(0)
   phrases = [' '.join(rng.choices(_TEXT.split(), k=10)) for _ in range(1000)]
   with (folder / 'train.jsonl').open('w') as file:
@@ -51,7 +51,7 @@ def _write(folder: pathlib.Path, rows: int) -> None:
 def _start(
   config: questions.DataConfig, prompts: prompt.PromptConfig, folder: pathlib.Path
 ) -> tuple[float, int, float]:
-  """Seconds of a start, the memory by which it grows, and seconds of reading a step's questions."""
+  """Return a start's seconds and growth of memory, and seconds to read a step's questions."""
   before, started = peak_bytes(), time.perf_counter()
   opened = tokenizer.load(str(folder / 'tokenizer.model'))
   path = str(folder / 'train.jsonl')

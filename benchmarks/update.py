@@ -1,4 +1,4 @@
-"""One update: its time, and how close it comes to the rate of a plain matrix product."""
+"""The time of one update, and its rate against a plain matrix product's."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from exgrpo_jax.learner import gradients, optimizer
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """The speed of updates in one minibatch."""
+  """Measure the speed of updates in one minibatch."""
   spec = update_spec(bench.config, bench.model, bench.meshes.training)
   batch, prompt = bench.batch(bench.lengths), bench.config.rollout.max_prompt
   responses = int(bench.lengths.sum())
@@ -39,14 +39,14 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def first_state(bench: Bench, spec: gradients.UpdateSpec) -> optimizer.TrainState:
-  """The state before the first update, of copies: updates donate it."""
+  """Make the state before the first update from copies, because updates donate it."""
   return optimizer.init(spec.optimizer, 1, jax.tree.map(jnp.copy, bench.params))
 
 
 def update(
   spec: gradients.UpdateSpec, state: optimizer.TrainState, batch: Batch
 ) -> optimizer.TrainState:
-  """The state after an update, which is awaited; `state` is donated."""
+  """Do an update and wait for it; return the new state. `state` is donated."""
   gradient, sums = gradients.minibatch_gradient(
     spec, state.params, batch, clip=False, is_first=True
   )

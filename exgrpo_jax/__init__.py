@@ -1,6 +1,6 @@
 """ExGRPO (arXiv:2510.02245) in JAX: learning to reason from experience.
 
-What a notebook needs is here, `import exgrpo_jax as ex`; docs/library.md shows it at work.
+A notebook needs only `import exgrpo_jax as ex`; docs/library.md shows how.
 """
 
 import importlib
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 __all__ = ['judge', 'load_config', 'open_policy', 'open_run', 'sample', 'score']
 
-# Imported when they are asked for: a grading worker must start without JAX. None has the name of a
-# module here, which importing that module would put in its place.
+# Imported on first use, because a grading worker must start without JAX. None has the name of a
+# module in this folder: importing that module would replace the function.
 _HOMES = {
   'judge': 'exgrpo_jax.grading.verifier',
   'load_config': 'exgrpo_jax.experiment.config_files',

@@ -7,7 +7,7 @@ import sys
 
 from exgrpo_jax.runtime import machine
 
-# Purpose -> command -> what it does. Each is the module of its name in commands/.
+# Purpose -> command -> its meaning. Each command is the module of its name in commands/.
 COMMANDS = {
   'Train': {
     'train': 'train a policy with ExGRPO, or resume a run',
@@ -30,7 +30,7 @@ COMMANDS = {
     'export': "a run's policy, or a GGUF, as a Hugging Face folder",
   },
 }
-# Commands that are gone, and what replaces each, in a clone.
+# Commands that are gone, and their replacements in a clone.
 MOVED = {
   'study': 'python -m studies run NAME --workdir=FOLDER',
   'figures': 'python -m studies figures WORKDIR … --out=FOLDER',
@@ -62,7 +62,6 @@ def main() -> None:
 
 
 def _overview() -> str:
-  """The commands by purpose."""
   lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of one.']
   for purpose, commands in COMMANDS.items():
     lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]

@@ -1,7 +1,7 @@
-"""From a ConfigDict's values to frozen dataclasses, refusing what cannot be.
+"""Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
 
-Every component declares a frozen `Config` whose fields are made by `setting`: type, default,
-allowed values, meaning and origin stand beside each other, and nowhere else.
+Every component declares a frozen `Config` whose fields are made by `setting`. Type, default,
+allowed values, meaning and origin stand there together, and nowhere else.
 """
 
 import copy
@@ -26,10 +26,10 @@ _INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
 
 # Where a default comes from.
 PAPER = 'paper'  # arXiv:2510.02245
-AUTHORS = "authors' code"  # the script that runs ExGRPO, or the defaults of verl beneath it
+AUTHORS = "authors' code"  # the script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
-# Names of settings that are gone, and where what they did is now.
+# Names of settings that are gone, and where to find their function now.
 MOVED = {
   'alignment': 'it moved to studies/. In a clone, python -m studies train --align_every=N compares '
   'gradients.',
@@ -39,21 +39,21 @@ MOVED = {
 def setting(
   default: Any, allowed: str | Collection[Any] | None, meaning: str, origin: str = OURS
 ) -> Any:
-  """A field of a `Config`.
+  """Declare a field of a `Config`.
 
   Args:
     default: its value in configs/base.py.
-    allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)', choices, or
-      None where the type says enough.
-    meaning: what the value is, with its unit; quoted in error messages.
-    origin: where the default comes from: PAPER, AUTHORS or OURS, with a note after a comma.
+    allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)', choices, or None if the type
+      says enough.
+    meaning: the value's meaning, with its unit; quoted in error messages.
+    origin: source of the default: PAPER, AUTHORS or OURS, with a note after a comma.
   """
   metadata = {'allowed': allowed, 'meaning': meaning, 'origin': origin}
   return dataclasses.field(default=default, metadata=metadata)
 
 
 def defaults(cls: type) -> ConfigDict:
-  """The default of every setting of a `Config`, those of the `Config`s in it too."""
+  """Return the default of every setting of a `Config`, including nested `Config`s."""
   types = typing.get_type_hints(cls)
   return ConfigDict(
     {
@@ -66,11 +66,11 @@ def defaults(cls: type) -> ConfigDict:
 
 
 def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
-  """Makes `cls` from `values`, or raises InputError naming `path` and the key.
+  """Make `cls` from `values`, or raise an InputError that names `path` and the key.
 
   Args:
     cls: a frozen dataclass whose fields are made by `setting`, or are such dataclasses.
-    values: exactly the fields of `cls`; ints become floats where a float is due.
+    values: exactly the fields of `cls`; ints become floats if the field is a float.
     path: where the values come from, e.g. 'config.replay'.
   """
   fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
@@ -85,7 +85,7 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
 
 
 def check_names(names: Collection[str], known: Collection[str], path: str) -> None:
-  """Refuses names that are not `known`, and known ones that are missing."""
+  """Refuse names that are not `known`, and known ones that are missing."""
   for name in names:
     check_known(name, known, path)
   for name in known:
@@ -94,15 +94,15 @@ def check_names(names: Collection[str], known: Collection[str], path: str) -> No
 
 
 def check_known(name: str, known: Collection[str], path: str, key: str = '') -> None:
-  """Refuse a name that is not `known`, with what it is called here or the nearest that is known.
+  """Refuse a name that is not `known`, and suggest its name here or the nearest known one.
 
   `key` is the whole dotted key if `name` is part of one.
   """
   if name in MOVED and name not in known:
     raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
   if name not in known:
-    current = renamed.setting_hint(f'{path}.{name}'.removeprefix('config.'))
-    if current := renamed.setting_hint(key) or current:
+    place = f'{path}.{name}'.removeprefix('config.')
+    if current := renamed.setting_hint(key) or renamed.setting_hint(place):
       raise InputError(f"{path} has no '{name}'; {current}")
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
@@ -113,9 +113,9 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
 
 
 def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
-  """A copy of `values` with `overrides` by dotted key; InputError for a key it does not have.
+  """Copy `values` with `overrides` by dotted key; InputError for a key that it does not have.
 
-  A value of the wrong type is accepted here, for `parse_config` to refuse.
+  A value of the wrong type is accepted here, because `parse_config` refuses it.
   """
   changed = copy.deepcopy(values)
   for key, value in overrides.items():
@@ -184,18 +184,18 @@ def _is_inside(value: float, interval: str) -> bool:
 
 
 def _bound(text: str) -> float:
-  """A number such as 0.5, inf or 2^63."""
+  """Parse a number such as 0.5, inf or 2^63."""
   base, _, exponent = text.partition('^')
   return float(base) ** float(exponent or 1)
 
 
 # ---- Options of TRL and verl ----
 
-# The hint for an unknown key reads this table; a test holds docs/coming_from.md to it.
+# The hint for an unknown key reads this table; a test checks docs/coming_from.md against it.
 
 
-# (names in TRL, names in verl, the settings here, what else to know); verl's may be shortened to
-# their last words. A name in two rows gets the first one as its hint.
+# (names in TRL, names in verl, the settings here, a note); verl's names may be shortened to their
+# last words. A name in two rows gets the first one as its hint.
 ROWS: tuple[tuple[str, str, str, str], ...] = (
   ('model', 'actor_rollout_ref.model.path', 'model.path', ''),
   ('train_dataset', 'data.train_files', 'data.train', ''),
@@ -303,7 +303,7 @@ def counterpart_hint(key: str) -> str:
 
 
 def _ends_alike(typed: list[str], name: list[str]) -> bool:
-  """Return True if `typed` is the end of `name`, or all that tells it from others."""
+  """Return True if `typed` is the end of `name`; 'path' and 'name' alone are too common."""
   return name[-len(typed) :] == typed and (len(typed) > 1 or typed[0] not in ('path', 'name'))
 
 
@@ -324,15 +324,15 @@ def evaluate_file(
   arguments: Sequence[str] = (),
   is_flag: bool = True,
 ) -> tuple[Any, str]:
-  """Run the file; return what its get_config(), get_sweep(), … returns, and its docstring.
+  """Run a file; return the value of its get_config(), get_sweep(), …, and its docstring.
 
   Args:
-    path: of the file.
-    kind: what it defines and by which flag it is given, such as 'config' or 'sweep'.
-    returned: what the function returns, and a file where it does, for messages.
-    check: raises an exception where what was returned cannot be used; None: the caller checks.
-    arguments: of the function.
-    is_flag: whether the file is given by a flag; messages then begin with that.
+    path: the file's.
+    kind: names the function and the flag, such as 'config' or 'sweep'.
+    returned: describes the expected value and a file that returns one, for messages.
+    check: raises an exception if the value cannot be used; None: the caller checks.
+    arguments: passed to the function.
+    is_flag: whether the file is given by a flag; messages then begin with the flag.
 
   Raises:
     InputError: the file fails, has no such function, or does not pass `check`; it names the flag
@@ -357,7 +357,7 @@ def evaluate_file(
 
 
 def _line(error: BaseException, path: str) -> str:
-  """':7' where line 7 of the file is the last of its lines that the error came through."""
+  """Return ':7' if line 7 is the last line of the file in the error's traceback."""
   if isinstance(error, SyntaxError) and error.filename == path:
     return f':{error.lineno}'
   lines = [

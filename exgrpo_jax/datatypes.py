@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, overload
 import jax
 import numpy as np
 
-# What pure functions take: NumPy on the host, jax.Array on the device or while tracing.
+# The input of pure functions: NumPy on the host, jax.Array on the device or while tracing.
 Array = jax.Array | np.ndarray
 
 
@@ -31,18 +31,18 @@ class Question:
 
   row: int  # in its data source, from 0
   messages: tuple[Message, ...]
-  answer: str  # the ground truth, as the verifier takes it
+  answer: str  # the ground truth, as the verifier reads it
   kind: str  # how answers are compared: one of verifier.KINDS
-  solution: str  # a worked solution that ends in the answer; '' where there is none
+  solution: str  # a worked solution that ends in the answer; '' if there is none
   source: str  # e.g. 'gsm8k', 'arithmetic', 'aime24': groups rows in evaluation
-  # The row as its data set has it, by column, for rewards; JSON values. Empty for embedded tasks.
+  # The row of the data set by column, for rewards; JSON values. Empty for embedded tasks.
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-  # What the data says, where an environment has made `messages` of it.
+  # The messages in the data, if an environment has made `messages` from them.
   told: tuple[Message, ...] = ()
 
 
 class Questions(Sequence[Question]):
-  """Questions that are read on demand, numbered from 0; a slice of them is a list."""
+  """A sequence of questions that are read on demand, numbered from 0; a slice is a list."""
 
   @overload
   def __getitem__(self, row: int) -> Question: ...
@@ -58,11 +58,11 @@ class Questions(Sequence[Question]):
 
   @abc.abstractmethod
   def read(self, rows: Sequence[int]) -> list[Question]:
-    """Several of them at once, which takes little longer than one."""
+    """Read several questions at once, which takes little longer than one."""
 
   @abc.abstractmethod
   def select(self, rows: np.ndarray) -> 'Questions':
-    """Some of them, numbered anew; int [rows]."""
+    """Select some questions and renumber them from 0; `rows` is int [rows]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Cursor:
 
 
 class Span(NamedTuple):
-  """Consecutive tokens of a response that one policy wrote."""
+  """A run of consecutive tokens of a response that one policy wrote."""
 
   step: int
   tokens: int
@@ -93,33 +93,36 @@ FAILURES = ('timed out', 'crashed')  # of grading, not of the response
 
 
 class Verdict(NamedTuple):
-  """How one response was graded."""
+  """The grade of one response."""
 
-  reward: float  # the weighted sum of its components; 0 where grading failed
+  reward: float  # the weighted sum of its components; 0 if grading failed
   outcome: str  # one of verifier.OUTCOMES or FAILURES
   reason: str = ''  # why grading failed, in words
   answer: str | None = None  # extracted from the response, its first worker.MAX_ANSWER characters
   has_code_block: bool = False  # see `rewards.has_code_block`
-  valid_steps: bool | None = None  # whether each step is right; None where that cannot be checked
-  # What each function of config.grading.rewards gave, by its name; None where grading failed.
+  valid_steps: bool | None = None  # whether each step is right; None if that cannot be checked
+  # Value of each function in config.grading.rewards, by its name; None if grading failed.
   components: Mapping[str, float] | None = None
 
   @property
   def correct(self) -> bool:
-    """Decides alone, whatever the reward, what is stored, in which bucket, and what retires."""
+    """Return True if the outcome is 'correct'.
+
+    Only this decides storage, buckets and retirement, whatever the reward is.
+    """
     return self.outcome == 'correct'
 
 
 class Turn(NamedTuple):
-  """A turn of an episode: what the policy wrote, and what the environment said to it."""
+  """A turn of an episode: the policy's tokens, and the environment's reply."""
 
-  written: int  # tokens of the policy, the end token included where there is one
-  observed: int  # tokens that follow, of the environment's messages; 0 after the last turn
+  written: int  # tokens of the policy, with the end token if there is one
+  observed: int  # tokens of the environment's messages that follow; 0 after the last turn
   reward: float
 
 
 def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
-  """Where each turn stands among the tokens: what the policy wrote, and what was said to it."""
+  """Yield the places of each turn among the tokens: (the policy's, the environment's)."""
   begin = 0
   for turn in turns:
     written = begin + turn.written
@@ -129,10 +132,10 @@ def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
 
 
 def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
-  """Which of `length` tokens the policy wrote: bool [T].
+  """Return a mask of the tokens that the policy wrote, bool [T] with T = `length`.
 
-  The others are the environment's. What follows the last turn is the policy's, as are all tokens
-  where there are no turns.
+  The other tokens are the environment's. Tokens after the last turn are the policy's, and so are
+  all tokens if there are no turns.
   """
   own_T = np.ones(length, bool)
   for _, observed in turn_places(turns):
@@ -141,47 +144,47 @@ def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
 
 
 class TokenSequence:
-  """What a policy wrote, of which an environment may have said a part."""
+  """The tokens of a policy, possibly with an environment's messages among them."""
 
   tokens: np.ndarray
   turns: tuple[Turn, ...]
 
   @property
   def own(self) -> np.ndarray:
-    """Which tokens the policy wrote, bool [T]: all but an environment's."""
+    """Return a mask of the tokens that the policy wrote, bool [T]."""
     return own_tokens(self.turns, len(self.tokens))
 
   @property
   def num_own(self) -> int:
-    """How many tokens the policy wrote."""
+    """Count the tokens that the policy wrote."""
     return len(self.tokens) - sum(turn.observed for turn in self.turns)
 
 
 @dataclasses.dataclass(frozen=True)
 class Response(TokenSequence):
-  """What the policy wrote for a prompt; with partial rollouts, what several policies wrote.
+  """The response to a prompt; with partial rollouts, several policies may have written it.
 
-  Of an episode (rollout/episodes.py), all that follows the prompt, the environment's messages
-  included: their tokens are context, with 0 for log-probability and entropy.
+  For an episode (rollout/episodes.py) it is everything after the prompt. The tokens of the
+  environment's messages are context, with 0 for log-probability and entropy.
   """
 
-  tokens: np.ndarray  # [T] int32, the end token included where there is one
+  tokens: np.ndarray  # [T] int32, with the end token if there is one
   logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
   entropy: np.ndarray  # [T] float32, nats, of that distribution
   truncated: bool  # cut at the limit, so without an end token; False while not complete
   tis_weight: np.ndarray | None = None  # [T] float32, see `losses.tis_weight`; None is 1
-  is_complete: bool = True  # otherwise the next step goes on with it
-  spans: tuple[Span, ...] = ()  # which step wrote what; none where it is all of one step
-  turns: tuple[Turn, ...] = ()  # of an episode, those that its environment has answered
-  verdict: Verdict | None = None  # of the environment, on a complete episode
+  is_complete: bool = True  # otherwise the next step continues it
+  spans: tuple[Span, ...] = ()  # the step that wrote each part; empty if one step wrote all
+  turns: tuple[Turn, ...] = ()  # an episode's turns that its environment has answered
+  verdict: Verdict | None = None  # the environment's, on a complete episode
   routes: np.ndarray | None = None  # [prompt's + T, L, C], see rollout/routes.py; None: not kept
 
   def first_step(self, step: int) -> int:
-    """The step that wrote its first token; `step` where it has no spans."""
+    """Return the step that wrote its first token; `step` if it has no spans."""
     return self.spans[0].step if self.spans else step
 
   def observing(self, tokens: np.ndarray) -> 'Response':
-    """It and the tokens int32 [N] of what the environment said then."""
+    """Append the tokens int32 [N] of an environment's reply."""
     nothing, routes = np.zeros(len(tokens), np.float32), self.routes
     if routes is not None:
       unknown = np.full((len(tokens), *routes.shape[1:]), np.iinfo(routes.dtype).max, routes.dtype)
@@ -195,7 +198,7 @@ class Response(TokenSequence):
     )
 
   def tokens_before(self, step: int) -> int:
-    """How many of its tokens, the first ones, earlier steps than `step` wrote."""
+    """Count the leading tokens that steps before `step` wrote."""
     return sum(span.tokens for span in self.spans if span.step < step)
 
 
@@ -206,7 +209,7 @@ class Trajectory(TokenSequence):
   tokens: np.ndarray  # [T] int32, response only
   logp: np.ndarray  # [T] float32, nats, under the policy that wrote the tokens
   reward: float
-  step: int  # the step that wrote it, or the first token of it
+  step: int  # the step that wrote it, or its first token
   times_replayed: int = 0  # up to now
   correct: bool = True  # `Verdict.correct`
   turns: tuple[Turn, ...] = ()  # as in Response
@@ -214,7 +217,7 @@ class Trajectory(TokenSequence):
 
 
 def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:
-  """Values of the tokens that the policy wrote, at their places among all; the others are 0."""
+  """Scatter values of the policy's own tokens to their places among all; the others get 0."""
   x_T = np.zeros(len(written.tokens), x_N.dtype)
   x_T[written.own] = x_N
   return x_T
@@ -222,13 +225,13 @@ def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayScores:
-  """What the policy says of the tokens of a replayed trajectory that a policy wrote (T of them)."""
+  """The policy's scores of a replayed trajectory's T own tokens, without an environment's."""
 
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
-  weight: np.ndarray  # [T] float32, what multiplies its advantage: `objective.replay_weights`
-  log_ratio: np.ndarray  # [T] float32, nats: logp less that of the policy which wrote the tokens
-  # Mean token entropies of all that was to choose from, oldest first; None where not compared.
+  weight: np.ndarray  # [T] float32, factor of its advantage: `objective.replay_weights`
+  log_ratio: np.ndarray  # [T] float32, nats: logp minus logp of the policy that wrote the tokens
+  # Mean token entropies of all candidates, oldest first; None if they were not compared.
   candidate_entropies: tuple[float, ...] | None = None
 
 
@@ -239,77 +242,77 @@ class PartialGroup:
   question_row: int
   drawn: int  # the step whose plan first had it
   is_drawn: bool  # from the buffer
-  responses: tuple[Response, ...]  # K, or K - 1 with replay; without a token where not begun
-  verdicts: tuple[Verdict, ...]  # of the complete ones, in the same order
+  responses: tuple[Response, ...]  # K, or K - 1 with replay; without a token if not begun
+  verdicts: tuple[Verdict, ...]  # for the complete responses, in the same order
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Which questions a step works on; groups stand in the order of the batch."""
+  """The questions of a step; groups stand in the order of the batch."""
 
   step: int
-  cursor: Cursor  # of the stream, after this step's fresh questions
-  replay_started: bool  # the delayed start's switch, as it stood when planned
-  questions: tuple[Question, ...]  # Q of them; with partial rollouts, all that are in flight
+  cursor: Cursor  # place in the stream after this step's fresh questions
+  replay_started: bool  # the delayed start's switch, at the time of planning
+  questions: tuple[Question, ...]  # Q of them; with partial rollouts, all in flight
   prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
   # Q; empty for a fresh question, and for all without `replay.include_trajectory`
   candidates: tuple[tuple[Trajectory, ...], ...]
   is_drawn: tuple[bool, ...]  # Q; whether it comes from the buffer, not from the stream
-  left: tuple[PartialGroup, ...] = ()  # what the step before left of the first groups
+  left: tuple[PartialGroup, ...] = ()  # the first groups, as the previous step left them
 
   @property
   def epoch(self) -> int:
-    """The stream's epoch after this step's fresh questions."""
+    """Return the stream's epoch after this step's fresh questions."""
     return self.cursor.epoch
 
   @property
   def is_replay_Q(self) -> np.ndarray:
-    """Bool [Q]: which questions have a stored success beside their fresh responses."""
+    """Return a mask of the questions with a stored success in their group, bool [Q]."""
     return np.array([bool(c) for c in self.candidates])
 
 
 class GradedGroups(NamedTuple):
   """The groups that a step trains, with fresh responses and their verdicts."""
 
-  plan: Plan  # of these groups
-  responses: Sequence[Sequence[Response]]  # by group: K, or K - 1 beside a stored success
-  verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
+  plan: Plan  # for these groups
+  responses: Sequence[Sequence[Response]]  # by group: K, or K - 1 with a stored success
+  verdicts: Sequence[Sequence[Verdict]]  # for the responses, in the same order
   left: tuple[PartialGroup, ...] = ()  # the other groups in flight
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """All that the loss sees. Rows are [prompt, response, padding]."""
+  """All inputs of the loss. Rows are [prompt, response, padding]."""
 
   tokens_BT: Array  # int32
-  response_mask_BT: Array  # float32, 1 where the token is a response's own
-  # float32, nats, aligned with tokens_BT, 0 outside the mask: under the policy that wrote the
-  # token; replayed rows without objective.importance_correction: under that of the step's start.
+  response_mask_BT: Array  # float32, 1 where the policy wrote the token
+  # float32, nats, aligned with tokens_BT, 0 outside the mask. Under the policy that wrote the
+  # token; replayed rows without objective.importance_correction: under the step's initial policy.
   behaviour_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
-  policy_step_B: Array  # int32, the step whose policy wrote the row, or the first token of it
-  # float32, weight of a token's term: a fresh one's `losses.tis_weight`, 0 for a replayed one that
-  # `objective.m2po_threshold` leaves out, else 1
+  policy_step_B: Array  # int32, the step whose policy wrote the row, or its first token
+  # float32, weight of a token's term: `losses.tis_weight` for a fresh token, 0 for a replayed token
+  # that `objective.m2po_threshold` leaves out, else 1
   term_weight_BT: Array
-  # bool, where a token of a fresh row was written in an earlier step than this one; None where
-  # responses never span steps.
+  # bool, True where an earlier step wrote the token of a fresh row; None if responses never span
+  # steps.
   is_carried_BT: Array | None = None
-  # The experts of each token in each layer, where rows keep them (rollout/routes.py).
+  # The experts of each token in each layer, if rows keep them (rollout/routes.py).
   routes_BTLC: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-  """What one step collected: groups stand in the plan's order, rows of the batch group by group."""
+  """The data of one step: groups stand in the plan's order, rows of the batch group by group."""
 
   plan: Plan
-  responses: Sequence[Sequence[Response]]  # as in Graded, like the verdicts
+  responses: Sequence[Sequence[Response]]  # as in GradedGroups, like the verdicts
   verdicts: Sequence[Sequence[Verdict]]
-  left: tuple[PartialGroup, ...]  # to the next step
-  replays: Sequence[Trajectory | None]  # by group: the stored success beside it; None where fresh
-  scores: Sequence[ReplayScores | None]  # of these
+  left: tuple[PartialGroup, ...]  # for the next step
+  replays: Sequence[Trajectory | None]  # by group: its stored success; None if all are fresh
+  scores: Sequence[ReplayScores | None]  # for `replays`
   batch: Batch
   sampling: Mapping[str, float]  # how generation went, as metrics
-  mismatch: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared
+  mismatch: Mapping[str, float]  # sampler against trainer, as metrics; empty if not compared

@@ -1,4 +1,4 @@
-"""InputError, the exception that users can fix, and wording that messages share."""
+"""InputError, the exception for mistakes that users can fix, and wording that messages share."""
 
 import re
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class InputError(ValueError):
-  """Something the user gave cannot be used; the message says all they need.
+  """An error in the user's input, whose message says how to fix it.
 
-  Commands print it and exit with status 2; it never hides a bug of ours. It is one line, also where
-  it quotes an error of several.
+  Commands print it and exit with status 2; it never hides a bug of ours. It is one line, even if it
+  quotes an error with several.
   """
 
   def __init__(self, message: str) -> None:

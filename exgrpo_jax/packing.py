@@ -1,12 +1,12 @@
-"""Packs rows into sequences of one of two lengths, so that little is padding; pure NumPy.
+"""Packing of rows into sequences of one of two lengths, with little padding, in NumPy.
 
-A row is a prompt and its response. Sequences hold whole rows, one after another; attention keeps
-the rows of a sequence apart by their segments, and each row's positions start at 0. Where attention
-can (`attention.has_prefixes`), rows with the same prompt share it in a sequence, as their prefix. A
-forward pass has a fixed number of sequences of one length, so only two shapes are compiled,
-whatever the rows' lengths, or one if the model is tiny (`model.is_tiny`). Shape letters: R rows to
-pack, B sequences of a pass, T their length, W response tokens of a sequence, which alone get
-logits.
+A row is a prompt and its response. Sequences hold whole rows, one after another. Attention
+separates the rows of a sequence by their segments, and each row's positions start at 0. If
+attention can (`attention.has_prefixes`), rows with the same prompt share it in a sequence, as their
+prefix. A forward pass has a fixed number of sequences of one length, so only two shapes are
+compiled, whatever the rows' lengths, or one if the model is tiny (`model.is_tiny`). Shape letters:
+R rows to pack, B sequences of a pass, T their length, W response tokens of a sequence. Only these
+get logits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _SMALLEST_BUCKET = 32  # tokens; below it, compiling another shape costs more th
 
 
 def length_bucket(length: int, limit: int | None = None) -> int:
-  """`length` rounded up to the next of 32, 48, 64, 96, 128, …, but at most `limit`."""
+  """Round `length` up to the next of 32, 48, 64, 96, 128, …, but at most to `limit`."""
   power = 1 << (length - 1).bit_length()
   three_quarters = power * 3 // 4
   bucket = max(_SMALLEST_BUCKET, three_quarters if length <= three_quarters else power)
@@ -32,14 +32,14 @@ def length_bucket(length: int, limit: int | None = None) -> int:
 
 
 def rows_within(num_tokens: int, length: int) -> int:
-  """How many rows of `length` tokens fit a budget of tokens; at least one."""
+  """Return how many rows of `length` tokens fit a budget of tokens; at least one."""
   return max(1, num_tokens // length)
 
 
 def right_padded(
   rows: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Concatenates each row's prompt and response, and pads on the right.
+  """Concatenate each row's prompt and response, and pad on the right.
 
   Args:
     rows: (prompt, response) token arrays.
@@ -60,22 +60,22 @@ def right_padded(
   return tokens_BT, mask_BT
 
 
-# A long sequence holds two of the longest rows if these are short: otherwise rows of more than half
+# A long sequence holds two of the longest rows if these are short. Otherwise rows of more than half
 # its length find no partner. In longer sequences attention costs more than that saves.
 _PAIRED = 256  # tokens of both
 # With prefixes, a sequence of short rows holds three of the longest, about what a group of eight
-# needs. Not four: none of the longest may fit into a short sequence.
+# needs. It does not hold four, because none of the longest may fit into a short sequence.
 _GROUPED = 320  # tokens of all three
 # A short sequence is this fraction of a long one. Shorter ones waste less in a pass that is not
 # full, but too many rows fit only long ones: with an eighth, padding grows by half at 64 shards.
 _SHORT_PART = 4
-# Passes per minibatch where the budget allows fewer: passes are whole, and few of them are mostly
-# padding.
+# Passes per minibatch if the budget allows fewer: passes are whole, and with few of them most
+# tokens are padding.
 _PASSES = 8
-# Numbers of long passes to try at most: with many passes, one more or less matters little.
+# At most this many numbers of long passes are tried: of many passes, one more matters little.
 _TRIALS = 8
 
-Rows = list[int]  # of one sequence, in their order
+Rows = list[int]  # the rows of one sequence, in order
 
 
 class Shape(NamedTuple):
@@ -87,7 +87,7 @@ class Shape(NamedTuple):
 
   @property
   def num_tokens(self) -> int:
-    """Tokens of a pass, padding included."""
+    """Return the tokens of a pass, padding included."""
     return self.count * self.length
 
 
@@ -99,30 +99,30 @@ class Pass(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-  """What rows begin with; a sequence holds it once for all its rows of one name."""
+  """The prefixes of rows; a sequence holds a prefix once for all its rows of one name."""
 
-  name_R: np.ndarray  # int, equal only where the rows begin with the same tokens
-  length_R: np.ndarray  # int, tokens, as many for rows of one name and fewer than the row's
+  name_R: np.ndarray  # int, equal only if the rows begin with the same tokens
+  length_R: np.ndarray  # int, tokens, equal for rows of one name and fewer than the row's
 
 
 class Segments(NamedTuple):
-  """Which row of its sequence a token belongs to, and where it stands in that row."""
+  """The row of its sequence that each token belongs to, and its position in that row."""
 
-  segment_BT: Array  # int32, 1, 2, … by row, and by prefix where these are apart; 0 is padding
+  segment_BT: Array  # int32, 1, 2, … by row, and by prefix if prefixes are shared; 0 is padding
   position_BT: Array  # int32, from 0 in each row; 0 in the padding
-  # int32, the segment before its own that a token continues, its own in a prefix; None where each
+  # int32, the earlier segment that a token continues, or its own segment in a prefix; None if each
   # row is one segment.
   prefix_BT: Array | None = None
 
 
 class Layout(NamedTuple):
-  """Where each token of a pass comes from."""
+  """The source of each token of a pass."""
 
   row_BT: np.ndarray  # int64, index of its row; 0 in the padding
   segments: Segments  # NumPy
 
   def take(self, x_RT: np.ndarray) -> np.ndarray:
-    """What the rows hold at each token of the pass, 0 in the padding: [R, T', …] -> [B, T, …]."""
+    """Gather the rows' values at each token of the pass, 0 in padding: [R, T', …] -> [B, T, …]."""
     taken_BT = x_RT[self.row_BT, self.segments.position_BT]
     taken_BT[np.asarray(self.segments.segment_BT) == 0] = 0
     return taken_BT
@@ -137,21 +137,21 @@ def shapes(
   has_prefixes: bool = False,
   are_equal: bool = False,
 ) -> tuple[Shape, Shape]:
-  """The (long, short) shapes of passes, whatever the rows' lengths.
+  """Choose the (long, short) shapes of passes, whatever the rows' lengths.
 
   Args:
-    num_shards: over which sequences are split evenly.
+    num_shards: shards over which sequences are split evenly.
     tokens_per_shard: budget of a pass of long sequences; each shard has at least one sequence.
     longest_row: tokens of the longest possible row, at least 2.
     max_response: response tokens of the longest possible row.
-    num_rows: packed at a time, about.
+    num_rows: about how many rows are packed at a time.
     has_prefixes: whether rows with the same prompt share it, so that a sequence has room for more
       responses.
     are_equal: whether the short shape is the long one, so that one program is compiled.
   """
   rows_per_shard = -(-num_rows // num_shards)
   most, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
-  # Of the longest, in a long sequence.
+  # How many of the longest rows a long sequence holds.
   rows = max(1, min(most, rows_per_shard, min(tokens_per_shard, limit) // longest_row))
   length, responses = rows * longest_row, rows * max_response
   if has_prefixes:
@@ -173,18 +173,18 @@ def pack(
   short: Shape,
   prefixes: Prefixes | None = None,
 ) -> list[Pass]:
-  """Passes that hold each row once, in nearly as few tokens as possible; at least one pass.
+  """Pack each row once into passes, in nearly as few tokens as possible; at least one pass.
 
-  Best-fit decreasing: rows by falling length, those of one prefix together, each where it adds the
-  fewest tokens, and there to the fullest sequence with room. Tries several numbers of long passes;
-  the remaining rows go into short ones.
+  Best-fit decreasing: rows go by falling length, with the rows of one prefix together. Each row
+  goes where it adds the fewest tokens, and among such places to the fullest sequence with room.
+  Several numbers of long passes are tried; the remaining rows go into short ones.
 
   Args:
     length_R: int, tokens of each row, at most the long shape's length; rows of 0 are left out.
     response_R: int, response tokens of each row, at most the long shape's window.
     long: shape of the first passes.
-    short: shape of the others.
-    prefixes: of the rows; None shares nothing.
+    short: shape of the other passes.
+    prefixes: the rows' prefixes; None shares nothing.
   """
   chex.assert_rank([length_R, response_R], 1)
   chex.assert_equal_shape([length_R, response_R])
@@ -210,10 +210,10 @@ def pack(
 def shared_prompts(
   tokens_RT: np.ndarray, prompt_R: np.ndarray, routes_RTLC: Array | None = None
 ) -> Prefixes:
-  """The prefixes of rows whose prompts have these numbers of tokens.
+  """Find the prefixes that rows share, from the numbers of tokens of their prompts.
 
-  A prompt's last token stays out of the prefix: it predicts a first token in each row. Rows whose
-  prompts went to different experts share none.
+  A prompt's last token stays out of the prefix because it predicts a first token in each row. Rows
+  whose prompts went to different experts share none.
   """
   names: dict[bytes, int] = {}
   of_rows = (
@@ -234,7 +234,7 @@ def layout(
   length_R: np.ndarray,
   prefixes: Prefixes | None = None,
 ) -> Layout:
-  """Lays out the tokens of a pass whose sequences hold these rows."""
+  """Lay out the tokens of a pass whose sequences hold these rows."""
   row_BT = np.zeros((shape.count, shape.length), int)
   segment_BT, position_BT, prefix_BT = (np.zeros(row_BT.shape, np.int32) for _ in range(3))
   for b, rows in enumerate(sequences):
@@ -251,7 +251,7 @@ def layout(
 def _pieces(
   rows: Rows, length_R: np.ndarray, prefixes: Prefixes | None
 ) -> Iterator[tuple[int, int, int, int]]:
-  """The segments of a sequence: (row, its first token, its last + 1, prefix).
+  """Yield the segments of a sequence: (row, its first token, its last + 1, prefix).
 
   A prefix is the number of an earlier segment, from 1, and 0 for none.
   """
@@ -267,7 +267,7 @@ def _pieces(
 
 
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
-  """Positions that predict the targets, one before each; other positions fill up the window.
+  """Return the positions before each target, and fill up the window with other positions.
 
   Args:
     is_target_BT: bool, False at position 0; at most `window` targets in a sequence.
@@ -283,7 +283,7 @@ def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
 
 
 class _Rows(NamedTuple):
-  """What `pack` knows of each row."""
+  """The facts about each row that `pack` uses."""
 
   length_R: np.ndarray
   response_R: np.ndarray
@@ -296,7 +296,7 @@ def _no_prefixes(length_R: np.ndarray) -> Prefixes:
 
 
 def _order(rows: _Rows) -> list[int]:
-  """Rows with tokens, those of one prefix together: by its longest row, then by their own."""
+  """Sort the rows with tokens: prefixes by their longest row, then rows by their own length."""
   longest = np.zeros(rows.prefix_R.max(initial=-1) + 1, int)
   np.maximum.at(longest, rows.prefix_R, rows.length_R)
   order = np.lexsort((-rows.length_R, rows.prefix_R, -longest[rows.prefix_R]))
@@ -306,7 +306,7 @@ def _order(rows: _Rows) -> list[int]:
 def _best_fit(
   order: Sequence[int], rows: _Rows, shape: Shape, count: int
 ) -> tuple[list[Rows], Rows]:
-  """(the rows of each of at most `count` sequences, rows that did not fit)."""
+  """Return (the rows of each of at most `count` sequences, rows that did not fit)."""
   sequences: list[Rows] = [[] for _ in range(count)]
   tokens = np.full(count, shape.length)  # room left in each
   responses = np.full(count, shape.window)
@@ -324,7 +324,7 @@ def _best_fit(
     if not fits.any():
       left.append(row)
       continue
-    # By tokens added, then by room.
+    # Minimize the tokens added, then the room left.
     fullest = int(np.where(fits, added * (shape.length + 1) + tokens, no_room).argmin())
     sequences[fullest].append(row)
     if fullest in holding:
@@ -344,5 +344,5 @@ def _passes(shape: Shape, sequences: list[Rows]) -> list[Pass]:
 
 
 def _cost(passes: Sequence[Pass]) -> tuple[int, int]:
-  """(tokens, passes)."""
+  """Return (tokens, passes)."""
   return sum(one.shape.num_tokens for one in passes), len(passes)

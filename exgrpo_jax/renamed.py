@@ -1,4 +1,4 @@
-"""Names of settings and metrics in earlier versions, and what they are called now.
+"""Old names of settings and metrics, with their current names.
 
 A setting typed under its old name is refused with the new one. The config.json and metrics.jsonl of
 an old workdir are read as if they had been written under the new names.
@@ -29,7 +29,7 @@ SETTINGS = {
   'rollout.samples': 'rollout.group_size',
   'warm_start.enough': 'warm_start.stop_at_pass_rate',
 }
-# Dotted key, by its new name -> its old values and what they are now.
+# New dotted key -> its old values and their current names.
 VALUES = {
   'objective.old_logprobs': {'sampler': 'rollout'},
   'objective.shaping': {'fraction': 'policy_shaping', 'normalised': 'unit_slope'},
@@ -54,7 +54,7 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return what an old dotted key, or an old value of a key, is called now; '' if it is not old."""
+  """Return the new name of an old dotted key or an old value of a key; '' if it is not old."""
   if key in SETTINGS:
     return f'it is config.{SETTINGS[key]} now.'
   if isinstance(value, str) and value in VALUES.get(key, {}):
@@ -63,7 +63,7 @@ def setting_hint(key: str, value: Any = None) -> str:
 
 
 def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Return nested settings under the names, and with the values, that they have now."""
+  """Replace old names and values in nested settings by the current ones."""
   current: dict[str, Any] = {}
   for name, value in values.items():
     new = SETTINGS.get(prefix + name, prefix + name)
@@ -76,5 +76,5 @@ def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, A
 
 
 def current_metrics(record: Mapping[str, float]) -> dict[str, float]:
-  """Return a record of metrics.jsonl under the names that its metrics have now."""
+  """Replace old names of metrics in a record of metrics.jsonl by the current ones."""
   return {METRICS.get(name, name): value for name, value in record.items()}

@@ -1,1 +1,1 @@
-"""The research record: studies by protocol, what they measured, and the figures of runs."""
+"""The research record: studies by protocol, their measurements, and figures of runs."""

@@ -1,10 +1,10 @@
-"""Gradient alignment: do the parts of a step pull where held-out questions would?
+"""Gradient alignment: do the gradients of a step's parts agree with held-out questions?
 
 Each row of a step belongs to one part: 'fresh', in groups without replay; 'replayed', the stored
-successes; 'fresh_in_mixed_groups', the fresh rows beside these. The policy gradients of the parts
-add up to the step's, and each is compared with the on-policy gradient of held-out questions, at the
-parameters before the update: the step counts as one minibatch, in which fresh tokens have ratio 1.
-Entropy bonus and KL term belong to no part and are left out.
+successes; 'fresh_in_mixed_groups', the fresh rows in groups with a stored success. The policy
+gradients of the parts add up to the step's. Each is compared with the on-policy gradient of
+held-out questions, at the parameters before the update. So the step counts as one minibatch, in
+which fresh tokens have ratio 1. Entropy bonus and KL term belong to no part and are left out.
 """
 
 import dataclasses
@@ -29,13 +29,14 @@ from exgrpo_jax.training.run import Run
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-  """A callback of the loop that compares gradients in some steps; it changes no step.
+  """A callback of the loop that compares gradients in some steps, without changing any.
 
-  Held-out are the first questions of config.data.validation, or else of config.data.evaluation.
+  The held-out questions come from the first set of config.data.validation or, without one, of
+  config.data.evaluation.
   """
 
   every: int  # steps between two comparisons
-  questions: int = 32  # held-out ones, drawn anew for each comparison
+  questions: int = 32  # held-out ones, drawn again for each comparison
   samples: int = 8  # responses to each of them, at the training temperature
 
   def __call__(self, run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
@@ -53,7 +54,7 @@ class Alignment:
     advantage_QK = held_out.advantage_B.reshape(-1, self.samples)
     samples = config.rollout.group_size
     return {
-      # If it is 1, there is no held-out gradient, and nothing else to say.
+      # If it is 1, there is no held-out gradient, and `measure` returns nothing.
       'alignment/zero_variance': float((advantage_QK == 0).all(axis=1).mean()),
       **measure(run.update, params, experience.batch, samples, clip, held_out, run.initial),
     }
@@ -73,9 +74,9 @@ class Alignment:
       )
 
   def collect(self, run: Run, params: model.Params, step: int) -> Batch:
-    """Sample, grade and assemble fresh responses to held-out questions as a step's own.
+    """Sample, grade and assemble fresh responses to held-out questions, as a step does.
 
-    `params` are those that are trained. What is drawn depends on seed and step alone, so a resumed
+    `params` are the trained parameters. The questions depend only on seed and step, so a resumed
     run draws the same.
     """
     config, data = run.experiment.config, run.evaluations[0]
@@ -84,7 +85,7 @@ class Alignment:
       data,
       Purpose.ALIGNMENT,
       rollout=dataclasses.replace(config.rollout, group_size=self.samples, partial=False),
-      # Held-out questions count whatever their difficulty.
+      # Held-out questions count at any difficulty.
       replay=dataclasses.replace(config.replay, difficulty='all'),
     )
     rng = randomness.generator(config.seed, Purpose.ALIGNMENT, step)
@@ -107,11 +108,11 @@ def measure(
   held_out: Batch,
   initial: model.Params | None = None,
 ) -> dict[str, float]:
-  """Compares the gradient of each part of a step with the held-out one.
+  """Compare the gradient of each part of a step with the held-out gradient.
 
   Args:
-    spec: of the step's updates.
-    params: what is trained, before the step's first update.
+    spec: the step's updates.
+    params: the trained parameters before the step's first update.
     batch: all rows of the step, NumPy; groups of `num_rollouts` consecutive rows.
     num_rollouts: K.
     clip: whether the step clips fresh ratios.
@@ -121,8 +122,8 @@ def measure(
   Returns:
     'alignment/{part}', the cosine of the two gradients, in [-1, 1], and
     'alignment/{part}_projection', the part's gradient along the held-out direction, in the unit of
-    'gradient_norm'; the projections of all parts add up to the step's. Parts whose gradient is 0
-    or not finite are absent; all parts are where the held-out gradient is.
+    'gradient_norm'. The projections of all parts add up to the step's. A part is absent if its
+    gradient is 0 or not finite. All parts are absent if the held-out gradient is.
   """
   metrics = {}
   if not _has_signal(held_out):
@@ -138,9 +139,9 @@ def measure(
 
 
 def parts(batch: Batch, num_rollouts: int) -> dict[str, Batch]:
-  """The batch once for each part, with advantage 0 for all other rows.
+  """Copy the batch once for each part, with advantage 0 for all other rows.
 
-  Their tokens stay, and with them the normalisers of the whole batch.
+  The tokens of the other rows stay, and so do the normalisers of the whole batch.
   """
   is_replay_B = np.asarray(batch.is_replay_B)
   is_mixed_B = np.repeat(is_replay_B.reshape(-1, num_rollouts).any(axis=1), num_rollouts)
@@ -162,10 +163,10 @@ def policy_gradient(
   clip: bool,
   initial: model.Params | None = None,
 ) -> model.Params:
-  """The gradient of a batch's policy terms alone; rows of advantage 0 cost nothing."""
+  """Compute the gradient of a batch's policy terms only; rows of advantage 0 cost nothing."""
   alone = dataclasses.replace(
     spec,
-    gradient=dataclasses.replace(spec.microbatch, drop_zero_advantage=True),
+    microbatch=dataclasses.replace(spec.microbatch, drop_zero_advantage=True),
     objective=dataclasses.replace(
       spec.objective, entropy_bonus=0.0, kl_coefficient=0.0, balance_coefficient=0.0
     ),
@@ -175,15 +176,15 @@ def policy_gradient(
 
 
 def _has_signal(batch: Batch) -> bool:
-  """Whether any response token has an advantage."""
+  """Return True if any response token has a nonzero advantage."""
   return bool((np.any(batch.response_mask_BT, axis=1) & (np.asarray(batch.advantage_B) != 0)).any())
 
 
 @jax.jit
 def _compare(gradient: model.Params, towards: model.Params) -> tuple[jax.Array, jax.Array]:
-  """(cosine, projection) of `gradient` with respect to `towards`; NaN where that is 0."""
+  """Return (cosine, projection) of `gradient` with respect to `towards`; NaN if that is 0."""
 
-  # Sums in float32, and no dot, which an accelerator may compute in bfloat16.
+  # Sums are in float32. There is no dot because an accelerator may compute it in bfloat16.
   def inner(left: model.Params, right: model.Params) -> jax.Array:
     products = jax.tree.map(lambda x, y: jnp.sum(x * y, dtype=jnp.float32), left, right)
     return jax.tree.reduce(jnp.add, products)

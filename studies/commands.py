@@ -58,7 +58,7 @@ def _define_run() -> None:
 
 
 def run(args: command_line.Args, *names: str) -> None:
-  """Run what is left of a study and report it, or print the commands for it."""
+  """Run the unfinished trials of a study and report it, or print their commands."""
   if len(names) != 1:
     raise InputError(f"'{' '.join(names)}': a study at a time; each has its own --workdir.")
   check_given({'--workdir': args.workdir}, '--workdir=/tmp/smoke_study')
@@ -79,7 +79,7 @@ def _define_figures() -> None:
 
 
 def figures(args: command_line.Args, *names: str) -> None:
-  """Draw every figure for which there are data, and say which are left out and why."""
+  """Draw every figure that has data, and print which ones are left out and why."""
   if not args.out:
     raise InputError('--out is needed: the folder for the figures, e.g. --out=/tmp/figures.')
   out = pathlib.Path(args.out)

@@ -1,4 +1,4 @@
-"""A figure with the numbers that it shows, its files, and means over the records of a setting."""
+"""Figures with the numbers that they show, their files, and means over a setting's records."""
 
 import csv
 import pathlib
@@ -15,11 +15,11 @@ from exgrpo_jax.reporting.runs import Group
 
 KINDS = ('png', 'svg', 'pdf')
 
-Row = Mapping[str, Any]  # of the table beside a figure
+Row = Mapping[str, Any]  # of the table that belongs to a figure
 
 
 class NothingToDrawError(Exception):
-  """The runs have no data for a figure; the message says what is missing."""
+  """An error for runs without data for a figure; the message says what is missing."""
 
 
 class Drawing(NamedTuple):
@@ -30,13 +30,13 @@ class Drawing(NamedTuple):
 
 
 def caption(figure: Figure, text: str) -> None:
-  """Lines as wide as the figure, below the panels of one without a legend."""
+  """Write lines as wide as the figure below its panels; for figures without a legend."""
   width = int(figure.get_figwidth() / canvas.INCH)
   figure.supxlabel(canvas.wrap(text, width), fontsize=8, color=canvas.GREY)
 
 
 def rows(**columns: Any) -> list[Row]:
-  """Rows of a table; a column is an array, or one value for all rows."""
+  """Make the rows of a table; a column is an array, or one value for all rows."""
   arrays = np.broadcast_arrays(*(np.asarray(column, object) for column in columns.values()))
   return [dict(zip(columns, row)) for row in zip(*arrays)]
 
@@ -54,7 +54,7 @@ def write_all(figures: Mapping[str, Callable[[], Drawing]], out: pathlib.Path) -
 
 
 def write(drawing: Drawing, out: pathlib.Path, name: str) -> list[pathlib.Path]:
-  """Writes a figure in every format, and its numbers as CSV; returns the files."""
+  """Write a figure in every format, and its numbers as CSV; return the files."""
   paths = [out / f'{name}.{kind}' for kind in KINDS]
   for path in paths:
     canvas.save(drawing.figure, path)
@@ -70,7 +70,7 @@ def write(drawing: Drawing, out: pathlib.Path, name: str) -> list[pathlib.Path]:
 
 
 class Means(NamedTuple):
-  """Means of values that share a key."""
+  """The means of values that share a key."""
 
   keys: np.ndarray  # ascending
   count: np.ndarray
@@ -79,7 +79,7 @@ class Means(NamedTuple):
 
 
 def mean_by(key: np.ndarray, value: np.ndarray) -> Means:
-  """The mean of the finite values of each key; the interval takes them as independent."""
+  """Average the finite values of each key; the interval treats them as independent."""
   kept = np.isfinite(value)
   keys, inverse = np.unique(key[kept], return_inverse=True)
   value = value[kept].astype(float)
@@ -92,23 +92,23 @@ def mean_by(key: np.ndarray, value: np.ndarray) -> Means:
 
 
 def at_least(means: Means, count: int) -> Means:
-  """The means of at least `count` values."""
+  """Keep the means of at least `count` values."""
   kept = means.count >= count
   return Means(*(column[kept] for column in means))
 
 
 def num_rollouts(group: Group) -> int:
-  """K, rollouts of a question."""
+  """Return K, the rollouts of a question."""
   return group.runs[0].config['rollout.group_size']
 
 
 def responses(group: Group, *names: str) -> list[np.ndarray]:
-  """Columns of the responses of all runs of a setting; missing numbers are NaN."""
+  """Return columns of the responses of all runs of a setting; missing numbers are NaN."""
   return [_joined([run.responses[name] for run in group.runs]) for name in names]
 
 
 def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
-  """Several tables' columns as one array: booleans as 0 and 1, null as NaN."""
+  """Join several tables' columns into one array: booleans as 0 and 1, null as NaN."""
   kind = columns[0].type
   whole = pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind)
   if pa.types.is_string(kind):
@@ -119,7 +119,7 @@ def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
 
 
 def visits(group: Group) -> np.ndarray:
-  """For each response the number of its visit: one question in one step of one run."""
+  """Return for each response the number of its visit: one question in one step of one run."""
   step, place = responses(group, 'step', 'group')
   run = np.repeat(range(len(group.runs)), [run.responses.num_rows for run in group.runs])
   if not len(step):
@@ -130,7 +130,7 @@ def visits(group: Group) -> np.ndarray:
 
 
 def successes(group: Group) -> np.ndarray:
-  """For each response, how many of the K of its visit are right."""
+  """Return for each response how many of the K responses of its visit are right."""
   (outcome,) = responses(group, 'outcome')
   visit = visits(group)
   return np.bincount(visit, outcome == 'correct').astype(int)[visit]

@@ -1,10 +1,10 @@
-"""What a stored success pulls beside its fresh neighbours: measured in runs, and by the theory.
+"""The gradient of a stored success relative to the fresh rows of its group, measured and predicted.
 
 python -m studies.gradients /tmp/replay_pays studies/measured/replay_pays_gradients.csv
 
-Reads the runs of a study that replay stored successes and measured `alignment`, writes a row for
-each comparison and prints the table of README.md. theory.md derives the prediction,
-s(1 - p)/(p(K - 1)) for one question, whose parts weigh as their gradients do, taken as p(1 - p).
+It reads the runs of a study that replay stored successes and measure `alignment`, writes a row for
+each comparison, and prints the table of README.md. theory.md derives the prediction for one
+question, s(1 - p)/(p(K - 1)). Questions are weighted by their gradients, taken as p(1 - p).
 """
 
 import csv
@@ -19,12 +19,12 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.reporting import metrics, step_records
 
 SAMPLES = 8  # K
-NEIGHBOURS = SAMPLES - 1  # fresh rows beside a stored one
+NEIGHBOURS = SAMPLES - 1  # fresh rows in a group with a stored one
 PAPER, NORMALISED = (
   objective.replay_slope(objective.ObjectiveConfig(shaping=shaping))
   for shaping in ('policy_shaping', 'unit_slope')
 )
-# Arm -> what the theory predicts for a question, in units of (1 - p)/p.
+# Arm -> the theory's prediction for a question, in units of (1 - p)/p.
 PULLS = {
   'exgrpo': PAPER / NEIGHBOURS,
   'exgrpo_clipped': PAPER / NEIGHBOURS,
@@ -34,14 +34,15 @@ PULLS = {
   'normalised_hardest': NORMALISED / NEIGHBOURS,
 }
 NUMBERS = ('stored', 'fresh', 'harder', 'even')
-Row = dict[str, float]  # by these
+Row = dict[str, float]  # by these names
 
 
 def comparisons(workdir: pathlib.Path) -> Iterator[tuple[int, Row]]:
-  """Of each step of a run that has both: its parts' projections, and its questions' pass rates.
+  """Yield (step, numbers) for each step of a run with stored and fresh projections.
 
-  'harder' and 'even' estimate the sums of (1 - p)^2 and p(1 - p) over the replayed questions
-  without bias, from the c successes of their K - 1 fresh responses.
+  'stored' and 'fresh' are the projections. 'harder' and 'even' are unbiased estimates of the sums
+  of (1 - p)^2 and p(1 - p) over the replayed questions, from the c successes among each question's
+  K - 1 fresh responses.
   """
   steps = {int(record['step']): record for record in metrics.read(workdir)}
   fresh = _fresh_successes(workdir)
@@ -56,7 +57,7 @@ def comparisons(workdir: pathlib.Path) -> Iterator[tuple[int, Row]]:
 
 
 def _fresh_successes(workdir: pathlib.Path) -> dict[int, list[int]]:
-  """Step -> the successes among the fresh responses to each replayed question."""
+  """Read step -> the successes among the fresh responses to each replayed question."""
   found: dict[int, list[int]] = {}
   for path in step_records.files(workdir, 'questions'):
     for row in step_records.read_file(path, 'questions').to_pylist():
@@ -66,7 +67,7 @@ def _fresh_successes(workdir: pathlib.Path) -> dict[int, list[int]]:
 
 
 def quotient(runs: Sequence[Sequence[Row]], of: str, by: str) -> tuple[float, float]:
-  """The quotient of two sums over all runs, and its standard error by the jackknife over runs."""
+  """Return the quotient of two sums over all runs, and its jackknife standard error over runs."""
 
   def of_all(chosen: Sequence[Sequence[Row]]) -> float:
     return sum(r[of] for run in chosen for r in run) / sum(r[by] for run in chosen for r in run)
@@ -76,7 +77,7 @@ def quotient(runs: Sequence[Sequence[Row]], of: str, by: str) -> tuple[float, fl
 
 
 def write(study: pathlib.Path, path: pathlib.Path) -> None:
-  """Writes the rows of all runs of the study."""
+  """Write the rows of all runs of the study."""
   with open(path, 'w', encoding='utf-8', newline='') as file:
     writer = csv.writer(file)
     writer.writerow(['setting', 'arm', 'seed', 'step', *NUMBERS])
@@ -88,9 +89,9 @@ def write(study: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def table(path: pathlib.Path) -> Iterator[str]:
-  """Lines of Markdown: for each arm and setting what was measured, and what is predicted.
+  """Yield lines of Markdown with the measurement and the prediction for each arm and setting.
 
-  No quotient where the fresh rows' projection is within two standard errors of 0.
+  There is no quotient if the fresh rows' projection is at most two standard errors above 0.
   """
   by_arm: dict[tuple[str, str], dict[str, list[Row]]] = {}
   with open(path, encoding='utf-8', newline='') as file:

@@ -1,7 +1,7 @@
 """The protocol of a study: arms, settings and seeds, fixed before the first of its runs.
 
-A file in studies/protocols/ defines a `get_study()` that returns a `Study`, and its docstring is
-the protocol in words. The first start writes it to protocol.json; from then on it cannot change.
+A file in studies/protocols/ defines a `get_study()` that returns a `Study`. The file's docstring is
+the protocol in words. The first start writes it to protocol.json; after that it cannot change.
 """
 
 import collections
@@ -29,44 +29,44 @@ Overrides = Mapping[str, Any]  # dotted config key -> value
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """Arms, compared in one or more settings, each with the same seeds."""
+  """The arms that are compared in one or more settings, each with the same seeds."""
 
-  config: str  # the name of one that ships with the package, or a path
-  arms: Mapping[str, Overrides]  # what is compared, by name
-  settings: Mapping[str, Overrides]  # where, by name
+  config: str  # the name of a config that ships with the package, or a path
+  arms: Mapping[str, Overrides]  # the compared variants, by name
+  settings: Mapping[str, Overrides]  # the conditions of the comparison, by name
   seeds: Sequence[int]  # of every arm in every setting
   baseline: str  # the arm that all others are compared with
-  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting where settings differ.
+  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting if settings differ.
   measure: str | Mapping[str, str]
-  smallest_difference: float  # in the measure, that would matter
-  # Compared is the measure's mean over the first so many generated tokens; 0: its last value.
-  tokens: int | Mapping[str, int] = 0  # by setting where settings differ
-  # Setting -> arm -> what was tuned for the arm there, such as its learning rate.
+  smallest_difference: float  # the smallest that would matter, in the measure's unit
+  # The measure's mean over this many first generated tokens is compared; 0: its last value.
+  tokens: int | Mapping[str, int] = 0  # by setting if settings differ
+  # Setting -> arm -> settings tuned for the arm there, such as its learning rate.
   tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
   takes_off: float = 0.0  # the measure of a run that has taken off; 0: no such table
-  # Steps between two comparisons of gradients (alignment.py); 0: none. By setting as the tokens.
+  # Steps between two comparisons of gradients (alignment.py); 0: none. By setting like tokens.
   align_every: int | Mapping[str, int] = 0
 
   @property
   def num_comparisons(self) -> int:
-    """How often an arm is compared with the baseline, over all settings."""
+    """Count the comparisons of an arm with the baseline, over all settings."""
     return len(self.settings) * (len(self.arms) - 1)
 
   def measure_of(self, setting: str) -> str:
-    """The primary measure in a setting."""
+    """Return the primary measure in a setting."""
     return self.measure if isinstance(self.measure, str) else self.measure[setting]
 
   def tokens_of(self, setting: str) -> int:
-    """The first so many generated tokens count in a setting; 0: all, and the last value."""
+    """Return how many first generated tokens count in a setting; 0: only the last value counts."""
     return self.tokens[setting] if isinstance(self.tokens, Mapping) else self.tokens
 
   def align_every_of(self, setting: str) -> int:
-    """Steps between two comparisons of gradients in a setting; 0 is never."""
+    """Return the steps between two comparisons of gradients in a setting; 0 is never."""
     every = self.align_every
     return every[setting] if isinstance(every, Mapping) else every
 
   def overrides_of(self, setting: str, arm: str) -> list[tuple[str, Any]]:
-    """(config key, value) of what a setting, an arm and both together change, in this order."""
+    """List (config key, value) changed by the setting, the arm and their tuning, in this order."""
     tuned = self.tuned.get(setting, {}).get(arm, {})
     return [*self.settings[setting].items(), *self.arms[arm].items(), *tuned.items()]
 
@@ -89,19 +89,19 @@ class Protocol(NamedTuple):
 
   @property
   def sha256(self) -> str:
-    """The digest of the file's text."""
+    """Return the digest of the file's text."""
     return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def names() -> list[str]:
-  """The studies of this folder."""
+  """List the studies of this folder."""
   return sorted(path.stem for path in PROTOCOLS.glob('*.py') if path.stem != '__init__')
 
 
 def load(given: str) -> Protocol:
-  """The study that a name or path gives, and get_study's argument after a colon, as in `lake:6`.
+  """Load a study by name or path, with get_study's argument after a colon, as in `lake:6`.
 
-  Raises InputError unless there is such a study and it can be run.
+  Raises InputError if there is no such study or it cannot be run.
   """
   file, *argument = given.split(':', 1)
   path = file if file.endswith('.py') else os.fspath(PROTOCOLS / f'{file}.py')
@@ -129,7 +129,7 @@ def load(given: str) -> Protocol:
 
 
 def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
-  """Cell -> (trial name, overrides) for every run of the study, seeds varying fastest."""
+  """Return cell -> (trial name, overrides) for every run; seeds vary fastest."""
   return {
     Cell(setting, arm, seed): (
       f'{setting},{arm},seed={seed}',
@@ -142,12 +142,9 @@ def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
 
 
 def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
-  """Writes protocol.json at the first start; later raises InputError if the protocol has changed.
+  """Write protocol.json at the first start; later raise InputError if the protocol has changed.
 
-  Args:
-    protocol: the study's.
-    config: its config file's values, nested, before arms and settings override them.
-    workdir: the study's.
+  `config` has the nested values of the config file, before arms and settings override them.
   """
   path = os.path.join(workdir, FILE)
   fields = dataclasses.asdict(protocol.study) | {'seeds': list(protocol.study.seeds)}
@@ -165,7 +162,7 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
     write_json(path, entry)
     return
   saved = read(workdir)
-  # What an earlier version wrote lacks newer fields, which stood at their defaults.
+  # A file from an earlier version lacks newer fields, which had their defaults.
   defaults = dataclasses.asdict(Study('', {}, {}, (), '', '', 0.0))
   changes = [
     f'{name} was {old}, is {new}'
@@ -182,7 +179,7 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
 
 
 def read(workdir: str) -> dict[str, Any]:
-  """protocol.json: 'written', 'sha256', 'text' and 'study'; InputError if it is damaged."""
+  """Read protocol.json: 'written', 'sha256', 'text', 'study'; InputError if it is damaged."""
   path = os.path.join(workdir, FILE)
   try:
     with open(path, encoding='utf-8') as file:
@@ -198,7 +195,7 @@ def read(workdir: str) -> dict[str, Any]:
 
 
 def _check(study: Study) -> None:
-  """Raises InputError, beginning with the field, unless the study can be run and evaluated."""
+  """Raise an InputError that begins with the field if the study cannot run or be evaluated."""
   _check_named('arms', study.arms)
   _check_named('settings', study.settings)
   _check_comparison(study)
@@ -216,7 +213,6 @@ def _check(study: Study) -> None:
 
 
 def _check_tuned(study: Study) -> None:
-  """Refuses what was tuned for a setting or an arm that is not in the study."""
   if not isinstance(study.tuned, Mapping):
     raise InputError(f'tuned must be setting -> arm -> overrides, not {study.tuned!r}.')
   for setting, of_arms in study.tuned.items():
@@ -232,7 +228,7 @@ def _check_tuned(study: Study) -> None:
 
 
 def _check_named(field: str, named: Any) -> None:
-  """Refuses anything but name -> overrides."""
+  """Refuse anything except name -> overrides."""
   if not isinstance(named, Mapping) or not all(isinstance(o, Mapping) for o in named.values()):
     raise InputError(f'{field} must be name -> {{dotted config key: value}}, not {named!r}.')
   if not named:
@@ -243,7 +239,6 @@ def _check_named(field: str, named: Any) -> None:
 
 
 def _check_comparison(study: Study) -> None:
-  """Refuses seeds, a baseline, a measure or a difference that allow no result."""
   seeds = list(study.seeds) if isinstance(study.seeds, Sequence) else []
   if len(set(seeds)) < len(seeds) or len(seeds) < 2 or not all(type(s) is int for s in seeds):
     raise InputError(
@@ -271,7 +266,7 @@ def _check_comparison(study: Study) -> None:
 
 
 def _check_measured(study: Study, setting: str) -> None:
-  """Refuses a measure of a setting that is none, and counts that are no counts."""
+  """Refuse an invalid measure of a setting, and counts that are not whole numbers from 0."""
   measure = study.measure_of(setting)
   if not isinstance(measure, str) or not measure.startswith('eval/'):
     raise InputError(

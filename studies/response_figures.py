@@ -12,7 +12,7 @@ from exgrpo_jax.reporting.runs import Group
 from studies import drawing
 from studies.drawing import Drawing, NothingToDrawError, Row, num_rollouts, responses
 
-_LEAST = 5  # responses of a point, by difficulty: one alone says nothing
+_LEAST = 5  # responses of a point, by difficulty: a single response says nothing
 _KINDS: Mapping[str, dict[str, Any]] = {
   'right, valid steps': dict(color=canvas.BLUE, linestyle='-'),
   'right, invalid steps': dict(color=canvas.ORANGE, linestyle='--'),
@@ -31,9 +31,9 @@ _STYLES = {
 
 
 def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
-  """For each setting entropy over steps, and by the successes of the question's group.
+  """Draw for each setting the entropy over steps, and by the successes in the question's group.
 
-  Only of generated responses, since replayed ones are chosen by their entropy.
+  Only generated responses count, because replayed ones are chosen by their entropy.
   """
   shown = [group for group in groups if np.isfinite(responses(group, 'valid_steps')[0]).any()]
   if not shown:
@@ -62,7 +62,7 @@ def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
 
 
 def _kinds(group: Group) -> Mapping[str, np.ndarray]:
-  """Which responses are of each kind; a right one whose steps cannot be checked is of none."""
+  """Return a mask for each kind; a right response with unchecked steps has no kind."""
   outcome, valid, is_replay = responses(group, 'outcome', 'valid_steps', 'is_replay')
   fresh, right = is_replay == 0, outcome == 'correct'
   return dict(
@@ -71,7 +71,7 @@ def _kinds(group: Group) -> Mapping[str, np.ndarray]:
 
 
 def _rows(group: Group, name: str, over: str, means: drawing.Means, line: np.ndarray) -> list[Row]:
-  """The means of one kind, and the line drawn through them, as rows of the table."""
+  """Make table rows of one kind's means and of the line drawn through them."""
   return drawing.rows(
     setting=group.label,
     responses=name,
@@ -88,10 +88,10 @@ def _rows(group: Group, name: str, over: str, means: drawing.Means, line: np.nda
 
 
 def correctness_entropy(groups: Sequence[Group]) -> Drawing:
-  """For each setting a histogram of visits over their successes and entropy.
+  """Draw for each setting a histogram of visits over their successes and entropy.
 
-  The entropy is the mean over the generated responses that are right; a visit without any is not
-  shown. The topmost cells also hold all that is above them.
+  The entropy is the mean over the right generated responses. A visit without any is not shown. The
+  topmost cells also count everything above them.
   """
   points = {group.label: _visits(group) for group in groups}
   shown = [group for group in groups if len(points[group.label][0])]
@@ -142,7 +142,7 @@ def correctness_entropy(groups: Sequence[Group]) -> Drawing:
 
 
 def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
-  """(successes, mean entropy of right responses) of each visit that has one."""
+  """Return (successes, mean entropy of right responses) of each visit that has one."""
   outcome, is_replay, entropy = responses(group, 'outcome', 'is_replay', 'entropy')
   kept = (outcome == 'correct') & (is_replay == 0)
   if not kept.any():
@@ -155,7 +155,7 @@ def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
 
 
 def code_share(groups: Sequence[Group]) -> Drawing:
-  """A panel for each setting, of shares at each step over the responses of all its seeds."""
+  """Draw a panel for each setting: shares at each step over the responses of all its seeds."""
   if not any(len(responses(group, 'step')[0]) for group in groups):
     raise NothingToDrawError('no run has records of its responses')
   if not any(responses(group, 'has_code_block')[0].any() for group in groups):

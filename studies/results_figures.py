@@ -18,10 +18,10 @@ _thousands = EngFormatter(sep='').format_eng  # 75k
 
 
 def curves(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawing:
-  """A row of panels for each setting, a line for each arm: the mean over its finished seeds.
+  """Draw a row of panels for each setting and a line for each arm: the mean of finished seeds.
 
-  A point is an evaluation that all of these seeds have; where they differ in what it cost, it
-  stands at their mean. `measure_of` gives a setting's measure.
+  A point is an evaluation that all of these seeds have. If its cost differs between them, the point
+  stands at their mean cost. `measure_of` gives a setting's measure.
   """
   settings = list(dict.fromkeys(run.setting for run in runs))
   arms = list(dict.fromkeys(run.arm for run in runs))
@@ -57,7 +57,7 @@ def curves(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawin
 
 
 def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
-  """Costs, mean and interval at each step at which all seeds were evaluated."""
+  """Compute costs, mean and interval at each step at which all seeds were evaluated."""
   if not seeds:
     return []
   by_step = [{evaluation.step: evaluation for evaluation in one} for one in seeds]
@@ -72,10 +72,10 @@ def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
 
 
 def differences(runs: Sequence[StudyRun], study: Study) -> Drawing:
-  """A panel for each setting, a line for each arm but the baseline.
+  """Draw a panel for each setting and a line for each arm except the baseline.
 
-  Differences are of what the study compares, seed by seed; intervals those that decide, Student's t
-  corrected for all comparisons of the study.
+  Differences are of the compared measure, seed by seed. Intervals are the deciding ones: Student's
+  t, corrected for all comparisons of the study.
   """
   arms = [arm for arm in study.arms if arm != study.baseline]
   rows = [row for setting in study.settings for row in _compared(runs, study, setting, arms)]
@@ -112,7 +112,7 @@ def differences(runs: Sequence[StudyRun], study: Study) -> Drawing:
 def _compared(
   runs: Sequence[StudyRun], study: Study, setting: str, arms: Sequence[str]
 ) -> list[dict]:
-  """Setting, arm, the difference of every seed, their mean and its interval."""
+  """Compute for each arm the difference of every seed, their mean and its interval."""
   measure, tokens = study.measure_of(setting), study.tokens_of(setting)
   value_of = {
     arm: compared(finished(runs, setting, arm, measure), measure, tokens) for arm in study.arms

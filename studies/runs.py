@@ -1,4 +1,4 @@
-"""The runs of a study: their scores, and what each had read, generated and taken by then."""
+"""The runs of a study: their scores, and the questions, tokens and time spent by then."""
 
 import csv
 import dataclasses
@@ -33,29 +33,29 @@ EXPLAINING = (
   'replay/effective_sample_size',
 )
 EXPLAINING_GROUPS = ('alignment/', 'environment/')
-_APART = (*NO_TRAINING, 'alignment')  # as runs of earlier versions call their callback
+_APART = (*NO_TRAINING, 'alignment')  # the callback's name in runs of earlier versions
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """The scores of one step of a run, and what training had cost until then."""
+  """The scores of one step of a run, and the cost of training until then."""
 
   step: int
   fresh_questions: int  # visits of questions that were not replayed
   generated_tokens: int
   training_seconds: float  # of steps, without warm start and clock.NO_TRAINING
-  # Different questions in the steps until then, replayed ones included; None where the records of a
+  # Different questions in the steps until then, replayed ones included; None if the records of a
   # step are missing.
   distinct_questions: int | None
   # Mean of each metric that explains the scores, over the steps since the last evaluation that have
-  # it; without metrics that none has.
+  # the metric; metrics that no step has are absent.
   explaining: Mapping[str, float]
   scores: Mapping[str, float]  # by the name of the metric, 'eval/…'
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyRun:
-  """A run of a study, as far as it is recorded."""
+  """The recorded part of a run of a study."""
 
   setting: str
   arm: str
@@ -68,7 +68,7 @@ class StudyRun:
 
 
 def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
-  """The evaluations of a run with so many questions a step; empty if it has not begun."""
+  """Read the evaluations of a run with `questions` per step; empty if it has not begun."""
   found, fresh, tokens, seconds = [], 0, 0, 0.0
   distinct, since = _distinct_questions(workdir), []
   for record in metrics.read(workdir):
@@ -90,7 +90,7 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
 
 
 def _explaining(steps: Run) -> dict[str, float]:
-  """The mean of each metric over those of the steps that have it."""
+  """Average each metric over the steps that have it."""
   names = {
     name
     for step in steps
@@ -101,7 +101,7 @@ def _explaining(steps: Run) -> dict[str, float]:
 
 
 def _distinct_questions(workdir: str) -> dict[int, int]:
-  """Step -> different questions up to it, as long as no earlier step's records are missing."""
+  """Count step -> different questions up to it, until a step's records are missing."""
   seen, count = set(), {0: 0}
   for path in step_records.files(workdir, 'questions'):
     table = step_records.read_file(path, 'questions')
@@ -114,14 +114,14 @@ def _distinct_questions(workdir: str) -> dict[int, int]:
 
 
 def commits(workdir: str) -> tuple[str, ...]:
-  """The commits of a run's starts, each once; empty if it was not started from a clone."""
+  """List the commits of a run's starts, each once; empty if it was not started from a clone."""
   found = [start['commit'] for start in environment.read(workdir) if start.get('commit')]
   names = [c['hash'] + '+' * c['has_uncommitted_changes'] for c in found]
   return tuple(dict.fromkeys(names))
 
 
 def warm_start(workdir: str) -> str:
-  """A digest of the parameters that a run began with; '' if not recorded."""
+  """Read the digest of the parameters that a run began with; '' if not recorded."""
   found = [start.get(environment.PARAMETERS, '') for start in environment.read(workdir)]
   return next(filter(None, found), '')
 
@@ -129,7 +129,7 @@ def warm_start(workdir: str) -> str:
 def finished(
   runs: Sequence[StudyRun], setting: str, arm: str, measure: str
 ) -> dict[int, tuple[Evaluation, ...]]:
-  """Seed -> evaluations with the measure, for every finished run of the arm in the setting.
+  """Return seed -> evaluations with the measure, for finished runs of the arm in the setting.
 
   Raises InputError if a finished run has none.
   """
@@ -149,10 +149,10 @@ def finished(
 def compared(
   evaluations: Mapping[int, Sequence[Evaluation]], measure: str, tokens: int = 0
 ) -> dict[int, float]:
-  """Seed -> the measure at the last evaluation, or its mean over the first `tokens` generated.
+  """Return seed -> the last value of the measure, or its mean over the first `tokens` generated.
 
-  The latter is the area under the measure against tokens, divided by these: straight between
-  evaluations, and the last value from the last of them on.
+  The mean is the area under the measure against tokens, divided by the tokens. The curve is
+  straight between evaluations and constant after the last one.
   """
   if not tokens:
     return {seed: found[-1].scores[measure] for seed, found in evaluations.items()}
@@ -170,9 +170,9 @@ def _mean_over(at: Sequence[int], values: Sequence[float], tokens: int) -> float
 
 
 def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
-  """A row for each evaluation of each run, unfinished ones included; written atomically.
+  """Write a row for each evaluation of each run, finished or not, atomically.
 
-  What is the same for all of a run stands in its first row. Numbers have six digits.
+  Facts about the whole run stand in its first row. Numbers have six digits.
   """
   written = [evaluation for run in runs for evaluation in run.evaluations]
   explaining = sorted({*EXPLAINING, *itertools.chain(*(one.explaining for one in written))})
@@ -210,7 +210,7 @@ def _rows(runs: Sequence[StudyRun]) -> Iterator[dict[str, object]]:
 
 
 def read_csv(path: str | os.PathLike) -> list[StudyRun]:
-  """The runs that `write_csv` wrote; numbers have the digits that stand there."""
+  """Read the runs that `write_csv` wrote; numbers have only the digits in the file."""
   with open(path, encoding='utf-8', newline='') as file:
     rows = list(csv.DictReader(file))
   of_run: dict[tuple[str, str, int], list[dict[str, str]]] = {}

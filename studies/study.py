@@ -1,4 +1,4 @@
-"""A study: its trials planned by a protocol, and its results."""
+"""The trials of a study, planned by a protocol, and its results."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ MEASURED = pathlib.Path(__file__).parent / 'measured'  # results.csv of each stu
 
 
 def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Trial]]:
-  """The study's config and its trials, all checked; an InputError names the first bad one."""
+  """Plan a study's config and trials, and check all; an InputError names the first bad one."""
   study = chosen.study
   try:
     config_path = config_files.config_path(study.config)
@@ -55,7 +55,7 @@ def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Tria
 
 
 def _aligned(trial: Trial, every: int) -> Trial:
-  """The trial, trained by the command of this folder if it compares gradients."""
+  """Return the trial; if it compares gradients, the `train` command of studies runs it."""
   if not every:
     return trial
   flags = trial.arguments[1 + len(sweep.TRAINER) :]
@@ -65,9 +65,9 @@ def _aligned(trial: Trial, every: int) -> Trial:
 def _shared_warm_start(
   values: ConfigDict, overrides: Mapping[str, Any], workdir: str
 ) -> dict[str, str]:
-  """config.warm_start.path, by which runs that would train the same warm start train it once.
+  """Return config.warm_start.path, so that runs with the same warm start train it only once.
 
-  Empty for a run that has no warm start, or sets the path itself, or cannot be run at all.
+  Empty if a run has no warm start, sets the path itself, or cannot run at all.
   """
   try:
     parsed = parse_config(config.overridden(values, overrides))
@@ -82,7 +82,7 @@ def _shared_warm_start(
 
 
 def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:
-  """Prints the results of the finished runs; writes them, and their curves, to `workdir`."""
+  """Print the results of the finished runs; write them, and their curves, to `workdir`."""
   found = [
     StudyRun(
       *cell,
@@ -101,7 +101,7 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
 
 
 def read(name: str) -> list[StudyRun]:
-  """The runs of a study as they were measured; InputError if it has not been run."""
+  """Read the measured runs of a study; InputError if it has not been run."""
   path = MEASURED / f'{name}.csv'
   if not path.is_file():
     raise InputError(f'{name}: studies/measured has no {path.name}, so nothing can be drawn.')
@@ -111,9 +111,9 @@ def read(name: str) -> list[StudyRun]:
 def write(
   chosen: Protocol, found: Sequence[StudyRun], out: pathlib.Path, written: str = ''
 ) -> None:
-  """Prints the tables of these runs, and writes them and the figures to a folder.
+  """Print the tables of these runs, and write them and the figures to a folder.
 
-  `written` says when the protocol was.
+  `written` says when the protocol was written.
   """
   study = chosen.study
   text = '\n\n'.join(tables.setting(name, found, study) for name in study.settings)
@@ -128,7 +128,7 @@ def write(
 
 
 def _head(chosen: Protocol, found: Sequence[StudyRun], written: str) -> str:
-  """The text above the tables: the protocol, and the commits of the runs."""
+  """Write the text above the tables: the protocol, and the commits of the runs."""
   finished = sum(run.is_finished for run in found)
   commits = dict.fromkeys(commit for run in found for commit in run.commits)
   changed = ' (+: with uncommitted changes)' if any(c.endswith('+') for c in commits) else ''

@@ -1,4 +1,4 @@
-"""A study's results in Markdown: every arm, every seed, and paired differences."""
+"""The results of a study in Markdown: every arm, every seed, and paired differences."""
 
 import math
 import statistics
@@ -16,12 +16,9 @@ Scored = Mapping[int, Sequence[Evaluation]]  # seed -> evaluations, of an arm
 
 
 def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
-  """The section of one setting.
+  """Write the section of one setting.
 
-  Args:
-    name: of the setting.
-    runs: of the whole study, those that have not begun included.
-    study: says what is compared, and with what.
+  `runs` has all runs of the study, including those that have not begun.
 
   Raises:
     InputError: a finished run does not have the measure.
@@ -44,10 +41,10 @@ def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
 
 
 def judgement(difference: Estimate, smallest_difference: float) -> str:
-  """Compares a difference's interval with the smallest difference that would matter, s.
+  """Compare a difference's interval with the smallest difference that would matter, s.
 
-  'larger' than s or 'smaller' than -s if all of the interval is; 'no difference that matters' if
-  all of it lies within (-s, s); 'cannot be told' without an interval; else 'undecided'.
+  'larger' or 'smaller' if the whole interval is at least s or at most -s; 'no difference that
+  matters' if it lies within (-s, s); 'cannot be told' without an interval; else 'undecided'.
   """
   _, low, high = difference
   if math.isnan(low):
@@ -62,7 +59,7 @@ def judgement(difference: Estimate, smallest_difference: float) -> str:
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-  """The mean without the lowest and the highest N // 4 values, [..., N] -> [...].
+  """Average without the lowest and the highest N // 4 values, [..., N] -> [...].
 
   As in Agarwal et al. (arXiv:2108.13264): an outlier does not move it, and it wastes fewer values
   than the median.
@@ -71,10 +68,10 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def student_t(values: np.ndarray, comparisons: int) -> Estimate:
-  """The mean of `values` [N], at least one, and its t interval at 1 - .05 / comparisons.
+  """Compute the mean of `values` [N], N >= 1, and its t interval at 1 - .05 / comparisons.
 
-  So wide, all of so many intervals hold their truth in 95% of cases (Bonferroni), if values are
-  normal.
+  With this width, all `comparisons` intervals together hold the truth in 95% of cases (Bonferroni),
+  if values are normal.
   """
   value = float(comparison.mean(values))
   if len(values) < comparison.FEWEST or math.isclose(
@@ -88,7 +85,7 @@ def student_t(values: np.ndarray, comparisons: int) -> Estimate:
 def _compared(
   scored: Mapping[str, Scored], measure: str, tokens: int, seeds: Sequence[int], study: Study
 ) -> list[str]:
-  """Arms, differences and every seed, of the measure's last value or its mean over tokens."""
+  """Write arms, differences and every seed, for the last value or the mean over tokens."""
   value_of = {arm: compared(found, measure, tokens) for arm, found in scored.items()}
   step_of = {
     arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
@@ -159,7 +156,7 @@ def _seeds(value_of: Mapping[str, Mapping[int, float]], seeds: Sequence[int]) ->
 
 
 def _both(values: Sequence[float], sign: str = '') -> tuple[str, str, str, str]:
-  """Mean and interquartile mean, each with its interval."""
+  """Format mean and interquartile mean, each with its interval."""
   if not values:
     return '-', '-', '-', '-'
   cells = []

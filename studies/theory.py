@@ -1,8 +1,8 @@
-"""Draws studies/theory.png: where a stored success moves more than a fresh response would.
+"""The figure studies/theory.png: when a stored success has a larger gradient than a fresh response.
 
 python -m studies.theory
 
-theory.md derives what it shows; slopes are derivatives of the loss's own terms.
+theory.md derives the curves; slopes are derivatives of the loss's own terms.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ SHAPINGS = {
 
 
 def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
-  """The derivative of a replayed token's term by its log-probability, for an advantage of 1.
+  """Differentiate a replayed token's term by its log-probability, for an advantage of 1.
 
   `ratio_N` are importance ratios w, float32 [N].
   """
@@ -38,22 +38,22 @@ def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
 
 
 def pull(slope_N: np.ndarray, pass_rate_N: np.ndarray) -> np.ndarray:
-  """A stored success's expected pull over that of the fresh response whose place it takes."""
+  """Return a stored success's expected gradient over the replaced fresh response's."""
   return slope_N * (1 - pass_rate_N) / pass_rate_N
 
 
 def break_even(slope_N: np.ndarray) -> np.ndarray:
-  """The pass rate at which the two are equal; the stored success moves more below it."""
+  """Return the pass rate at which the two are equal; below it the stored success's is larger."""
   return slope_N / (1 + slope_N)
 
 
 def draw() -> Figure:
-  """Left by pass rate, where nothing has moved since it was written; right by how much has."""
+  """Draw the quotient by pass rate at w = 1 (left), and the break-even pass rate by w (right)."""
   figure, ((by_rate, by_age),) = canvas.grid(1, 2)
   pass_rate_N = np.linspace(0.02, 0.98, 193)
   ratio_N = np.geomspace(0.01, 10, 241, dtype=np.float32)
   for (shaping, name), style in zip(SHAPINGS.items(), canvas.styles()):
-    if shaping != 'none':  # at w = 1 it is the normalised one
+    if shaping != 'none':  # at w = 1 it equals the normalised shaping
       here = pull(slope(shaping, np.array([1.0], np.float32)), pass_rate_N)
       by_rate.plot(pass_rate_N, here, label=name, linewidth=1.5, **style)
     by_age.plot(ratio_N, break_even(slope(shaping, ratio_N)), label=name, linewidth=1.5, **style)

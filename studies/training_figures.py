@@ -35,7 +35,7 @@ _MEAN = 'mean over benchmarks'
 
 
 def dynamics(groups: Sequence[Group]) -> Drawing:
-  """A line for each setting: the mean over its seeds, in a band from the lowest to the highest."""
+  """Draw a line for each setting: the mean over its seeds, with a band from lowest to highest."""
   series = {
     (name, group.label): found
     for group in groups
@@ -78,7 +78,7 @@ def _seeds(group: Group) -> str:
 
 
 def _evaluation(groups: Sequence[Group], group: Group) -> Series | None:
-  """The mean over all benchmarks, at steps where there is a score for each."""
+  """Average over all benchmarks, at the steps that have a score for each."""
   found = [over_seeds(group.metrics, name) for name in scores(groups).values()]
   complete = [one for one in found if one is not None]
   if not found or len(complete) < len(found):
@@ -92,7 +92,7 @@ def _evaluation(groups: Sequence[Group], group: Group) -> Series | None:
 
 
 def buffer(groups: Sequence[Group]) -> Drawing:
-  """A row of panels for each setting that has a buffer, of means over its seeds."""
+  """Draw a row of panels for each setting that has a buffer: means over its seeds."""
   shown = [group for group in groups if _counts(group).any()]
   if not shown:
     raise NothingToDrawError('nothing was stored in a buffer: no run has replayed yet')
@@ -123,7 +123,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
 
 
 def _counts(group: Group) -> np.ndarray:
-  """[K, S]: questions of each bucket, at each step; the mean over seeds."""
+  """Average the questions of each bucket at each step over seeds, [K, S]."""
   found = [over_seeds(group.metrics, f'buffer/bucket_{k}') for k in range(num_rollouts(group))]
   return np.array([one.mean for one in found if one])
 
@@ -132,7 +132,7 @@ def _counts(group: Group) -> np.ndarray:
 
 
 def evaluations(groups: Sequence[Group]) -> Drawing:
-  """Lines of means over seeds; bands are 95% intervals over questions, their ends' means."""
+  """Draw means over seeds; a band joins the mean ends of 95% intervals over questions."""
   names = scores(groups)
   if not names:
     raise NothingToDrawError('no run has been evaluated')
@@ -171,10 +171,10 @@ class _Bar(NamedTuple):
 
 
 def ablation(groups: Sequence[Group]) -> Drawing:
-  """Bars at the last step after 0 at which all runs have been evaluated.
+  """Draw bars at the last step after 0 at which all runs have been evaluated.
 
-  A bar is the mean over seeds, its whiskers a 95% interval by Student's t; for one seed they are
-  over questions. Seeds that are all equal have none.
+  A bar is the mean over seeds. Its whiskers are a 95% interval by Student's t or, for one seed,
+  over questions. Seeds that are all equal have no whiskers.
   """
   names = scores(groups)
   if not names:
@@ -230,7 +230,7 @@ def ablation(groups: Sequence[Group]) -> Drawing:
 
 
 def _extent(bars: Sequence[_Bar | None]) -> float:
-  """How far the panel reaches: to all but the whiskers of two seeds, which are 9 times as wide."""
+  """Return the panel's extent, without the whiskers of two seeds, which are 9 times as wide."""
   ends = [end for bar in bars if bar for end in (*bar.seeds, bar.high * (len(bar.seeds) != 2))]
   return max(ends) or 1.0
 
@@ -259,7 +259,7 @@ def _bar(group: Group, name: str, step: int) -> _Bar | None:
 
 
 def _average(group: Group, names: Sequence[str], step: int) -> _Bar:
-  """The mean over benchmarks; one seed has no interval, since its scores share a policy."""
+  """Average over benchmarks; one seed has no interval, because its scores share a policy."""
   seeds = np.mean([_at(over_seeds(group.metrics, name), step) for name in names], axis=0).tolist()
   return _over_seeds(seeds) if len(seeds) > 1 else _Bar(seeds[0], seeds[0], seeds[0], seeds)
 

@@ -75,7 +75,6 @@ def test_tests_mirror_the_rooms():
   assert folders - no_room - {'__pycache__'} == set(room_table()) - {'foundation'}
 
 
-@pytest.mark.full
 def test_files_and_functions_are_short_enough_to_keep_in_mind():
   long_files = [
     f'{name}: {lines} lines'
@@ -91,7 +90,6 @@ def test_files_and_functions_are_short_enough_to_keep_in_mind():
   assert long_files + long_functions == []
 
 
-@pytest.mark.full
 def test_no_module_has_the_name_of_a_function_in_it_or_of_the_standard_library():
   ambiguous = [
     name

@@ -1,1 +1,1 @@
-"""The paper: what a token's loss is, what the buffer keeps and draws, which questions come next."""
+"""The ExGRPO paper: token losses, what the buffer keeps and draws, which questions come next."""

@@ -1,4 +1,4 @@
-"""The advantages of a step's responses. Pure."""
+"""Advantages of a step's responses. Pure."""
 
 import chex
 import numpy as np
@@ -18,22 +18,22 @@ def group_advantages(
 
   Dr. GRPO (arXiv:2503.20783): no division by the standard deviation unless asked for (GRPO,
   arXiv:2402.03300). 'population' divides by the standard deviation over K plus 1e-6, 'sample' over
-  K - 1 as torch.std and the authors' code do. It is always that of all K.
+  K - 1 as torch.std and the authors' code do. The standard deviation always covers all K rows.
 
   Args:
     reward_QK: float32, from -1e15 to 1e15. Each group has a fresh row.
     normalize_std: `objective.normalize_std`.
-    is_replay_QK: bool, which rows are replayed; None is none.
-    baseline: 'group', the mean of all K, or 'fresh': a fresh row's is the mean of its group's
-      fresh rows, so their advantages sum to 0; a replayed row's is still the mean of all K.
-    replay_advantage: 'group': by the baseline; 'zero': a replayed row has advantage 0, and counts
-      in the mean alone; 'balanced': the baseline of all rows is the mean in which a replayed row
+    is_replay_QK: bool, True for replayed rows; None if there are none.
+    baseline: 'group' is the mean of all K. 'fresh' is the mean of the group's fresh rows for a
+      fresh row, so their advantages sum to 0, and the mean of all K for a replayed row.
+    replay_advantage: 'group' uses the baseline. 'zero' gives a replayed row advantage 0, and it
+      only counts in the mean. 'balanced' uses a weighted mean for all rows, in which a replayed row
       weighs `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.
-    replay_slope: `objective.replay_slope`, what a replayed token's gradient is of a fresh one's.
+    replay_slope: `objective.replay_slope`: a replayed token's gradient relative to a fresh one's.
 
   Returns:
-    float32 [Q, K]; a group of equal rewards gives exactly 0, and with the baseline 'fresh' so do
-    equal rewards of fresh rows.
+    float32 [Q, K]; a group of equal rewards gives exactly 0. With the baseline 'fresh', equal
+      rewards of the fresh rows also give exactly 0.
   """
   chex.assert_rank(reward_QK, 2)
   is_replay_QK = np.zeros(reward_QK.shape, bool) if is_replay_QK is None else is_replay_QK
@@ -56,6 +56,5 @@ def group_advantages(
 
 
 def _weighted_mean(reward_QK: Array, weight_QK: Array) -> Array:
-  """Return the mean over each group: [Q, 1]."""
   total_Q1 = (reward_QK * weight_QK).sum(axis=1, keepdims=True)
   return total_Q1 / weight_QK.sum(axis=1, keepdims=True, dtype=reward_QK.dtype)

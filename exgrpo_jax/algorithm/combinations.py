@@ -1,4 +1,4 @@
-"""Settings of the algorithm that contradict each other, refused before a run starts. Pure."""
+"""Checks for settings of the algorithm that contradict each other. Pure."""
 
 import math
 
@@ -14,13 +14,9 @@ def check(
   num_questions: int,
   num_rollouts: int,
 ) -> None:
-  """Raises InputError where nothing could ever be replayed, or a setting would do nothing.
+  """Raise InputError if nothing could ever be replayed or a setting would do nothing.
 
-  Args:
-    replay_config: what is kept and replayed.
-    objective_config: the loss.
-    num_questions: Q, per step.
-    num_rollouts: K, per question.
+  Runs before a run starts. `num_questions` (Q) is per step, `num_rollouts` (K) per question.
   """
   _check_bounds(replay_config, num_rollouts)
   _check_ratio(replay_config, num_questions)
@@ -28,7 +24,7 @@ def check(
 
 
 def _check_bounds(config: replay.ReplayConfig, num_rollouts: int) -> None:
-  """The bounds must let some group be recorded."""
+  """Check that the bounds let some group be recorded."""
   most = num_rollouts - replay.retires(config)  # successes of a group that can be recorded
   recorded = [replay.is_recorded(config, k / num_rollouts) for k in range(1, most + 1)]
   if config.ratio > 0 and not any(recorded):
@@ -41,7 +37,7 @@ def _check_bounds(config: replay.ReplayConfig, num_rollouts: int) -> None:
 
 
 def _check_ratio(config: replay.ReplayConfig, num_questions: int) -> None:
-  """A ratio above 0 must come to at least one question per step."""
+  """Check that a ratio above 0 comes to at least one question per step."""
   if config.ratio == 0 or replay.most_replayed(config, num_questions):
     return
   ratio = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so that the printed value is enough
@@ -55,13 +51,13 @@ def _check_ratio(config: replay.ReplayConfig, num_questions: int) -> None:
 
 
 def _check_clipping(config: objective.ObjectiveConfig, replays: bool) -> None:
-  """Variants of clipping need clipping in every step."""
+  """Check that variants of clipping are set only if every step clips."""
   if objective.clips_fresh_ratios(config, replay_started=replays):
     return
   variants = {
     'dual_clip': config.dual_clip < float('inf'),
     'clip_epsilon_high': config.clip_epsilon_high > max(config.clip_epsilon, _PPO_EPSILON),
-    # Without truncation its gradient is that of unclipped ppo: A r grad(log pi) = A grad(r).
+    # Without truncation it has unclipped PPO's gradient: A r grad(log pi) = A grad(r).
     'policy_loss': config.policy_loss == 'cispo',
   }
   for name, is_set in variants.items():

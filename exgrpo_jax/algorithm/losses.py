@@ -1,4 +1,4 @@
-"""What one token adds to the objective: one small function per published method. Pure.
+"""Terms that one token adds to the objective: one small function per published method. Pure.
 
 r is a fresh token's importance ratio, w a replayed token's, A the advantage of its row. Array
 arguments broadcast: [B, T] by token, [B, 1] by row.
@@ -17,7 +17,7 @@ from exgrpo_jax.datatypes import Array
 Flag = bool | jax.Array  # a bool scalar, traced or not
 
 
-# Nats. exp of it, 5.5e34, times what follows it in a loss stays within float32.
+# Nats. exp(80) = 5.5e34 stays within float32 after everything a loss multiplies it by.
 _LARGEST = 80.0
 
 
@@ -25,45 +25,44 @@ _LARGEST = 80.0
 
 
 def importance_ratio(log_ratio: Array) -> jax.Array:
-  """Plain importance sampling, w = exp(log_ratio) (the authors' code: no_reshape).
+  """Return w = exp(log_ratio): plain importance sampling (the authors' code: no_reshape).
 
-  Value and derivative are capped at 5.5e34, so that float32 holds them: an advantage of 0 then
-  gives 0, and any other a gradient so large that its update is skipped.
+  Value and derivative are capped at 5.5e34 so that float32 holds them. An advantage of 0 then gives
+  0. Any other advantage gives a gradient so large that its update is skipped.
   """
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
 
 
 def power(log_ratio: Array, exponent: float) -> jax.Array:
-  """A power of w = exp(log_ratio); exponents below 1 draw it towards 1 (theirs: pow)."""
+  """Return a power of w = exp(log_ratio). Exponents below 1 move it towards 1 (theirs: pow)."""
   return importance_ratio(exponent * log_ratio)
 
 
 def log_probability(logp: Array, weight: float) -> Array:
-  """Supervised learning, without a ratio: weight x log pi (theirs: logp)."""
+  """Return weight x log pi: supervised learning without a ratio (theirs: logp)."""
   return weight * logp
 
 
 def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
-  """Importance sampling plus supervised learning: w + weight x log pi (theirs: p_logp)."""
+  """Add weight x log pi to w: importance sampling plus supervised learning (theirs: p_logp)."""
   return importance_ratio(log_ratio) + log_probability(logp, weight)
 
 
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
-  """Policy shaping, f(w) = w / (w + beta) of w = exp(log_ratio) (LUFFY, arXiv:2504.14945).
+  """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
-  Written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0
-  instead of inf / inf. Its gradient by log w is beta w / (w + beta)^2: larger than
-  w's own gradient, w, for w below sqrt(beta) - beta.
+  It is written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0 instead of inf /
+  inf. The gradient by log w is beta w / (w + beta)^2. It is larger than w, the gradient of w
+  itself, for w below sqrt(beta) - beta.
   """
   return jax.nn.sigmoid(log_ratio - jnp.log(beta))
 
 
 def unit_slope(log_ratio: Array, beta: float) -> jax.Array:
-  """`policy_shaping` times (1 + beta)^2 / beta.
+  """Return `policy_shaping` times (1 + beta)^2 / beta.
 
-  At w = 1 a replayed token has the same gradient as a fresh one.
-
-  For beta = 0.1 its value is below 12.1, and its gradient by log w at most a quarter of that.
+  At w = 1 a replayed token then has the same gradient as a fresh one. For beta = 0.1 the value is
+  below 12.1, and the gradient by log w is at most a quarter of 12.1.
   """
   return policy_shaping(log_ratio, beta) * ((1 + beta) ** 2 / beta)
 
@@ -80,7 +79,7 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   ),
 }
 
-# Their derivatives by logp at w = 1, on the host: what `replay_advantage` 'balanced' weighs by.
+# Their derivatives by logp at w = 1, on the host: the weights of `replay_advantage` 'balanced'.
 SLOPES: dict[str, Callable[[Any], float]] = {
   'policy_shaping': lambda config: config.beta / (1 + config.beta) ** 2,
   'unit_slope': lambda _: 1.0,
@@ -97,12 +96,12 @@ SLOPES: dict[str, Callable[[Any], float]] = {
 def ppo(
   logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
 ) -> tuple[Array, Array]:
-  """min(r A, clip(r) A) while `clip`, else r A: PPO's surrogate (arXiv:1707.06347).
+  """Return min(r A, clip(r) A) while `clip`, else r A: PPO's surrogate (arXiv:1707.06347).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT), the latter true where clipping
-  chose the term.
+  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). The flag is True where clipping chose
+  the term.
   """
-  del logp_BT  # the gradient is that of the ratio
+  del logp_BT  # the gradient flows through the ratio
   is_clipped_BT = clip & (bounded_BT * advantage_B1 < ratio_BT * advantage_B1)
   return jnp.where(is_clipped_BT, bounded_BT, ratio_BT) * advantage_B1, is_clipped_BT
 
@@ -110,9 +109,9 @@ def ppo(
 def dual_clip(
   term_BT: Array, is_clipped_BT: Array, advantage_B1: Array, clip: Flag, limit: float
 ) -> tuple[Array, Array]:
-  """PPO's term, at least limit x A where A is negative: dual clip (arXiv:1912.09729).
+  """Bound PPO's term below by limit x A where A is negative: dual clip (arXiv:1912.09729).
 
-  Takes and returns what `ppo` returns.
+  Takes (term_BT, is_clipped_BT) from `ppo` and returns the same pair.
   """
   floor_B1 = limit * advantage_B1
   is_floored_BT = clip & (advantage_B1 < 0) & (term_BT < floor_B1)
@@ -122,9 +121,9 @@ def dual_clip(
 def cispo(
   logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
 ) -> tuple[Array, Array]:
-  """A log pi times the ratio as a constant, clipped while `clip`: CISPO (arXiv:2506.13585).
+  """Return A log pi times the ratio as a constant, clipped if `clip`: CISPO (arXiv:2506.13585).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT), the latter true where the ratio was
+  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). The flag is True where the ratio was
   clipped.
   """
   is_clipped_BT = clip & (bounded_BT != ratio_BT)
@@ -136,15 +135,15 @@ POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by ObjectiveConfig.policy_loss
 
 
 def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:
-  """Where a ratio is below 1 - epsilon or above 1 + epsilon_high, whether clipped there or not."""
+  """Return True where a ratio is below 1 - epsilon or above 1 + epsilon_high, clipped or not."""
   return (log_ratio_BT < np.log1p(-epsilon)) | (log_ratio_BT > np.log1p(epsilon_high))
 
 
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
-  """Truncated importance sampling: min(trainer's probability / sampler's, limit) of each token.
+  """Return min(trainer's probability / sampler's probability, limit) of each token.
 
-  Corrects for the sampler-trainer mismatch of a fresh token, in the step that wrote it
-  (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
+  Truncated importance sampling corrects the sampler-trainer mismatch of a fresh token in the step
+  that wrote it (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
   float32 arrays of one shape, nats; limit > 0.
   """
   chex.assert_equal_shape([trainer_logp, sampler_logp])
@@ -154,11 +153,11 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
 def within_second_moment(
   log_ratio_N: np.ndarray, advantage_N: np.ndarray, limit: float
 ) -> np.ndarray:
-  """Which tokens a bound on the second moment of the ratios leaves in: M2PO (arXiv:2510.01161).
+  """Mark the tokens that M2PO's bound on the ratios' second moment keeps (arXiv:2510.01161).
 
-  It concerns tokens whose ratio has moved to where their advantage pushes it, A > 0 and r > 1 or
-  A < 0 and r < 1. Of these the ones of the largest (log r)^2 are left out, as few as bring the mean
-  of (log r)^2 over the others to at most `limit`. All others stay.
+  The bound concerns tokens whose ratio has moved to where their advantage pushes it: A > 0 and r >
+  1, or A < 0 and r < 1. Among these, the tokens with the largest (log r)^2 are left out, as few as
+  bring the mean of (log r)^2 over the others to at most `limit`. All other tokens stay.
 
   float32 arrays of one shape, log-ratios in nats; limit > 0. Returns bool.
   """
@@ -177,7 +176,7 @@ def within_second_moment(
 
 
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
-  """The sum of x over the tokens of each token's row: [B, T] -> [B, T].
+  """Sum x over the tokens of each token's row: [B, T] -> [B, T].
 
   Args:
     x_BT: float32.
@@ -193,17 +192,17 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
 
 
 def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
-  """The mean of x over the tokens of each token's row; see `row_sums`.
+  """Average x over the tokens of each token's row; see `row_sums`.
 
-  `x_BT` is 0 outside the float32 mask, which is 1 where a token counts; a row in which none does
+  The float32 mask is 1 where a token counts, and `x_BT` is 0 elsewhere. A row without such tokens
   has mean 0.
   """
   return row_sums(x_BT, segment_BT) / jnp.maximum(row_sums(mask_BT, segment_BT), 1)
 
 
 def k3(log_ratio_BT: Array) -> jax.Array:
-  """KL(policy, reference) by Schulman's k3, from log(reference / policy): at least 0, in nats.
+  """Estimate KL(policy, reference) by Schulman's k3, from log(reference / policy), in nats.
 
-  Unbiased under the policy's own samples (http://joschu.net/blog/kl-approx.html).
+  At least 0. Unbiased under the policy's own samples (http://joschu.net/blog/kl-approx.html).
   """
   return jnp.exp(log_ratio_BT) - log_ratio_BT - 1

@@ -25,12 +25,12 @@ from exgrpo_jax.datatypes import Array, Batch
 
 
 class LossInputs(NamedTuple):
-  """All that a token's loss needs besides the current policy, normalisers included.
+  """Everything that a token's loss needs besides the current policy, normalisers included.
 
   Any subset of a minibatch's tokens, in any arrangement, gives its share of the minibatch's loss.
   """
 
-  mask_BT: Array  # float32, 1 where the token is a response's own
+  mask_BT: Array  # float32, 1 for a response token that the policy wrote
   weight_BT: Array  # float32, weight in the policy term; this and the next two: 0 outside the mask
   entropy_weight_BT: Array  # float32, weight in the mean entropy
   kl_weight_BT: Array  # float32, weight in the mean KL; fresh tokens that are not carried
@@ -39,30 +39,30 @@ class LossInputs(NamedTuple):
   advantage_BT: Array  # float32, the row's
   is_replay_BT: Array  # bool, the row's
   is_carried_BT: Array | None = None  # bool, `Batch.is_carried_BT`
-  # From forward passes over whole rows before the update; None where the config needs none.
-  reference_logp_BT: Array | None = None  # float32, nats; where kl_coefficient > 0
-  row_log_ratio_BT: Array | None = None  # `row_log_ratio`; unless ratio is 'token'
+  # From forward passes over whole rows before the update; None if the config needs none.
+  reference_logp_BT: Array | None = None  # float32, nats; if kl_coefficient > 0
+  row_log_ratio_BT: Array | None = None  # `row_log_ratio`; unless importance_level is 'token'
 
 
 # ---- Before the update, on whole minibatches ----
 
 
 def clips_fresh_ratios(config: ObjectiveConfig, replay_started: bool) -> bool:
-  """Whether this step's fresh ratios are clipped."""
+  """Return True if this step clips fresh ratios."""
   return {'always': True, 'never': False, 'until_replay': not replay_started}[config.clip_schedule]
 
 
 def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> LossInputs:
-  """A minibatch's tokens with all their normalisers; NumPy in, NumPy out.
+  """Prepare a minibatch's tokens with all their normalisers; NumPy in, NumPy out.
 
   Args:
-    batch: the whole optimiser minibatch: its rows and their lengths are the normalisers.
+    batch: the whole optimiser minibatch, because its rows and their lengths are the normalisers.
     config: which terms, and how they are normalised.
     max_response: the configured response limit, in tokens.
 
   Returns:
     Inputs aligned with batch.tokens_BT. Tokens may be rearranged afterwards, and dropped where the
-    mask is 0.
+      mask is 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
   chex.assert_shape([batch.tokens_BT, batch.behaviour_logp_BT, batch.term_weight_BT], shape)
@@ -73,7 +73,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
     mask_BT=mask_BT,
     weight_BT=token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=mean_weights(mask_BT),
-    # Only what this step wrote: k3 is unbiased under the current policy's own samples.
+    # Only tokens that this step wrote: k3 is unbiased under the current policy's own samples.
     kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
@@ -85,10 +85,10 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
 
 
 def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
-  """Weight of each token in the policy term: [B, T] -> [B, T].
+  """Compute each token's weight in the policy term: [B, T] -> [B, T].
 
-  constant: 1 / (B max_response), so neither length nor grouping carries bias
-  (Dr. GRPO); token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
+  constant: 1 / (B max_response), so neither length nor grouping carries bias (Dr. GRPO);
+  token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
   """
   chex.assert_rank(mask_BT, 2)
   num_rows = mask_BT.shape[0]
@@ -101,17 +101,17 @@ def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> n
 
 
 def mean_weights(mask_BT: np.ndarray) -> np.ndarray:
-  """Weight of each token in a mean over all tokens of a minibatch: [B, T] -> [B, T]."""
+  """Compute each token's weight in a mean over all tokens of a minibatch: [B, T] -> [B, T]."""
   return mask_BT / np.maximum(mask_BT.sum(), 1)
 
 
 def row_log_ratio(
   logp_BT: Array, inputs: LossInputs, segment_BT: Array, config: ObjectiveConfig, is_first: Flag
 ) -> jax.Array:
-  """The sum of the log-ratios of each fresh token's row, or for 'sequence' their mean: [B, T].
+  """Sum the log-ratios of each fresh token's row, or average them for 'sequence': [B, T].
 
-  `LossInputs.row_log_ratio_BT`, from a forward pass over whole rows; 0 for a row without tokens.
-  `segment_BT` says which row a token belongs to; see `losses.row_sums`.
+  Gives `LossInputs.row_log_ratio_BT`, from a forward pass over whole rows. A row without tokens has
+  0. `segment_BT` says which row a token belongs to; see `losses.row_sums`.
   """
   chex.assert_equal_shape([logp_BT, inputs.mask_BT, segment_BT])
   old_logp_BT = fresh_old_logp(logp_BT, inputs, is_first)
@@ -122,9 +122,9 @@ def row_log_ratio(
 
 
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
-  """Log-probabilities under the policy that wrote each fresh token, in nats: [B, T].
+  """Return log-probabilities under the policy that wrote each fresh token, in nats: [B, T].
 
-  In a step's first minibatch the current policy, `now_BT`, wrote all that is not carried.
+  In a step's first minibatch the current policy, `now_BT`, wrote every token that is not carried.
   """
   is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
   return jnp.where(is_now, now_BT, inputs.old_logp_BT)
@@ -136,7 +136,7 @@ def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
 def fresh_terms(
   logp_BT: Array, ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
-  """(term_BT, is_clipped_BT) of fresh tokens, by the configured surrogate.
+  """Compute (term_BT, is_clipped_BT) of fresh tokens by the configured surrogate.
 
   Ratios are clipped to 1 - clip_epsilon … 1 + clip_epsilon_high; a larger upper bound is
   clip-higher (DAPO, arXiv:2503.14476).
@@ -153,15 +153,15 @@ def fresh_terms(
 
 
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
-  """What replayed tokens add for an advantage of 1, by the configured shaping; never clipped."""
+  """Apply the configured shaping: terms of replayed tokens for an advantage of 1, never clipped."""
   return losses.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
 def replay_slope(config: ObjectiveConfig) -> float:
-  """The derivative of a replayed token's term by its log-probability at w = 1, for A = 1.
+  """Return the derivative of a replayed token's term by its log-probability at w = 1, A = 1.
 
-  A fresh token's at r = 1 is 1. That of `policy_shaping` is beta / (1 + beta)^2, 0.083 for
-  beta = 0.1.
+  A fresh token's derivative at r = 1 is 1. With `policy_shaping` it is beta / (1 + beta)^2, 0.083
+  for beta = 0.1.
   """
   return losses.SLOPES[config.shaping](config)
 
@@ -169,12 +169,13 @@ def replay_slope(config: ObjectiveConfig) -> float:
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
-  """What each token adds to the objective, before its weight: fresh and replayed rows part here.
+  """Compute the term of each token, before its weight.
 
-  Returns (term_BT, is_clipped_BT), the latter true where clipping chose the term.
+  Fresh and replayed rows have different terms. Returns (term_BT, is_clipped_BT). The flag is True
+  where clipping chose the term.
   """
   is_replay_BT = inputs.is_replay_BT
-  # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
+  # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is NaN.
   exp = losses.importance_ratio if config.importance_level == 'product' else jnp.exp
   ratio_BT = exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
@@ -193,16 +194,17 @@ def token_loss(
   clip: Flag,
   is_first: Flag,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """What some tokens add to their minibatch's loss, and to the sums its metrics are made of.
+  """Compute what some tokens add to their minibatch's loss and to the sums for its metrics.
 
-  With ratio 'sequence' or 'product' a fresh token has its row's ratio as value, and the gradient of
-  its own log-probability. 'sequence' with aggregation 'sequence_mean' is exactly GSPO
-  (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is importance
-  sampling of whole responses: unbiased without clipping, whichever policies wrote their tokens.
+  With importance_level 'sequence' or 'product' a fresh token's ratio has the row's value and the
+  gradient of the token's own log-probability. 'sequence' with aggregation 'sequence_mean' is
+  exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
+  importance sampling of whole responses: unbiased without clipping, whichever policies wrote their
+  tokens.
 
   Args:
-    logp_BT: float32, nats, of the tokens under the current policy at the sampling
-      temperature; ignored outside the response mask.
+    logp_BT: float32, nats, of the tokens under the current policy at the sampling temperature;
+      ignored outside the response mask.
     entropy_BT: float32, nats, of the distribution each token was drawn from.
     inputs: any slice of a minibatch's, aligned with these tokens.
     config: which terms, and how much of each.
@@ -210,8 +212,9 @@ def token_loss(
     is_first: whether this is the step's first minibatch.
 
   Returns:
-    (loss, sums): a float32 scalar, to add over slices; float32 scalars to add over slices and
-    minibatches, except those named *_max, which combine by maximum (`merge_sums`).
+    (loss, sums). The loss is a float32 scalar to add over slices. The sums are float32 scalars to
+      add over slices and minibatches, except those named *_max, which combine by maximum
+      (`merge_sums`).
   """
   chex.assert_rank(logp_BT, 2)
   chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])
@@ -240,7 +243,7 @@ def token_loss(
 
 
 def zero_sums(config: ObjectiveConfig) -> dict[str, jax.Array]:
-  """The sums that `token_loss` returns for no token: 0, also those that combine by maximum."""
+  """Return the sums that `token_loss` gives without tokens: 0, even if they combine by maximum."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
   inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
@@ -306,7 +309,7 @@ def _carried_sums(
 # One program: a few dozen small ones would fill XLA:CPU's queue and block the host.
 @jax.jit
 def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-  """Combines the sums of several slices: those named *_max by maximum, others by addition."""
+  """Combine the sums of several slices: those named *_max by maximum, others by addition."""
 
   def merged(name: str) -> jax.Array:
     values = jnp.stack([sums[name] for sums in slices])
@@ -316,7 +319,7 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
 
 
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-  """Means over a step's tokens from the sums of its minibatches (host scalars).
+  """Compute means over a step's tokens from the sums of its minibatches (host scalars).
 
   The replay/ and staleness/ values are absent in a step without replayed or carried tokens. The
   effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal
@@ -350,10 +353,10 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def expert_metrics(choices_LE: np.ndarray) -> dict[str, float]:
-  """How even the load of the experts was, from how often a step's tokens chose each of them.
+  """Measure how even the experts' load was, from how often a step's tokens chose each expert.
 
-  'experts/load_max' is the largest load of a layer's experts in even shares, the mean over layers;
-  'experts/unused' the share of experts, in all layers, that no token chose.
+  'experts/load_max' is the load of a layer's busiest expert in even shares, averaged over layers.
+  'experts/unused' is the share of experts, in all layers, that no token chose.
   """
   even_L1 = np.maximum(choices_LE.mean(axis=1, keepdims=True), 1e-9)
   return {

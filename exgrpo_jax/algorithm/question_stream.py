@@ -1,4 +1,4 @@
-"""The stream of questions: which ones a step reads, as a function of seed and cursor."""
+"""The stream of questions: which questions a step reads, as a function of seed and cursor."""
 
 import functools
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @functools.lru_cache(maxsize=4)  # a step reads one epoch, or two at its border
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-  """The order of an epoch: int64 [size], read-only, a function of its arguments alone."""
+  """Return the order of an epoch: int64 [size], read-only, a function of the arguments only."""
   rng = randomness.generator(seed, Purpose.QUESTION_STREAM, epoch)
   order = rng.permutation(size)
   order.flags.writeable = False  # callers share it
@@ -21,13 +21,11 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_once: int) -> bool:
-  """Whether `epoch` reads retired questions too, because fewer than a step needs are left.
+  """Return True if `epoch` also reads retired questions because too few others are left.
 
-  Args:
-    epoch: of the stream.
-    size: questions there are.
-    retired_epoch: row -> the epoch in which it retired; it is skipped from the next one on.
-    at_once: questions that a step works on: Q, or those in flight.
+  `size` counts all questions. `retired_epoch` maps a row to the epoch in which it retired; the
+  stream skips it from the next epoch on. `at_once` counts the questions that a step works on: Q, or
+  those in flight.
   """
   return size - sum(retired < epoch for retired in retired_epoch.values()) < at_once
 
@@ -41,17 +39,17 @@ def take(
   taken: Collection[int],
   at_once: int,
 ) -> tuple[list[int], Cursor]:
-  """The next `count` rows of the stream, all different, and the cursor after them.
+  """Return the next `count` rows of the stream, all different, and the cursor after them.
 
   Skips rows that retired in an earlier epoch (unless `reads_retired`), rows in `taken` and, in a
   step that crosses into the next epoch, rows already read. The cursor enters the next epoch only
-  when a row of it is needed: what retires in the step that reads an epoch's last row retires in
-  that epoch.
+  when it needs a row from there. So a question that retires in the step that reads an epoch's last
+  row retires in that epoch.
 
   Args:
     cursor: the next position to read.
-    count: rows wanted, at most `at_once` less `taken`.
-    size: questions there are.
+    count: rows to return, at most `at_once` less `taken`.
+    size: number of questions.
     seed: of the permutations.
     retired_epoch: row -> the epoch in which it retired.
     taken: rows that the step replays, and rows in flight.

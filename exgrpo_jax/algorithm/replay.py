@@ -26,11 +26,11 @@ ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """What the buffer knows of one question."""
+  """The buffer's record of one question."""
 
-  correctness: float  # share of successes in its latest group; 1 only where nothing retires
+  correctness: float  # share of successes in its latest group; 1 only if nothing retires
   prompt_length: int  # tokens
-  trajectories: tuple[Trajectory, ...]  # at least one, oldest first, no two of equal tokens
+  trajectories: tuple[Trajectory, ...]  # at least one, oldest first, no two with equal tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Buffer:
 
   entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)  # by question row
   retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)  # by question row
-  started: bool = False  # whether the delayed start is over; latches
+  started: bool = False  # whether the delayed start is over; stays True
 
 
 def bucket(correctness: float, num_rollouts: int) -> int:
-  """0 for no success, else the nearest of 1 … K - 1."""
+  """Return 0 for no success, else the nearest bucket of 1 … K - 1."""
   if correctness == 0:
     return 0
   return min(num_rollouts - 1, max(1, round(num_rollouts * correctness)))
@@ -57,9 +57,10 @@ class Bucketed(NamedTuple):
 
 
 def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int, int]:
-  """Question row -> bucket in 0 … K - 1, for every question of the buffer.
+  """Map each question row of the buffer to its bucket in 0 … K - 1.
 
-  By length, it is the question's rank in the buffer, cut into K equal buckets; ties go by row.
+  If `bucket_by` is a length, the questions' ranks by length are cut into K equal buckets. Ties go
+  by row.
   """
   row_N, bucket_N, _ = _bucketed(config, buffer, num_rollouts)
   return dict(zip(row_N.tolist(), bucket_N.tolist()))
@@ -68,7 +69,7 @@ def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int
 def _bucketed(
   config: ReplayConfig, buffer: Buffer, num_rollouts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(rows of the buffer's N questions, ascending; their buckets; whether each may train)."""
+  """Return the buffer's N rows in ascending order, their buckets, and whether each may train."""
   entries, size = buffer.entries, len(buffer.entries)
   row_N = np.fromiter(entries, np.int64, size)
   order_N = np.argsort(row_N)
@@ -88,12 +89,12 @@ def _bucketed(
 
 
 def retires(config: ReplayConfig) -> bool:
-  """Whether questions solved in full retire (`config.retire`)."""
+  """Return True if questions solved in full retire (`config.retire`)."""
   return config.retire == 'always' or (config.retire == 'with_replay' and config.ratio > 0)
 
 
 def trains(config: ReplayConfig, correctness: float) -> bool:
-  """Whether a question of this correctness takes part in training (`config.difficulty`)."""
+  """Return True if questions of this correctness take part in training (`config.difficulty`)."""
   return {
     'all': True,
     'easy': correctness >= 0.75,
@@ -103,18 +104,18 @@ def trains(config: ReplayConfig, correctness: float) -> bool:
 
 
 def is_recorded(config: ReplayConfig, correctness: float) -> bool:
-  """Whether a group of this correctness that does not retire is stored and moves its question."""
+  """Return True if a group that does not retire is stored and moves its question."""
   if correctness == 0:
     return config.on_all_failed == 'bucket_0' or config.store == 'all'
   return config.lower_bound < correctness <= config.upper_bound
 
 
 def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
-  """Log of the unnormalised probability of each bucket: [K].
+  """Compute the log of each bucket's unnormalised probability: [K].
 
-  'gaussian' is the paper's; the others never draw bucket 0 (-inf), and all but 'hardest' are in
-  the authors' code. Of 'hardest' a bucket is drawn before any of the next: the
-  quotients of their weights are too large for float64.
+  'gaussian' is the paper's. The others never draw bucket 0 (-inf), and all but 'hardest' are in the
+  authors' code. 'hardest' uses up a bucket before it draws from the next, because the quotients of
+  their weights are too large for float64.
   """
   bucket_K = np.arange(num_buckets)
   if config.question_selection == 'gaussian':
@@ -130,14 +131,14 @@ def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
 
 
 def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndarray:
-  """The probability of each open bucket, whatever its size: bool [K] -> [K].
+  """Compute the probability of each open bucket, whatever its size: bool [K] -> [K].
 
-  At least one bucket of positive weight must be open.
+  At least one open bucket must have positive weight.
   """
   chex.assert_rank(is_open_K, 1)
   num_buckets = len(is_open_K)
   log_weight_K = bucket_log_weights(config, num_buckets)
-  # Scaled so that the largest open weight is 1: with many rollouts the outer ones underflow.
+  # Scaled to a largest open weight of 1: with many rollouts the outer weights would underflow.
   weight_K = np.exp(
     log_weight_K - log_weight_K[is_open_K].max(), where=is_open_K, out=np.zeros(num_buckets)
   )
@@ -145,7 +146,7 @@ def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndar
 
 
 def most_replayed(config: ReplayConfig, num_questions: int) -> int:
-  """floor(ratio Q): how many of a step's Q questions are replayed if enough are eligible."""
+  """Return floor(ratio Q), how many of a step's Q questions are replayed if enough are eligible."""
   return math.floor(config.ratio * num_questions + ROUNDING)
 
 
@@ -157,10 +158,10 @@ def draw_questions(
   step: int,
   rng: np.random.Generator,
 ) -> list[int]:
-  """Rows of the questions that `step` replays: min(eligible, floor(ratio Q)); at first none.
+  """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)).
 
-  Eligible are questions of the configured difficulty (`trains`), in buckets of positive weight,
-  with a success that is young enough (`candidates`).
+  Draws none before replay starts. A question is eligible if it has the configured difficulty
+  (`trains`), a bucket of positive weight, and a success that is young enough (`candidates`).
   """
   if not buffer.started:
     return []
@@ -187,20 +188,20 @@ def draw_questions(
 
 
 def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajectory, ...]:
-  """The stored successes of a question that `step` may replay, oldest first."""
+  """Return the stored successes of a question that `step` may replay, oldest first."""
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
 def _question_log_weights(
   config: ReplayConfig, buffer: Buffer, row_N: np.ndarray, step: int
 ) -> np.ndarray | None:
-  """Log of each question's unnormalised probability beside the others of its bucket: [N].
+  """Compute the log of each question's unnormalised probability within its bucket: [N].
 
-  -inf where it is not eligible; None where all are alike.
+  -inf if the question is not eligible; None if all are alike.
   """
   ignores_age = config.max_age == config.age_decay == math.inf
   if ignores_age and config.question_selection != 'advantage':
-    return None  # without a look at tens of thousands of questions
+    return None  # avoids reading tens of thousands of questions
   entries = [buffer.entries[row] for row in row_N]
   log_weight_N = np.zeros(len(entries))
   # The newest success is the last.
@@ -216,10 +217,10 @@ def _question_log_weights(
 def _draw(
   row_N: np.ndarray, log_weight_N: np.ndarray | None, count: int, rng: np.random.Generator
 ) -> list[int]:
-  """`count` different rows, one after the other by the weights of those that are left."""
+  """Draw `count` different rows one after the other, by the weights of the rows that are left."""
   if log_weight_N is None:
     return rng.choice(row_N, count, replace=False).tolist()
-  # The largest of Gumbel variables, which no small weight makes underflow (Vieira 2014).
+  # The largest of Gumbel variables: small weights do not underflow (Vieira 2014).
   key_N = log_weight_N + rng.gumbel(size=len(row_N))
   return row_N[np.argsort(-key_N)[:count]].tolist()
 
@@ -232,15 +233,12 @@ def record_step(
   responses: Sequence[Sequence[Response]],
   verdicts: Sequence[Sequence[Verdict]],
 ) -> Buffer:
-  """The buffer after a step; a replayed trajectory counts as what it was, a success by default.
+  """Return the buffer after a step.
 
-  Args:
-    config: what is stored, and how much.
-    buffer: as it was when the step was planned.
-    plan: the step's Q questions.
-    replays: the stored trajectory that each group replays; None for a group without.
-    responses: fresh ones by group: K, or K - 1 beside a stored one.
-    verdicts: of the responses, in the same order.
+  A replayed trajectory counts with its stored verdict, by default a success. `buffer` is the one
+  that the step was planned with, `plan` has its Q questions. `replays` has the stored trajectory
+  that each group replays, None for a group without. `responses` are the fresh ones by group: K, or
+  K - 1 next to a stored one. `verdicts` are in the same order.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
@@ -267,7 +265,7 @@ def record_step(
 def group_correctness(
   config: ReplayConfig, judged: Sequence[Verdict], replayed: Trajectory | None
 ) -> float:
-  """Share of successes k / n in one group, with the replayed row if so configured."""
+  """Return the share of successes k / n in a group; the replayed row counts if configured."""
   found = [verdict.correct for verdict in judged]
   if replayed and config.count_replayed:
     found.append(replayed.correct)
@@ -275,7 +273,7 @@ def group_correctness(
 
 
 def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
-  """Counts the replay; the trajectory is found by its tokens, for its logp may be recomputed."""
+  """Count the replay. Matches by tokens because the logp may have been recomputed."""
   counted = (
     dataclasses.replace(stored, times_replayed=stored.times_replayed + 1)
     if np.array_equal(stored.tokens, replayed.tokens)
@@ -292,10 +290,10 @@ def _with_new(
   judged: Sequence[Verdict],
   step: int,
 ) -> tuple[Trajectory, ...]:
-  """The newest of what is stored and the group's new successes, or with `keep` 'all' responses.
+  """Add the group's new successes to the stored ones and keep the newest.
 
-  What could not be graded is not kept. A response dates from the step that wrote its first token;
-  `step` is the one that trains it.
+  With `store` 'all' every response is added, except those that could not be graded. A response
+  dates from the step that wrote its first token; `step` is the step that trains it.
   """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
@@ -316,13 +314,13 @@ def _with_new(
         )
       )
   kept.sort(key=lambda trajectory: trajectory.step)
-  return tuple(kept[-config.max_trajectories :])  # all of them where it is 0
+  return tuple(kept[-config.max_trajectories :])  # 0 keeps all of them
 
 
 def _bucket_counts(
   config: ReplayConfig, size_K: np.ndarray, total: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """One multinomial draw; what exceeds a bucket's size is redrawn by the same weights."""
+  """Draw multinomial counts. What exceeds a bucket's size is redrawn by the same weights."""
   count_K = np.zeros_like(size_K)
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)

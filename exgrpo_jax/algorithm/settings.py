@@ -9,7 +9,7 @@ from exgrpo_jax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-  """What is kept and what is replayed."""
+  """Settings of replay: what is kept and what is replayed."""
 
   ratio: float = setting(
     0.5,
@@ -120,7 +120,7 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-  """Which loss: what a token adds, how ratios are bounded, how the sum is normalised."""
+  """Settings of the loss: what a token adds, how ratios are bounded, how the sum is normalised."""
 
   clip_schedule: str = setting(
     'until_replay',

@@ -1,4 +1,4 @@
-"""Which stored success of a question is replayed: one rule a line."""
+"""Rules that choose which stored success of a question is replayed: one rule a line."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,14 +11,14 @@ def _mean_entropy(scores: ReplayScores) -> float:
   return float(np.mean(scores.entropy))
 
 
-# By config.replay.trajectory_selection: what the replayed trajectory has least of, from its scores
-# under the current policy; None where no score is needed.
+# By config.replay.trajectory_selection: a trajectory's cost, from its scores under the current
+# policy. The lowest cost is replayed. None if no score is needed.
 RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'lowest_entropy': _mean_entropy,
   'highest_entropy': lambda scores: -_mean_entropy(scores),
   'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),
   'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
-  # Right by luck is what it avoids: a wrong step that the policy has unlearnt since has dropped.
+  # Avoids successes by luck: the policy has since unlearnt their wrong step, so its logp dropped.
   'smallest_drop': lambda scores: -float(np.min(scores.log_ratio)),
   'valid_steps': _mean_entropy,  # among `selection.with_valid_steps`
   'released': None,  # by `released_costs`
@@ -32,25 +32,26 @@ _TOGETHER = 8  # candidates in a forward pass of the released code
 def released_costs(
   entropies: Sequence[np.ndarray], lengths: Sequence[int], longest: int
 ) -> list[float]:
-  """What the authors' released code compares where the paper has entropies.
+  """Compute the costs that the authors' released code uses in place of the paper's entropies.
 
-  Three faults at once (https://github.com/ElliottYan/LUFFY, experience_helpers.py; its issue 57).
-  The entropies of a candidate stand at the right end of a window as long as the longest response,
-  its prompt before them and zeros before that; the mask is made from responses at the left end, of
-  which it takes the padding; and every mask is one of those that the last eight candidates have. So
+  It has three faults at once (https://github.com/ElliottYan/LUFFY, experience_helpers.py; its issue
+  57). A candidate's entropies stand at the right end of a window as long as the longest response,
+  after its prompt's, with zeros before. The mask is made from responses at the left end, and it
+  selects their padding. Every candidate uses a mask of the last pass of up to eight candidates. So
   a cost is the mean of the window from some other candidate's length on.
 
   Args:
-    entropies: of each candidate, nats [P - 1 + T]: of its prompt's tokens, but the first, and its
-      response's.
-    lengths: tokens of each response that are not the padding token, which an end token may be.
+    entropies: of each candidate, nats [P - 1 + T]: of its prompt's tokens except the first, then of
+      its response's tokens.
+    lengths: tokens of each response that are not the padding token. An end token may be padding.
     longest: tokens of the window, `rollout.max_response`.
 
   Returns:
-    -inf for an empty mean, a NaN there, of which NumPy's argmin takes the first.
+    Costs. An empty mean gives -inf: it is NaN in the authors' code, and NumPy's argmin takes the
+      first NaN.
   """
   last = lengths[(len(lengths) - 1) // _TOGETHER * _TOGETHER :]
-  starts = [*last, *[0] * (_TOGETHER - len(last))]  # it fills up with rows of padding
+  starts = [*last, *[0] * (_TOGETHER - len(last))]  # their code adds rows of padding
   costs = []
   for place, entropy in enumerate(entropies):
     window = np.zeros(longest, np.float32)

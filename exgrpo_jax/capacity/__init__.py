@@ -1,1 +1,1 @@
-"""What fits a TPU slice or a GPU and, on a slice, how fast it trains."""
+"""Estimates of memory on a TPU slice or a GPU and, on a slice, of training speed."""

@@ -1,10 +1,10 @@
-"""How long a compiled program takes on its chips: the compiler's cycles, and formulas for the rest.
+"""Estimates of a compiled program's time on its chips, from the compiler's cycles and formulas.
 
 Estimates, never measurements. libtpu's HLO text is scheduled, has one chip's shapes, and estimates
 the cycles of the operations that the compiler makes itself. Pallas kernels and collectives are
-added here by formula, loops are multiplied by their trips, and asynchronous collectives cost only
-what the rest of the same loop's body does not hide. Other compilers' text is read too, without
-cycles.
+added here by formula, and loops are multiplied by their trips. An asynchronous collective costs
+only the time that the rest of the same loop's body does not hide. Text of other compilers is read
+too, without cycles.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ _ELEMENT = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f
 _ELEMENT['bf16'] = 2
 
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$')
-_END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # of a computation; v6e has other threads
+_END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # ends a computation; v6e names its thread
 _OPERATION = re.compile(
   r'(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[\w\-]+)\((?P<operands>.*?)\)'
 )
 _ARRAY = re.compile(r'([a-z]\w*)\[([\d,]*)\]')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_UNKNOWN_CYCLES = 10**12  # more than any program has: the compiler's mark for what it cannot say
+_UNKNOWN_CYCLES = 10**12  # more than any program has: the compiler's mark for an unknown count
 
 Array = tuple[str, tuple[int, ...]]  # element type and sizes
 
@@ -42,30 +42,30 @@ class Operation(NamedTuple):
 
   name: str
   kind: str  # the opcode
-  arrays: tuple[Array, ...]  # of its result
-  operands: tuple[str, ...]  # names; of a constant its value
-  cycles: int | None  # the compiler's estimate; None where it has none
+  arrays: tuple[Array, ...]  # the result
+  operands: tuple[str, ...]  # names; for a constant, its value
+  cycles: int | None  # the compiler's estimate; None if it has none
   attributes: str  # the rest of the line
 
   @property
   def bytes(self) -> float:
-    """The size of its result."""
+    """Return the size of the result."""
     return sum(array_bytes(array) for array in self.arrays)
 
   def attribute(self, name: str) -> str:
-    """An attribute such as 'body' or 'channel_id'; '' where it has none."""
+    """Return an attribute such as 'body' or 'channel_id'; '' if the operation lacks it."""
     found = re.search(rf'\b{name}="?%?([\w.\-]+)', self.attributes)
     return found[1] if found else ''
 
   @property
   def operand_arrays(self) -> tuple[Array, ...]:
-    """The arguments of a Pallas kernel."""
+    """Return the arguments of a Pallas kernel."""
     found = re.search(r'operand_layout_constraints=\{(.*?\})\}', self.attributes)
     return _arrays(found[1]) if found else ()
 
 
 class Computation(NamedTuple):
-  """A function of the program: the entry, a loop's body or condition, or what a fusion fuses."""
+  """A function of the program: the entry, a loop's body or condition, or a fusion's body."""
 
   operations: Mapping[str, Operation]  # by name, in the order in which they run
   root: str
@@ -79,13 +79,13 @@ class Module(NamedTuple):
 
 
 def array_bytes(array: Array) -> float:
-  """The size of an array; 0 for what is not data."""
+  """Return the size of an array in bytes; 0 for element types that are not data."""
   element, sizes = array
   return _ELEMENT.get(element, 0) * math.prod(sizes)
 
 
 def parse(text: str) -> Module:
-  """The program of `compiled.as_text()`; ValueError where the text has no entry."""
+  """Parse the text of `compiled.as_text()`; raise ValueError if it has no entry."""
   computations: dict[str, Computation] = {}
   operations: dict[str, Operation] = {}
   name = entry = root = ''
@@ -108,7 +108,7 @@ def parse(text: str) -> Module:
 def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> Module:
   """Read a compiled program.
 
-  Where JAX cannot write its text, libtpu does in a second compilation: JAX 0.10.2 fails on some
+  If JAX cannot write the text, libtpu writes it in a second compilation. JAX 0.10.2 fails on some
   programs for v6e ("async-update instruction should have 1 operands").
   """
   try:
@@ -121,10 +121,10 @@ def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> M
 
 
 def known_trips(module: Module, loop: Operation) -> int | None:
-  """How often a `while` runs its body; None where that depends on data.
+  """Return how often a `while` runs its body; None if that depends on data.
 
-  The compiler says it of some loops. In others the condition compares a counter from 0 with a
-  constant, and the body adds a constant to it: 1, where that is not plain to see.
+  The compiler states it for some loops. In others the condition compares a counter from 0 with a
+  constant, and the body adds a constant to it. That constant is taken as 1 if it is not plain.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
   if known:
@@ -143,7 +143,7 @@ def known_trips(module: Module, loop: Operation) -> int | None:
 
 
 def group_size(collective: Operation, num_chips: int) -> int:
-  """How many chips a collective joins."""
+  """Return the number of chips that a collective joins."""
   groups = re.search(
     r'replica_groups=(mesh\[(?P<mesh>[^]]*)\] \{(?P<axes>[^}]*)\}|\[\d+,(?P<size>\d+)\]<='
     r'|\{\{(?P<first>[\d,]*)\})',
@@ -160,7 +160,7 @@ def group_size(collective: Operation, num_chips: int) -> int:
 
 
 def _joined_lines(text: str) -> Iterator[str]:
-  """Lines without indentation; a Pallas kernel's metadata may hold line breaks."""
+  """Yield lines without indentation, and join the line breaks in a Pallas kernel's metadata."""
   line = ''
   for part in text.splitlines():
     if part.startswith(('  ', '%', 'ENTRY ')) or _END.fullmatch(part):
@@ -192,7 +192,7 @@ def _arrays(text: str) -> tuple[Array, ...]:
 
 
 def _step(body: Computation, name: str) -> int:
-  """What the body adds to its counter; 1 unless one addition of a constant makes the new one."""
+  """Return the body's increment of its counter; 1 unless it is one addition of a constant."""
   added = body.operations.get(name)
   if added is None or added.kind != 'add':
     return 1
@@ -222,16 +222,16 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'col
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """Time of a program or of a part of it, by the source of the estimate."""
+  """The time of a program or of one of its parts, by the source of the estimate."""
 
   operations: float = 0.0  # the compiler's estimate
   kernels: float = 0.0  # by formula: Pallas kernels
   collectives: float = 0.0  # by formula: waiting for other chips
-  hidden: float = 0.0  # by formula: asynchronous collectives behind the rest; not in the total
+  hidden: float = 0.0  # by formula: collectives that overlap the rest; not in the total
 
   @property
   def total(self) -> float:
-    """All but what is hidden."""
+    """Return all time that is not hidden."""
     return self.operations + self.kernels + self.collectives
 
   def __add__(self, other: 'Seconds') -> 'Seconds':
@@ -242,13 +242,9 @@ class Seconds:
 
 
 def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Seconds:
-  """The time of one run of a program.
+  """Estimate the time of one run of a program.
 
-  Args:
-    module: the program.
-    chip: it was compiled for.
-    num_chips: of them.
-    trips: of loops whose trips depend on data.
+  `trips` is assumed for loops whose trips depend on data.
   """
 
   def of(name: str) -> Seconds:
@@ -277,7 +273,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
 
 
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
-  """Time of a ring over the chips that it joins: the bytes over a chip's links, and the hops.
+  """Estimate a ring over the chips that it joins: the bytes over a chip's links, and the hops.
 
   A permutation is one step to a neighbour; an all-reduce is a reduce-scatter and an all-gather.
   """
@@ -296,12 +292,12 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
 
 
 def attention_efficiency(head_size: int, chip: Chip) -> float:
-  """The share of the peak that training attention is assumed to reach."""
+  """Return the share of the peak that training attention is assumed to reach."""
   return ATTENTION_EFFICIENCY * min(1, head_size / chip.matrix_unit)
 
 
 def _own(operation: Operation, chip: Chip) -> Seconds:
-  """Time of one operation, without collectives and without what it calls."""
+  """Return the time of one operation, without collectives and the computations it calls."""
   if operation.cycles is not None:
     return Seconds(operations=operation.cycles / chip.clock)
   if operation.kind != 'custom-call' or operation.attribute('custom_call_target') != _PALLAS:
@@ -310,7 +306,7 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
 
 
 def _kernel_seconds(operation: Operation, chip: Chip) -> float:
-  """Time of a Pallas kernel: attention by its products, another by the bytes it moves."""
+  """Estimate a Pallas kernel: attention by its products, any other by the bytes it moves."""
   for name, products in _SPLASH_PRODUCTS.items():
     if operation.name.startswith(name):
       query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
@@ -321,11 +317,11 @@ def _kernel_seconds(operation: Operation, chip: Chip) -> float:
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
-  """Yields (collective, whether the chip waits for it) of a computation, each once.
+  """Yield (collective, whether the chip waits for it) of a computation, each once.
 
   The compiler writes an asynchronous collective as a pair of -start and -done, or spreads it over
-  a chain of fusions that repeat it under one channel: the first starts it, and it runs beside the
-  products of the next ones. It overlaps permutations too.
+  a chain of fusions that repeat it under one channel. The first fusion starts it, and it overlaps
+  the products of the next ones. Permutations overlap too.
   """
   channels = set()
   for operation in computation.operations.values():

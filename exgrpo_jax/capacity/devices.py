@@ -1,4 +1,4 @@
-"""TPU chips and slices of them, to compile for without a TPU; NVIDIA's GPUs by name."""
+"""TPU chips and slices to compile for without a TPU, and NVIDIA GPUs by name."""
 
 import importlib.util
 import os
@@ -43,7 +43,7 @@ CHIPS = {
 
 
 def chip_of(topology: str) -> Chip:
-  """The chip of a topology such as 'v5e:4x4'; InputError for an unknown generation."""
+  """Return the chip of a topology such as 'v5e:4x4'; InputError for an unknown generation."""
   generation, _, shape = topology.partition(':')
   if generation not in CHIPS or not shape:
     raise InputError(
@@ -54,7 +54,7 @@ def chip_of(topology: str) -> Chip:
 
 
 def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
-  """Devices of a slice, which programs can be compiled for but not run on.
+  """Return the devices of a slice, for compilation only: programs cannot run on them.
 
   Raises:
     InputError: libtpu is not installed, or has no such slice.
@@ -77,7 +77,7 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
 
 # ---- GPUs ----
 
-# Name -> memory by its data sheet, in gigabytes of 10^9 bytes; a driver reports about as many.
+# Name -> memory by its data sheet, in gigabytes of 10^9 bytes; a driver reports about as much.
 GPUS = {
   'b200': 180,
   'h200': 141,
@@ -106,7 +106,7 @@ GPUS = {
 # Older than Ampere: XLA converts bfloat16 products to float32, and cuDNN's attention refuses them.
 _WITHOUT_BFLOAT16 = ('v100-32', 'v100-16', 't4')
 
-# What a name may have besides, as in 'NVIDIA A100-SXM4-80GB'.
+# Words that a name may also have, as in 'NVIDIA A100-SXM4-80GB'.
 _OTHER_WORDS = re.compile(
   r'nvidia|tesla|geforce|quadro|rtx|generation|gpu|pcie|sxm[0-9]?|hbm[0-9]e?'
 )
@@ -114,7 +114,7 @@ _MEMORY = re.compile(r'(?<![a-z0-9])([1-9][0-9]{0,2})\s*(gib|gb|g)?\b')
 
 
 def usable_memory(device: str) -> float:
-  """Bytes that JAX takes of a GPU's memory for arrays and programs.
+  """Return the bytes that JAX takes of a GPU's memory for arrays and programs.
 
   Args:
     device: one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or the memory of any GPU:
@@ -131,7 +131,7 @@ def usable_memory(device: str) -> float:
 
 
 def has_bfloat16(device: str) -> bool:
-  """Whether a GPU computes in bfloat16, as one does of which no more than the memory is known."""
+  """Return True if a GPU computes in bfloat16; assume so if only its memory is known."""
   try:
     return _name_of(device) not in _WITHOUT_BFLOAT16
   except InputError:
@@ -139,7 +139,7 @@ def has_bfloat16(device: str) -> bool:
 
 
 def check_dtype(device: str, dtype: str) -> None:
-  """Raises InputError for bfloat16 on a GPU that does not have it."""
+  """Raise InputError for bfloat16 on a GPU that does not have it."""
   if dtype == 'bfloat16' and not has_bfloat16(device):
     raise InputError(
       f'--device={device} has no bfloat16, which config.model.dtype asks for: take a GPU from '
@@ -167,6 +167,6 @@ def _lower(device: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-  """The parts of a name in any spelling; a memory is a number alone."""
+  """Split a name in any spelling into its parts; a memory becomes a bare number."""
   text = _MEMORY.sub(r' \1 ', _OTHER_WORDS.sub(' ', _lower(name)))
   return set(re.findall(r'[a-z]+[0-9]+[a-z]*|[0-9]+|[a-z]+', text))

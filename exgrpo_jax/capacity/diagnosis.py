@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks to train, and a run that fits it."""
+"""Findings about this machine: hardware and versions, problems, and a run that fits."""
 
 import importlib
 import importlib.util
@@ -37,12 +37,12 @@ class Finding(NamedTuple):
 
 
 def findings() -> list[Finding]:
-  """Everything that is worth knowing before a run is started."""
+  """List everything worth knowing about the machine before a run is started."""
   return [*_host(), *_versions(), *_devices(), *_optional()]
 
 
 def suggestion(device: Any) -> str:
-  """The command of a run that fits the device."""
+  """Return the command of a run that fits the device."""
   config, workdir = 'chains', 'chains'
   if device.platform in ('gpu', 'cuda'):
     config, workdir = _for_gpu(device), 'run'
@@ -64,7 +64,7 @@ def _host() -> Iterator[Finding]:
 
 
 def _free_bytes(folder: str) -> int:
-  """Free space on the disk of a folder, which need not exist yet."""
+  """Return the free space on the disk of a folder, which need not exist yet."""
   path = pathlib.Path(folder).expanduser().absolute()
   return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
@@ -80,7 +80,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-  """The devices that JAX uses, and accelerators that it does not use."""
+  """Yield the devices that JAX uses, and accelerators that it does not use."""
   try:
     devices = jax.devices()
   except RuntimeError as error:
@@ -98,7 +98,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _remedy(name: str, driver: str) -> str:
-  """What makes JAX use the devices of the platform 'cuda', 'tpu' or 'rocm'."""
+  """Say how to make JAX use the devices of the platform 'cuda', 'tpu' or 'rocm'."""
   if os.environ.get('JAX_PLATFORMS'):
     return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} says so; unset it'
   if name == 'rocm':
@@ -120,7 +120,7 @@ def _optional() -> Iterator[Finding]:
 
 
 def _for_gpu(device: Any) -> str:
-  """The largest config that fits without LoRA in what JAX has of a GPU, and overrides of it."""
+  """Return the largest config that fits a GPU's usable memory without LoRA, and its overrides."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
   limit = (device.memory_stats() or {}).get('bytes_limit', 0)
   has_bfloat16 = devices.has_bfloat16(device.device_kind)
@@ -133,7 +133,7 @@ def _for_gpu(device: Any) -> str:
     ]
     if not memories:
       continue
-    # A card reports a little less than its name says, or more.
+    # A card reports a little more or less memory than its name says.
     within = [memory for memory in memories if devices.usable_memory(memory) <= 1.1 * limit]
     choice = f'{model},{(within or memories[:1])[-1]},gsm8k'
     config = parse_config(config_files.load_config(f'one_gpu:{choice}'))

@@ -1,4 +1,4 @@
-"""Whether a config fits a TPU slice or a GPU and, on a slice, how fast it trains."""
+"""A check that a config fits a TPU slice or a GPU, with its training speed on a slice."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from exgrpo_jax.runtime.compilations import Program
 
 
 class Speed(NamedTuple):
-  """How fast training is, as estimated."""
+  """The estimated speed of training."""
 
   seconds: float  # a step
   tokens_per_second: float  # of the step's responses, replayed ones included
@@ -27,21 +27,18 @@ class Speed(NamedTuple):
 
 
 class Examination(NamedTuple):
-  """What is found about a config on a slice or a GPU."""
+  """The memory and speed of a config on a slice or a GPU."""
 
   fits: bool
-  peaks: Mapping[str, float]  # bytes of a chip by program; inf where one does not compile
-  speed: Speed | None = None  # of a slice for which all programs compile
+  peaks: Mapping[str, float]  # bytes of a chip by program; inf if it does not compile
+  speed: Speed | None = None  # only for a slice, and only if all programs compile
 
 
 def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int) -> Examination:
-  """Print and return whether a config fits a slice and, where it compiles, how fast it is.
+  """Print and return whether a config fits a slice and, if it compiles, how fast it is.
 
-  Args:
-    config: the experiment's.
-    topology: such as 'v5e:8x8'.
-    lengths_spec: of the responses; see `lengths.draw`.
-    evaluated: questions of all evaluations together.
+  `topology` is such as 'v5e:8x8'. For `lengths_spec` see `lengths.draw`. `evaluated` counts the
+  questions of all evaluations together.
   """
   chip = devices.chip_of(topology)
   work = step.workload(config, lengths_spec, evaluated)  # before anything is compiled
@@ -80,10 +77,8 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
   """Print and return by formula whether a config fits one GPU.
 
-  Args:
-    config: the experiment's.
-    device: see `devices.usable_memory`.
-    fit: choose its slots and microbatches as large as they fit, and print them.
+  For `device` see `devices.usable_memory`. With `fit`, the largest slots and microbatches that fit
+  are chosen and printed.
   """
   limit = devices.usable_memory(device)
   whole = step.of_config(config)
@@ -126,7 +121,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
     'moments': whole.state.opt_state,
     'frozen base' if uses_lora else 'reference policy': whole.initial,
   }
-  # Held for a part of each step, never both at once.
+  # Each is held for a part of a step, never both at once.
   transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
   sizes = {
     name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
@@ -169,12 +164,10 @@ def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
 
 
 def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
-  """Yield what makes a config smaller for one GPU, line by line.
+  """Yield ways to make a config smaller for one GPU, line by line.
 
-  Args:
-    config: of the run.
-    may_fit: whether the model alone, with its moments and gradient, leaves room.
-    is_fitted: whether slots and microbatches are already the smallest.
+  `may_fit` says that the model, with its moments and gradient, leaves room. `is_fitted` says that
+  slots and microbatches are already the smallest.
   """
   rollout = config.rollout
   if config.environment.keeps_caches:
@@ -221,9 +214,9 @@ def _print_partial_rollouts(
   modules: Mapping[tuple[str, tuple[int, int]], cycles.Module],
   chip: Chip,
 ) -> None:
-  """Print how old partial rollouts are when trained or, where they are off, what they would bring.
+  """Print the staleness of partial rollouts or, if they are off, what they would bring.
 
-  Compiles what resumes responses for that.
+  The latter compiles the programs that resume responses.
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
@@ -260,7 +253,7 @@ def _ages(estimate: Estimate) -> str:
 
 
 def _print_assumptions(work: Workload, described: str) -> None:
-  """Print what an estimate rests on; `described` says where lengths are from."""
+  """Print the assumptions of an estimate; `described` says where its lengths come from."""
   links, hop = cycles.LINKS, 1e6 * cycles.HOP_SECONDS
   mean = sum(work.fresh) / len(work.fresh)
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS

@@ -1,6 +1,6 @@
 """Slots and microbatch tokens that fit one GPU, by formula.
 
-Both settings change nothing but memory, time and rounding, and each alone decides whether its
+Both settings change only memory, time and rounding. Each one decides by itself whether its own
 programs fit.
 """
 
@@ -16,7 +16,7 @@ from exgrpo_jax.capacity.step import Step
 from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.runtime.compilations import Program
 
-_SPARE = 0.05  # of the memory, for what the formula leaves out
+_SPARE = 0.05  # share of the memory kept free because the formula is not complete
 _FEWEST_SLOTS, _MOST_SLOTS = 8, 1024
 _MOST_TOKENS = 32768  # of a microbatch; with more an update is no faster
 
@@ -29,26 +29,23 @@ class Fitted(NamedTuple):
 
   @property
   def flags(self) -> str:
-    """For the command line."""
+    """Return the settings as flags of the command line."""
     return (
       f'--config.rollout.slots={self.slots} --config.microbatch.tokens={self.tokens_per_microbatch}'
     )
 
   def applied(self, config: RunConfig) -> RunConfig:
-    """A config with these settings."""
+    """Return the config with these settings."""
     rollout = dataclasses.replace(config.rollout, slots=self.slots)
     microbatch = dataclasses.replace(config.microbatch, tokens=self.tokens_per_microbatch)
     return dataclasses.replace(config, rollout=rollout, microbatch=microbatch)
 
 
 def fit(config: RunConfig, limit: float) -> Fitted | None:
-  """The most slots and the most microbatch tokens that fit a GPU, each doubled while it fits.
+  """Double slots and microbatch tokens while they fit a GPU; return the largest that do.
 
-  None where not even the fewest do.
-
-  Args:
-    config: of the run; its slots and microbatches are not used.
-    limit: bytes that programs can use.
+  Returns None if not even the smallest fit. `limit` is the bytes that programs can use. The slots
+  and microbatches of `config` are not used.
   """
 
   def fits(list_programs: Callable[[Step], Iterable[Program]], slots: int, tokens: int) -> bool:
@@ -71,7 +68,7 @@ def programs(whole: Step) -> Iterator[Program]:
 
 
 def needs(whole: Step) -> Callable[[Program], Need]:
-  """Return the formula of what a program of a step needs on a GPU."""
+  """Return the formula for the memory of a step's program on a GPU."""
   platform = memory.of_gpu(whole.spec.model.dtype)
   return functools.partial(memory.estimated, spec=whole.spec, platform=platform)
 
@@ -87,7 +84,7 @@ def _training(whole: Step) -> Iterator[Program]:
 
 
 def _peaks(whole: Step, found: Iterable[Program]) -> dict[str, int]:
-  """The peaks of the programs that have a formula, at their largest, by name."""
+  """Return the largest peak of each program that has a formula, by name."""
   most, need_of = dict[str, int](), needs(whole)
   for one in found:
     if one.name in memory.KNOWN:
@@ -97,7 +94,7 @@ def _peaks(whole: Step, found: Iterable[Program]) -> dict[str, int]:
 
 
 def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-  """The largest of `least`, twice as many, … up to `most` that fits; 0 if none does."""
+  """Double `least` up to `most` while it fits; return the last that fits, or 0."""
   found = 0
   while least <= most and fits(least):
     found, least = least, 2 * least

@@ -1,4 +1,4 @@
-"""The lengths of responses for which a step's time is estimated: drawn, or those of a run."""
+"""The response lengths for which a step's time is estimated: lognormal, or from a run."""
 
 import math
 import os
@@ -20,14 +20,14 @@ _ALLOWED = (
 
 
 def draw(spec: str, count: int, limit: int) -> np.ndarray:
-  """Lengths of `count` responses in tokens, int [count]; the same on every call.
+  """Draw the lengths of `count` responses in tokens, int [count]; the same on every call.
 
   Args:
-    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', whose 99th percentile before the cut is
-      8 medians and whose mean is 1.5; or a run's workdir, from whose generated responses lengths
-      are drawn with replacement. '' is lognormal with a median of an eighth of the limit.
-    count: how many.
-    limit: of a response, in tokens; longer ones are cut. That of `spec` may be lower.
+    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with a 99th percentile of 8 medians and a
+      mean of 1.5 medians before the cut; or a run's workdir, to draw with replacement from the
+      responses it generated. '' is lognormal with a median of an eighth of the limit.
+    count: number of lengths.
+    limit: tokens at which responses are cut. The LIMIT in `spec` may be lower.
 
   Raises:
     InputError: `spec` is none of these, or the run has no records.
@@ -43,7 +43,7 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
 
 
 def describe(spec: str, limit: int) -> str:
-  """Where the lengths are from, in words."""
+  """Describe in words where the lengths come from."""
   if not _is_lognormal(spec):
     return f'drawn from the generated responses of {spec}'
   median, limit = _parse(spec, limit)
@@ -55,7 +55,7 @@ def _is_lognormal(spec: str) -> bool:
 
 
 def _parse(spec: str, limit: int) -> tuple[float, int]:
-  """(median, limit) of '' or 'lognormal:…'."""
+  """Return (median, limit) for '' or 'lognormal:…'."""
   if not spec:
     return limit / _SPREAD, limit
   numbers = re.fullmatch(r'lognormal:([1-9]\d*)(?:,([1-9]\d*))?', spec)
@@ -71,7 +71,7 @@ def _parse(spec: str, limit: int) -> tuple[float, int]:
 
 
 def _of_run(workdir: str) -> np.ndarray:
-  """The lengths of all responses that a run generated."""
+  """Read the lengths of all responses that a run generated."""
   if not os.path.isdir(pathlib.Path(workdir) / step_records.FOLDER):
     raise InputError(
       f'--lengths={workdir} has no folder {step_records.FOLDER}: it must be {_ALLOWED}.'

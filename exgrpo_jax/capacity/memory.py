@@ -1,10 +1,9 @@
-"""What a program needs of a device's memory: by its compiler, or by formula where there is none.
+"""The device memory that a program needs, from its compiler or, without one, by formula.
 
-By formula the arguments are counted as they are. Of temporary arrays the largest that exist at once
-are counted, by the model's shape. An update's gradient and its logits are counted apart; where they
-share memory, an update takes up to a fifth less. Tests hold the sums to the buffers that XLA
-allocates for the CPU and, where its compiler is installed, for an H100. Letters as in layers.py and
-attention.py.
+The formula counts all arguments, and the largest temporary arrays that exist at once, by the
+model's shape. It counts an update's gradient and logits separately. If they share memory, an update
+takes up to a fifth less. Tests compare the sums with the buffers that XLA allocates for the CPU
+and, where its compiler is installed, for an H100. Letters as in layers.py and attention.py.
 """
 
 import dataclasses
@@ -27,15 +26,15 @@ _FLOAT32 = 4  # bytes
 
 
 class Need(NamedTuple):
-  """What a program needs on a device while it runs, in bytes."""
+  """The memory that a program needs on a device while it runs, in bytes."""
 
   arguments: int
-  results: int  # without those that reuse the memory of a donated argument
+  results: int  # without results that reuse the memory of a donated argument
   temporary: int
 
   @property
   def peak(self) -> int:
-    """All of it: the compiler reserves it for as long as the program runs."""
+    """Return the sum, which the compiler reserves for as long as the program runs."""
     return self.arguments + self.results + self.temporary
 
 
@@ -51,7 +50,7 @@ def of_compiled(executable: jax.stages.Compiled) -> Need:
 
 
 def beside(program: Program, held: Any) -> int:
-  """Return the bytes of what a device keeps while a program runs and that is no argument of it.
+  """Return the bytes that a device keeps while a program runs, without its arguments.
 
   `held` are the arrays that a run keeps all the time.
   """
@@ -63,16 +62,12 @@ def beside(program: Program, held: Any) -> int:
 def print_peaks(
   programs: Iterable[Program], held: Any, limit: float, need_of: Callable[[Program], Need]
 ) -> dict[str, float]:
-  """Print what each program needs of a device.
+  """Print the memory that each program of a step needs on a device.
 
-  Args:
-    programs: of a step.
-    held: see `beside`.
-    limit: bytes that programs can use.
-    need_of: may compile the program.
+  For `held` see `beside`. `limit` is the bytes that programs can use. `need_of` may compile.
 
   Returns:
-    Bytes of a device by program, of its largest size; inf where one does not compile.
+    Program -> bytes on a device at its largest size; inf if it does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:
@@ -104,7 +99,7 @@ def size_of(tree: Any) -> int:
 
 
 def _arrays(tree: Any) -> list[Any]:
-  """The leaves that are arrays or their shapes, and no static arguments."""
+  """Return the leaves that are arrays or shapes, without static arguments."""
   return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, _ARRAY)]
 
 
@@ -119,27 +114,30 @@ def _size(leaf: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-  """Where the programs of one compiler differ from another's."""
+  """The differences between the programs of two compilers."""
 
-  # Attention scores are float32 arrays; else there is one number for each pair of tokens, the mask
-  # that keeps the rows of a sequence apart, in the activations' type.
+  # If True, attention scores are float32 arrays. Else there is one number for each pair of tokens,
+  # in the activations' type: the mask that keeps the rows of a sequence apart.
   has_scores: bool
   logit_arrays: int  # in float32, as large as a chunk's logits, in sampling and scoring
-  has_new_moments: bool  # beside the old ones; else they are written in place
+  has_new_moments: bool  # next to the old ones; else they are written in place
 
 
-# For float32 alone: XLA:CPU converts most of what is bfloat16 to it.
+# Only for float32, because XLA:CPU converts most bfloat16 arrays to it.
 CPU = Platform(has_scores=True, logit_arrays=3, has_new_moments=True)
 
 
 def of_gpu(dtype: str) -> Platform:
-  """XLA:GPU fuses what XLA:CPU writes out; cuDNN's attention, for bfloat16, holds no scores."""
+  """Return the GPU's platform for a dtype.
+
+  XLA:GPU fuses arrays that XLA:CPU writes out. cuDNN's attention, for bfloat16, holds no scores.
+  """
   has_scores = attention.backend_for('gpu', dtype) != 'cudnn'
   return Platform(has_scores=has_scores, logit_arrays=1, has_new_moments=False)
 
 
 def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> Need:
-  """The need of one of the programs that `KNOWN` names, on one device; nothing is compiled."""
+  """Estimate the need of a program in `KNOWN` on one device, without compiling it."""
   temporary = _of_update if program.name == 'update' else _of_others
   with jax.set_mesh(program.mesh):
     size = temporary(program, spec, platform)
@@ -147,11 +145,11 @@ def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) 
 
 
 KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
-# The others need no more than what their callers keep.
+# The other programs need no more than their callers keep.
 
 
 def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
-  """Bytes of temporary arrays beside the arguments."""
+  """Return the bytes of temporary arrays, without the arguments."""
   if program.name == 'optimizer':
     return 2 * size_of(program.args[2]) if platform.has_new_moments else 0
   shape, (count, length) = spec.model, program.size
@@ -173,7 +171,10 @@ def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform)
 
 
 def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
-  """Bytes of temporary arrays: a microbatch's gradient exists beside the sum of those before."""
+  """Return the bytes of temporary arrays.
+
+  A microbatch's gradient exists at the same time as the sum of the earlier ones.
+  """
   shape, (count, length) = spec.model, program.size
   layer, c, tokens = (
     _Layer.of(program, spec, platform),
@@ -186,8 +187,8 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
     of_unembedding = 0  # it is frozen, or counted in the gradient
   head = layer.logits(window) * (_FLOAT32 + c) + 3 * count * window * shape.width * c
   scores = (2 if platform.has_scores else 1) * layer.pairs  # and their gradients
-  # What a backward pass computes again, each with its gradient: gate and up, the residual stream
-  # and its norms, queries, keys and values.
+  # A backward pass recomputes these, each with its gradient: gate and up, the residual stream and
+  # its norms, queries, keys and values.
   entries = 4 * layer.hidden + 6 * shape.width + 2 * layer.projections
   layers = jax.tree.leaves(model.shapes(shape, spec.mesh)['layers'])
   matrices = sum(leaf.size for leaf in layers) // shape.num_layers
@@ -215,7 +216,7 @@ class _Layer(NamedTuple):
 
   @classmethod
   def of(cls, program: Program, spec: gradients.UpdateSpec, platform: Platform) -> '_Layer':
-    """Those of a program's size."""
+    """Compute the sizes for a program."""
     shape, (count, length) = spec.model, program.size
     c = jnp.dtype(shape.dtype).itemsize
     is_as_it_is = not shape.tied_embeddings and (spec.lora.rank or shape.dtype == 'float32')

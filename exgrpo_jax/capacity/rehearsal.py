@@ -1,8 +1,7 @@
-"""Compiles the programs of a run on the devices that it will have, without taking a step.
+"""Compilation of a run's programs on its devices, without taking a step.
 
-They are those that rollout and learner list, with arrays of the same shapes and layouts, so a run
-finds all of its programs in the compilation cache. What they need of memory is known before the
-first step.
+Rollout and learner list the programs, with arrays of the same shapes and layouts, so a run finds
+all of them in the compilation cache. Their memory is known before the first step.
 """
 
 import itertools
@@ -27,9 +26,9 @@ from exgrpo_jax.training.run import first_params
 
 
 def run(experiment: Experiment) -> None:
-  """Compile what a run of the experiment may ask for; call it on the training mesh.
+  """Compile every program that a run may call; call this on the training mesh.
 
-  Raises InputError where a program needs more memory than a device has.
+  Raises InputError if a program needs more memory than a device has.
   """
   if experiment.config.warm_start.num_updates:
     with activity.doing('compiling the warm start'):
@@ -48,7 +47,7 @@ def run(experiment: Experiment) -> None:
 
 
 def _step(experiment: Experiment) -> Step:
-  """The arrays of a run before its first step; runs the small programs on them."""
+  """Make the arrays of a run before its first step, and run the small programs on them."""
   config, meshes = experiment.config, experiment.meshes
   key = randomness.key(config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, meshes.training)
@@ -67,7 +66,7 @@ def _step(experiment: Experiment) -> Step:
 
 
 def _generating(experiment: Experiment, params: model.Params) -> Iterator[Program]:
-  """How training and evaluation sample; what both call compiles once."""
+  """Yield the sampling programs of training and evaluation; shared ones compile once."""
   spans_steps, has_turns = (
     experiment.config.rollout.partial,
     bool(experiment.config.environment.name),
@@ -91,6 +90,6 @@ def _need_of(program: Program) -> memory.Need:
 
 
 def _memory() -> float:
-  """Bytes that programs can use of a device; a CPU's are the host's."""
+  """Return the bytes of a device that programs can use; a CPU uses the host's memory."""
   stats = jax.local_devices()[0].memory_stats() or {}
   return stats.get('bytes_limit') or machine.host_memory()

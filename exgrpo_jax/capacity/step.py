@@ -1,6 +1,6 @@
-"""The programs of a training step as rollout and learner list them, and how long they take.
+"""The programs of a training step, as rollout and learner list them, and their estimated time.
 
-Estimates, never measurements; cycles.py says where a program's time is from.
+Nothing is measured; cycles.py says where a program's time comes from.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from exgrpo_jax.rollout import programs, scoring, settings
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime.compilations import Program
 
-# Assumed, for want of a measurement: what the device waits for the host.
+# Assumed, because nothing was measured: how long the device waits for the host.
 SYNC_SECONDS = 0.003  # between two decode calls
 HOST_SECONDS = 1.0  # in a step, for verdicts, the batch and logging
-# Assumed, for want of data.
+# Assumed, because there are no data.
 PROMPT = 150  # tokens
 CANDIDATES = 4  # stored responses of a replayed question
 EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
@@ -42,14 +42,14 @@ class Step:
   config: RunConfig
   spec: gradients.UpdateSpec
   meshes: sharding.Meshes
-  state: optimizer.TrainState  # what is trained and AdamW's moments, for the whole run
+  state: optimizer.TrainState  # trained parameters and AdamW's moments, for the whole run
   initial: model.Params | None  # LoRA's base, or the reference of a KL term, for the whole run
-  policy: model.Params  # what forward passes take: parameters, or LoRA's base and adapters
+  policy: model.Params  # input of forward passes: parameters, or LoRA's base and adapters
   decode_params: model.Params  # during the rollout, in the decode layout
 
   @property
   def held(self) -> Any:
-    """What a run keeps all the time."""
+    """Return the arrays that a run keeps all the time."""
     return self.state, self.initial
 
   def scoring(self, length_R: Sequence[int] | np.ndarray = ()) -> Iterator[Program]:
@@ -100,7 +100,7 @@ def of_config(
   config: RunConfig,
   devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
 ) -> Step:
-  """Return the step of a config on `devices`, by default one; allocates nothing."""
+  """Return the step of a config on `devices`, by default one, without allocating arrays."""
   shape = model_config(config, platform='accelerator')
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
   check_meshes(shape, meshes)
@@ -114,7 +114,7 @@ def of_config(
     state=optimizer.shapes(spec.optimizer, spec.num_updates, trained),
     initial=initial,
     policy=lora.joined(spec.lora, initial, trained),
-    # Layers share their shapes there; here each array has one of its own.
+    # Layers share their shape objects there; here each array gets its own.
     decode_params=jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
       model.decode_shapes(shape, meshes.decoding),
@@ -127,19 +127,19 @@ def of_config(
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """What a step works on, in tokens."""
+  """The prompts and responses of a step, in tokens."""
 
-  prompt: int  # of each prompt
-  fresh: np.ndarray  # of a step's generated responses, in the order in which they are begun
-  groups: Sequence[np.ndarray]  # the same by group, for `schedule.num_groups` groups
-  replayed: np.ndarray  # of replayed responses in the update
-  candidates: np.ndarray  # of stored responses that are scored to choose the replayed ones
-  evaluated: np.ndarray  # of the responses of one evaluation; empty where there is none
+  prompt: int  # each prompt
+  fresh: np.ndarray  # a step's generated responses, in the order in which they begin
+  groups: Sequence[np.ndarray]  # the same by group, for `programs.num_groups` groups
+  replayed: np.ndarray  # replayed responses in the update
+  candidates: np.ndarray  # stored responses that are scored to choose the replayed ones
+  evaluated: np.ndarray  # responses of one evaluation; empty if there is none
   evaluation_every: int  # steps
 
 
 def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
-  """Return a step in which replay takes its full share; `spec` of the lengths as `lengths.draw`."""
+  """Return a step in which replay takes its full share; for `spec` see `lengths.draw`."""
   rollout, replayed = config.rollout, int(config.replay.ratio * config.rollout.questions)
   counts = (
     rollout.questions * rollout.group_size - replayed,
@@ -161,7 +161,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
 
 
 def _groups(rollout: settings.RolloutConfig, spec: str, replayed: int) -> list[np.ndarray]:
-  """Lengths of many steps' responses by group; `replayed` groups of a step have one less."""
+  """Draw the lengths of many steps' responses; `replayed` groups of a step have one less."""
   count = programs.num_groups(programs.with_partial_rollouts(rollout))
   replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
   sizes = rollout.group_size - np.diff(replays)
@@ -170,7 +170,7 @@ def _groups(rollout: settings.RolloutConfig, spec: str, replayed: int) -> list[n
 
 
 def generations(step: Step, work: Workload) -> list[programs.Step]:
-  """Return what a step generates; with partial rollouts some steps of the steady state."""
+  """Return the generations of one step or, with partial rollouts, some steady-state steps."""
   rollout = step.config.rollout
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, ragged_cache.BLOCK)
@@ -199,7 +199,7 @@ def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterato
 
 
 def needed(programs: Iterator[Program]) -> list[Program]:
-  """Return those that a step runs, and the largest of each name: it may take the most memory."""
+  """Keep the programs that a step runs and the largest of each name, which may need the most."""
   found = list(programs)
   largest = {
     one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
@@ -219,20 +219,20 @@ class Part(NamedTuple):
 
 
 class Estimate(NamedTuple):
-  """A step's time, and what is generated in it."""
+  """The time of a step, and facts about its rollout."""
 
   parts: list[Part]  # in the order in which they run
   live: float  # busy slots, mean over decode steps
-  ages: np.ndarray  # int, steps, of the groups it trains; empty without partial rollouts
+  ages: np.ndarray  # int, staleness of its groups in steps; empty without partial rollouts
   carried: float  # share of these groups' tokens that earlier steps wrote
 
   @property
   def seconds(self) -> float:
-    """The whole step."""
+    """Return the time of the whole step."""
     return sum(part.seconds for part in self.parts)
 
   def seconds_of(self, name: str) -> float:
-    """One part; 0 where there is none of that name."""
+    """Return the time of one part; 0 if the step has none of that name."""
     return sum(part.seconds for part in self.parts if part.name == name)
 
 
@@ -242,7 +242,7 @@ Modules = Mapping[tuple[str, tuple[int, int]], cycles.Module]  # by the program'
 def estimate(
   step: Step, work: Workload, found: Sequence[Program], modules: Modules, chip: Chip
 ) -> Estimate:
-  """Return the time of a step that runs these programs, with its share of an evaluation."""
+  """Estimate the time of a step that runs these programs, with its share of an evaluation."""
 
   def timed(program: Program) -> Seconds:
     return time(program, modules[program.name, program.size], chip, step.spec.mesh.size)
@@ -268,9 +268,9 @@ def estimate(
 
 
 def time(program: Program, module: cycles.Module, chip: Chip, num_chips: int) -> Seconds:
-  """Return the time that a program takes in a step.
+  """Estimate the time that a program takes in a step.
 
-  Kernels inside a loop over data read what is filled of the cache.
+  Kernels inside a loop over data read only the filled part of the cache.
   """
   once = cycles.estimate(module, chip, num_chips, trips=0)
   each = cycles.estimate(module, chip, num_chips) + once * -1
@@ -295,7 +295,7 @@ def _part(name: str, programs: Sequence[Program], timed: Any) -> Part:
 
 
 def _evaluation(step: Step, work: Workload, timed: Any) -> Part:
-  """A step's share of an evaluation."""
+  """Estimate a step's share of an evaluation."""
   rollout, every = step.config.rollout, work.evaluation_every
   whole = _at_once(rollout, work.evaluated, len(work.evaluated), work.prompt)
   seconds = sum(timed(one).total for one in step.generating([whole]) if one.runs)

@@ -1,1 +1,1 @@
-"""What users start, one thin file each: flags, then a call into a room."""
+"""The commands, one thin file each: flags, then a call into the package."""

@@ -67,7 +67,7 @@ def main(args: command_line.Args) -> None:
   if args.fit and not args.device:
     raise InputError('--fit needs --device: for a slice every trial would be compiled.')
   config = parse_config(args.config)
-  config = with_folders(config, config.model.path)  # where the config does not say the shape
+  config = with_folders(config, config.model.path)  # if the config does not give the shape
   if args.topology:
     found = examination.examine(config, args.topology, args.lengths, args.evaluated)
   else:

@@ -32,7 +32,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Checks a command line of train."""
+  """Check a command line of train."""
   config = check_command(args.config, args.workdir)
   hub.recall(args.workdir)
   local = epath.Path(config.model.path).expanduser()
@@ -44,9 +44,9 @@ def main(args: command_line.Args) -> None:
 
 
 def _check_model(config: RunConfig) -> list[str]:
-  """Where model and tokenizer are that cannot be read from any machine: in a bucket.
+  """Check model and tokenizer; return the paths in buckets, which are not read.
 
-  Raises InputError where they are not where the config says, or the model has another shape.
+  Raises InputError if one is missing at its path, or the model has another shape.
   """
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:

@@ -1,10 +1,10 @@
 """The command line: flags that several commands share, `--help`, overrides, exit statuses.
 
-A command is a module with `define_flags()`, `main(args)` and `run()`, which starts it through `run`
-here. No flag is defined at import, so any two commands can be imported together.
+A command is a module with `define_flags()`, `main(args)` and `run()`, which calls `run` here. No
+flag is defined at import, so any two commands can be imported together.
 
-Exit statuses of every command: 0 at the end, 2 for what cannot be run (one line on standard error
-says why). `train` and `sweep` add some of their own.
+Exit statuses of every command: 0 at the end, 2 if the command cannot run (one line on standard
+error says why). `train` and `sweep` add some of their own.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
 
 
 class _Path(flags.ArgumentParser[str]):
-  """A path; no shell puts a home folder in place of the ~ in --flag=~/x."""
+  """A parser of paths that expands ~, because no shell expands it in --flag=~/x."""
 
   syntactic_help = 'a path, in which ~ stands for a home folder that there is'
 
@@ -47,7 +47,7 @@ class _Path(flags.ArgumentParser[str]):
 
 
 class _Paths(flags.ListParser):
-  """Paths with commas between them."""
+  """A parser of paths with commas between them."""
 
   syntactic_help = f'{_Path.syntactic_help}, or several with commas between them'
 
@@ -56,7 +56,7 @@ class _Paths(flags.ListParser):
 
 
 class _Specs(flags.ListParser):
-  """Data specs with commas between them; those in brackets are part of a spec."""
+  """A parser of data specs with commas between them; commas in brackets are part of a spec."""
 
   syntactic_help = 'data specs with commas between them'
 
@@ -72,22 +72,22 @@ class _Specs(flags.ListParser):
 
 
 def define_path(name: str, meaning: str) -> None:
-  """A flag that names a file or folder, or in its place a model on the Hub."""
+  """Define a flag that names a file, a folder or a model on the Hub."""
   flags.DEFINE(_Path(), name, None, meaning)
 
 
 def define_paths(name: str, meaning: str) -> None:
-  """A flag that names several of them."""
+  """Define a flag that names several paths."""
   flags.DEFINE(_Paths(), name, None, meaning)
 
 
 def define_specs(name: str, meaning: str) -> None:
-  """A flag that names data."""
+  """Define a flag that names data."""
   flags.DEFINE(_Specs(), name, None, meaning)
 
 
 def define_config() -> None:
-  """--config: an experiment's file, or the name of one that ships with the package."""
+  """Define --config: an experiment's file, or the name of one that ships with the package."""
   config_flags.DEFINE_config_file(
     'config',
     None,
@@ -99,12 +99,12 @@ def define_config() -> None:
 
 
 def define_workdir() -> None:
-  """--workdir, of commands that make a run."""
+  """Define --workdir, for commands that make a run."""
   define_path('workdir', 'The folder for everything the run writes; a run found there is resumed.')
 
 
 def define_checkpoint() -> None:
-  """--checkpoint and --step, of commands that read a run."""
+  """Define --checkpoint and --step, for commands that read a run."""
   define_path('checkpoint', "A run's workdir.")
   flags.DEFINE_integer('step', None, 'Which of its checkpoints; the newest by default.')
 
@@ -113,7 +113,7 @@ def define_model(
   default: str = 'Without --config it is asked by its chat template, with prompts and responses of '
   'up to 2,048 tokens.',
 ) -> None:
-  """--model, of commands that read a run or, in its place, a model."""
+  """Define --model, for commands that read a run or a model."""
   define_path(
     'model',
     'A model, in place of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a name '
@@ -122,7 +122,7 @@ def define_model(
 
 
 def define_sampling() -> None:
-  """--temperature and --max_response, of commands that sample responses."""
+  """Define --temperature and --max_response, for commands that sample responses."""
   flags.DEFINE_float(
     'temperature',
     None,
@@ -138,12 +138,12 @@ def define_sampling() -> None:
 
 
 def define_out(meaning: str) -> None:
-  """--out, of commands that write somewhere else than into a run."""
+  """Define --out, for commands that write outside a run."""
   define_path('out', meaning)
 
 
 def define_launcher() -> None:
-  """--parallel and --launcher, of commands that start runs."""
+  """Define --parallel and --launcher, for commands that start runs."""
   flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.', lower_bound=1)
   flags.DEFINE_enum(
     'launcher',
@@ -154,7 +154,7 @@ def define_launcher() -> None:
 
 
 def define_hosts() -> None:
-  """Where several hosts meet, of commands that can run on all of them together."""
+  """Define the flags by which hosts find each other, for commands that run on several."""
   flags.DEFINE_string(
     'coordinator_address',
     None,
@@ -176,14 +176,14 @@ def run(
   on_all_hosts: bool = False,
   several: str = '',
 ) -> None:
-  """Runs a command; what the user got wrong becomes one line and exit status 2.
+  """Run a command; a mistake of the user becomes one line and exit status 2.
 
   Args:
-    main: called with the flags, and with the words that follow the command, where there may be any.
+    main: called with the flags, and with the words after the command if it accepts any.
     define_flags: defines the command's flags.
-    choices: words of which exactly one must follow the command.
+    choices: exactly one of these words must follow the command.
     on_all_hosts: the command can run as one of several hosts that work together.
-    several: what the words are of which one or more must follow the command, e.g. 'WORKDIR'.
+    several: name of the words, one or more, that must follow the command, e.g. 'WORKDIR'.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -193,7 +193,7 @@ def run(
     define_hosts()
   args = flags.FLAGS
   sys.modules['__main__'].__doc__ = sys.modules[main.__module__].__doc__  # the head of --help
-  # --help lists the flags of the main module alone, and these are its own.
+  # --help lists only the main module's flags, so these are registered as its flags.
   for module in (__name__, define_flags.__module__):
     for flag in args.flags_by_module_dict().get(module, []):
       args.register_key_flag_for_module(sys.argv[0], flag)
@@ -231,7 +231,7 @@ def _meeting(args: Args) -> hosts.Meeting:
 
 @contextlib.contextmanager
 def _closed_output() -> Iterator[None]:
-  """Ends the process without a traceback where nobody reads its output, as before `| head`."""
+  """End the process without a traceback if nobody reads its output, as in `| head`."""
   try:
     try:
       yield
@@ -247,7 +247,7 @@ def _closed_output() -> Iterator[None]:
 
 
 def refuse(error: InputError) -> NoReturn:
-  """Ends the process with what the user can mend, in one line."""
+  """Print the error in one line and exit with status 2."""
   print(f'error: {error}', file=sys.stderr, flush=True)
   sys.exit(2)
 
@@ -266,7 +266,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _check_spelling(arg: str) -> None:
-  """Refuses a flag with characters that only look like - or =, which some editors insert."""
+  """Refuse a flag with characters that only look like - or =, which some editors insert."""
   name = arg.partition('=')[0]
   if name and unicodedata.category(name[0]) == 'Pd':
     for character in name:
@@ -278,7 +278,7 @@ def _check_spelling(arg: str) -> None:
 
 
 def _check_repeats(args: Sequence[str]) -> None:
-  """Refuses a flag that is typed twice, of which absl would take the last."""
+  """Refuse a flag that is typed twice, because absl would silently take the last."""
   typed = {}
   for arg in args:
     if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
@@ -291,7 +291,7 @@ def _check_repeats(args: Sequence[str]) -> None:
 
 
 def _absl_flags(argv: list[str]) -> list[str]:
-  """What absl leaves of `argv`; its errors become InputErrors."""
+  """Parse flags with absl and return the remaining words; its errors become InputErrors."""
   try:
     return flags.FLAGS(argv)
   except SystemExit:  # of --help, with status 1
@@ -308,7 +308,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
 
 
 def _explanation(message: str) -> str:
-  """The message of absl; where a flag does not take a value, what it takes and what it means."""
+  """Complete a message of absl; for a refused value, say what the flag accepts and means."""
   match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
   if not match:
     return f'{message}; --help lists all flags.'
@@ -323,7 +323,7 @@ def _explanation(message: str) -> str:
 
 
 def chosen_policy(args: Args) -> Source:
-  """What --checkpoint and --step, or --model, name; InputError where they name none or two."""
+  """Return the policy of --checkpoint and --step, or of --model; InputError for none or two."""
   if args.checkpoint and args.model:
     raise InputError(
       f'--checkpoint={args.checkpoint} and --model={args.model} both name a policy; leave one of '
@@ -346,7 +346,7 @@ def chosen_policy(args: Args) -> Source:
 
 
 def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
-  """A copy of the config, sampled from as --temperature and --max_response say."""
+  """Copy the config with the values of --temperature and --max_response."""
   changed: Any = copy.deepcopy(values)
   with changed.unlocked():
     if args.temperature is not None:
@@ -356,6 +356,6 @@ def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
 
 
 def given_overrides(args: Args) -> dict[str, Any]:
-  """Dotted key -> value of what the command line changes in --config."""
+  """Return dotted key -> value for each override of --config on the command line."""
   is_given = getattr(args, 'config', None)  # a command may have no such flag
   return config_flags.get_override_values(args['config']) if is_given else {}

@@ -20,7 +20,6 @@ from exgrpo_jax.training import prefilter
 
 
 def _define_show() -> None:
-  """Define the flags of `show`."""
   command_line.define_config()
   command_line.define_path(
     'model',
@@ -30,7 +29,6 @@ def _define_show() -> None:
 
 
 def _show(args: command_line.Args, *specs: str) -> None:
-  """Show each of the data specs."""
   values = args.config or (policies.suited_to(args.model) if args.model else policies.base_config())
   config = parse_config(values)
   config = with_folders(config, args.model or model_name(config))
@@ -41,7 +39,6 @@ def _show(args: command_line.Args, *specs: str) -> None:
 
 
 def _define_prefilter() -> None:
-  """Define the flags of `prefilter`."""
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_out('The folder to write.')

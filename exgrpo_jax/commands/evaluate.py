@@ -67,7 +67,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Evaluates a checkpoint of a run, or a model, on some data or on a suite; or compares two."""
+  """Evaluate a checkpoint or a model on some data or on a suite, or compare two policies."""
   if args.compare:
     _compare_two(args)
     return
@@ -98,7 +98,7 @@ def main(args: command_line.Args) -> None:
 
 
 def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
-  """The table of --suite, where there is one."""
+  """Open the table of --suite, if the flag is given."""
   if not args.suite:
     if args.name is not None:
       raise InputError(f'--name={args.name} names the row of a table, and there is no --suite.')
@@ -111,7 +111,7 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
 
 
 def _as_asked(args: command_line.Args, values: ConfigDict) -> ConfigDict:
-  """The config with what the command line says about sampling."""
+  """Copy the config with the sampling flags of the command line."""
   changed: Any = command_line.with_sampling(args, values)
   with changed.unlocked():
     changed.evaluation.samples = args.samples or changed.evaluation.samples
@@ -125,7 +125,7 @@ def _check_specs(specs: Sequence[str]) -> None:
 
 
 def _compare_two(args: command_line.Args) -> None:
-  """Evaluates two policies on the same questions, and prints by how much the second is better."""
+  """Evaluate two policies on the same questions, and print how much better the second is."""
   for name in ('checkpoint', 'model', 'step', 'suite', 'name'):
     if getattr(args, name) is not None:
       raise InputError(f'--compare names both policies, so --{name} cannot be beside it.')
@@ -138,7 +138,7 @@ def _compare_two(args: command_line.Args) -> None:
   of_first: Any = _as_asked(args, policies.config_values(first, args.config))
   of_second: Any = policies.config_values(second, args.config)
   with of_first.unlocked(), of_second.unlocked():
-    # A question left out for one of them would have no counterpart.
+    # If one policy left out a question, the other's responses would have no counterpart.
     of_first.data.on_overlong = 'refuse'
     for name in ('seed', 'data', 'evaluation'):
       of_second[name] = of_first[name]

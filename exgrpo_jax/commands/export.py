@@ -50,7 +50,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Exports a checkpoint of a run, or a model."""
+  """Export a checkpoint of a run, or a model."""
   source = command_line.chosen_policy(args)
   out = new_folder(args.out)
   if source.kind == 'model':
@@ -79,7 +79,7 @@ def main(args: command_line.Args) -> None:
 
 
 def new_folder(name: str | None) -> epath.Path:
-  """The folder of --out; InputError if it is not given, or not empty."""
+  """Return the folder of --out; InputError if the flag is missing or the folder not empty."""
   if not name:
     raise InputError('--out is needed: the folder to write.')
   out = epath.Path(name).expanduser()
@@ -91,7 +91,7 @@ def new_folder(name: str | None) -> epath.Path:
 
 
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
-  """Writes a model, of a folder, a GGUF file or a name on the Hub; returns the weights' dtype."""
+  """Write the model of a folder, a GGUF file or a name on the Hub; return the weights' dtype."""
   experiment = open_experiment(policies.suited_to(path), path)
   with (
     jax.set_mesh(experiment.meshes.training),
@@ -104,7 +104,7 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
 
 
 def _check_adapters(config: RunConfig, dtype: str | None) -> None:
-  """InputError where adapters alone would be of no use."""
+  """Raise InputError if adapters without their base would be useless."""
   problem = None
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has none'
@@ -119,7 +119,7 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
 
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:
-  """Writes a checkpoint's adapters and the tokenizer's files; returns the checkpoint's step."""
+  """Write a checkpoint's adapters and the tokenizer's files; return the checkpoint's step."""
   config, like = experiment.config, state_shapes(experiment).params
   trained, step = checkpoint.restore_params(experiment.workdir, step, like)
   if hosts.is_first():

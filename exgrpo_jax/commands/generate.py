@@ -42,7 +42,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Prints responses to --prompt, or episodes of --row."""
+  """Print responses to --prompt, or episodes of --row."""
   if (args.row is None) == (not args.prompt):
     raise InputError(
       "--prompt is needed, what to ask, such as --prompt='What is 12 * 13?'; or --row, for an "
@@ -67,7 +67,7 @@ def main(args: command_line.Args) -> None:
 
 
 def _summary(response: Response) -> str:
-  """How long it is, and how probable."""
+  """Describe a response: its length, log-probability and, for an episode, its verdict."""
   total, count = float(response.logp.sum()), response.num_own
   cut = ', cut at the limit' if response.truncated else ''
   judged, turns = response.verdict, len(response.turns)
@@ -76,7 +76,7 @@ def _summary(response: Response) -> str:
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
-  """What it says, or a line for each token: log-probability in nats, and the token."""
+  """Decode a response, or write a line for each token: log-probability in nats, token."""
   if not by_token:
     return _transcript(tokenizer, response) if response.turns else tokenizer.decode(response.tokens)
   pieces = tokenizer.pieces(response.tokens)
@@ -84,7 +84,7 @@ def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
 
 
 def _transcript(tokenizer: Tokenizer, response: Response) -> str:
-  """Who says what in an episode."""
+  """Write the dialogue of an episode, a line for each message."""
   lines = list[str]()
   for written, observed in turn_places(response.turns):
     lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')

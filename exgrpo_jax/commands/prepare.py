@@ -70,12 +70,10 @@ def main(args: command_line.Args) -> None:
 
 
 def _define_smollm2() -> None:
-  """Define the flag of `smollm2`."""
   command_line.define_out('The folder to write; it must be new or empty.')
 
 
 def _smollm2(args: command_line.Args) -> None:
-  """Write the model."""
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)
@@ -83,7 +81,7 @@ def _smollm2(args: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the command line, or that of the model which the first word names."""
+  """Run the command line, or the one for the model that the first word names."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]

@@ -20,7 +20,7 @@ from exgrpo_jax.reporting.report import PAGE, print_written, serve, watch, write
 
 
 def define_flags() -> None:
-  """Flags of this command."""
+  """Define the flags of this command."""
   command_line.define_out(f'The file to write, or a folder for {PAGE}; ./{PAGE} by default.')
   flags.DEFINE_enum(
     'texts',
@@ -36,7 +36,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args, *workdirs: str) -> None:
-  """Writes, watches or serves."""
+  """Write the page, keep writing it, or serve it."""
   if not math.isfinite(args.every):
     raise InputError(f'--every={args.every} must be a number of seconds, at least 1.')
   for name in ('out', 'watch', 'texts'):
@@ -55,7 +55,7 @@ def main(args: command_line.Args, *workdirs: str) -> None:
 
 
 def _page_at(out: str) -> pathlib.Path:
-  """The page's file: `out`, or in it if that is a folder or ends in a slash."""
+  """Return the page's file: `out`, or a file in it if `out` is a folder or ends in a slash."""
   path = pathlib.Path(out).expanduser()
   return path / PAGE if path.is_dir() or out.endswith(('/', os.sep)) else path
 

@@ -23,7 +23,7 @@ _SWEEPS = 'exgrpo_jax.configs.sweeps'
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Define the flags of this command."""
   command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_string(
@@ -37,7 +37,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Runs what is left of a sweep, or prints the commands for it."""
+  """Run the trials of a sweep that are not finished, or print their commands."""
   check_given(
     {'--sweep': args.sweep, '--config': args.config, '--workdir': args.workdir},
     '--sweep=ratio --config=arithmetic --workdir=/tmp/ratio',

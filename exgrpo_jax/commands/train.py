@@ -36,7 +36,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
-  """Trains, or resumes, after everything that can be checked has been.
+  """Check everything that can be checked, then train or resume.
 
   For `callbacks` see `session.open_run`.
   """
@@ -53,7 +53,7 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
 def _train(
   args: command_line.Args, config: RunConfig, done: int, callbacks: Sequence[Callback]
 ) -> None:
-  """Takes the steps that are left, or compiles their programs."""
+  """Take the remaining steps, or only compile their programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
   full = machine.explained(lambda: memory.largest(experiment))
@@ -68,7 +68,7 @@ def _train(
     session.train(*loaded, start, compiled, callbacks)
   if hosts.is_first():
     print(f'compiled {compiled}', flush=True)
-    is_saved = bool(checkpoint.steps(workdir))  # not where config.num_steps is 0
+    is_saved = bool(checkpoint.steps(workdir))  # False if config.num_steps is 0
     text = messages.farewell(
       metrics.read(workdir),
       workdir,

@@ -21,12 +21,12 @@ from exgrpo_jax.grading.cases import explain, score
 
 class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
-    """Instead of the usage in several lines."""
+    """Raise the error in one line, instead of printing the usage in several."""
     raise InputError(f'{message}; --help lists all flags.')
 
 
 def main(argv: list[str]) -> None:
-  """Explains how one response is judged, or scores a file."""
+  """Explain how one response is judged, or score a file."""
   try:
     text = _answer(_parser().parse_args(argv))
   except InputError as error:

@@ -1,1 +1,1 @@
-"""Loading questions from files, TFDS and embedded tasks, and turning their messages into tokens."""
+"""Questions from files, the Hub, TFDS and embedded tasks, and their prompts as tokens."""

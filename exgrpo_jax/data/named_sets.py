@@ -1,10 +1,11 @@
-"""Data sets by their names: splits on the Hugging Face Hub, and those that TFDS knows.
+"""Data sets by name: splits on the Hugging Face Hub, and data sets of TFDS.
 
-A split on the Hub is `owner/name:config:split`, or `owner/name:split` where the data set has one
+A split on the Hub is `owner/name:config:split`, or `owner/name:split` if the data set has one
 config; both may have a revision, `owner/name@revision:…`. Only parquet is read: the repository's
-own files where they lie as usual (config/split-00000-of-00001.parquet, data/split-….parquet,
-config/split/….parquet), else those of the branch refs/convert/parquet, to which the Hub converts
-data sets; but a revision has only its own. Names of TFDS may have the same form and come first.
+own files if they have a usual path (config/split-00000-of-00001.parquet, data/split-….parquet,
+config/split/….parquet), else the files of the branch refs/convert/parquet, to which the Hub
+converts data sets. A revision has only its own files. TFDS names may have the same form and come
+first.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hub
 
 _CONVERTED = 'refs/convert/parquet'
-_ONLY = 'default'  # what the Hub calls the config of a data set that names none
+_ONLY = 'default'  # the Hub's name for the config if a data set names none
 _SPLIT = re.compile(r'(?P<name>[^:]+/[^:]+):((?P<config>[^:]+):)?(?P<split>[^:/]+)')
 _SHARD = re.compile(r'(?P<split>\w[\w.]*?)([-_.]\d+-of-\d+(-\w+)?)?')
-_BATCH = 1000  # rows of TFDS that are read together
+_BATCH = 1000  # rows of TFDS in one read
 
 Layout = Mapping[str, Mapping[str, Sequence[str]]]  # config -> split -> paths of its files
 
@@ -34,12 +35,12 @@ class HubSplit(NamedTuple):
   """A split of a data set on the Hub."""
 
   repository: hub.Repository
-  config: str  # '' where it is the only one
+  config: str  # '' if it is the only one
   split: str
 
 
 def parse(base: str) -> HubSplit | None:
-  """The split that a data spec without its slice names; None where it has another form."""
+  """Return the split that a data spec without its slice names; None if it has another form."""
   match = _SPLIT.fullmatch(base)
   repository = hub.parse('dataset', match['name']) if match else None
   return (
@@ -48,9 +49,9 @@ def parse(base: str) -> HubSplit | None:
 
 
 def on_hub(cache_dir: str, base: str) -> HubSplit | None:
-  """The split on the Hub that a data spec without its slice names; None for all else.
+  """Return the split on the Hub that a data spec without its slice names; else None.
 
-  Raises InputError where it names a data set and no split.
+  Raises InputError if the spec names a data set on the Hub but no split.
   """
   if base.endswith(row_files.ENDINGS) or row_files.task_file(base):
     return None
@@ -58,7 +59,7 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
   repository = found.repository if found else hub.parse('dataset', base)
   if not repository or _tfds_knows(cache_dir, repository.name):
     return None
-  is_file = os.path.splitext(base)[1][1:].isalpha()  # of a kind that is not read
+  is_file = os.path.splitext(base)[1][1:].isalpha()  # in a format that is not supported
   if not found and not is_file and not os.path.exists(base):
     _refuse_unsplit(repository)
   return found
@@ -68,15 +69,15 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
 
 
 def settle(split: HubSplit) -> None:
-  """Have all hosts agree on the commit that holds a split; they call it before `files`.
+  """Make all hosts agree on the commit that holds a split. They call this before `files`.
 
-  Raises InputError where it cannot be fetched, or no such split is there; that says what is.
+  Raises InputError if the split cannot be fetched or does not exist; it lists the existing splits.
   """
   _locate(split)
 
 
 def files(split: HubSplit) -> list[str]:
-  """The local files of a split that is settled, in order, fetched where the cache lacks them."""
+  """Return the local files of a settled split, in order; fetch those that the cache lacks."""
   repository, paths = _locate(split)
   literal = [re.sub(r'([*?[])', r'[\1]', path) for path in paths]
   folder = hub.fetch(repository, literal)
@@ -84,7 +85,7 @@ def files(split: HubSplit) -> list[str]:
 
 
 def _locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
-  """The repository at a commit, and the paths of the split's files there."""
+  """Return the repository at a commit, and the paths of the split's files there."""
   layout: Layout = {}
   for repository, layout in _layouts(split.repository):
     configs = [split.config] if split.config else list(layout)
@@ -94,7 +95,7 @@ def _locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
 
 
 def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
-  """The repository at its commit and what is there; then what the Hub has converted, if it has."""
+  """Yield the repository at its commit, then the branch that the Hub has converted, if any."""
   repository = hub.pinned(named)
   yield repository, _layout(repository)
   if not named.revision:
@@ -106,8 +107,8 @@ def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
 
 
 def _layout(repository: hub.Repository) -> Layout:
-  """The splits of a repository at a commit, by where their parquet files lie."""
-  hub.fetch(repository, hub.DESCRIPTION)  # with it comes the listing
+  """Return the splits of a repository at a commit, from the paths of its parquet files."""
+  hub.fetch(repository, hub.DESCRIPTION)  # this also fetches the listing
   layout: dict[str, dict[str, list[str]]] = {}
   for path in hub.listing(repository):
     *folders, name = path.split('/')
@@ -124,7 +125,7 @@ def _layout(repository: hub.Repository) -> Layout:
 
 
 def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
-  """Raise InputError for a data set without a split; it says which there are, if it can."""
+  """Raise InputError for a data set without a split; it lists the splits if they are known."""
   form = (
     f"'{repository}' is neither a file nor a split of a data set: of one on the Hub write "
     f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT where it has '
@@ -138,7 +139,7 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
 
 
 def _there(layout: Layout) -> str:
-  """The splits of each config, in words."""
+  """Describe the splits of each config."""
   return '; '.join(f'{config}: {", ".join(layout[config])}' for config in layout)
 
 
@@ -164,13 +165,13 @@ def _absent(split: HubSplit, layout: Layout) -> str:
   return f"the data set {repository} has no '{wanted}' (has: {there})."
 
 
-# ---- TFDS, which is imported when it is asked for ----
+# ---- TFDS, imported only when needed ----
 
 
 def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
-  """A split of a data set that TFDS prepares as array_record.
+  """Return a split of a data set that TFDS prepares as array_record.
 
-  Raises InputError where it cannot, or has no such split.
+  Raises InputError if TFDS cannot prepare the data set, or it has no such split.
   """
   builder = _prepared(cache_dir, spec, name)
   splits = builder.info.splits
@@ -195,7 +196,7 @@ def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
 
 @functools.cache
 def _tfds() -> Any:
-  """The library, without its requests to a bucket of its own, which leave empty folders in /tmp."""
+  """Import TFDS; stop its requests to its own bucket, which leave empty folders in /tmp."""
   import tensorflow_datasets as tfds
 
   tfds.core.DatasetInfo.initialize_from_bucket = lambda self: None  # noqa: ARG005, the type's name
@@ -209,18 +210,18 @@ def _builder(cache_dir: str, name: str) -> Any:
 
 
 def _tfds_knows(cache_dir: str, name: str) -> bool:
-  """Return True if TFDS has a data set called so, or one is prepared."""
+  """Return True if TFDS has a data set of this name, or one is prepared."""
   try:
     _builder(cache_dir, name)
   except _tfds().core.DatasetNotFoundError:
     return False
-  except Exception:  # it has one, and refuses the rest of the name
+  except Exception:  # the data set exists, but TFDS rejects the rest of the name
     return True
   return True
 
 
 def _prepared(cache_dir: str, spec: str, name: str) -> Any:
-  """The builder of a data set, prepared; InputError where it cannot be."""
+  """Prepare a data set and return its builder; InputError if it cannot be prepared."""
   try:
     builder = _builder(cache_dir, name)
     try:

@@ -1,4 +1,4 @@
-"""Renders a question's messages as the text that the model reads, before tokenization.
+"""Prompts: a question's messages as the text that the model reads, before tokenization.
 
 Chat templates come with checkpoints and are code, so they run in jinja2's sandbox, with
 the globals and filters that transformers provides, except for one: strftime_now is left
@@ -22,7 +22,7 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
-THINK = '<think>\n'  # every prompt of the template 'paper' ends with it
+THINK = '<think>\n'  # the end of every prompt of the template 'paper'
 
 _TURN = 'the-turn-before'  # stands for the content of a turn while a template is applied
 
@@ -33,7 +33,7 @@ SYSTEM = (
   '</think>, give the solution in brief, with the final answer inside \\boxed{}.'
 )
 
-# For chat templates that know no tools; calls as environments/tools.py reads them.
+# For chat templates without tools. environments/tools.py reads calls in this form.
 _TOOLS = """You may call functions. These are they, one JSON schema a line:
 <tools>
 {}
@@ -46,7 +46,7 @@ A call is a JSON object of name and arguments between tags; end your turn with i
 
 @dataclasses.dataclass(frozen=True)
 class PromptConfig:
-  """How prompts are rendered."""
+  """The template of prompts, and their system prompt."""
 
   template: str = setting(
     'plain',
@@ -64,7 +64,7 @@ class PromptConfig:
 
 
 def check(config: PromptConfig) -> None:
-  """InputError where the template would leave out the system prompt that the config sets."""
+  """Raise InputError if the template would leave out the system prompt that the config sets."""
   if config.system and config.template == 'plain':
     raise InputError(
       f"config.prompt.system={reprlib.repr(config.system)} needs config.prompt.template 'chat' or "
@@ -74,7 +74,7 @@ def check(config: PromptConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-  """What a checkpoint specifies about its prompts."""
+  """A checkpoint's own specification of prompts."""
 
   source: str  # the file it was read from, for error messages
   template: str | None  # in jinja2
@@ -91,23 +91,23 @@ def render(
   chat: Chat = NO_CHAT,
   tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-  r"""The prompt made of `messages`, in training and wherever else a policy is asked.
+  r"""Render `messages` as the prompt of a policy, in training and everywhere else.
 
-  Messages without a system message get that of `config.system` first. Then, by template,
+  Messages without a system message first get one from `config.system`. Then, by template,
 
   'plain': the contents of the user and assistant messages, each followed by a newline.
-  System messages are dropped: a base model was never trained to follow them.
+  System messages are dropped because a base model was never trained to follow them.
   'chat': the output of transformers' apply_chat_template with a generation prompt.
   'paper': adds a system message that asks for '<think> ... </think>' and \boxed{}, unless
   there is one; then applies the chat template, or, if the checkpoint has none, writes
   lines that begin with the role; then appends '<think>\n', unless the template has done so.
 
-  A chat template is told of `tools`, described as JSON schemas, as transformers does; where it says
-  nothing of them, the system message tells the model, and that calls are in the form of Qwen2.5.
+  A chat template gets `tools` as JSON schemas, as in transformers. If the template does not read
+  them, the system message describes them and asks for calls in the form of Qwen2.5.
 
   Raises:
-    InputError: 'chat' without a chat template, the template fails on these messages, or there is
-      none to tell of tools.
+    InputError: 'chat' has no chat template, the template fails on these messages, or there are
+      tools and no chat template.
   """
   template = config.template
   if tools and (template == 'plain' or chat.template is None):
@@ -136,10 +136,10 @@ def render(
 
 
 def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO_CHAT) -> str:
-  """What the model reads after a turn of its own: `messages`, and the beginning of its next turn.
+  """Render `messages` after a turn of the model, up to the beginning of its next turn.
 
-  It starts right after the turn's content, with whatever ends a turn in the template. Templates are
-  those of `render`; raises as that does, and where a chat template leaves the turn out.
+  The text starts right after the turn's content, with the template's end of a turn. Templates are
+  as in `render`. Raises as `render` does, and if a chat template leaves the turn out.
   """
   if config.template == 'plain':
     return ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
@@ -157,12 +157,12 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
 
 
 def last_user_message(messages: Sequence[Message]) -> str:
-  """Return what the user said last, by which responses from elsewhere find their question."""
+  """Return the last user message, stripped; responses from elsewhere find their question by it."""
   return next((m.content.strip() for m in reversed(messages) if m.role == 'user'), '')
 
 
 def _told_of(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[Message]:
-  """The messages, whose first one is the system's and describes the tools."""
+  """Return the messages, the first a system message that describes the tools."""
   described = '\n'.join(json.dumps(tool, ensure_ascii=False) for tool in tools)
   before = [message.content for message in messages if message.role == 'system']
   text = '\n\n'.join([*before, _TOOLS.format(described)])
@@ -208,7 +208,7 @@ def _compile(template: str) -> jinja2.Template:
 
 @functools.lru_cache
 def _knows_tools(template: str) -> bool:
-  """Whether the template reads the variable `tools`."""
+  """Return True if the template reads the variable `tools`."""
   try:
     return 'tools' in jinja2.meta.find_undeclared_variables(_environment().parse(template))
   except jinja2.TemplateSyntaxError:
@@ -216,7 +216,7 @@ def _knows_tools(template: str) -> bool:
 
 
 def _environment() -> jinja2.Environment:
-  """The same as in transformers, which templates are written for."""
+  """Make the same environment as transformers, because templates are written for that."""
   return jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
   )

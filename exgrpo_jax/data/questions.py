@@ -1,14 +1,14 @@
-"""Loads the questions that a data spec names.
+"""The questions that a data spec names.
 
 A spec is one of
   arithmetic:train      an embedded task and its split
   path/to/x.parquet     a file, also .jsonl, .json and .csv; records.py says which column is which
-  path/to/x-*.parquet   several of them, in the order of their names
+  path/to/x-*.parquet   several files, in the order of their names
   path/to/x.py:train    a task in Python: rows that a function makes
   reasoning_gym:chain_sum(max_terms=3):train   tasks of reasoning_gym, see reasoning_gym.py
   owner/name:config:split   a data set of the Hugging Face Hub, see named_sets.py
   tfds_name:split       a data set of TFDS, such as math_dataset:train
-and may end in columns of its own, {question=problem,answer=key}, and in a slice in TFDS syntax:
+and may end in names of columns, {question=problem,answer=key}, and in a slice in TFDS syntax:
 [:640], [100:200], [:10%].
 Data is prepared once, see store.py; after that, rows are read by index, when needed.
 """
@@ -34,7 +34,7 @@ from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import hosts
 
-COLUMNS = ('question', 'answer', 'solution')  # that a spec may name itself
+COLUMNS = ('question', 'answer', 'solution')  # a spec may name the columns that hold these
 
 _SPEC = re.compile(
   r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
@@ -45,7 +45,7 @@ _BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """Where questions come from, and which of their fields are read."""
+  """The sources of questions, and the fields that are read."""
 
   train: str = setting('arithmetic:train', None, 'the data spec of the questions to train on')
   validation: tuple[str, ...] = setting(
@@ -91,7 +91,7 @@ class DataConfig:
 
   @property
   def evaluated(self) -> tuple[str, ...]:
-    """All data specs to evaluate on."""
+    """Return all data specs to evaluate on."""
     return *self.validation, *self.evaluation
 
 
@@ -101,14 +101,10 @@ class DataConfig:
 def load_set(
   config: DataConfig, spec: str, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """The questions of `spec` with their prompts, both prepared if need be; all hosts call it.
+  """Load the questions of `spec` with their prompts; prepare both if needed. All hosts call it.
 
-  Args:
-    config: where data is kept, and what to do with prompts over the limit.
-    spec: the data spec.
-    tokenizer: of the prompts.
-    prompts: how messages become text.
-    max_prompt: the limit, in tokens.
+  `max_prompt` is the limit of a prompt, in tokens; config.on_overlong decides what happens to
+  longer ones.
 
   Raises:
     InputError: there is no such data, a row cannot be used or is too long, or hosts disagree.
@@ -119,21 +115,21 @@ def load_set(
     tokens = store.tokenized(loaded, tokenizer, prompts)
   kept = check_prompts(spec, tokens.lengths, max_prompt, config.on_overlong)
   hosts.check_same(spec, 'the questions', lambda: tokens.checksum + kept.tobytes())
-  # Rows are numbered anew: the stream and the buffer address questions by place.
+  # Rows are renumbered because the stream and the buffer address questions by place.
   return QuestionSet(spec=spec, questions=loaded.select(kept), prompts=tokens.select(kept))
 
 
 def settle(config: DataConfig, spec: str) -> None:
-  """Have all hosts agree on the commit that a spec means, where it names a data set of the Hub.
+  """Make all hosts agree on the commit of a spec that names a data set of the Hub.
 
-  All hosts call it before `load`. Raises InputError where the Hub or the cache has no such data.
+  All hosts call it before `load`. Raises InputError if the Hub or the cache has no such data.
   """
   if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
     named_sets.settle(found)
 
 
 def load(config: DataConfig, spec: str) -> Dataset:
-  """The questions that `spec` names; prepares the data first if that has not been done.
+  """Load the questions that `spec` names; prepare the data first if that has not been done.
 
   Safe to call from several processes at once, as `store.prepared` is.
 
@@ -170,7 +166,10 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """What a spec names beside tasks, and its source where no column says it; '' is the file."""
+  """Return the files of a spec without an embedded task, and the source if no column has it.
+
+  A source of '' means the file's name.
+  """
   if row_files.task_file(base):
     paths, source = [base], ''
   elif base.endswith(ENDINGS):
@@ -193,7 +192,7 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
 
 
 def _fields(config: DataConfig, spec: str) -> Fields:
-  """The columns that the spec names, else those that the config names for all data."""
+  """Return the columns that the spec names, else those that the config names for all data."""
   named = spec_columns(spec)
   of_config = {key: getattr(config, f'{key}_field') for key in COLUMNS}
   of_spec = dict.fromkeys(COLUMNS, '') | named
@@ -203,7 +202,7 @@ def _fields(config: DataConfig, spec: str) -> Fields:
 
 
 def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
-  """The rows of a split that the slice of the spec selects."""
+  """Return the rows of a split that the slice of the spec selects."""
   if split not in found.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
@@ -214,7 +213,7 @@ def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
 
 
 def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> np.ndarray:
-  """The rows whose prompts are within the limit, in ascending order.
+  """Return the rows whose prompts are within the limit, in ascending order.
 
   Args:
     spec: the data spec, for error messages.
@@ -248,13 +247,13 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-  """A data spec without its columns and its slice, and the slice with its brackets, or ''."""
+  """Return a data spec without its columns and slice, and the slice with its brackets, or ''."""
   match = _SPEC.fullmatch(spec)
   return (match['base'], match['slicing'] or '') if match else ('', '')
 
 
 def spec_columns(spec: str) -> dict[str, str]:
-  """The columns that a spec names itself, by what they hold; {} if it names none.
+  """Return the columns that a spec names, keyed by their content; {} if it names none.
 
   'x.jsonl{question=problem,answer=key}[:500]' is {'question': 'problem', 'answer': 'key'}. The
   braces may follow the slice. Raises InputError if they hold anything else.
@@ -273,12 +272,12 @@ def spec_columns(spec: str) -> dict[str, str]:
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
-  """The files that a spec without its slice names, and what they are called together; '' is none.
+  """Return the files that a spec without its slice names, and their common name or ''.
 
   In the last part of the path `*` stands for any characters; files come in the order of names.
 
   Raises:
-    InputError: there is none of that pattern.
+    InputError: no file matches the pattern.
   """
   folder, _, pattern = base.rpartition('/')
   if '*' not in pattern:
@@ -290,10 +289,10 @@ def spec_files(base: str) -> tuple[list[str], str]:
 
 
 def spec_rows(spec: str, size: int) -> range:
-  """The rows that the slice of a spec selects, as TFDS reads it: [:640], [100:-5], [:10%].
+  """Return the rows that the slice of a spec selects, as in TFDS: [:640], [100:-5], [:10%].
 
   Raises:
-    InputError: it is no such slice, goes beyond the `size` rows, or selects none.
+    InputError: the slice has another form, goes beyond the `size` rows, or selects none.
   """
   slicing = split_spec(spec)[1]
   if not slicing:
@@ -328,11 +327,12 @@ def _row(bound: str, is_percent: bool, size: int) -> int:
 
 
 def spec_name(spec: str) -> str:
-  """A name of letters, digits, '_', '.' and '-', which depends on nothing but the spec.
+  """Return a name of letters, digits, '_', '.' and '-' that depends only on the spec.
 
-  A file is called after itself and its folder, for many are called test.jsonl: '/data/gsm8k/
+  A file's name includes its folder because many files are called test.jsonl: '/data/gsm8k/
   test.jsonl' is gsm8k_test. A slice is spelt out: 'arithmetic:test[64:96]' is
-  arithmetic_test_64_to_96. Arguments of reasoning_gym's tasks are a hash: names are part of paths.
+  arithmetic_test_64_to_96. Arguments of reasoning_gym's tasks become a hash because names are part
+  of paths.
   """
   base, slicing = split_spec(spec)
   if base.endswith(ENDINGS):
@@ -346,17 +346,15 @@ def spec_name(spec: str) -> str:
 
 
 def _spell(match: re.Match[str]) -> str:
-  """'[64:96]' as '_64_to_96', '[:64]' as '_to_64', '[64:]' as '_from_64'."""
+  """Spell out '[64:96]' as '_64_to_96', '[:64]' as '_to_64', '[64:]' as '_from_64'."""
   low, high = match.groups()
   return f'_{low}_to_{high}' if low and high else f'_from_{low}' if low else high and f'_to_{high}'
 
 
 def check_distinct(specs: Iterable[str], where: str) -> None:
-  """InputError where two specs have the same name, and so would overwrite each other's results.
+  """Raise InputError if two specs have the same name and so would overwrite each other's results.
 
-  Args:
-    specs: data specs.
-    where: they come from, e.g. 'config.data.evaluation'; begins the message.
+  `where` names the setting, e.g. 'config.data.evaluation'; it begins the message.
   """
   named: dict[str, str] = {}
   for spec in specs:
@@ -370,7 +368,7 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """InputError where a spec is in both, or two would be reported under one name."""
+  """Raise InputError if a spec is in both, or two would be reported under one name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(

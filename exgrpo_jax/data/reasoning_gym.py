@@ -1,4 +1,4 @@
-"""Questions that tasks of reasoning_gym generate, and that its own scores judge.
+"""Questions that tasks of reasoning_gym generate and score.
 
 A spec is reasoning_gym:TASKS:SPLIT, where TASKS is written like Python but never evaluated:
 
@@ -6,16 +6,14 @@ A spec is reasoning_gym:TASKS:SPLIT, where TASKS is written like Python but neve
   reasoning_gym:chain_sum(min_terms=2,max_terms=3,size=10000):train
   reasoning_gym:chain_sum(level=2)*2+gcd+products(max_digits=1):train
 
-Arguments are those of the task's config, and `level` of its curriculum. `size` is how many
-different questions train has; validation and test have a quarter each, and *2 makes it twice as
-many.
+Arguments are fields of the task's config, or `level`, a level of its curriculum. `size` is the
+number of different questions in train; validation and test have a quarter each, and *2 doubles it.
 
-Which split a question belongs to is decided by a hash of its text, and so is its row. So no two
-splits share a question, whatever tasks, arguments and seeds they are of, and a slice is a fair
-sample.
+A hash of a question's text decides its split and its row. So no two splits share a question,
+whatever their tasks, arguments and seeds, and a slice is a fair sample.
 
-The questions are made in a process of its own, since some tasks draw from global generators of
-random numbers or go through a set in the order of its hashes: every host must get the same.
+Every host must get the same questions, so a separate process makes them: some tasks draw from
+global generators of random numbers or iterate over a set in the order of its hashes.
 """
 
 import ast
@@ -51,9 +49,9 @@ PREFIX = 'reasoning_gym:'
 
 _SIXTHS = {'train': 4, 'validation': 1, 'test': 1}  # of all questions
 _SIZE = 2000  # of train
-_TRIES = 1000  # after as many without a new question a task is exhausted
-_CHUNK = 500  # questions of one seed, as reasoning_gym has it
-_APART = 1_000_000  # of its seeds, where ours are one apart: most tasks add the row to the seed
+_TRIES = 1000  # a task is exhausted after so many tries without a new question
+_CHUNK = 500  # questions of one seed of reasoning_gym
+_APART = 1_000_000  # reasoning_gym's seeds per seed of ours: most tasks add the row to the seed
 _FORM = "like chain_sum(min_terms=2,max_terms=3)*2+gcd, a task's arguments by name"
 
 
@@ -61,12 +59,12 @@ class Task(NamedTuple):
   """A task as a spec names it."""
 
   name: str
-  config: dict[str, Any]  # what differs from its defaults, as JSON has it
-  size: int  # how many questions train has
+  config: dict[str, Any]  # the values that differ from its defaults, in JSON's types
+  size: int  # questions in train
   seed: int
 
   def entries(self) -> Iterator[dict[str, Any]]:
-    """What it generates without end, as JSON has it and with `task` and `config`."""
+    """Yield generated questions without end, in JSON's types, with `task` and `config`."""
     beside = {'task': self.name, 'config': self.config}
     for start in itertools.count(self.seed * _APART, _CHUNK):
       config = {**self.config, 'seed': start, 'size': _CHUNK}
@@ -76,7 +74,7 @@ class Task(NamedTuple):
 
 
 def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
-  """The splits of some tasks, as a spec names them; InputError where they cannot be had."""
+  """Return the splits of the tasks in a spec; InputError if they cannot be made."""
   if importlib.util.find_spec('reasoning_gym') is None:
     raise InputError(
       f"{spec} needs the package reasoning-gym: pip install 'exgrpo_jax[reasoning-gym]'."
@@ -93,7 +91,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
 
 
 def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
-  """What `main` writes, in a process whose sets have an order that is always the same."""
+  """Run `main` in a process with a fixed hash seed, so that sets always have the same order."""
   search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
   done = subprocess.run(
     [sys.executable, '-P', '-m', __name__, spec, tasks],
@@ -111,7 +109,7 @@ def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Writes the records of each split and a line on each task, or why it refuses them, as JSON."""
+  """Write as JSON the records of each split and a line on each task, or the error."""
   spec, text = sys.argv[1:]
   out, sys.stdout = sys.stdout, sys.stderr
   warnings.simplefilter('ignore')
@@ -131,7 +129,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
     )
     random.seed(task.seed)
     np.random.seed(task.seed % 2**32)
-    # Some print what they do.
+    # Some tasks print messages.
     with contextlib.redirect_stdout(io.StringIO()), _refusing(f'{spec}: {task.name}'):
       counts.append(_add(task, splits, report))
   return {
@@ -141,7 +139,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
 
 
 def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int], None]) -> str:
-  """Adds a task's questions to the records of each split, by a hash of their text."""
+  """Add a task's questions to the splits by a hash of their text; return a line about them."""
   wanted = {split: max(1, task.size * part // 4) for split, part in _SIXTHS.items()}
   made, refused, tries = dict.fromkeys(wanted, 0), [], 0
   for entry in task.entries():
@@ -173,7 +171,7 @@ def _split(key: str) -> str:
 
 
 def _unusable(entry: dict[str, Any]) -> str:
-  """Why a question cannot be used; '' where it can."""
+  """Return the reason why a question cannot be used, or ''."""
   for text in ('?', 'nan'):
     if reasoning_gym.score(text, entry) >= 1:
       return f"score_answer gives 1 to the answer '{text}'"
@@ -190,7 +188,7 @@ def _solution(entry: dict[str, Any]) -> str:
 def _record(entry: dict[str, Any]) -> Record:
   return {
     'messages': [{'role': 'user', 'content': entry['question']}],
-    'answer': entry['answer'] or '',  # there is none where any solution is right
+    'answer': entry['answer'] or '',  # None if any valid solution counts
     'kind': reasoning_gym.KIND,
     'solution': _solution(entry),
     'source': entry['task'],
@@ -200,7 +198,7 @@ def _record(entry: dict[str, Any]) -> Record:
 
 @contextlib.contextmanager
 def _refusing(place: str) -> Iterator[None]:
-  """Turns what reasoning_gym raises, often an assertion's message, into an InputError."""
+  """Turn exceptions of reasoning_gym, often failed assertions, into an InputError."""
   try:
     yield
   except InputError as error:
@@ -214,7 +212,7 @@ def _refusing(place: str) -> Iterator[None]:
 
 
 def parse(spec: str, text: str) -> list[Task]:
-  """The tasks that `text` names; InputError, which begins with the spec, where one is not there."""
+  """Return the tasks that `text` names; if it is invalid, InputError that begins with the spec."""
   try:
     tree = ast.parse(text, mode='eval').body
   except (SyntaxError, ValueError) as error:
@@ -239,7 +237,7 @@ def _tasks(spec: str, node: ast.expr, weight: float) -> Iterator[Task]:
 
 def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) -> Task:
   factory = importlib.import_module('reasoning_gym.factory')
-  known = [task for task in factory.DATASETS if task != 'composite']  # it joins others, as + does
+  known = [task for task in factory.DATASETS if task != 'composite']  # joins tasks, as + does
   check_known(name, known, f'{spec}: reasoning_gym')
   place, settings = f'{spec}: {name}', factory.DATASETS[name][1]
   names = [field.name for field in dataclasses.fields(settings)]
@@ -261,7 +259,7 @@ def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) 
 
 
 def _literal(place: str, keyword: ast.keyword) -> Any:
-  """An argument's value as JSON has it."""
+  """Return an argument's value in JSON's types."""
   try:
     return json.loads(json.dumps(ast.literal_eval(keyword.value)))
   except (TypeError, ValueError) as error:
@@ -272,7 +270,7 @@ def _literal(place: str, keyword: ast.keyword) -> Any:
 
 
 def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
-  """What a task's config has at a level of its curriculum, where that is not the default."""
+  """Return the values of a task's config at a curriculum level that are not its defaults."""
   if name not in factory.CURRICULA:
     raise InputError(f'{place} has no curriculum, so level={level!r} says nothing; leave it out.')
   curriculum, settings = factory.create_curriculum(name), factory.DATASETS[name][1]

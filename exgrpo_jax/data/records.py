@@ -1,7 +1,7 @@
-"""From the rows of a file or data set to records: which columns are read, and what a row makes.
+"""Records from the rows of a file or data set.
 
-`recognize` alone decides which column holds what, from the names of the columns; a public data set
-is one entry of KNOWN_SETS. `of_file` then makes a record of every row.
+Only `recognize` decides which column holds the question, the answer and so on, by the columns'
+names; a public data set is one entry of KNOWN_SETS. `of_file` then makes a record of every row.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.grading.verifier import KINDS
 
-Record = dict[str, Any]  # the fields of datatypes.Question but `row`; `columns` is JSON
+Record = dict[str, Any]  # the fields of datatypes.Question except `row`; `columns` is JSON
 
-# In place of an answer: in NuminaMath and sets made of it, and where a missing value became text.
+# Text in place of an answer: in NuminaMath and sets built from that, or a missing value as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
-# Columns in common use; of the first and of the second line a set must have no more than one.
+# Columns in common use; a set must have at most one of each line.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
 _SOLUTION = 'solution'
@@ -42,33 +42,33 @@ _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>2
 
 
 class Fields(NamedTuple):
-  """The columns that the user names; '' leaves it to `recognize`."""
+  """The columns that the user names; '' lets `recognize` choose."""
 
   question: str
   answer: str
   solution: str
-  default_kind: str  # how answers are compared where a row does not say it
-  of_spec: bool = False  # the data spec names them, so they are meant for this data alone
+  default_kind: str  # how answers are compared if a row does not say it
+  of_spec: bool = False  # the data spec names them, so they are only meant for this data
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The columns of a data set by meaning; 'a.b' is the field b of a column a of structs."""
+  """The columns of a data set by meaning; 'a.b' is the field b of structs in column a."""
 
-  name: str  # of the set, for people
+  name: str  # of the set, for messages
   question: str  # text, or chat messages
-  known_by: tuple[str, ...] = ()  # columns that are all there in a known set; others may be, too
+  known_by: tuple[str, ...] = ()  # a known set has all of these columns, and maybe others
   answer: str = ''  # '' takes it from the solution, or from the assistant's last turn
-  solution: str = ''  # worked; '' where there is none
-  worked: bool = False  # the solution is never the answer alone: that is in a box or after ####
+  solution: str = ''  # worked; '' if there is none
+  worked: bool = False  # the solution is never only the answer, which is in a box or after ####
   source: str = ''  # '' is the file's name
   style: str = ''  # verl's reward_model.style
-  proofs: tuple[str, ...] = ()  # columns that say 'proof' where there is no answer to check
-  bulky: tuple[str, ...] = ()  # columns that no reward reads, and that are too large to keep
-  row: str = ''  # has the other columns of the row, as JSON; '' where they stand beside these
+  proofs: tuple[str, ...] = ()  # columns that say 'proof' if there is no answer to check
+  bulky: tuple[str, ...] = ()  # columns that no reward reads and that are too large to keep
+  row: str = ''  # holds the row's other columns as JSON; '' if they are columns here too
 
   def describe(self) -> str:
-    """One line that says how a row is read."""
+    """Describe in one line how a row is read."""
     solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
     taken = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
     answer = f"'{self.answer}'" if self.answer else taken
@@ -84,7 +84,7 @@ _NUMINA: Any = {
   'source': 'source',
   'proofs': ('problem_type', 'question_type'),
 }
-# The first of which `known_by` is there is taken, so the more special ones come first.
+# The first set whose `known_by` columns are all there is taken, so more specific ones come first.
 KNOWN_SETS = (
   PREFILTERED := Layout(
     'prefiltered',  # what `data prefilter` writes
@@ -155,21 +155,18 @@ KNOWN_SETS = (
 
 
 def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
-  """How the rows of a set with these columns are read; what `fields` says comes first.
+  """Choose how the rows of a set with these columns are read; `fields` take precedence.
 
-  Args:
-    columns: the names of all columns.
-    fields: what the user says of them.
-    place: the file or data spec, for error messages.
+  `place` is the file or data spec, for error messages.
 
   Raises:
-    InputError: a column that the user names is not there, or nothing says which is the question
+    InputError: a column that the user names is not there, or no column is known to be the question
       or the answer.
   """
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
   if known is PREFILTERED and not fields.of_spec:
-    return PREFILTERED  # `fields` are of the file that was filtered
-  # Rows may lack the solutions that the settings name, which are of all data.
+    return PREFILTERED  # `fields` describe the file that was filtered
+  # The settings apply to all data, so rows may lack the solution column that they name.
   named_fields = fields._asdict()
   for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
     named = named_fields[key]
@@ -178,7 +175,7 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
         raise InputError(
           f"{place}: no field '{named}', which the data spec names. It has: {quote(columns)}."
         )
-      # The same settings are of benchmarks in verl's columns beside training data with its own.
+      # The same settings apply to benchmarks in verl's columns and to training data in others.
       if not (known and known.style):
         raise InputError(no_field(place, named, columns, key))
       fields = fields._replace(**{key: ''})
@@ -208,13 +205,13 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
     question=question,
     answer=answer,
     solution=solution,
-    # TRL's `solution`, beside a prompt, may be the answer alone; that of a problem is worked.
+    # TRL's `solution` to a prompt may be only the answer; the solution of a problem is worked.
     worked=not answer and question in ('problem', 'messages'),
   )
 
 
 def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
-  """The one of `names` that is a column, '' where none is."""
+  """Return the only one of `names` that is a column, or '' if none is."""
   found = [name for name in names if name in columns]
   if len(found) > 1:
     raise InputError(
@@ -234,7 +231,7 @@ def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str])
 
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
-  """The error message if `field`, which config.data.<key>_field may set, is not in `columns`."""
+  """Return the error message if `columns` lack `field`, which config.data.<key>_field may set."""
   return (
     f"{place}: no field '{field}' (has: {quote(columns)}); set config.data.{key}_field, or end the "
     f'data spec in {{{key}=COLUMN}}.'
@@ -242,15 +239,15 @@ def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
 
 
 def no_answer(place: str, columns: Sequence[str]) -> str:
-  """The error message where none of `columns` has the answer."""
+  """Return the error message if none of `columns` has the answer."""
   return _unknown(place, columns, 'answer', (*_ANSWERS, _SOLUTION))
 
 
-# ---- What a row makes ----
+# ---- Records ----
 
 
 class Uncheckable(NamedTuple):
-  """A row without an answer that a response could be compared with."""
+  """A row without an answer to compare responses with."""
 
   reason: str
 
@@ -261,16 +258,13 @@ Records = Iterator[tuple[str, Record | Uncheckable]]  # with the place of each r
 def of_file(
   fields: Fields, file: RowFile, source: str
 ) -> tuple[Layout | None, Callable[[], Records]]:
-  """How a file is read, None where it is empty, and a function that reads its records.
+  """Return a file's layout, None if it is empty, and a function that reads its records.
 
-  Args:
-    fields: what the user says of its columns.
-    file: to read.
-    source: of its questions where no column says it.
+  `source` is of its questions if no column says it.
 
   Raises:
     InputError: now or on reading a row: the file is damaged, its columns are not understood, or one
-      of them holds what it cannot.
+      of them holds an invalid value.
   """
   table = file.opened()
   names = table.columns()
@@ -290,9 +284,9 @@ def of_file(
 def record(
   layout: Layout, fields: Fields, row: Mapping[str, Any], place: str, source: str
 ) -> Record | Uncheckable:
-  """The record of a row; `place` and `source` as in `of_file`. Raises InputError as it does."""
+  """Make a row's record; `place` is for error messages. Source and errors as in `of_file`."""
   messages = _messages(_value(row, layout.question, 'question', place), layout.question, place)
-  turn = ''  # that answers, where the data has one
+  turn = ''  # the assistant's last, if the data has one
   if messages[-1]['role'] == 'assistant':
     *messages, last = messages
     turn = last['content']
@@ -332,12 +326,12 @@ def record(
 
 
 def answer_text(value: Any, name: str, place: str) -> str:
-  """Return an answer as text: '' if there is none, and a list of accepted ones as a JSON array.
+  """Return an answer as text: '' if there is none, a JSON array for a list of accepted answers.
 
   Args:
     value: text, a number, a list of these, or nothing.
-    name: the column's, for error messages.
-    place: the row's, for error messages.
+    name: of the column, for error messages.
+    place: of the row, for error messages.
 
   Raises:
     InputError: the value, or one in the list, is something else.
@@ -349,15 +343,15 @@ def answer_text(value: Any, name: str, place: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-  """The answer of a column of answers, and the worked solution that GSM8K has in the same text."""
+  """Split an answer column's text into the answer and the worked solution that GSM8K puts there."""
   _, mark, final = text.rpartition(_FINAL_ANSWER)
   return (final.strip(), _CALCULATOR.sub('', text)) if mark else (text, '')
 
 
 def _conclusion(text: str, worked: bool) -> tuple[str, str]:
-  """The answer of a column of solutions, '' where it has none, and the solution.
+  """Split a solution column's text into the answer, '' if it has none, and the solution.
 
-  Unless all of them are `worked`, one without a box or '#### ' is the answer alone, as in TRL.
+  Unless the column is `worked`, a text without a box or '#### ' is only the answer, as in TRL.
   """
   if '\\boxed' in text:
     return extraction.extract(text, require_think=False, require_box=True) or '', text
@@ -368,7 +362,7 @@ def _conclusion(text: str, worked: bool) -> tuple[str, str]:
 
 
 def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str) -> str:
-  """Why an answer cannot be checked; '' where it can."""
+  """Return the reason why an answer cannot be checked, or ''."""
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
@@ -382,7 +376,7 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str)
 
 
 def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, place: str) -> str:
-  """One of KINDS: verl's style if it names one, otherwise by verl's data source."""
+  """Return one of KINDS: verl's style if it names one, otherwise by verl's data source."""
   if not layout.style:
     return fields.default_kind or 'math'
   style = _value(row, layout.style, 'answer', place) or 'rule'
@@ -410,7 +404,7 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
 
 
 def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, Any]:
-  """The row's values by column, for rewards that ask for them."""
+  """Return the row's values by column, for rewards that ask for them."""
   if not layout.row:
     return {name: _plain(value) for name, value in row.items() if name not in layout.bulky}
   text = row.get(layout.row)
@@ -427,9 +421,9 @@ def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, An
 
 
 def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
-  """The value of a column; 'a.b' is a field of a struct unless there is a column of that name.
+  """Return the value of a column; 'a.b' is a field of a struct unless a column has that name.
 
-  InputError where the row lacks the column; `key` is of its setting.
+  Raises InputError if the row lacks the column; config.data.<key>_field may set it.
   """
   column, _, field = name.partition('.')
   if name in row:
@@ -445,7 +439,7 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
 
 
 def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
-  """The chat messages of a question; a text is what the user says."""
+  """Return the chat messages of a question; a text becomes one user message."""
   if not _is_list(value):
     return [{'role': 'user', 'content': _text(value, name, place)}]
   turns = list(value)
@@ -463,14 +457,14 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
 
 
 def _optional(value: Any, name: str, place: str) -> str:
-  """`_text`, or '' where there is nothing but white space, or NaN."""
+  """Return `_text` of `value`, or '' for None, NaN and white space."""
   if value is None or _is_nan(value) or (isinstance(value, (str, bytes)) and not value.strip()):
     return ''
   return _text(value, name, place)
 
 
 def _text(value: Any, name: str, place: str) -> str:
-  """Return `value` as text; numbers are written as Python does, decimals with all their digits."""
+  """Return `value` as text; numbers are written as in Python, decimals with all their digits."""
   if isinstance(value, bytes):
     try:
       value = value.decode()
@@ -505,20 +499,20 @@ def _is_nan(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-  """`value` as JSON has it: what JSON does not know becomes text, and so do integers too long."""
+  """Return `value` in JSON's types; other types and integers that are too long become text."""
   if value is None or type(value) in (str, int, float, bool):
     return value
   if isinstance(value, Numeral):
     try:
       return json.loads(value)
-    except ValueError:  # Python makes no integer of more than 4,300 digits
+    except ValueError:  # Python parses no integer of more than 4,300 digits
       return str(value)
   if isinstance(value, Mapping):
     return {str(name): _plain(inner) for name, inner in value.items()}
   if _is_list(value):
     return [_plain(inner) for inner in value]
   if isinstance(value, np.floating):
-    return float(str(value))  # of float32's own precision
+    return float(str(value))  # the shortest decimal in the value's own precision
   if isinstance(value, (np.ndarray, np.generic)):
     return _plain(value.tolist())
   if isinstance(value, bytes):

@@ -1,8 +1,8 @@
 """The rows of a file of any format: jsonl, a JSON array, csv, parquet, or a task in Python.
 
-The `datasets` library would not do: it makes 0.50 of an answer 0.5 and 5,000 digits infinity, turns
-`nan` and a missing value into None, shifts the columns of a csv row that is too long, renames the
-second of two columns of one name, and does not say which line is wrong.
+The `datasets` library is not used: it turns an answer of 0.50 into 0.5, 5,000 digits into infinity,
+and `nan` or a missing value into None, shifts the columns of a csv row that is too long, renames
+the second of two columns with one name, and does not say which line is wrong.
 """
 
 import collections
@@ -25,51 +25,51 @@ from exgrpo_jax import config
 from exgrpo_jax.errors import InputError, counted
 
 ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
-LINES_OR_PARQUET = ('.jsonl', '.parquet')  # of files that hold more than questions
+LINES_OR_PARQUET = ('.jsonl', '.parquet')  # formats of files that hold more than questions
 
 Row = dict[str, Any]  # by column; a row of jsonl may lack some
-Rows = Iterator[tuple[str, Row]]  # where each row is, as 'path:line' or 'path: row n', and the row
+Rows = Iterator[tuple[str, Row]]  # place, 'path:line' or 'path: row n', and row
 
 _TASK = re.compile(r'(?P<file>.+\.py):(?P<split>[\w.-]+)')
-_BATCH = 128  # rows of parquet in memory together
+_BATCH = 128  # rows of parquet in memory at once
 
 
 class Numeral(str):
-  """A number as it is spelt: an answer of 0.50 must not become 0.5."""
+  """A number in its original spelling: an answer of 0.50 must not become 0.5."""
 
 
 class Table(NamedTuple):
   """Rows that can be read several times, a few in memory at a time (of .json and .py: all)."""
 
   columns: Callable[[], list[str]]  # of all rows together, in the order in which they first occur
-  rows: Callable[[Collection[str]], Rows]  # without the columns given
+  rows: Callable[[Collection[str]], Rows]  # without the columns in the argument
 
 
 class RowFile(NamedTuple):
-  """A file, or a split of a data set, that need not be opened if its content is known."""
+  """A file or a split of a data set, opened only if its content is not known yet."""
 
-  path: str  # as messages name it
-  digest: Callable[[], str]  # of its content
+  path: str  # for messages
+  digest: Callable[[], str]  # of the content
   opened: Callable[[], Table]
 
 
 def row_file(path: str) -> RowFile:
-  """The file at `path`, as `opened` takes it."""
+  """Return the file at `path`, which is one that `opened` takes."""
   return RowFile(path, functools.partial(digest, path), functools.partial(opened, path))
 
 
 def task_file(base: str) -> tuple[str, str] | None:
-  """File and split of a task in Python, such as 'squares.py:train'; None for anything else."""
+  """Return file and split of a task in Python, such as 'squares.py:train'; else None."""
   match = _TASK.fullmatch(base)
   return (match['file'], match['split']) if match else None
 
 
 def opened(path: str, keep_spelling: bool = True) -> Table:
-  """The file at `path`, whose ending says how it is read.
+  """Open the file at `path`; its ending decides how it is read.
 
   Args:
-    path: of the file; for a task in Python with its split, as in 'squares.py:train'.
-    keep_spelling: whether numbers in JSON are Numerals, and float16 and float32 of parquet the
+    path: of the file; a task in Python has its split too, as in 'squares.py:train'.
+    keep_spelling: whether numbers in JSON become Numerals, and float16 and float32 of parquet the
       float64 of the same shortest spelling: 0.1, not 0.10000000149011612.
 
   Raises:
@@ -95,7 +95,7 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
 
 
 def existing(path: str) -> epath.Path:
-  """The file at `path`; InputError where there is none."""
+  """Return the file at `path`; InputError if there is none."""
   file = epath.Path(path).expanduser()
   if not file.is_file():
     raise InputError(
@@ -191,7 +191,7 @@ def _csv(path: str, file: epath.Path) -> Table:
 
   def rows(without: Collection[str]) -> Rows:
     found = values()
-    next(found, None)  # the names
+    next(found, None)  # skip the names
     for number in range(sys.maxsize):
       place = f'{path}: row {number}'  # a value may span lines
       row = _next(found, place, file)
@@ -221,7 +221,7 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
     return next(found, None)
   except csv.Error as error:
     raise InputError(f'{place}: not valid CSV ({error}); write it again.') from error
-  except UnicodeDecodeError as error:  # it tells the place in a part of the file
+  except UnicodeDecodeError as error:  # its position counts within a part of the file
     for number, line in enumerate(file.read_bytes().split(b'\n'), start=1):
       try:
         line.decode()
@@ -258,10 +258,10 @@ def _parquet(path: str, file: epath.Path, keep_spelling: bool) -> Table:
 
 
 def _values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
-  """The rows of a batch whose first is row `number` of the file."""
+  """Return the rows of a batch that begins at row `number` of the file."""
   try:
     return batch.to_pylist()
-  except UnicodeDecodeError:  # whoever wrote the file need not have checked its texts
+  except UnicodeDecodeError:  # the file's writer need not have checked its texts
     for offset in range(batch.num_rows):
       try:
         batch.slice(offset, 1).to_pylist()
@@ -275,7 +275,7 @@ def _has_short_floats(kind: pa.DataType) -> bool:
 
 
 def _spelt(value: Any, kind: pa.DataType) -> Any:
-  """Return a value with each float16 and float32 in it as the float64 of its shortest spelling."""
+  """Replace each float16 and float32 in a value by the float64 of its shortest spelling."""
   if value is None or not _has_short_floats(kind):
     return value
   if pa.types.is_floating(kind):
@@ -307,11 +307,11 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
   )
 
 
-# ---- What is wrong ----
+# ---- Checks and messages ----
 
 
 def check_distinct(names: Sequence[str], place: str) -> None:
-  """Refuse names of which one stands for several values; columns without a name may be many."""
+  """Raise InputError if a name occurs twice; several columns may have no name."""
   for name, count in collections.Counter(names).items():
     if name and count > 1:
       raise InputError(
@@ -321,7 +321,7 @@ def check_distinct(names: Sequence[str], place: str) -> None:
 
 
 def quote(names: Sequence[str]) -> str:
-  """The names as a list in a message."""
+  """Quote the names as a list in a message."""
   return ', '.join(f"'{name}'" for name in names) or 'nothing'
 
 

@@ -1,12 +1,12 @@
 """Prepared data: a data set's records and the tokens of its prompts, made once and then mapped.
 
-All of it lies in a folder, whose name is a hash of whatever shapes the records:
+A data set has one folder. Its name contains a hash of everything that shapes the records:
 
-  facts.json     how many rows each split has, and how they were read
+  facts.json     the number of rows of each split, and how they were read
   SPLIT.arrow    the records of a split
-  prompts/HASH   the tokens of prompts; the hash is of whatever shapes these
+  prompts/HASH   the tokens of prompts; the hash covers everything that shapes them
 
-So what is there under its name is right, and what a change no longer finds does no harm.
+So a file that exists under its name is right, and files from before a change do no harm.
 """
 
 import functools
@@ -38,7 +38,7 @@ from exgrpo_jax.runtime.replacement import replacing
 
 ROWS = 'rows'  # the only split of files
 
-# The fields of datatypes.Question but `row`; `columns` is JSON.
+# The fields of datatypes.Question except `row`; `columns` is JSON.
 SCHEMA = pa.schema(
   [
     ('messages', pa.list_(pa.struct([('role', pa.string()), ('content', pa.string())]))),
@@ -46,41 +46,41 @@ SCHEMA = pa.schema(
   ]
 )
 _VERSION = '4'  # increase it when rows become other records
-_BATCH = 1000  # rows that are written, read and tokenised together
+_BATCH = 1000  # rows that are written, read and tokenised at once
 _FACTS = 'facts.json'
 _INT = np.dtype('<i4')
 _DIGEST = 32  # bytes of a SHA-256
 _LIBRARIES = ('jinja2', 'sentencepiece', 'tokenizers')
 
-Facts = dict[str, Any]  # the attributes of a Store, but for its folder
+Facts = dict[str, Any]  # the attributes of a Store except its folder
 
 
 class LeftOut(NamedTuple):
   """Rows that were left out for one reason."""
 
   rows: int
-  first: str  # where the first of them is, and for conflicting answers the second
+  first: str  # the place of the first row, and for conflicting answers of the second too
 
 
 class Store:
-  """The prepared splits of a data set; rows are read when they are asked for."""
+  """The prepared splits of a data set; rows are read on demand."""
 
   def __init__(self, folder: pathlib.Path) -> None:
     facts: Facts = json.loads((folder / _FACTS).read_text())
     self.folder = folder
     self.sizes: dict[str, int] = facts['sizes']  # split -> rows, `excluded` ones too
-    # How its columns were read, mostly one line for all files; or which tasks have how many rows.
+    # How the columns were read, mostly one line for all files; or the number of rows of each task.
     self.layouts: list[str] = facts.get('layouts', [])
-    # By reason: the rows of files whose answer cannot be checked.
+    # Reason -> the rows of files whose answer cannot be checked.
     self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
-    # Rows of files that are stored and left out: conflicts show late.
+    # Rows of files that are stored but left out, because conflicts are only known at the end.
     self.excluded: list[int] = facts.get('excluded', [])
 
   def reader(self, split: str) -> Callable[[Sequence[int]], list[Record]]:
-    """A function from rows of a split to its records, which works on when the cache is cleared."""
+    """Return a function from rows of a split to records; it still works if the cache is cleared."""
     with pa.ipc.open_file(pa.memory_map(os.fspath(_file(self.folder, split)))) as file:
       batches = [file.get_batch(number) for number in range(file.num_record_batches)]
-    size = batches[0].num_rows if batches else 1  # of all but the last
+    size = batches[0].num_rows if batches else 1  # of all batches except the last
 
     def read(rows: Sequence[int]) -> list[Record]:
       found = {}
@@ -96,20 +96,20 @@ class Store:
 def prepared(
   cache_dir: str, name: str, key: str, make: Callable[[Facts], Mapping[str, Iterable[Record]]]
 ) -> Store:
-  """The data set of this key, made if it is not there.
+  """Return the data set of this key; make it if it is not there.
 
-  Safe to call from several processes at once, and to kill: each makes a folder of its own, and the
+  Safe to call from several processes at once, and to kill: each writes to its own folder, and the
   first to finish renames it.
 
   Args:
     cache_dir: where data is kept; '' is TFDS's folder.
-    name: of the data set, which begins the folder's name.
-    key: all that shapes the records.
-    make: the records of each split. It may add to the dict that it is given, which is written when
-      all records are.
+    name: of the data set; it begins the folder's name.
+    key: everything that shapes the records.
+    make: returns the records of each split. It may add to its argument, which is written after all
+      records.
 
   Raises:
-    InputError: it cannot be stored; and what `make` raises.
+    InputError: the data cannot be stored. Exceptions of `make` pass through.
   """
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
@@ -128,7 +128,7 @@ def prepared(
 
 
 def cache_folder(cache_dir: str) -> pathlib.Path:
-  """The folder that config.data.cache_dir names; by default it is TFDS's."""
+  """Return the folder that config.data.cache_dir names; '' is TFDS's folder."""
   named = cache_dir or os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
   return pathlib.Path(named).expanduser()
 
@@ -154,22 +154,18 @@ def _write(folder: pathlib.Path, make: Callable[[Facts], Mapping[str, Iterable[R
 
 
 def of_task(cache_dir: str, name: str, rows: Callable[[], Mapping[str, Iterable[Record]]]) -> Store:
-  """The splits of an embedded task; prepared anew when its code changes."""
+  """Return the splits of an embedded task; prepare them again when its code changes."""
   code = inspect.getsource(inspect.getmodule(rows) or rows)
   return prepared(cache_dir, name, code, lambda _: rows())
 
 
 def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: str = '') -> Store:
-  """The rows of some files in turn, as the split ROWS.
+  """Return the rows of one or more files in order, as the split ROWS.
 
-  Args:
-    cache_dir: where prepared data is kept.
-    fields: what the user says of their columns.
-    files: at least one.
-    source: of the questions where no column says it; '' is the first file's name.
+  `source` is of the questions if no column says it; '' is the first file's name.
 
   Raises:
-    InputError: one is not there, cannot be read or stored, or one of its rows cannot be used.
+    InputError: a file is not there, cannot be read or stored, or one of its rows cannot be used.
   """
   source = source or epath.Path(files[0].path).stem
   named = [(epath.Path(file.path).name, file.digest()) for file in files]
@@ -183,14 +179,14 @@ def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: s
 def _records(
   files: Sequence[RowFile], digests: Sequence[str], fields: Fields, source: str, facts: Facts
 ) -> Iterator[Record]:
-  """The records of some files; at the end `facts` says how they were read."""
+  """Yield the records of some files; at the end, add to `facts` how they were read."""
   found = [(file, *records.of_file(fields, file, source)) for file in files]
   first = files[0].path
   named = first if len(files) == 1 else f'{first} and {len(files) - 1} more'
   report = activity.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
   answers, left_out = Answers(), dict[str, LeftOut]()
   for file, _, rows in found:
-    # Places are kept without the folder, for the file may be moved.
+    # Places are kept without the folder because the file may be moved.
     folder = file.path.removesuffix(epath.Path(file.path).name)
     for place, record in rows():
       place = place.removeprefix(folder)
@@ -226,20 +222,20 @@ CONFLICT = 'another answer to the same question elsewhere'
 
 
 class Answers:
-  """The answers to the questions of a data set, which is added row by row.
+  """The answers to the questions of a data set, whose rows are added one by one.
 
   Answers that differ as text may still be the same to the verifier: 1/2 and 0.5.
   """
 
   def __init__(self) -> None:
-    self.asked: list[bytes] = []  # by each row: `question_key`
+    self.asked: list[bytes] = []  # `question_key` of each row
     self.conflicting: dict[bytes, str] = {}  # key -> the places and the text of two answers
     self._first: dict[bytes, tuple[str, str]] = {}  # key -> an answer, and its place
 
   def add(
     self, place: str, messages: Sequence[Mapping[str, Any]], answer: str, kind: str = 'math'
   ) -> None:
-    """Add a row: where it is, what it asks, its answer, and how answers to it are compared."""
+    """Add a row: its place, its messages, its answer, and how answers to it are compared."""
     asked = question_key(messages)
     self.asked.append(asked)
     first, first_place = self._first.setdefault(asked, (answer, place))
@@ -249,12 +245,12 @@ class Answers:
       )
 
   def conflicting_rows(self) -> list[int]:
-    """The numbers of the rows whose question has another answer elsewhere."""
+    """Return the numbers of the rows whose question has another answer elsewhere."""
     return [row for row, asked in enumerate(self.asked) if asked in self.conflicting]
 
 
 def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
-  """A hash of what is asked: the texts themselves of a large data set take much memory."""
+  """Hash the messages, because the texts of a large data set take much memory."""
   return hashlib.sha256(repr(messages).encode()).digest()[:16]
 
 
@@ -285,7 +281,7 @@ class Dataset(Questions):
       yield from self[start : start + _BATCH]
 
   def select(self, rows: np.ndarray) -> 'Dataset':
-    """Some of the questions, numbered anew."""
+    """Return some of the questions, renumbered from 0."""
     return Dataset(self.spec, self.store, self.split, self.rows[rows])
 
   def read(self, rows: Sequence[int]) -> list[Question]:
@@ -304,7 +300,7 @@ class Dataset(Questions):
 
 
 class Prompts(Sequence[np.ndarray]):
-  """The prompts of a data set: int32 [T] each, views of one array; a slice is a list of them."""
+  """The prompts of a data set: int32 [T] each, views of one array; a slice is a list."""
 
   def __init__(
     self, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, checksum: bytes
@@ -327,12 +323,12 @@ class Prompts(Sequence[np.ndarray]):
     return self._tokens[begin : begin + self.lengths[row]]
 
   def select(self, rows: np.ndarray) -> 'Prompts':
-    """Some of the prompts, numbered anew."""
+    """Return some of the prompts, renumbered from 0."""
     return Prompts(self._tokens, self._begins[rows], self.lengths[rows], self.checksum)
 
 
 def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> Prompts:
-  """The prompts of `data`: read from the file of an earlier start, else made and kept.
+  """Return the prompts of `data`: read them from the cache, or tokenise and store them.
 
   Safe to call from several processes at once, and to kill, as `prepared` is.
 
@@ -360,7 +356,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
 
 
 def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> str:
-  """A hash of whatever shapes the prompts, in hexadecimal digits."""
+  """Hash everything that shapes the prompts; hexadecimal digits."""
   shaping = (
     data.split,
     hashlib.sha256(data.rows.tobytes()).hexdigest(),
@@ -373,7 +369,7 @@ def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> 
 
 @functools.cache
 def _code() -> tuple[str, ...]:
-  """A digest of the code of this room, and the versions of libraries that it relies on."""
+  """Return a digest of the code in this folder, and the versions of libraries that it relies on."""
   hashed = hashlib.sha256()
   for file in sorted(pathlib.Path(__file__).parent.glob('*.py')):
     hashed.update(file.read_bytes())
@@ -381,10 +377,10 @@ def _code() -> tuple[str, ...]:
 
 
 def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
-  """The content of the file of these prompts.
+  """Return the content of the file of these prompts.
 
-  A SHA-256 of all that follows, one of the questions, and as little-endian int32 the tokens of all
-  prompts, the length of each, and the number of prompts.
+  A SHA-256 of all that follows, a SHA-256 of the questions, and as little-endian int32 the tokens
+  of all prompts, the length of each, and the number of prompts.
   """
   content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
   report = activity.reporter(
@@ -404,7 +400,7 @@ def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
 
 
 def _prompts_in(path: pathlib.Path) -> Prompts:
-  """The prompts in a file; ValueError where it is damaged."""
+  """Map the prompts in a file; ValueError if it is damaged."""
   with path.open('rb') as file:
     if file.read(_DIGEST) != hashlib.file_digest(file, 'sha256').digest():
       raise ValueError('the file is damaged')
@@ -412,7 +408,7 @@ def _prompts_in(path: pathlib.Path) -> Prompts:
 
 
 def _parse(content: np.ndarray) -> Prompts:
-  """The prompts in a file's content, int32; views of it."""
+  """Return the prompts in a file's content, int32, as views."""
   checksum, rest = content[: _DIGEST // 4].tobytes(), content[2 * _DIGEST // 4 :]
   count = int(rest[-1])
   lengths = rest[-1 - count : -1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Converts text to token ids and back: one interface to SentencePiece and tokenizer.json.
+"""Tokenizers: text to token ids and back, one interface to SentencePiece and tokenizer.json.
 
 The ends of responses and the padding are tracked by lengths, never by token ids. So a
 vocabulary needs no padding token: without one, the end token pads, as is usual.
@@ -24,14 +24,14 @@ from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
-_BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its text
+_BYTES = 256  # byte-fallback pieces of a trained model, used by characters not in its text
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
-# Tags that say what part of a response is what; they are read as text, special tokens or not.
+# Tags that mark the parts of a response; they are read as text, special tokens or not.
 _TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'tool_call', 'answer'))
-# The files beside tokenizer.json that are parsed; the others are only kept for exports.
+# The files next to tokenizer.json that are parsed; the others are only kept for exports.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
-# Files beside tokenizer.json: end and padding tokens, the chat template, what transformers needs to
-# read it, and formats that older readers need.
+# Files next to tokenizer.json: end and padding tokens, the chat template, files with which
+# transformers reads it, and formats that older readers need.
 _COMPANIONS = (
   'tokenizer_config.json',
   'tokenization.py',
@@ -64,31 +64,30 @@ class Tokenizer(abc.ABC):
   """The interface to a tokenizer of either format."""
 
   eos_ids: tuple[int, ...]  # any of them ends a response; use the first one when writing
-  pad_id: int  # a mask hides it everywhere; `trajectory_selection=released` counts it
-  vocab_size: int  # every id is below it
+  pad_id: int  # masked everywhere, except that `trajectory_selection=released` counts it
+  vocab_size: int  # every id is below this
   files: Mapping[str, bytes]  # name -> content of the files it was read from
   chat: prompt.Chat = prompt.NO_CHAT
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:
-    """The ids of `text`, without a begin or end token."""
+    """Return the ids of `text`, without a begin or end token."""
 
   @abc.abstractmethod
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-    """`encode` of each of the texts, faster: on several cores where possible."""
+    """Return `encode` of each text; faster, on several cores if possible."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """Return the text of `ids`, with end, padding and other special tokens only if `special`.
 
-    What is graded is the text without them, what people read the one with them. Tags such as
-    </think> are in both, even where the vocabulary calls them special. Ids outside the vocabulary
-    are skipped, because a model's embedding may be padded beyond it. Bytes that are not UTF-8
-    become U+FFFD.
+    Grading gets the text without them, people read the text with them. Tags such as </think> are in
+    both, even if the vocabulary calls them special. Ids outside the vocabulary are skipped, because
+    a model's embedding may be padded beyond it. Bytes that are not UTF-8 become U+FFFD.
     """
 
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The text of each of `ids`; joined, what `decode` gives with `special`: see `token_texts`."""
+    """Return each token's text, see `token_texts`; joined they are `decode` with `special`."""
     places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
     found = token_texts([int(ids[place]) for place in places], lambda some: self.decode(some, True))
     texts = dict(zip(places, found))
@@ -100,11 +99,11 @@ class Tokenizer(abc.ABC):
     prompts: prompt.PromptConfig,
     tools: Sequence[Mapping[str, Any]] = (),
   ) -> str:
-    """The prompt made of `messages`; see prompt.render."""
+    """Render `messages` as the prompt; see prompt.render."""
     return prompt.render(messages, prompts, self.chat, tools)
 
   def save(self, directory: epath.PathLike) -> None:
-    """Writes its files, from which `load` and transformers make the same tokenizer."""
+    """Write the files from which `load` and transformers make the same tokenizer."""
     folder = epath.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in self.files.items():
@@ -114,7 +113,7 @@ class Tokenizer(abc.ABC):
 class SentencePieceTokenizer(Tokenizer):
   """A SentencePiece model, from `train` or from a checkpoint.
 
-  `save` writes a tokenizer.json beside it where there can be one: see `tokenizer_json`.
+  `save` also writes a tokenizer.json if the model can have one: see `tokenizer_json`.
   `content` is the model file's; `path` is for error messages.
   """
 
@@ -142,7 +141,7 @@ class SentencePieceTokenizer(Tokenizer):
     """See Tokenizer.encode."""
     if not self._has_bytes:
       return self._model.encode(text)
-    # In text U+2581 would be read as a space, so it is encoded as its three UTF-8 bytes instead.
+    # U+2581 in a text would be read as a space, so it is encoded as its three UTF-8 bytes instead.
     first, *rest = [self._model.encode(piece) for piece in text.split(SPACE)]
     return first + [i for ids in rest for i in (*self._space_ids, *ids)]
 
@@ -165,7 +164,7 @@ class SentencePieceTokenizer(Tokenizer):
     return self._model.is_control(id_) or self._model.is_unknown(id_)
 
   def save(self, directory: epath.PathLike) -> None:
-    """See Tokenizer.save."""
+    """Write the files of Tokenizer.save, and a tokenizer.json if the model can have one."""
     super().save(directory)
     for name, content in tokenizer_json.of_sentencepiece(self.files['tokenizer.model']).items():
       (epath.Path(directory) / name).write_bytes(content)
@@ -174,7 +173,7 @@ class SentencePieceTokenizer(Tokenizer):
 class JsonTokenizer(Tokenizer):
   """A tokenizer.json of the `tokenizers` library, as found in Hugging Face checkpoints.
 
-  `files` are tokenizer.json and, if present, the files beside it; `path` is tokenizer.json's,
+  `files` are tokenizer.json and, if present, the files next to it; `path` is tokenizer.json's,
   for error messages.
   """
 
@@ -187,10 +186,10 @@ class JsonTokenizer(Tokenizer):
         f'{path}: not a tokenizer.json ({error}); it must be one that the '
         "'tokenizers' library wrote."
       ) from error
-    self._model.no_padding()  # the file may enable these for other uses
+    self._model.no_padding()  # the file may enable padding and truncation for other uses
     self._model.no_truncation()
     vocabulary = self._model.get_vocab()
-    self.vocab_size = max(vocabulary.values()) + 1  # not the count, since ids may have gaps
+    self.vocab_size = max(vocabulary.values()) + 1  # not the count, because ids may have gaps
     settings = {
       name: _parse_json(files[name], f'{path}: {name}') for name in _SETTINGS if name in files
     }
@@ -230,19 +229,19 @@ class JsonTokenizer(Tokenizer):
       template = {entry['name']: entry['template'] for entry in template}.get('default')
     if 'chat_template.jinja' in self.files:
       template = self.files['chat_template.jinja'].decode()
-    # What the tokenizer adds to every text; Llama 3 puts its begin token first.
+    # The tokens that are added to every text; Llama 3 puts its begin token first.
     added = self._model.encode('').tokens
     begin = added[0] if added and added[0] == special_tokens.get('bos_token') else ''
     return prompt.Chat(source=path, template=template, special_tokens=special_tokens, begin=begin)
 
 
 def load(path: epath.PathLike) -> Tokenizer:
-  """Reads a tokenizer.json, a SentencePiece *.model, or the one that a folder holds.
+  """Read a tokenizer.json, a SentencePiece *.model, or the one in a folder.
 
   If a folder holds both, tokenizer.json is used, as in transformers.
 
   Raises:
-    InputError: there is none, it cannot be read, or it has no end-of-sequence token.
+    InputError: the file is missing, cannot be read, or has no end-of-sequence token.
   """
   file = epath.Path(path).expanduser()
   if file.is_dir():
@@ -264,7 +263,7 @@ def load(path: epath.PathLike) -> Tokenizer:
 
 
 def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
-  """Trains a SentencePiece model on `texts` and writes it to `path`, deterministically.
+  """Train a SentencePiece model on `texts` and write it to `path`, deterministically.
 
   It uses byte-pair encoding without normalisation, splits numbers into digits, and falls
   back to bytes for characters not in the texts, so that decoding restores any text exactly.
@@ -321,7 +320,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
 def _eos_ids(
   settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], path: str
 ) -> tuple[int, ...]:
-  """End-of-sequence ids: first the tokenizer's own, then those at which generation stops."""
+  """Return the end-of-sequence ids: first the tokenizer's own, then generation's stop ids."""
   eos = _token_text(settings.get('tokenizer_config.json', {}).get('eos_token'))
   stops = settings.get('generation_config.json', {}).get('eos_token_id')
   ids = [] if eos is None or eos not in vocabulary else [vocabulary[eos]]
@@ -337,7 +336,7 @@ def _eos_ids(
 
 
 def _token_text(entry: Any) -> str | None:
-  """A special token's text; tokenizer_config.json holds it directly or in an object."""
+  """Return a special token's text; tokenizer_config.json holds it directly or in an object."""
   text = entry.get('content') if isinstance(entry, dict) else entry
   return text if isinstance(text, str) else None
 
@@ -351,20 +350,20 @@ def _parse_json(content: bytes, location: str) -> dict[str, Any]:
 
 # ---- The text of each token ----
 
-# Decoded alone, a token is not what it is in its place: a character may be spread over several of
-# them, and decoders drop a space at the start. So each is decoded after a token before it, and the
-# text of a character goes to the token that completes it.
+# A token decoded alone may differ from its text in context: a character may span several tokens,
+# and decoders drop a space at the start. So each token is decoded after a token before it, and a
+# character belongs to the token that completes it.
 
 
-_UNFINISHED = '\ufffd'  # what decoders write for bytes that are no character, or not yet one
-_LONGEST = 4  # bytes of a character, so tokens as well
+_UNFINISHED = '\ufffd'  # decoders write this for bytes that are no character, or not yet one
+_LONGEST = 4  # bytes of a character, and so at most as many tokens
 
 
 def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-  """The text of each token, in time linear in the tokens; joined they are the decoded whole.
+  """Return the text of each token, in time linear in the tokens; joined they are the decoded whole.
 
-  Tokens before the last one of a character have ''. Where bytes are not UTF-8, U+FFFD may be
-  more or fewer than in the whole, or be with the next character.
+  Tokens before the last one of a character have ''. If bytes are not UTF-8, there may be more or
+  fewer U+FFFD than in the whole, or U+FFFD may be with the next character.
   """
   texts = [''] * len(ids)
   context: list[int] = []
@@ -373,23 +372,23 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[
     group.append(id_)
     while group:
       before, text = decode(context), decode(context + group)
-      # It does not start so where bytes are no UTF-8, which may change how those before are read.
+      # `text` may begin differently: bytes that are not UTF-8 can change how earlier ones are read.
       own = text.removeprefix(before) if text.startswith(before) else decode(group)
       if not own.endswith(_UNFINISHED):
         texts[place] = own
-        # After white space alone some decoders would take what follows for the start of the text.
+        # With only white space before it, some decoders treat a token as the start of the text.
         if own.replace(_UNFINISHED, '').strip() or not context:
           context = group
         group = []
       elif len(group) < _LONGEST and place + 1 < len(ids):
         break
-      else:  # the first one is part of no character
+      else:  # the group's first token is part of no character
         texts[place + 1 - len(group)] = decode(group[:1])
         group = group[1:]
   return texts
 
 
-# ---- A conversation that goes on after a turn ----
+# ---- Conversations of several turns ----
 
 
 def observed_tokens(
@@ -398,13 +397,13 @@ def observed_tokens(
   turn: np.ndarray,
   messages: Sequence[Mapping[str, str]],
 ) -> np.ndarray:
-  """The tokens after a turn: `messages`, up to where the policy's next turn begins.
+  """Return the tokens after the policy's turn: `messages`, up to the beginning of its next turn.
 
   Args:
     tokenizer: of the policy.
     prompts: how messages become text, see `prompt.following`.
-    turn: its tokens, which stay as they are; where it was cut, an end token comes first.
-    messages: what was said to it, each with its role and content.
+    turn: the turn's tokens. If the turn was cut, the result begins with an end token.
+    messages: the replies to the turn, each with its role and content.
 
   Returns:
     int32 [T].

@@ -1,12 +1,12 @@
-"""A tokenizer.json, as transformers and vLLM read it, of a SentencePiece model or of a GGUF.
+"""Conversion of a SentencePiece model or a GGUF to tokenizer.json, for transformers and vLLM.
 
-SentencePiece gives every piece a score and merges whichever neighbours make the best one; a
+SentencePiece gives every piece a score and merges the neighbours that make the best piece; a
 tokenizer.json lists pairs of pieces by rank. So each piece becomes all pairs that make it, in the
 order of the scores.
 
-A GGUF file has vocabulary, merges or scores, and by name how text is split before it is merged
-(tokenizer.ggml.pre). What the names mean is defined in llama.cpp's src/llama-vocab.cpp; here they
-are what the models' own tokenizer.json say, which that copies.
+A GGUF file has a vocabulary, merges or scores, and the name of a way to split text before merging
+(tokenizer.ggml.pre). llama.cpp's src/llama-vocab.cpp defines the names by copying the models' own
+tokenizer.json; this file follows those tokenizer.json.
 """
 
 import json
@@ -19,19 +19,19 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from exgrpo_jax.errors import InputError
 
-# End-of-sequence tokens of common model families, for a tokenizer with nothing beside it.
+# End-of-sequence tokens of common model families, for a tokenizer without any other file.
 KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
 SPACE = '\u2581'  # SentencePiece's symbol for a space
-# AutoTokenizer of transformers 5 takes Qwen2's own tokenizer for every Qwen2 model, whatever the
-# folder says, and so other ids, unless `auto_map` names a class. This one is only imported where
-# the user trusts code of the folder; elsewhere `tokenizer_class` then counts, which is the same.
+# For every Qwen2 model, AutoTokenizer of transformers 5 ignores the folder and uses Qwen2's own
+# tokenizer, with other ids, unless `auto_map` names a class. This class is only imported if the
+# user trusts code of the folder; otherwise `tokenizer_class` counts, which is equivalent.
 _CODE = """from transformers import PreTrainedTokenizerFast
 
 
 class FromTokenizerJson(PreTrainedTokenizerFast):
   pass
 """
-# Of tokenizer_config.json: read tokenizer.json as it is, and give no token_type_ids.
+# For tokenizer_config.json: use tokenizer.json unchanged, and return no token_type_ids.
 _AUTO_TOKENIZER = {
   'tokenizer_class': 'PreTrainedTokenizerFast',
   'auto_map': {'AutoTokenizer': [None, 'tokenization.FromTokenizerJson']},
@@ -44,20 +44,18 @@ _AUTO_TOKENIZER = {
 
 
 def of_sentencepiece(content: bytes) -> dict[str, bytes]:
-  """tokenizer.json, tokenizer_config.json and tokenization.py of a SentencePiece model, by name.
+  """Make tokenizer.json, tokenizer_config.json and tokenization.py of a SentencePiece model file.
 
-  Empty where a tokenizer.json could not have the same ids for every text: the model is not a BPE
-  with byte fallback, or it changes the text before it encodes it, as with a dummy prefix.
-
-  Args:
-    content: of the model's file.
+  Returns file name -> content. It is empty if a tokenizer.json could not have the same ids for
+  every text: the model is not a BPE with byte fallback, or it changes the text before it encodes
+  it, as with a dummy prefix.
   """
-  # Digits, spaces and newlines need no splitting beforehand: no piece spans them.
+  # Digits, spaces and newlines need no splitting beforehand because no piece spans them.
   proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]  # generated code without types
   if not _is_convertible(proto):
     return {}
   names = {kind: _names(proto, kind) for kind in ('NORMAL', 'UNKNOWN', 'CONTROL')}
-  # Named with plain spaces, so that text needs no replacement and U+2581 in it falls back to bytes.
+  # Pieces have plain spaces, so text needs no replacement and U+2581 in it falls back to bytes.
   vocabulary = {piece.piece.replace(SPACE, ' '): i for i, piece in enumerate(proto.pieces)}
   model = tokenizers.Tokenizer(
     models.BPE(
@@ -88,13 +86,13 @@ def _is_convertible(proto: Any) -> bool:
     and trainer.byte_fallback
     and not changes_text
     and not _names(proto, 'UNUSED')
-    # A longer one is matched before anything is merged; a single character is in no other piece.
+    # Longer ones are matched before any merge; a single character is in no other piece.
     and all(len(name) == 1 for name in _names(proto, 'USER_DEFINED'))
   )
 
 
 def _names(proto: Any, kind: str) -> list[str]:
-  """The pieces of one kind, as they stand in the vocabulary; the best first."""
+  """Return the pieces of one kind, spelt as in the vocabulary, best first."""
   pieces = [piece for piece in proto.pieces if piece.type == getattr(piece, kind)]
   return [
     piece.piece.replace(SPACE, ' ') for piece in sorted(pieces, key=lambda piece: -piece.score)
@@ -102,7 +100,7 @@ def _names(proto: Any, kind: str) -> list[str]:
 
 
 def _merges(pieces: list[str]) -> list[tuple[str, str]]:
-  """BPE's merges: the pairs of pieces that make another, those of the best one first."""
+  """Return BPE's merges: all pairs of pieces that make another, in the order of `pieces`."""
   known = set(pieces)
   return [
     (piece[:cut], piece[cut:])
@@ -113,13 +111,13 @@ def _merges(pieces: list[str]) -> list[tuple[str, str]]:
 
 
 def _tokens(proto: Any) -> dict[str, str]:
-  """The pieces with a role, by their names in tokenizer_config.json."""
+  """Return the pieces with a role, by their names in tokenizer_config.json."""
   ids = {name: getattr(proto.trainer_spec, f'{name}_id') for name in ('bos', 'eos', 'unk', 'pad')}
   return {f'{name}_token': proto.pieces[id_].piece for name, id_ in ids.items() if id_ >= 0}
 
 
 def _files(model: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, bytes]:
-  """The files of a tokenizer, by name; `settings` are of tokenizer_config.json."""
+  """Return a tokenizer's files by name; `settings` are for tokenizer_config.json."""
   return {
     'tokenizer.json': model.to_str(pretty=True).encode(),
     'tokenizer_config.json': json.dumps({**settings, **_AUTO_TOKENIZER}, indent=2).encode(),
@@ -140,10 +138,10 @@ _QWEN2 = _LLAMA3.replace('{1,3}', '')
 
 
 class _Split(NamedTuple):
-  """What is done to a text before its pieces are merged."""
+  """The preparation of a text before its pieces are merged."""
 
-  pattern: str = ''  # of what is split; '' is GPT-2's, which `tokenizers` has
-  digits: bool = False  # each is split from its neighbours first
+  pattern: str = ''  # matches the parts; '' is GPT-2's pattern, which `tokenizers` has
+  digits: bool = False  # each digit is split from its neighbours first
   composes: bool = False  # Unicode's NFC
   whole_words: bool = False  # a word of the vocabulary is not merged
   begins: bool = False  # a text gets the begin token, unless the metadata denies it
@@ -163,14 +161,17 @@ _BY_NAME = {
 
 
 def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
-  """tokenizer.json, tokenizer_config.json and generation_config.json, by name.
+  """Make tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
 
   Args:
-    metadata: the file's, by key.
-    path: the file's, for error messages.
+    metadata: of the GGUF file, by key.
+    path: of the file, for error messages.
+
+  Returns:
+    File name -> content.
 
   Raises:
-    InputError: it has no tokenizer, one of another kind, or one without an end.
+    InputError: the file has no tokenizer, an unsupported one, or one without an end token.
   """
   own = {
     key.removeprefix('tokenizer.ggml.'): value
@@ -180,7 +181,7 @@ def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
   _check(own, path)
   types = own.get('token_type', [_NORMAL] * len(own['tokens']))
   try:
-    # Unused tokens only fill the embedding up.
+    # Unused tokens only pad the embedding.
     vocabulary = {
       token: id_
       for id_, (token, kind) in enumerate(zip(own['tokens'], types, strict=True))
@@ -217,7 +218,7 @@ def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
 
 
 def _check(own: Mapping[str, Any], path: str) -> None:
-  """Raises InputError where there is no tokenizer, or none of a kind that is supported."""
+  """Raise InputError if there is no tokenizer of a supported kind."""
   kind, pre = own.get('model'), own.get('pre')
   needed = {'gpt2': ('tokens', 'merges', 'pre'), 'llama': ('tokens', 'scores')}
   if kind not in needed:
@@ -242,7 +243,7 @@ def _check(own: Mapping[str, Any], path: str) -> None:
 def _byte_level(
   own: Mapping[str, Any], vocabulary: dict[str, int], _: Sequence[int]
 ) -> tokenizers.Tokenizer:
-  """BPE of bytes, as GPT-2 has it."""
+  """Make a BPE of bytes, as in GPT-2."""
   split = _BY_NAME[own['pre']]
   merges = [tuple(merge.split(' ', 1)) for merge in own['merges']]
   model = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole_words))
@@ -262,7 +263,7 @@ def _byte_level(
 def _sentencepiece(
   own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]
 ) -> tokenizers.Tokenizer:
-  """BPE of characters with byte fallback, by scores, as SentencePiece has it."""
+  """Make a BPE of characters with byte fallback, by scores, as in SentencePiece."""
   ids = [id_ for id_ in vocabulary.values() if types[id_] == _NORMAL]
   best_first = sorted(ids, key=lambda id_: -own['scores'][id_])
   merges = _merges([own['tokens'][id_] for id_ in best_first])
@@ -283,7 +284,7 @@ def _sentencepiece(
 def _add_tokens(
   model: tokenizers.Tokenizer, vocabulary: dict[str, int], types: Sequence[int]
 ) -> None:
-  """Adds the tokens that are found in a text before it is split."""
+  """Add the tokens that are found in a text before it is split."""
   model.add_tokens(
     [
       tokenizers.AddedToken(token, special=types[id_] != _USER_DEFINED, normalized=False)
@@ -296,9 +297,9 @@ def _add_tokens(
 def _ends(
   own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
 ) -> list[int]:
-  """Ids at which generation stops, as in llama.cpp: the end's, the turn's, and well-known ones.
+  """Return the ids that stop generation, as in llama.cpp: end, end of turn, and well-known ones.
 
-  A file names one end alone, where Hugging Face's generation_config.json lists several.
+  A GGUF names only one end, but Hugging Face's generation_config.json lists several.
   """
   ids = [own[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in own]
   known = [vocabulary[token] for token in (*KNOWN_EOS, '<|eom_id|>') if token in vocabulary]

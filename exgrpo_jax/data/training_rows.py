@@ -1,7 +1,7 @@
-"""Rows of verl's columns, made of the files of a public data set.
+"""Rows in verl's columns, made from the files of a public data set.
 
-Read are parquet and jsonl files with verl's own columns, such as those of
-Elliott/Openr1-Math-46k-8192, or with `problem` and `answer`, such as open-r1/OpenR1-Math-220k's.
+It reads parquet and jsonl files with verl's own columns, such as Elliott/Openr1-Math-46k-8192's, or
+with `problem` and `answer`, such as open-r1/OpenR1-Math-220k's.
 """
 
 import collections
@@ -30,12 +30,12 @@ _SCHEMA = pa.schema(
   ]
 )
 _VERL = _SCHEMA.names
-_GROUP = 1024  # rows that are written together
-_INT64_DIGITS = 18  # of _SCHEMA's index; with so many any number fits
+_GROUP = 1024  # rows that are written at once
+_INT64_DIGITS = 18  # of _SCHEMA's index; any number of so many digits fits
 
 
 class Shard(NamedTuple):
-  """A file, and the columns that it has."""
+  """A file and its columns."""
 
   path: str
   file: row_files.Table
@@ -43,12 +43,12 @@ class Shard(NamedTuple):
 
   @property
   def is_verl(self) -> bool:
-    """Whether it has verl's columns; else it has problems and answers."""
+    """Return True if it has verl's columns; else it has problems and answers."""
     return {'prompt', 'reward_model'} <= set(self.columns)
 
 
 class FileCounts(NamedTuple):
-  """The counts of a file of training questions, as it was written."""
+  """The counts of a written file of training questions."""
 
   rows: int
   different: int  # questions, each counted once
@@ -59,7 +59,7 @@ class FileCounts(NamedTuple):
 
 
 def shards(places: Sequence[str]) -> list[Shard]:
-  """The files in these places, in order: those named, and those of folders and splits named.
+  """Return the files at these places, in order. A place is a file, a folder, or a split of the Hub.
 
   Raises:
     InputError: a place does not exist or has no such file, or a file cannot be read or has other
@@ -104,7 +104,7 @@ def _shard(path: str) -> Shard:
 
 
 def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
-  """The columns of which nothing will be written."""
+  """Return the columns whose content will not be written."""
   used = {*_VERL, 'problem', 'answer', *([_TARGET, 'solution'] if keep_target else [])}
   return sorted({column for shard in found for column in shard.columns} - used)
 
@@ -113,16 +113,12 @@ def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
 
 
 def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> FileCounts:
-  """Writes the rows of all files as parquet.
+  """Write the rows of all files as parquet; each file is read twice.
 
-  A row of problem and answer becomes a prompt of one user message, without a system message, for
-  which the config's template has its own. Rows without a prompt or a ground truth are left out, and
-  those whose question has another ground truth elsewhere.
-
-  Args:
-    path: the file to write.
-    found: the files to read, twice.
-    keep_target: whether the column of worked solutions is kept, as text.
+  A row of problem and answer becomes a prompt of one user message. It gets no system message
+  because the config's template has one. Rows are left out if they have no prompt or ground truth,
+  or if their question has another ground truth elsewhere. `keep_target` keeps the column of worked
+  solutions, as text.
 
   Raises:
     InputError: a row is not of the type that its columns must have.
@@ -159,7 +155,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
 
 def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
-  """The questions with several answers, see store.Answers."""
+  """Return the questions with several answers, see store.Answers."""
   answers = store.Answers()
   for shard in found:
     for place, row in _rows(shard, keep_target=False):
@@ -172,7 +168,7 @@ def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
 
 
 def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """The place of each row, and the row in verl's columns, or why it is left out."""
+  """Yield each row's place, and the row in verl's columns or the reason why it is left out."""
   solution = _TARGET if shard.is_verl else 'solution'
   wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
   for place, record in shard.file.rows(set(shard.columns) - wanted):
@@ -183,7 +179,7 @@ def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _as_verl(record: Mapping[str, Any], place: str) -> dict[str, Any]:
-  """A row of problem and answer."""
+  """Convert a row of problem and answer."""
   problem = record.get('problem')
   if not isinstance(problem, str | None):
     raise InputError(f'{place}: problem is {reprlib.repr(problem)}; it must be text.')
@@ -194,7 +190,7 @@ def _as_verl(record: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
-  """A row of verl's columns, all of them filled, or why it is left out."""
+  """Return a row with all of verl's columns filled, or the reason why it is left out."""
   prompt, model = record.get('prompt') or [], record.get('reward_model') or {}
   if not isinstance(model, Mapping) or isinstance(model.get('ground_truth'), bytes):
     raise InputError(
@@ -238,7 +234,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
 
 
 def _solution(value: Any, place: str) -> str | None:
-  """A worked solution as text: it may be the first of a list of messages."""
+  """Return a worked solution as text; `value` may be a list whose first message has it."""
   if isinstance(value, list):
     value = value[0] if value else None
   if isinstance(value, Mapping):
@@ -249,5 +245,5 @@ def _solution(value: Any, place: str) -> str | None:
 
 
 def _text(value: Any) -> str:
-  """`value` as text; '' where there is none."""
+  """Return `value` as text, or '' if it is None or white space."""
   return '' if value is None or not str(value).strip() else str(value)

@@ -1,1 +1,1 @@
-"""What a policy acts in, turn after turn: the protocol, the processes that hold it, our own."""
+"""Environments for many turns: the protocol, the processes that hold them, our own."""

@@ -1,12 +1,12 @@
 """Games of TextArena and Gymnasium, as environments.
 
-A question names the game, its column `seed` says which one of that kind, and `options` what it is
-made with:
+A question names the game. Its column `seed` selects one of that kind, and `options` are the
+arguments that make it:
 
   {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
 
-That seed decides the board, so that all episodes of a question begin alike; the episode's own one
-decides what the game leaves to chance after that.
+The column's seed decides the board, so all episodes of a question begin alike. The episode's seed
+decides everything random after that.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ _MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # of Taxi: passenger, destinati
 
 
 class TextArena:
-  """A game of TextArena for one player; won at a reward of 1.
+  """A TextArena game for one player, won at a reward of 1.
 
-  Policies read what the game says to the player, not its own moves again.
+  The policy reads what the game says to the player, but not its own moves again.
   """
 
   def __init__(self) -> None:
     self._textarena = package('textarena')
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is the game's; ValueError where the row has no seed."""
+    """Begin the game and return its prompt. Raises ValueError if the row has no seed."""
     options = task.columns.get('options') or {}
     # Its 'raw' form says what is new; the others repeat the whole game at each turn.
     self._game = self._textarena.make(f'{_name(task)}-raw', **options)
@@ -48,7 +48,7 @@ class TextArena:
     return prompt
 
   def step(self, response: str) -> Observation:
-    """The reward is the game's in the end; a move that is not allowed ends it the second time."""
+    """Make a move. The last one gets the game's reward. A second invalid move ends the game."""
     with self._own_chance():
       done, _ = self._game.step(response)
       if not done:
@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_chance(self) -> Iterator[None]:
-    """Gives the game its own state of the global random numbers: episodes share a process."""
+    """Swap in the game's own global random state because episodes share a process."""
     others = random.getstate(), np.random.get_state()
     if self._chance is not None:
       random.setstate(self._chance[0])
@@ -77,18 +77,18 @@ class TextArena:
 
 
 class Gymnasium:
-  """A game of Gymnasium with numbered actions, such as those of its toy text.
+  """A Gymnasium game with numbered actions, such as the toy text games.
 
-  A turn is an action's number, or its name where the column `actions` has the names in their order.
-  The column `rules` is text that the prompt begins with. The game is won where it ends with a
-  reward of at least the column `won`, which is 1 unless the row has one.
+  A turn is an action's number, or its name if the column `actions` lists the names in order. The
+  prompt begins with the text of the column `rules`. The game is won if it ends with a reward of at
+  least the column `won`, by default 1.
   """
 
   def __init__(self) -> None:
     self._gymnasium = package('gymnasium')
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt tells rules and actions, and shows the game; ValueError if it has no actions."""
+    """Begin the game and return its prompt. Raises ValueError if actions are not numbered."""
     gymnasium, columns = self._gymnasium, task.columns
     name, options = _name(task), columns.get('options') or {}
     self._game = gymnasium.make(name, **options)
@@ -105,7 +105,7 @@ class Gymnasium:
     return '\n'.join([*filter(None, [columns.get('rules')]), actions, self._shown(seen)])
 
   def step(self, response: str) -> Observation:
-    """The reward is the game's; what is no action changes nothing."""
+    """Take an action and return the game's reward. An unknown action changes nothing."""
     if (action := response.strip()) not in self._actions:
       return Observation(f'Answer with one of: {", ".join(self._actions)}.')
     seen, reward, is_over, is_cut, _ = self._game.step(self._actions.index(action))
@@ -113,7 +113,7 @@ class Gymnasium:
     return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
 
   def _shown(self, seen: Any) -> str:
-    """The board as text, with marks where it has colours, or else what a player gets to know."""
+    """Return the board as text with marks in place of colours, else the observation as text."""
     if self._game.render_mode != 'ansi':
       return str(seen)
 
@@ -125,7 +125,7 @@ class Gymnasium:
 
 
 def package(name: str) -> Any:
-  """An optional package, imported; InputError where it is absent."""
+  """Import an optional package. Raises InputError if it is missing."""
   try:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:

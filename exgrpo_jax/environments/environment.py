@@ -1,4 +1,4 @@
-"""What the policy talks to, turn after turn. Imports no jax: a worker must start in an instant."""
+"""The protocol of environments. Imports no jax so that a worker starts in an instant."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,60 +7,60 @@ from typing import Any, NamedTuple, Protocol
 
 from exgrpo_jax.grading.reward_functions import LARGEST
 
-# {'role': 'user', 'content': 'higher'}, as chat templates take it; a text alone is the user's.
+# {'role': 'user', 'content': 'higher'}, as chat templates take it; plain text is from the user.
 Messages = str | Sequence[Mapping[str, str]]
 
 
-# Names of metrics below environment/ that episodes have anyway; see rollout/episodes.py.
+# Metrics under environment/ that every episode has; see rollout/episodes.py.
 TAKEN = ('turns_mean', 'turns_max', 'tokens_mean', 'seconds', 'idle_seconds')
 
 
 class Task(NamedTuple):
-  """A question, as an environment knows it."""
+  """A question as an environment sees it."""
 
   row: int  # in its data source
   messages: Sequence[Mapping[str, str]]
   answer: str  # the ground truth
-  columns: Mapping[str, Any]  # of its row
-  kind: str = 'math'  # how answers are compared, of verifier.KINDS
+  columns: Mapping[str, Any]  # of the row
+  kind: str = 'math'  # how answers are compared: one of verifier.KINDS
 
 
 class Observation(NamedTuple):
-  """What an environment answers to a turn."""
+  """An environment's answer to a turn."""
 
-  messages: Messages = ()  # that the policy reads before its next turn
+  messages: Messages = ()  # for the policy to read before its next turn
   reward: float = 0.0  # of this turn
   done: bool = False  # whether the episode ends here
-  success: bool = False  # whether it was solved; that alone decides what is stored and replayed
-  # What is to be counted of this turn, by name: a step's metrics have their sums.
+  success: bool = False  # whether it was solved; only this decides what is stored and replayed
+  # Counts of this turn by name. A step's metrics have their sums.
   counts: Mapping[str, float] = MappingProxyType({})
 
 
 class Environment(Protocol):
   """One episode; `config.environment.name` names the class.
 
-  It is made without arguments for each episode, in a worker process whose limits on time and memory
-  hold for every call. The same task, seed and turns must give the same observations, for an episode
-  whose process is lost is played again up to where it stood.
+  It is made without arguments for each episode, in a worker process. The limits on time and memory
+  of this process hold for every call. The same task, seed and turns must give the same
+  observations: if a process is lost, its episodes are played again up to where they stood.
 
-  For a warm start it may have a method `demonstrate(rng)`, which returns what a player would say
-  next; `rng` is a NumPy generator.
+  For a warm start it may have a method `demonstrate(rng)`, which returns a player's next turn;
+  `rng` is a NumPy generator.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Begins the episode, and returns the prompt.
+    """Begin the episode and return the prompt.
 
-    Of one task the prompt is the same whatever the seed, which is for what comes later.
+    The prompt depends only on the task. The seed is for what comes later.
     """
     ...
 
   def step(self, response: str) -> Observation:
-    """Takes a turn of the policy, without its end token and other special ones."""
+    """Take a turn of the policy, without its end token and other special tokens."""
     ...
 
 
 def as_messages(messages: Messages) -> list[dict[str, str]]:
-  """A list of messages; ValueError where they are something else."""
+  """Return a list of messages. Raises ValueError if they are something else."""
   if isinstance(messages, str):
     return [{'role': 'user', 'content': messages}]
   found = [dict(message) for message in messages]
@@ -73,7 +73,7 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
 
 
 def checked(observation: Observation) -> Observation:
-  """Return an observation whose fields are JSON values; raises ValueError if they cannot be."""
+  """Convert the fields to JSON values. Raises ValueError if one cannot be converted."""
   messages, reward, done, success, counts = observation
   reward = float(reward)
   if not abs(reward) <= LARGEST:  # nor NaN

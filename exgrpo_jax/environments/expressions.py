@@ -1,11 +1,11 @@
-"""A calculator for models: arithmetic, of numbers alone, in bounded time and space."""
+"""A calculator for models: arithmetic on numbers only, in bounded time and memory."""
 
 import ast
 import operator
 from collections.abc import Callable, Mapping
 
 _LONGEST = 1000  # characters
-_LARGEST = 10**100  # of any result on the way
+_LARGEST = 10**100  # of any intermediate result
 _LARGEST_POWER = 1000  # of an exponent
 
 Number = int | float
@@ -22,6 +22,7 @@ _BINARY: Mapping[type, Callable[[Number, Number], Number]] = {
 _UNARY: Mapping[type, Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
+# The chat template shows this docstring to the model, so its words are part of the prompt.
 def calculate(expression: str) -> str:
   """Computes an arithmetic expression, with + - * / // % ** and parentheses.
 

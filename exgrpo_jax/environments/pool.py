@@ -1,8 +1,9 @@
-"""Worker processes that hold environments, and answer turns while other episodes decode.
+"""Worker processes that hold environments and answer turns while other episodes decode.
 
-An episode stays with one worker. A worker that does not answer in time is killed: that episode has
-failed, and the others that it held are played again in a new one, from their seeds and turns, when
-their next turn comes. So an environment may hang, raise or end its process without harm to a run.
+An episode stays with one worker. A worker that does not answer in time is killed, and that episode
+has failed. The other episodes of the worker are played again in a new process, from their seeds and
+turns, when their next turn comes. So an environment may hang, raise or end its process without harm
+to a run.
 """
 
 import concurrent.futures
@@ -27,34 +28,34 @@ COMMAND = workers.command('exgrpo_jax.environments.worker')
 
 
 class Answer(NamedTuple):
-  """To the last turn of an episode."""
+  """The answer to the last turn of an episode."""
 
   key: str
   result: Observation | Failure
-  seconds: float  # that the environment took
+  seconds: float  # taken by the environment
 
   def as_json(self) -> list[Any]:
-    """For another host."""
+    """Return JSON values for another host."""
     return [self.key, isinstance(self.result, Failure), list(self.result), self.seconds]
 
   @staticmethod
   def of_json(value: Sequence[Any]) -> 'Answer':
-    """What `as_json` made into a value."""
+    """Rebuild an answer from the values of `as_json`."""
     key, has_failed, result, seconds = value
     return Answer(key, (Failure if has_failed else Observation)(*result), seconds)
 
 
 class Pool:
-  """The workers of a config; they start when they are needed, and end with this process."""
+  """The workers of a config. They start when they are needed and end with this process."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
     count = config.workers or machine.count_cores()
     self._holders = [_Holder(config) for _ in range(count)]
-    self._holder_of: dict[str, _Holder] = {}  # by key, of episodes that go on
+    self._holder_of: dict[str, _Holder] = {}  # by key, of unfinished episodes
     self._answers: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
 
   def submit(self, key: str, begin: Beginning, said: Sequence[str]) -> None:
-    """Ask for the answer to the last of an episode's turns; `answers` returns it under `key`."""
+    """Request the answer to an episode's last turn. `answers` returns it under `key`."""
     if key not in self._holder_of:
       self._holder_of[key] = min(self._holders, key=lambda holder: holder.waiting)
     holder, turns = self._holder_of[key], tuple(said)
@@ -63,7 +64,7 @@ class Pool:
     asked.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
-    """The answers that have come since the last call; where `wait` is true, at least one."""
+    """Return the answers since the last call. If `wait` is true, wait for at least one."""
     found = [self._answers.get()] if wait else []
     while not self._answers.empty():
       found.append(self._answers.get())
@@ -74,12 +75,12 @@ class Pool:
     return answers
 
   def leave(self, key: str) -> None:
-    """Let go of an episode that is not done and does not go on."""
+    """Drop an episode that stops before it is done."""
     holder = self._holder_of.pop(key)
     holder.pool.submit(lambda worker: holder.leave(worker, key))
 
   def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
-    """Return what `reset` returns for each question; raises InputError if it fails."""
+    """Return what `reset` returns for each question. Raises InputError if it fails."""
     requests = [
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
       for question in questions
@@ -90,7 +91,7 @@ class Pool:
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
   ) -> list[list[tuple[str, Observation]]]:
-    """Return episodes that the environment plays by itself; raises InputError if it cannot."""
+    """Let the environment's player play episodes. Raises InputError if it cannot."""
     requests = [
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
@@ -99,7 +100,7 @@ class Pool:
     return [[(text, Observation(*said)) for text, said in reply['episode']] for reply in replies]
 
   def tools(self) -> list[dict[str, Any]]:
-    """Return what the chat template tells the model of its tools; none for most environments.
+    """Return the descriptions of tools for the chat template. Most environments have no tools.
 
     Raises InputError if the class, or a tool, cannot be used.
     """
@@ -113,9 +114,9 @@ class Pool:
   def _all(
     self, questions: Sequence[Question], requests: Sequence[Mapping[str, Any]], what: str
   ) -> list[Mapping[str, Any]]:
-    """Return the replies to requests that concern no episode in flight, from all workers.
+    """Send requests that concern no episode in flight to all workers and return the replies.
 
-    InputError says `what` failed for which question and why.
+    Raises InputError with `what`, the question's row and the reason if a request fails.
     """
     asked = [
       holder.ask(request) for holder, request in zip(itertools.cycle(self._holders), requests)
@@ -130,12 +131,12 @@ class Pool:
 
 @functools.cache
 def of(config: EnvironmentConfig) -> Pool:
-  """The pool of a config: one for a run's steps and its evaluations."""
+  """Return the pool of a config. A run's steps and its evaluations share it."""
   return Pool(config)
 
 
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
-  """What an episode on a question begins with, whose prompt may be known already."""
+  """Return the start of an episode. With `is_known` the prompt is known already."""
   prompt = [message._asdict() for message in question.messages]
   told = [message._asdict() for message in question.told] or prompt
   task = Task(question.row, told, question.answer, question.columns, question.kind)
@@ -143,7 +144,7 @@ def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning
 
 
 class _Holder:
-  """A worker, and the episodes that its process holds."""
+  """A worker and the episodes that its process holds."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
     program = workers.Program(
@@ -153,8 +154,8 @@ class _Holder:
       late=f'no answer after {config.time_limit:g} s',
       memory_limit=config.memory_limit,
     )
-    self.pool = workers.Pool(program)  # of one
-    self.waiting = 0  # turns that were submitted and are not answered
+    self.pool = workers.Pool(program)  # of one worker
+    self.waiting = 0  # submitted turns without an answer
     self._time_limit = config.time_limit
     self._held: dict[str, int] = {}  # by key of an episode: `starts` of the process that holds it
 
@@ -165,7 +166,7 @@ class _Holder:
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
-    """Return the answer to the last of the turns."""
+    """Return the answer to the last turn of `said`."""
     started = time.monotonic()
 
     def request() -> Mapping[str, Any]:
@@ -183,14 +184,14 @@ class _Holder:
     return Answer(key, result, time.monotonic() - started)
 
   def leave(self, worker: Worker, key: str) -> None:
-    """Let go of an episode."""
+    """Drop an episode."""
     if self._held.pop(key, None) == worker.starts:
       self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
   def _reply(
     self, worker: Worker, make: Callable[[], Mapping[str, Any]]
   ) -> Mapping[str, Any] | Failure:
-    """Return the reply to a request as worker.py takes it; one is made for each process asked."""
+    """Send a request in worker.py's format and return the reply. `make` runs for each process."""
 
     def request() -> tuple[Any, float]:
       made = make()

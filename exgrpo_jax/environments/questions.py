@@ -1,4 +1,4 @@
-"""The questions of a data spec with the prompts that their environment begins with."""
+"""Questions of a data spec with the prompts of their environment."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from exgrpo_jax.environments.pool import Pool
 
 
 class Begun(Questions):
-  """Questions whose messages are those that an environment begins with."""
+  """Questions whose messages come from an environment."""
 
   def __init__(self, questions: Questions, messages: Sequence[tuple[Message, ...]]) -> None:
     self._questions, self._messages = questions, messages
@@ -34,7 +34,7 @@ class Begun(Questions):
 
 
 def begin(questions: Sequence[Question], pool: Pool) -> list[Question]:
-  """The questions with the prompts of their environment; InputError where it fails."""
+  """Return the questions with the prompts of their environment. Raises InputError if it fails."""
   return [
     _beginning_with(tuple(Message(**message) for message in own), question)
     for own, question in zip(pool.prompts(questions), questions)
@@ -48,11 +48,11 @@ def _beginning_with(messages: tuple[Message, ...], question: Question) -> Questi
 def begun(
   data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """The questions as their environment begins with them; InputError where it cannot."""
+  """Return the questions with their environment's prompts. Raises InputError if it has none."""
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, pool)]
   if messages == [question.messages for question in questions] and not tools:
-    return data  # whose prompts are tokenised already
+    return data  # its prompts are tokenised already
   texts = [tokenizer.render(own, prompts, tools) for own in messages]
   tokens = [np.array(ids, np.int32) for ids in tokenizer.encode_all(texts)]
   check_prompts(data.spec, np.array([len(ids) for ids in tokens]), max_prompt, 'refuse')

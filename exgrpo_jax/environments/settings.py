@@ -1,4 +1,4 @@
-"""What a user sets of environments."""
+"""Settings of environments."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ BUILT_IN = {
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-  """What the policy acts in, and what an episode may cost."""
+  """The environment that the policy acts in, and the limits of an episode."""
 
   name: str = setting(
     '',
@@ -62,17 +62,17 @@ class EnvironmentConfig:
 
   @property
   def spec(self) -> str:
-    """The class, as 'package.module:Class'."""
+    """Return the class as 'package.module:Class'."""
     return BUILT_IN.get(self.name, self.name)
 
   @property
   def keeps_caches(self) -> bool:
-    """Whether there are episodes, and the caches of some are kept between their turns."""
+    """Return True if there are episodes and some of their caches are kept between turns."""
     return bool(self.name) and self.keep_caches
 
 
 def check(config: EnvironmentConfig) -> None:
-  """Raise InputError if there is no environment of the name, or its tools do not go with it."""
+  """Raise InputError if the environment is unknown or its tools do not go with it."""
   if config.name and ':' not in config.name:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
   if (config.name == 'tools') > bool(config.tools):
@@ -88,7 +88,7 @@ def check(config: EnvironmentConfig) -> None:
 
 
 def check_rewards(config: EnvironmentConfig, rewards: tuple[str, ...]) -> None:
-  """InputError where reward functions are set that no episode would ask."""
+  """Raise InputError if reward functions are set that no episode would call."""
   if config.name and rewards != ('correctness',):
     raise InputError(
       f"config.grading.rewards={rewards} must be ('correctness',) with "

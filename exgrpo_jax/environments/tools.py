@@ -1,20 +1,20 @@
 """Tools: Python functions that a model calls, until it answers without a call.
 
-Its answer is compared with the question's by our verifier, as that of a single turn is. A call that
-cannot be read, or a tool that fails, is answered by the error, and the model may try again.
+Our verifier compares this answer with the question's, as for a single turn. If a call cannot be
+read or a tool fails, the model gets the error and may try again.
 
-Where tools share a state they are the public methods of a class, which is made without arguments
-for each episode. That is the form of TRL's `environment_factory`: its method `reset`, if it has
-one, is no tool but gets prompt, answer and columns of the row by name, and what it returns is added
-to the prompt. If it has an attribute `reward`, a number from 0 to 1, that is the episode's reward
-when the model answers, 1 is a success, and the answer is not compared.
+Tools that share a state are the public methods of a class, which is made without arguments for each
+episode. This is the form of TRL's `environment_factory`. If the class has a method `reset`, it is
+no tool but gets prompt, answer and columns of the row by name, and the text that it returns is
+added to the prompt. If the class has an attribute `reward`, a number from 0 to 1, it is the
+episode's reward when the model answers. A reward of 1 is a success, and the answer is not compared.
 
-Calls are read as models of two families write them, after a thought, in which nothing is a call:
+Two formats of calls are read. Calls come after a thought; nothing in the thought is a call:
 
   Qwen2.5, Qwen3: text, and any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>
   Llama 3: {"name": …, "parameters": {…}} and nothing else, after <|python_tag|> or not
 
-What a chat template tells a model of a function is what `transformers.utils.get_json_schema` makes,
+A chat template gets the description of a function that `transformers.utils.get_json_schema` makes,
 for functions with simple types.
 """
 
@@ -31,7 +31,7 @@ from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.workers.user_code import ERRORS, on_a_line
 
-_ERROR = 'error: '  # what the answer to a call that failed begins with
+_ERROR = 'error: '  # begins the answer to a failed call
 _LONGEST = 4000  # characters of a result; the middle of a longer one is left out
 _QWEN = re.compile(r'<tool_call>(.*?)</tool_call>', re.DOTALL)
 _LLAMA = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*', re.DOTALL)
@@ -47,10 +47,10 @@ class Call(NamedTuple):
 
 
 class Tools:
-  """An environment of functions; the model's chat template describes them to it."""
+  """An environment of functions. The chat template describes them to the model."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
-    """Takes functions, and classes whose methods are tools and share a state."""
+    """Collect the tools: functions, and methods of classes, which share a state."""
     self._states: list[Any] = [source() for source in sources if inspect.isclass(source)]
     made = iter(self._states)
     tools = [
@@ -61,8 +61,8 @@ class Tools:
     self._tools = {tool.__name__: tool for tool in tools}
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is that of the task, with what the classes add to it."""
-    del seed  # nothing is left to chance
+    """Return the task's prompt with the text that the classes add."""
+    del seed  # nothing is random
     self._truth = verifier.Truth(task.answer, task.kind, task.columns)
     row = {**task.columns, 'prompt': task.messages, 'answer': task.answer}
     said = [state.reset(**row) for state in self._states if hasattr(state, 'reset')]
@@ -70,7 +70,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """The reward is 1 for the right answer, or that of the classes together."""
+    """Run the calls, or end with a reward: the classes' mean, else 1 for the right answer."""
     try:
       calls = calls_of(response)
     except ValueError as error:
@@ -86,7 +86,7 @@ class Tools:
     return _answered([])._replace(reward=reward, done=True, success=reward >= 1)
 
   def _called(self, call: Call) -> str:
-    """What a call returns, as text."""
+    """Run a call and return its result, or the error, as text."""
     if call.name not in self._tools:
       return f'{_ERROR}there is no tool {call.name}, only {", ".join(self._tools)}'
     try:
@@ -100,7 +100,7 @@ class Tools:
 
 
 def methods(state: object) -> list[Callable[..., Any]]:
-  """The tools of a class's instance, in the order in which they are defined."""
+  """Return the tools of a class's instance, in the order in which they are defined."""
   names = [name for kind in type(state).__mro__[-2::-1] for name in vars(kind)]
   return [
     method
@@ -112,7 +112,7 @@ def methods(state: object) -> list[Callable[..., Any]]:
 
 def _answered(results: Sequence[str]) -> Observation:
   failed = sum(text.startswith(_ERROR) for text in results)
-  # JSON allows lone surrogates in what a call says, and no tokenizer reads them in an answer.
+  # JSON allows lone surrogates in a call, but no tokenizer reads them in an answer.
   texts = [text.encode(errors='replace').decode() for text in results]
   return Observation(
     [{'role': 'tool', 'content': text} for text in texts],
@@ -121,10 +121,10 @@ def _answered(results: Sequence[str]) -> Observation:
 
 
 def calls_of(text: str) -> list[Call]:
-  """Return the calls of a turn after its thought, in their order; none if it makes no call.
+  """Return the calls of a turn after its thought, in order; none if it makes no call.
 
   Raises:
-    ValueError: it begins a call that cannot be read, which says what a call looks like.
+    ValueError: a call cannot be read. The message says what a call looks like.
   """
   text = extraction.solution(text, require_think=False, require_box=False) or ''
   found = _QWEN.findall(text)
@@ -141,7 +141,7 @@ def _call(text: str, key: str) -> Call:
   example = f'a call must be {{"name": "…", "{key}": {{…}}}}'
   try:
     value = json.loads(text)
-  except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
+  except (ValueError, RecursionError) as error:  # the latter if it is nested too deeply
     raise ValueError(f'{example}, which is no JSON here: {error}') from error
   if not isinstance(value, dict) or set(value) != {'name', key}:
     raise ValueError(example)
@@ -152,10 +152,11 @@ def _call(text: str, key: str) -> Call:
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-  """The description of a function with type hints and a docstring of Google's style.
+  """Describe a function that has type hints and a Google-style docstring, as JSON schema.
 
   Raises:
-    ValueError: a parameter has no type hint or no description, or a type that JSON has not.
+    ValueError: the function has no docstring, or a parameter has no type hint, no description, or a
+      type that JSON lacks.
   """
   name = function.__name__
   purpose, described, returned = _docstring(name, inspect.getdoc(function) or '')
@@ -182,7 +183,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
-  """(purpose, description of each parameter, that of the result) of a docstring."""
+  """Split a docstring: (purpose, description of each parameter, description of the result)."""
   pieces = re.split(rf'^\s*({"|".join(_SECTIONS)})\s*$', text, flags=re.MULTILINE)
   purpose = pieces[0].strip()
   if not purpose:
@@ -193,13 +194,13 @@ def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
   for line in lines:
     if found := re.match(r'(\w+)(?: \(.*?\))?:\s*(.*)', line):
       described[last := found[1]] = found[2]
-    elif described and line.strip():  # it goes on
+    elif described and line.strip():  # the description goes on
       described[last] += f' {line.strip()}'
   return purpose, described, ' '.join(sections.get('Returns:', '').split())
 
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
-  """A type hint as JSON schema."""
+  """Convert a type hint to JSON schema."""
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if hint in _TYPES:
     return {'type': _TYPES[hint]}

@@ -1,6 +1,6 @@
 """Small environments of our own: three games for small policies, and attempts at any question.
 
-None leaves anything to chance, so seeds are not read. Each game has a player for the warm start.
+None of them is random, so seeds are not read. Each game has a player for the warm start.
 """
 
 import re
@@ -11,12 +11,12 @@ from exgrpo_jax.data.tasks.games import FREE, GOAL, HOLE, MOVES, PLAYER, Square,
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.grading import verifier
 
-# How players of the warm start err.
+# How often the players of the warm start err.
 _FORGETS = 0.25  # Guess: share of turns that forget all answers
 _HALVES = 0.3  # Guess: share of the others that halve the interval; the rest takes any number in it
-_SKIPS = 0.15  # Calculator: share of turns that answer with what is not the end yet
+_SKIPS = 0.15  # Calculator: share of turns that answer before the sum is complete
 _SLIPS = 0.1  # Calculator: share of the other turns that take a wrong number
-_STRAYS = 0.35  # Lake: share of the turns that go anywhere
+_STRAYS = 0.35  # Lake: share of turns that make any move
 
 _CALL = re.compile(r'(\d{1,12})([+-])(\d{1,12})', re.ASCII)
 _ANSWER = re.compile(r'=(-?\d{1,12})', re.ASCII)
@@ -25,13 +25,13 @@ MISSING = 'I find no answer in that. Try again.'
 
 
 class Guess:
-  """A number is to be found by higher and lower; it cannot be told in one turn.
+  """A hidden number to find by 'higher' and 'lower'; one turn is not enough.
 
-  Answers 'higher', 'lower', or '?' to what is no number; the answer of a task is the number.
+  Anything that is not a number is answered by '?'. The answer of a task is the number.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is that of the task: the lowest and the highest number, as '1-64'."""
+    """Return the task's prompt: the lowest and the highest number, as '1-64'."""
     del seed
     self._number = int(task.answer)
     self._low, self._high = map(int, task.messages[-1]['content'].split('-'))
@@ -39,7 +39,7 @@ class Guess:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """The reward is 1 for the number, and ends the episode."""
+    """Compare a guess with the number. The number ends the episode with reward 1."""
     if not re.fullmatch(r'\d{1,9}', guess := response.strip(), re.ASCII):
       return Observation('?')
     guessed = int(guess)
@@ -52,7 +52,7 @@ class Guess:
     return Observation('lower')
 
   def demonstrate(self, rng: np.random.Generator) -> str:
-    """A guess of a player who halves the interval at times, and at times forgets it."""
+    """Return the guess of a player who sometimes halves the interval and sometimes forgets it."""
     if rng.random() < _FORGETS:
       return str(rng.choice(self._all))
     if rng.random() < _HALVES:
@@ -61,14 +61,14 @@ class Guess:
 
 
 class Calculator:
-  """A sum of numbers that are too large for a small policy's head, and a calculator.
+  """A sum of numbers too large for a small policy to add, and a calculator.
 
-  A turn such as '4821+377' is answered by the total; '=4286' ends the episode with an answer; what
-  is neither is answered by '?'.
+  A turn such as '4821+377' is answered by the total. '=4286' ends the episode with an answer.
+  Anything else is answered by '?'.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is that of the task, a chain of sums."""
+    """Return the task's prompt, a chain of sums."""
     del seed
     self._answer = int(task.answer)
     first, *rest = re.findall(r'[+-]?\d+', task.messages[-1]['content'])
@@ -76,7 +76,7 @@ class Calculator:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """The reward is 1 for the right answer."""
+    """Add two numbers, or judge an answer. The reward is 1 for the right answer."""
     if found := _ANSWER.fullmatch(response.strip()):
       is_right = int(found[1]) == self._answer
       return Observation(reward=float(is_right), done=True, success=is_right)
@@ -87,7 +87,7 @@ class Calculator:
     return Observation('?')
 
   def demonstrate(self, rng: np.random.Generator) -> str:
-    """A turn of a player who adds term by term, at times stops early, and at times slips."""
+    """Return the turn of a player who adds term by term and sometimes stops early or slips."""
     if not self._rest or rng.random() < _SKIPS or int(self._total) < 0:
       return f'={self._total}'
     term = self._rest[0]
@@ -97,13 +97,13 @@ class Calculator:
 
 
 class Lake:
-  """A frozen lake to be crossed: a hole ends the episode, the goal solves it.
+  """A frozen lake to cross: a hole ends the episode, the goal solves it.
 
-  Shows the map again after each move, and '?' where a turn is none of MOVES.
+  A move is answered by the new map. A turn that is none of MOVES is answered by '?'.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is that of the task, a map."""
+    """Return the task's prompt, a map."""
     del seed
     self._lines = task.messages[-1]['content'].split('\n')
     (self._square,) = (
@@ -112,7 +112,7 @@ class Lake:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """The reward is 1 at the goal."""
+    """Make a move. The reward is 1 at the goal."""
     if (move := response.strip()) not in MOVES:
       return Observation('?')
     row, column = square = after(self._square, move, len(self._lines))
@@ -124,7 +124,7 @@ class Lake:
     return Observation('\n'.join(self._lines))
 
   def demonstrate(self, rng: np.random.Generator) -> str:
-    """A move of a player who mostly takes a shortest way, and at times any."""
+    """Return the move of a player who mostly takes a shortest way and sometimes any."""
     reached, moves = distances(self._lines), list(MOVES)
     if rng.random() < _STRAYS:
       return str(rng.choice(moves))
@@ -143,19 +143,20 @@ class Lake:
 
 
 class Attempts:
-  """Several attempts at a question: a wrong answer is told, and may be given anew.
+  """Several attempts at a question: after a wrong answer, the policy may try again.
 
-  Each turn is judged as a single one would be, tasks of reasoning_gym by their own score_answer.
+  Each turn is judged like a response of a single turn, tasks of reasoning_gym by their own
+  score_answer.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is that of the task."""
+    """Return the task's prompt."""
     del seed
     self._truth = verifier.Truth(task.answer, task.kind, task.columns)
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """The reward is 1 for the right answer; environment.discount makes late ones worth less."""
+    """Judge an answer: reward 1 if it is right. environment.discount lowers late rewards."""
     outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
     if outcome == 'correct':
       return Observation(reward=1.0, done=True, success=True)

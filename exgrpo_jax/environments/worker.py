@@ -1,18 +1,18 @@
-"""The worker process: holds environments, and answers turns.
+"""The worker process, which holds environments and answers turns.
 
-pool.py says what it is given, ../workers/server.py how it is asked:
+pool.py sends the requests; ../workers/server.py has the protocol:
 
-  {'spec', 'tools'}         the class, and tools with which it is made where there are any, each
-                            'package.module:name'; answered by {'tools': descriptions}
-  {'key', 'begin', 'said'}  the answer to the last of the turns `said`: an Observation's fields;
-                            without turns, {'messages': the prompt}. `begin` are the fields of a
-                            `Beginning`, and all turns are played; None where the worker holds the
-                            episode already, and then `said` has what is new; without turns it is
-                            dropped
-  {'begin', 'turns'}        {'episode': [[text, observation], …]}, played by the environment's own
-                            `demonstrate`, at most so many turns
+  {'spec', 'tools'}         the class, and the tools that it is made with, if any, each
+                            'package.module:name'. The reply is {'tools': descriptions}
+  {'key', 'begin', 'said'}  the reply answers the last turn of `said`: an Observation's fields, or
+                            {'messages': the prompt} without turns. `begin` has the fields of a
+                            `Beginning`, and all turns are played. It is None if the worker
+                            holds the episode already. Then `said` has only the new turn, and
+                            without a turn the episode is dropped
+  {'begin', 'turns'}        the reply is {'episode': [[text, observation], …]}, played by the
+                            environment's own `demonstrate`, at most `turns` turns
 
-An episode is gone once answering it raised.
+An episode is dropped if answering it raises.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ from exgrpo_jax.workers.server import Reply, Say
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-  """What an episode begins with."""
+  """The start of an episode."""
 
   task: Sequence[Any]  # the fields of a Task
   seed: int
-  prompt: Messages | None  # what `reset` must return; None where that is asked
+  prompt: Messages | None  # what `reset` must return; None if the request asks for it
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def _answer(
 
 
 def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
-  """Begin an episode; raise ValueError if its prompt is another one than the task has."""
+  """Begin an episode. Raises ValueError if its prompt differs from the task's."""
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(

@@ -1,1 +1,1 @@
-"""How often a policy is right, and which policy a command asks."""
+"""Evaluation of a policy: scores, suites of benchmarks, and responses to prompts."""

@@ -1,8 +1,8 @@
 """A data spec as a model sees it: `exgrpo data show`.
 
-How the columns and the ground truths are read, three questions as the model sees them, how long
-prompts are, and what is left out and why; with an environment, episodes that it plays by itself.
-Nothing is refused here that a run could be told to leave out.
+It shows how columns and ground truths are read, three questions as the model sees them, the lengths
+of prompts, and which rows are left out and why. With an environment, it shows episodes that the
+environment plays by itself. Rows that a run can leave out are never an error here.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ _SHARES = (50, 90, 99, 100)  # percentiles
 
 
 class Prompts(NamedTuple):
-  """The prompts of a data set, as far as they are shown."""
+  """The prompts of a data set: all lengths, and the first texts."""
 
   unit: str
   lengths: np.ndarray  # int [questions], in units
-  first: list[str]  # the text of those shown
+  first: list[str]  # the texts that are shown
 
 
 def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
-  """The text that the command prints of a data spec; without a tokenizer it counts characters.
+  """Return the text that the command prints; without a tokenizer, lengths are in characters.
 
   Raises:
     InputError: there is no such data, or it cannot be read.
@@ -72,7 +72,7 @@ def _rendered(
   opened: Tokenizer | None,
   tools: Sequence[dict[str, Any]] = (),
 ) -> Prompts:
-  """The prompts of questions as they are, with what the model is told of tools."""
+  """Render the prompts of questions, with the description of the tools."""
   chat = opened.chat if opened else prompt.NO_CHAT
   texts = [prompt.render(question.messages, rendering, chat, tools) for question in asked]
   sizes = list(map(len, opened.encode_all(texts) if opened else texts))
@@ -80,7 +80,7 @@ def _rendered(
 
 
 def _episode(environments: Pool, question: Question, config: RunConfig) -> str:
-  """One that the environment plays, with the reward of each turn."""
+  """Describe an episode that the environment plays, with the reward of each turn."""
   try:
     (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
   except InputError as error:
@@ -118,7 +118,7 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
 
 
 def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
-  """Rows that a run leaves out, or refuses unless it is told to; 'nothing' where there are none."""
+  """List the rows that a run leaves out or refuses; 'nothing' if there are none."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.on_unverifiable, 'on_unverifiable')

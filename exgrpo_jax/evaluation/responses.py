@@ -1,4 +1,4 @@
-"""Responses of a policy to prompts of a user, and its episodes in an environment."""
+"""Responses of a policy to a user's prompts, and its episodes in an environment."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,17 +20,14 @@ _SHORTEST_PREFILL = 64  # tokens: prompts are padded to a power of two, so that 
 def sample(
   policy: Policy, prompts: Sequence[str], samples: int = 1, *, seed: int = 0
 ) -> list[list[Response]]:
-  """Responses to some prompts, sampled as config.evaluation of the policy's experiment says.
+  """Sample responses to some prompts, with the settings in config.evaluation.
 
-  Args:
-    policy: which one.
-    prompts: the text of a user each; rendered by config.prompt.
-    samples: responses to each prompt.
-    seed: of sampling; the same seed draws the same.
+  Each prompt is one user message, rendered by config.prompt, and gets `samples` responses. The same
+  `seed` draws the same responses.
 
   Returns:
-    For each prompt its responses, log-probabilities and entropies in nats under the distribution
-    that was sampled from; at temperature 0, under that of temperature 1.
+    For each prompt its responses. Log-probabilities and entropies are in nats under the
+    distribution that was sampled from; at temperature 0, under the distribution of temperature 1.
 
   Raises:
     InputError: a prompt is longer than config.rollout.max_prompt, or the config has an environment.
@@ -54,13 +51,9 @@ def sample(
 def play(
   policy: Policy, row: int, samples: int = 1, *, seed: int = 0
 ) -> tuple[np.ndarray, list[Response]]:
-  """Episodes of a policy in the environment of its config; sampled as by `sample`.
+  """Play episodes of a policy in the environment of its config, sampled as by `sample`.
 
-  Args:
-    policy: which one.
-    row: of the question, in config.data.train.
-    samples: episodes.
-    seed: of sampling; the same seed draws the same.
+  `row` is the question's row in config.data.train. The same `seed` draws the same episodes.
 
   Returns:
     The tokens of the prompt, and the episodes.
@@ -87,7 +80,7 @@ def _sampled(
   seed: int,
   asked: Sequence[Question] = (),
 ) -> list[list[Response]]:
-  """`samples` responses to each prompt, in a decoder of their size."""
+  """Sample responses to each prompt in a decoder just large enough for them."""
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
   sized = dataclasses.replace(
@@ -110,6 +103,6 @@ def _sampled(
 
 
 def render(policy: Policy, text: str) -> str:
-  """A user's text as the prompt that the model reads."""
+  """Render a user's text as the prompt that the model reads."""
   experiment = policy.experiment
   return experiment.tokenizer.render([Message('user', text)], experiment.config.prompt)

@@ -1,4 +1,4 @@
-"""How often a policy is right: its responses to some questions, judged and summed up."""
+"""The scores of a policy: its responses to some questions, graded and summarized."""
 
 import dataclasses
 import datetime
@@ -33,18 +33,16 @@ from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime import activity, console, hosts, machine
 from exgrpo_jax.runtime.randomness import Purpose
 
-Record = dict[str, Any]  # of a question: what was asked, answered and judged
+Record = dict[str, Any]  # a question with its responses and their verdicts
 
 
 def score(
   policy: Policy, spec: str, samples: int | None = None
 ) -> tuple[dict[str, float], list[Record]]:
-  """How often a policy is right on the questions of a data spec; see `score_policy`.
+  """Score a policy on the questions of a data spec; see `score_policy`.
 
-  Args:
-    policy: which one.
-    spec: of the data, such as 'chains:test[:100]'.
-    samples: responses to each question; config.evaluation.samples by default.
+  `spec` is such as 'chains:test[:100]'. `samples` is the number of responses to each question;
+  config.evaluation.samples by default.
 
   Raises:
     InputError: there is no such data.
@@ -60,10 +58,10 @@ def score(
 def score_all(
   experiment: Experiment, params: model.Params, evaluations: Sequence[QuestionSet], step: int
 ) -> dict[str, float]:
-  """The scores on all of a run's evaluations, which it prints; see `score_policy`.
+  """Score and print all of a run's evaluations; see `score_policy`.
 
-  Where there is a validation set, 'validation/score' is the mean over its sources, without those of
-  config.export.best_without, of the share of right responses: the best policy has the highest.
+  With a validation set, 'validation/score' is the share of right responses, averaged over the
+  sources that are not in config.export.best_without. The best policy has the highest score.
   """
   config, scores, validation = experiment.config, {}, []
   if evaluations:
@@ -89,22 +87,22 @@ def score_all(
 def score_policy(
   experiment: Experiment, decode_params: model.Params, data: QuestionSet, step: int
 ) -> tuple[dict[str, float], list[Record]]:
-  """The scores of `decode_params` on some questions, and a record of each question.
+  """Score `decode_params` on some questions; return metrics and a record of each question.
 
-  What a response must have is said by config.evaluation, not by config.verifier. Sampling depends
+  config.evaluation, not config.verifier, decides which form a response must have. Sampling depends
   on the seed, the step and the questions, so an evaluation by hand repeats the run's.
 
   Returns:
-    Metrics by name: 'eval/{name}/pass@1' (the first sample), its 95% interval as '…_low' and
-    '…_high', with k > 1 samples the same for 'avg@{k}' (the mean of all) and 'pass@{k}' (any),
-    'truncated' and, where the task can check it, 'valid_steps': shares of all responses. The name
-    is the data spec's (`spec_name`); data of several sources have metrics of each
+    Metrics by name: 'eval/{name}/pass@1' (the first sample), with its 95% interval as '…_low' and
+    '…_high'. With k > 1 samples the same for 'avg@{k}' (the mean of all) and 'pass@{k}' (any).
+    'truncated' and, if the task can check it, 'valid_steps' are shares of all responses. The name
+    comes from the data spec (`spec_name`). Data from several sources have metrics of each source
     instead, 'eval/{name}/{source}/…'.
-    Records: what was asked, answered and judged, and how it was sampled.
+    Records: questions, responses, verdicts, and the settings of sampling.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
   wanted, samples = config.evaluation, config.evaluation.samples
-  questions = list(data.questions)  # read once, for they are read from the disk on demand
+  questions = list(data.questions)  # read once, because each access reads from the disk
   sampler = make_sampler(experiment, Purpose.EVALUATION, distribution=wanted.distribution)
   rows, limit = [question.row for question in questions], config.rollout.max_response
   responses, _ = sampler.generate(
@@ -131,14 +129,14 @@ def score_policy(
 
 
 def with_samples(experiment: Experiment, samples: int) -> Experiment:
-  """The experiment with another number of responses to each question of an evaluation."""
+  """Return the experiment with another number of responses to each evaluated question."""
   config = experiment.config
   changed = dataclasses.replace(config.evaluation, samples=samples)
   return dataclasses.replace(experiment, config=dataclasses.replace(config, evaluation=changed))
 
 
 def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
-  """Source -> its records, in the order in which sources first occur."""
+  """Group records by source, in the order in which sources first occur."""
   groups: dict[str, list[Record]] = {}
   for record in records:
     groups.setdefault(record['source'], []).append(record)
@@ -146,7 +144,7 @@ def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def table(scores: Mapping[str, float]) -> str:
-  """Evaluation metrics as text: a line for each data set and measure, with its 95% interval."""
+  """Format evaluation metrics: a line for each data set and measure, with its 95% interval."""
   lines = []
   width = max(len(name.removeprefix('eval/').rpartition('/')[0]) for name in scores)
   for name, value in scores.items():
@@ -164,10 +162,10 @@ def table(scores: Mapping[str, float]) -> str:
 
 
 def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
-  """By how much more often the second of two policies is right, as text; a line for each source.
+  """Format how much more often the second policy is right than the first, by source.
 
-  Both are records of the same questions, with equally many responses to each. A question is
-  compared with itself, so that how hard it is does not widen the interval.
+  Both have records of the same questions, with equally many responses to each. Differences are
+  paired by question, so a question's difficulty does not widen the interval.
   """
   lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
   width = max(map(len, pairs))
@@ -189,16 +187,16 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
 
 
 def records_path(out: str, step: int, spec: str, made: str = '') -> str:
-  """Where in the folder `out` the records of an evaluation are kept."""
+  """Return the path in the folder `out` for the records of an evaluation."""
   return os.path.join(out, f'step_{step:06d}_{spec_name(spec)}{made}.jsonl')
 
 
 def _grade(
   config: RunConfig, questions: Sequence[Question], texts: Sequence[str], thinks: bool
 ) -> list[Verdict]:
-  """Verdicts of the texts, equally many for each question in turn, as config.evaluation says.
+  """Grade the texts, equally many for each question in turn, as config.evaluation says.
 
-  Unless all prompts end in <think> (`thinks`), no response needs </think>.
+  A response needs </think> only if all prompts end in <think> (`thinks`).
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
@@ -222,7 +220,7 @@ def _records(
   texts: Sequence[str],
   verdicts: Sequence[Verdict],
 ) -> list[Record]:
-  """One record per question, with all its responses, special tokens included."""
+  """Make one record per question, with all its responses, special tokens included."""
   samples = len(texts) // len(questions)
   records = []
   for index, (question, prompt) in enumerate(zip(questions, prompts)):
@@ -235,7 +233,7 @@ def _records(
       'responses': [tokenizer.decode(r.tokens, special=True) for r in responses[span]],
       'correct': [verdict.correct for verdict in verdicts[span]],
       'outcomes': [verdict.outcome for verdict in verdicts[span]],
-      # What the verifier compared; null where there was nothing, or grading failed.
+      # The answers that the verifier compared; null if there was none, or grading failed.
       'extracted': [verdict.answer for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [response.num_own for response in responses[span]],
@@ -251,15 +249,15 @@ def _records(
 
 
 def _mean_entropy(response: Response) -> float | None:
-  """Over its tokens, in nats; None of a policy that has diverged, for JSON has no NaN."""
+  """Average over its tokens, in nats; None if the policy has diverged, because JSON has no NaN."""
   value = float(np.mean(response.entropy[response.own]))
   return round(value, 5) if math.isfinite(value) else None
 
 
 def _asked(record: Record) -> str:
-  """What a question asks; rows that ask the same (AIME's 32 copies) are one cluster.
+  """Return the key of a question's cluster: rows with the same key (AIME's 32 copies) are one.
 
-  The answer belongs to it, for an environment may ask for many things in the same words.
+  The key includes the answer because an environment may ask for many things in the same words.
   """
   return f'{record["question"]}\n{record["answer"]}'
 
@@ -291,15 +289,15 @@ def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
 # ---- Evaluations by hand ----
 
 
-Records = Sequence[Mapping[str, Any]]  # of a data spec, see evaluation.score_policy
+Records = Sequence[Mapping[str, Any]]  # the questions of a data spec, see `score_policy`
 
 
 def evaluate(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> tuple[int, list[tuple[Part, Records]]]:
-  """Scores a policy on each part and prints that; returns its step, and the records of each.
+  """Score a policy on each part, print the scores, and return its step and all records.
 
-  Call it on the mesh of training. Records are written into `out`, unless that is ''.
+  Call this on the training mesh. Records are written into `out`, unless it is ''.
   """
   policy, evaluated = policies.restore(source, experiment), []
   temperature = experiment.config.evaluation.temperature
@@ -326,7 +324,7 @@ def _write_by_hand(
   scores: Mapping[str, float],
   records: Records,
 ) -> str:
-  """Writes records that overwrite none, and a line in evaluations.jsonl; returns their path."""
+  """Write records to a new file and a line to evaluations.jsonl; return the file's path."""
   now = datetime.datetime.now().astimezone()
   sampling, samples = records[0]['sampling'], len(records[0]['responses'])
   made = f'_temperature_{sampling["temperature"]:g}_samples_{samples}_{now:%Y%m%dT%H%M%S%f}'
@@ -348,7 +346,7 @@ def _write_by_hand(
 
 
 def of_one(source: Source, values: ConfigDict, specs: Sequence[str], out: str) -> list[Records]:
-  """One policy's records of each data spec."""
+  """Evaluate one policy on each data spec, and return the records."""
   experiment = open_experiment(values, source.path)
   samples = experiment.config.evaluation.samples
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():

@@ -1,4 +1,4 @@
-"""A policy on a suite of benchmarks: what is sampled, and the row that comes of it.
+"""Evaluation of a policy on a suite of benchmarks, which adds a row to a table.
 
 A file in configs/suites/ defines a `get_suite()` that returns a Suite.
 """
@@ -26,33 +26,33 @@ from exgrpo_jax.runtime.workdir import write_json
 
 SUITES = 'exgrpo_jax.configs.suites'
 
-Record = Mapping[str, Any]  # of a question, see evaluation.score_policy
+Record = Mapping[str, Any]  # a question, see `scores.score_policy`
 
 
 class Part(NamedTuple):
-  """Questions of one data spec that get equally many responses each."""
+  """The questions of one data spec that get equally many responses each."""
 
   data: QuestionSet
   samples: int
-  benchmarks: tuple[Benchmark, ...]  # whose questions these are
+  benchmarks: tuple[Benchmark, ...]  # that own these questions
 
 
 class Table(NamedTuple):
-  """The table that a row is for."""
+  """The table that gets a new row."""
 
   suite: Suite
-  name: str  # of the suite
-  out: str  # its folder
+  name: str  # the suite's
+  out: str  # the table's folder
   row: str  # the new row's name
 
   @property
   def folder(self) -> str:
-    """Where its rows are."""
+    """Return the folder of its rows."""
     return os.path.join(self.out, self.name)
 
 
 def open_table(value: str, out: str | None, row: str) -> Table:
-  """The table of --suite in --out; InputError where it has a row of that name."""
+  """Open the table of --suite in --out; InputError if it has a row of that name."""
   if not out:
     raise InputError('--out is needed with --suite: the folder of the table and its rows.')
   if not row.strip() or not row.isprintable():
@@ -68,7 +68,7 @@ def open_table(value: str, out: str | None, row: str) -> Table:
 
 
 def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> ConfigDict:
-  """The config with the suite's settings, but for the keys `given` on the command line."""
+  """Apply the suite's settings, except keys that are `given` on the command line."""
   kept = {key: value for key, value in suite.settings.items() if key not in given}
   return overridden(values, kept)
 
@@ -76,13 +76,9 @@ def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> Con
 def plan(
   table: Table, loaded: Sequence[QuestionSet], config: RunConfig, may_miss: bool
 ) -> list[Part]:
-  """What must be sampled; refused, before anything is, where the row would not fit the table.
+  """Plan what to sample, and refuse a row that would not fit the table before any sampling.
 
-  Args:
-    table: which table.
-    loaded: where questions are looked for.
-    config: of the evaluation.
-    may_miss: whether benchmarks may be without questions.
+  With `may_miss`, some benchmarks may have no questions in `loaded`.
   """
   parts = _parts(table.suite, loaded)
   used = {benchmark.source for part in parts for benchmark in part.benchmarks}
@@ -118,9 +114,9 @@ def write_row(
   policy: Mapping[str, Any],
   evaluated: Sequence[tuple[Part, Sequence[Record]]],
 ) -> str:
-  """Writes the row's file and the tables over all rows; returns the table in Markdown.
+  """Write the row's file and the tables over all rows; return the table in Markdown.
 
-  `policy` says whose row it is, as in evaluations.jsonl: run or model, and step.
+  `policy` describes the policy as in evaluations.jsonl: run or model, and step.
   """
   row = {
     'name': table.row,
@@ -145,7 +141,7 @@ def write_row(
 
 
 def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any]:
-  """A benchmark's score with its interval, and what it is of."""
+  """Compute a benchmark's score with its interval, and describe its questions."""
   rows = [record for record in records if record['source'] == source]
   correct_QK = np.array([record['correct'] for record in rows], float)
   asked = [record['question'] for record in rows]
@@ -163,7 +159,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 
 
 def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
-  """What the suite sets, as it is in the config."""
+  """Read from the config every key that the suite sets."""
   return {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
 
 
@@ -171,7 +167,7 @@ def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
 
 
 def load_suite(path: str) -> Suite:
-  """The suite of a file; InputError where the file fails or its benchmarks cannot be told apart."""
+  """Load a suite; InputError if its file fails or two benchmarks share a label or a source."""
   return evaluate_file(path, 'suite', 'a Suite, as configs/suites/paper.py does', _check)[0]
 
 
@@ -196,13 +192,13 @@ def _check(suite: Any) -> None:
 
 
 def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
-  """The questions to sample for the benchmarks that have any in `loaded`.
+  """Collect the questions to sample for the benchmarks that have any in `loaded`.
 
-  A benchmark with k samples of which each question has c copies takes k / c responses to each row.
+  If a benchmark has k samples and each question is listed c times, each row gets k / c responses.
 
   Raises:
-    InputError: questions of a benchmark are in two data specs, their copies are not equally many,
-      or c does not divide k.
+    InputError: a benchmark has questions in two data specs, its questions are not listed equally
+      often, or c does not divide k.
   """
   found: dict[str, str] = {}  # source -> the data spec that has it
   planned = []
@@ -236,13 +232,13 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
 
 
 def _content(questions: Sequence[Question]) -> str:
-  """A digest of what is asked and of its answers, which neither order nor copies change."""
+  """Compute a digest of questions and answers that neither order nor copies change."""
   asked = sorted({repr((question.messages, question.answer)) for question in questions})
   return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
 
 
 def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> int:
-  """Responses to each row."""
+  """Return the number of responses to each row."""
   if benchmark.samples == 1:
     return 1  # a row is a question
   copies = collections.Counter((question.messages, question.answer) for question in questions)

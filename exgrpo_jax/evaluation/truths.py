@@ -1,4 +1,4 @@
-"""Summary of how the verifier reads the ground truths of a data set, with the odd ones."""
+"""A summary of how the verifier reads a data set's ground truths, with the odd ones."""
 
 import re
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ _READ = 2000  # rows, evenly spaced, about a second
 _ODD = 5  # truths that are listed
 _LONG = 200  # characters
 _SENTENCE = 5  # words of two letters or more
-_RARE, _COMMON = 0.01, 0.9  # a kind below the one share is odd beside one above the other
+_RARE, _COMMON = 0.01, 0.9  # a kind below the first share is odd if another is above the second
 _QUOTED = 60  # characters
 _COMMAND = re.compile(r'\\[A-Za-z]+')
 _WORD = re.compile(r'[^\W\d_]{2,}')
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_ ,.'()-]*(?:[ ,.'-]+[^\W\d_]+)*[.]?")
-_QUANTITIES = {  # how a description begins -> the kind
+_QUANTITIES = {  # first word of a description -> the kind
   'integer': 'integers',
   'fraction': 'fractions',
   'expression': 'expressions',
@@ -47,18 +47,16 @@ _KINDS = {  # head of a reading -> the kind; other heads stand for themselves
 
 
 def summary(data: Dataset) -> list[str]:
-  """Return lines: a table of the kinds with counts and an example, then up to five odd truths."""
+  """Return a table of the kinds, with counts and examples, and then up to five odd truths."""
   rows = np.unique(np.linspace(0, len(data) - 1, min(_READ, len(data))).round().astype(int))
   asked = data.read(rows.tolist())
   return [f'{len(asked):,} of {len(data):,} read', *_table(asked)]
 
 
 def kind_of(truth: str, compared: str = 'math') -> str:
-  """Return what a ground truth is read as, in the plural.
+  """Return the kind of a ground truth as the verifier reads it, in the plural.
 
-  Args:
-    truth: as a data set has it.
-    compared: the row's kind, which decides how answers are compared.
+  `compared` is the row's kind, which decides how answers are compared.
   """
   text = final_answer(truth).strip()
   if not text:
@@ -105,7 +103,7 @@ def _table(asked: Sequence[Question]) -> list[str]:
 
 
 def _oddness(question: Question, kind: str, is_rare: bool) -> str:
-  """Return why a truth is odd; '' if it is not."""
+  """Return the reason why a truth is odd; '' if it is not."""
   size = len(final_answer(question.answer))
   if size > _LONG:
     return f'{size:,} characters'

@@ -1,1 +1,1 @@
-"""A config made into frozen settings, a model, a tokenizer and data."""
+"""From a config to frozen settings, a model, a tokenizer and data."""

@@ -1,7 +1,7 @@
 """Config files, found by name or path, and the command line's overrides of them.
 
-What is wrong with them is refused here, before absl and ml_collections read the same command line:
-they would raise errors of many types, some of them only when a value is used.
+Mistakes are refused here, before absl and ml_collections read the same command line. These
+libraries would raise errors of many types, some of them only when a value is used.
 """
 
 import copy
@@ -29,16 +29,16 @@ _FLAG = re.compile(r'--?[A-Za-z]')
 
 
 def shipped_names(package: str) -> list[str]:
-  """Names of the config files in a package, such as 'exgrpo_jax.configs'."""
+  """Return the names of the config files in a package, such as 'exgrpo_jax.configs'."""
   folder = _folder(package)
   return sorted(path.stem for path in folder.glob('*.py') if path.stem != '__init__')
 
 
 def shipped_path(value: str, package: str, flag: str) -> str:
-  """Path of the file that `value` gives by path or by its name in `package`.
+  """Return the path of a file; `value` is the path or the file's name in `package`.
 
-  `flag` is also what the files are called: config, sweep or suite. Raises InputError, which
-  begins with the flag, where there is no such file.
+  `flag` is also the noun for the files: config, sweep or suite. Raises InputError, which begins
+  with the flag, if there is no such file.
   """
   if not value.endswith('.py') and os.sep not in value:
     path = _folder(package) / f'{value}.py'
@@ -61,13 +61,13 @@ def shipped_path(value: str, package: str, flag: str) -> str:
 
 
 def config_path(value: str) -> str:
-  """`shipped_path` of a config, with get_config's argument, which follows a colon."""
+  """Resolve a config's name to its path; keep the argument of get_config after a colon."""
   file, colon, argument = value.partition(':')
   return shipped_path(file, CONFIGS, 'config') + colon + argument
 
 
 def portable_config(path: str) -> str:
-  """The name of a config that ships with the package, valid on any machine; else `path`."""
+  """Return the name of a shipped config, which is valid on any machine; else `path`."""
   file, colon, argument = path.partition(':')
   folder, name = os.path.split(file)
   is_shipped = folder == os.fspath(_folder(CONFIGS))
@@ -87,9 +87,9 @@ def _folder(package: str) -> pathlib.Path:
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
-  """`argv` with the path of the --config in place of its name, once file and overrides pass.
+  """Check the config file and its overrides; return `argv` with the file's path for its name.
 
-  Raises InputError where there is no such file, it makes no config, or an override does not fit.
+  Raises InputError if there is no such file, if it makes no config, or if an override does not fit.
   """
   changed, path, follows = [], '', False
   for arg in argv:
@@ -107,15 +107,15 @@ def resolved(argv: Sequence[str]) -> list[str]:
     values = load(path)
     for key, words in _overrides(changed).items():
       _check_override(path, values, key, words)
-      if key == 'objective.beta':  # it is accepted, so nothing else tells
+      if key == 'objective.beta':  # it is accepted, so no error explains it
         print(f'warning: {" ".join(words)}: {config.counterpart_hint("beta")}', file=sys.stderr)
   return changed
 
 
 def load(path: str) -> ConfigDict:
-  """The ConfigDict of a config file; InputError says where the file fails.
+  """Read the ConfigDict of a config file; an InputError says where the file fails.
 
-  What follows a colon in `path` is get_config's argument.
+  In `path`, the text after a colon is get_config's argument.
   """
   returned = 'a ConfigDict, as configs/smoke.py does'
   file, *argument = path.split(':', 1)
@@ -123,10 +123,10 @@ def load(path: str) -> ConfigDict:
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-  """A config by name or path, with overrides by dotted key.
+  """Read a config by name or path, with overrides by dotted key.
 
   Raises:
-    InputError: there is no such config or setting, or it cannot have that value.
+    InputError: there is no such config or setting, or a setting cannot have that value.
   """
   values = config.overridden(load(config_path(name)), overrides or {})
   parse_config(values)
@@ -139,13 +139,13 @@ def _check_type(values: Any) -> None:
 
 
 def _overridden_key(arg: str) -> str:
-  """'replay.ratio' of --config.replay.ratio=0, or ''; a truth value may be --noconfig.x.y."""
+  """Return 'replay.ratio' for --config.replay.ratio=0, or ''; a boolean may be --noconfig.x.y."""
   name = arg.partition('=')[0].lstrip('-').removeprefix('no')
   return name.removeprefix('config.') if arg[0] == '-' and name.startswith('config.') else ''
 
 
 def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
-  """Dotted key -> the arguments that override it: one, or more where the value stands apart."""
+  """Return dotted key -> its arguments: one, or more if the value is a separate argument."""
   found: dict[str, list[str]] = {}
   for number, arg in enumerate(argv):
     if key := _overridden_key(arg):
@@ -155,9 +155,9 @@ def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -> None:
-  """InputError unless the config has the key and takes the value in `words`."""
+  """Raise InputError unless the config has the key and accepts the value in `words`."""
   text = words[-1].partition('=')[2] if _FLAG.match(words[-1]) else words[-1]
-  as_text = config.overridden(values, {key: text})  # refuses what is no key
+  as_text = config.overridden(values, {key: text})  # refuses an unknown key
   alone = flags.FlagValues()
   command = ['', *words]
   try:
@@ -168,7 +168,7 @@ def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -
   except (flags.Error, ValueError) as error:
     present = f'In {path} it is {_value(values, key)!r}.'
     try:
-      parse_config(as_text)  # says what the value must be, and what it means
+      parse_config(as_text)  # its error says what the value must be, and what it means
     except InputError as refusal:
       raise InputError(f'{refusal} {present}') from error
     raise InputError(f'{" ".join(words)}: {error}. {present}') from error

@@ -1,6 +1,6 @@
 """An experiment: a checked config with its tokenizer, meshes and model shape.
 
-The functions at the end make what the rooms below need: weights, questions, rollout, update spec.
+The functions at the end load its weights and questions, and make the spec of its updates.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.policy.shape import check_meshes
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
 
-TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
+TOKENIZER_TEXTS = 20_000  # the most questions whose text trains a tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """A configuration and what it describes; never changes during a run."""
+  """A configuration, and the objects that it describes; never changes during a run."""
 
   config: RunConfig
   workdir: str
@@ -36,20 +36,20 @@ class Experiment:
   meshes: sharding.Meshes
   model: (
     model.ShapeConfig
-  )  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
-  model_name: str  # of the checkpoint: config.model.path as the user has it; '' for none
+  )  # the checkpoint's, or the config's with the tokenizer's vocabulary size if none is set
+  model_name: str  # of the checkpoint: config.model.path as the user wrote it; '' for none
 
 
 def model_name(parsed: RunConfig) -> str:
-  """The checkpoint that the config starts from: a folder or a name on the Hub; '' is none."""
+  """Return the checkpoint that the config starts from: a folder or a Hub name, '' if none."""
   return parsed.model.path or parsed.model.repository
 
 
 def with_folders(parsed: RunConfig, model: str) -> RunConfig:
-  """The config with the folders of its tokenizer and its model in place of their names on the Hub.
+  """Return the config with local folders instead of the Hub names of its tokenizer and its model.
 
-  Fetches what describes them, no weights. All hosts call it. `model` is the model's name or folder,
-  or ''. Raises InputError where a name cannot be fetched.
+  Fetches the files that describe them, but no weights. All hosts call it. `model` is the model's
+  name or folder, or ''. Raises InputError if a name cannot be fetched.
   """
   return dataclasses.replace(
     parsed,
@@ -61,9 +61,9 @@ def with_folders(parsed: RunConfig, model: str) -> RunConfig:
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
-  """Check a config and open what it describes; a tokenizer is loaded, or trained once a workdir.
+  """Check a config and open its experiment. Loads the tokenizer, or trains it once per workdir.
 
-  Names on the Hub resolve to the commits of the run in `workdir`, where there is one.
+  Names on the Hub resolve to the commits of the run in `workdir`, if there is one.
 
   Model code runs inside `with jax.set_mesh(experiment.meshes.training)`; `SlotEngine.generate`
   enters the decoding mesh by itself.
@@ -73,9 +73,9 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   name = model_name(as_given)
   parsed = with_folders(as_given, name)
   shape = model_config(parsed)
-  if not parsed.tokenizer.path and not parsed.model.path:  # then one is trained
+  if not parsed.tokenizer.path and not parsed.model.path:  # then a tokenizer is trained
     questions.settle(parsed.data, _tokenizer_data(parsed))
-  with hosts.first_host_first('tokenizer'):  # the first host may train one, which the others read
+  with hosts.first_host_first('tokenizer'):  # the first host may train one for the others to read
     text_tokenizer = _open_tokenizer(parsed, workdir)
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
   if vocab_size < text_tokenizer.vocab_size:
@@ -88,7 +88,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   check_meshes(shape, meshes)
   _check_experts(parsed, shape)
-  lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses a rank that is too large
+  lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses too large a rank
   return Experiment(
     config=parsed,
     workdir=workdir,
@@ -100,7 +100,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
 
 
 def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
-  """Raises InputError where a setting is for models with experts, and this one has none."""
+  """Raise InputError if a setting needs a model with experts, and this one has none."""
   settings = {
     'objective.balance_coefficient': config.objective.balance_coefficient,
     'rollout.router_replay': config.rollout.router_replay,
@@ -113,9 +113,9 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
 
 
 def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
-  """The model's shape: the checkpoint's where there is one, else what the config says.
+  """Return the model's shape: the checkpoint's if there is one, else the config's.
 
-  `platform` is where it will run, by default JAX's own, for a dtype of 'auto'.
+  A dtype of 'auto' depends on `platform`, where the model will run; by default JAX's backend.
   """
   own = parsed.model
   if own.dtype == 'auto':
@@ -150,7 +150,7 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
 
 
 def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
-  """The parameters of the checkpoint that the config starts from, fetched where it is a name.
+  """Load the parameters of the checkpoint that the config starts from; fetch it if it is a name.
 
   `frozen` as in `weights.load`.
   """
@@ -162,9 +162,9 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 
 
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
-  """The questions of a data spec, with their prompts.
+  """Load the questions of a data spec, with their prompts.
 
-  Prompts over `rollout.max_prompt` are refused or left out, as `data.on_overlong` says.
+  Prompts over `rollout.max_prompt` are refused or dropped, as `data.on_overlong` says.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -176,9 +176,9 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
-  """The questions of config.data.validation, then those of config.data.evaluation.
+  """Load the questions of config.data.validation, then of config.data.evaluation.
 
-  Raises InputError where config.export.best_without leaves none to choose the best policy by.
+  Raises InputError if config.export.best_without leaves no questions to choose the best policy by.
   """
   data, export = experiment.config.data, experiment.config.export
   loaded = tuple(load_questions(experiment, spec) for spec in data.evaluated)
@@ -196,7 +196,7 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
 def update_spec(
   parsed: RunConfig, shape: model.ShapeConfig, mesh: jax.sharding.Mesh
 ) -> gradients.UpdateSpec:
-  """What a run's updates depend on besides arrays."""
+  """Return the settings that a run's updates depend on, besides arrays."""
   return gradients.UpdateSpec(
     microbatch=parsed.microbatch,
     objective=parsed.objective,
@@ -213,7 +213,7 @@ def update_spec(
 
 
 def state_shapes(experiment: Experiment) -> optimizer.TrainState:
-  """Shapes and shardings of a run's train state; allocates nothing."""
+  """Return the shapes and shardings of a run's train state; allocate nothing."""
   spec = update_spec(experiment.config, experiment.model, experiment.meshes.training)
   return optimizer.shapes(spec.optimizer, spec.num_updates, gradients.trained_shapes(spec))
 
@@ -222,7 +222,7 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  # Without a config.json it was left by a refused start, and perhaps trained on other texts.
+  # Without a config.json it is left over from a refused start, perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
     found = questions.load(parsed.data, _tokenizer_data(parsed))
@@ -236,8 +236,8 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 
 
 def _tokenizer_data(parsed: RunConfig) -> str:
-  """The data spec whose text trains a tokenizer.
+  """Return the data spec whose text trains a tokenizer.
 
-  The same whatever is trained on afterwards, so that runs can share a warm start.
+  With a warm start it does not depend on config.data.train, so that runs can share a warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

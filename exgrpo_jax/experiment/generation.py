@@ -1,4 +1,4 @@
-"""From an experiment to what samples its policy: the slot engine, and the stages of a step."""
+"""From an experiment to sampling its policy: the slot engine, and the stages of a step."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
-  """The rollout on the training questions; InputError where they are too few or do not fit it."""
+  """Make the rollout; raise InputError if the training questions are too few or do not fit it."""
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
@@ -46,7 +46,7 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
 def stages_of(
   experiment: Experiment, data: QuestionSet, purpose: Purpose, **sections: Any
 ) -> stages.Rollout:
-  """The stages of a step on some questions; `sections` replace those of the config."""
+  """Make the stages of a step on some questions; `sections` replace sections of the config."""
   parsed = dataclasses.replace(experiment.config, **sections)
   changed = dataclasses.replace(experiment, config=parsed)
   kind = partial.PartialRollout if parsed.rollout.partial else stages.Rollout
@@ -73,12 +73,12 @@ def make_sampler(
   distribution: Distribution | None = None,
   resumes: bool = False,
 ) -> Sampler:
-  """The slot engine on an experiment's model, with the environment around it where there is one.
+  """Make the slot engine on an experiment's model, inside its environment if it has one.
 
   Args:
-    experiment: of which `config.rollout` says how many slots there are, and the limits.
+    experiment: its `config.rollout` sets the number of slots and the limits.
     purpose: of the random numbers.
-    seed: of these; the run's by default.
+    seed: of the random numbers; the run's by default.
     distribution: to sample from; by default the softmax at the training temperature.
     resumes: see `SlotEngine`.
   """
@@ -107,7 +107,7 @@ def make_sampler(
 
 
 def decode_spec(experiment: Experiment, distribution: Distribution | None = None) -> DecodeSpec:
-  """How to sample from `distribution`, by default the softmax at the training temperature."""
+  """Return the spec for sampling `distribution`, by default the softmax at training temperature."""
   config = experiment.config
   spec = config.rollout.decode_spec(experiment.tokenizer, distribution)
   return dataclasses.replace(spec, parked=spec.slots) if config.environment.keeps_caches else spec

@@ -1,4 +1,4 @@
-"""What the settings of a run ask of memory: refused if it cannot fit, named if it runs out."""
+"""Memory that a run's settings need: refused if it cannot fit, explained if it runs out."""
 
 import dataclasses
 import math
@@ -15,23 +15,23 @@ from exgrpo_jax.runtime import machine
 
 # Tokens, mask, log-probabilities and weights of a step's rows: 4 bytes each.
 _BATCH_BYTES = 16
-# Parameter, gradient and AdamW's moments in float32; beneath adapters the parameter in bfloat16.
+# Parameter, gradient and AdamW's moments in float32; with LoRA only the frozen base in bfloat16.
 _TRAINED_BYTES, _FROZEN_BYTES = 16, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-  """An array that a run allocates, and the setting that makes it so large."""
+  """An array that a run allocates, and the setting that determines its size."""
 
   setting: str  # config.rollout.max_response=8192
   what: str
   size: int  # bytes, on all devices together or on the host
   is_on_host: bool = False
-  is_certain: bool = True  # of a run that reaches its limits; others depend on the responses
+  is_certain: bool = True  # in a run that reaches its limits; False depends on the responses
 
 
 def needs(experiment: Experiment) -> list[Need]:
-  """Return the large arrays of a run, lower bounds by formula."""
+  """Return the large arrays of a run; their sizes are lower bounds by formula."""
   config, shape = experiment.config, experiment.model
   rollout = config.rollout
   num_rows, longest = rollout.questions * rollout.group_size, rollout.longest_row
@@ -72,7 +72,7 @@ def needs(experiment: Experiment) -> list[Need]:
 
 
 def check(experiment: Experiment) -> None:
-  """Raise InputError if an array that every run of the config has is larger than the memory."""
+  """Raise InputError if an array that every run of the config needs exceeds the memory."""
   for need in needs(experiment):
     has = machine.host_memory() if need.is_on_host else _device_memory()
     if need.is_certain and has and need.size > has:
@@ -83,26 +83,26 @@ def check(experiment: Experiment) -> None:
 
 
 def largest(experiment: Experiment) -> str:
-  """Return a sentence that names the setting that asks for most memory."""
+  """Return a sentence that names the setting with the largest array."""
   need = max(needs(experiment), key=lambda need: need.size)
   return f'Most is asked for by {need.setting}: {need.what} take {decimal(need.size)}.'
 
 
 def _row_cache(shape: model.ShapeConfig, length: int) -> int:
-  """Bytes of the keys and values of a row in all layers."""
+  """Return the bytes of a row's keys and values in all layers."""
   positions = sum(shape.layer_lengths(length))
   return 2 * positions * shape.num_kv_heads * shape.head_size * np.dtype(shape.dtype).itemsize
 
 
 def _largest(config: RunConfig, *names: str) -> str:
-  """Return the setting of the rollout that is furthest above its default."""
+  """Return the setting of the rollout that exceeds its default by the largest factor."""
   defaults = {field.name: field.default for field in dataclasses.fields(settings.RolloutConfig)}
   name = max(names, key=lambda name: getattr(config.rollout, name) / defaults[name])
   return f'config.rollout.{name}={getattr(config.rollout, name)}'
 
 
 def _device_memory() -> int:
-  """Return the bytes of all devices together; the host's on a CPU, 0 if they are not known."""
+  """Return the memory of all devices together in bytes; the host's on a CPU, 0 if not known."""
   if jax.default_backend() == 'cpu':
     return machine.host_memory()
   stats = jax.local_devices()[0].memory_stats() or {}

@@ -1,4 +1,4 @@
-"""Which policy a command asks: a run's checkpoint, or a Hugging Face model without a run."""
+"""The policy that a command samples: a run's checkpoint, or a Hugging Face model without a run."""
 
 import copy
 import dataclasses
@@ -29,8 +29,8 @@ from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
-# Of a model that is asked without a config: tokens of a prompt and of a response, and the bytes of
-# the cache that decides how many responses are decoded together.
+# Limits for a model without a config: tokens of a prompt and of a response, and the bytes of the
+# cache. The cache decides how many responses are decoded together.
 _LONGEST = 2048
 
 
@@ -38,16 +38,16 @@ _CACHE_BYTES = 4 * 2**30
 
 
 class Source(NamedTuple):
-  """Where a policy is kept."""
+  """The location of a policy."""
 
   kind: str  # 'run' or 'model'
   path: str  # the run's workdir, or the model's folder or name on the Hub
   step: int | None = None  # of the run's checkpoints; None is the newest
 
   def describe(self) -> dict[str, str]:
-    """Its kind and where it is, as evaluations.jsonl and tables say whose a row is.
+    """Return {kind: location}, which identifies the policy in evaluations.jsonl and in tables.
 
-    A model named on the Hub has its commit, once that has been asked for.
+    For a model on the Hub this includes the commit, once that has been looked up.
     """
     if '://' in self.path or hub_checkpoint.is_shipped(self.path):
       return {self.kind: self.path}
@@ -57,24 +57,24 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """A language model with what is needed to ask it."""
+  """A language model that is ready to sample."""
 
   source: Source
   experiment: Experiment
   decode_params: model.Params  # for a Sampler; the training layout is not kept
-  step: int  # of the run, after which it has them; 0 of a model
+  step: int  # the run's step that these parameters come from; 0 for a model
 
 
 def at(path: str) -> Source:
-  """The run of this workdir, or else the model of this folder."""
+  """Return a Source: the run if `path` is a workdir, otherwise the Hugging Face model."""
   is_run = os.path.exists(os.path.join(path, 'config.json')) and not _is_model(read_config(path))
   return Source('run' if is_run else 'model', path)
 
 
 def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict:
-  """The config to ask it with: the one given, else the run's own or one that suits the model.
+  """Return the config to sample with: a copy of `given`, else the run's, or one for the model.
 
-  A copy. Raises InputError where the run has another model, tokenizer or prompt than the given one.
+  Raises InputError if the run's model, tokenizer or prompt differs from the one in `given`.
   """
   values: Any = copy.deepcopy(given)
   if values:
@@ -94,7 +94,7 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
 
 
 def run_config(workdir: str) -> ConfigDict:
-  """The config of a run that has a checkpoint; InputError where the folder holds no such run."""
+  """Read the config of a run; raise InputError if the folder holds no run with a checkpoint."""
   values = read_config(workdir)
   if _is_model(values):
     raise InputError(
@@ -110,12 +110,12 @@ def run_config(workdir: str) -> ConfigDict:
 
 
 def _is_model(values: Mapping[str, Any]) -> bool:
-  """Whether a config.json describes a Hugging Face model, rather than a run."""
+  """Return True if a config.json describes a Hugging Face model rather than a run."""
   return 'architectures' in values or 'model_type' in values
 
 
 def suited_to(path: str) -> ConfigDict:
-  """A config to ask a model with: by its chat template, if it has one, in so much memory."""
+  """Make a config to sample a model: its chat template if any, and slots that fit _CACHE_BYTES."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')
@@ -131,7 +131,7 @@ def suited_to(path: str) -> ConfigDict:
 
 
 def base_config() -> ConfigDict:
-  """configs/base.py, with nothing to evaluate on."""
+  """Load configs/base.py, without evaluation data."""
   values: Any = config_files.load_config('base')
   values.data.evaluation = ()
   return values
@@ -140,16 +140,16 @@ def base_config() -> ConfigDict:
 def open_policy(
   path: str, overrides: Mapping[str, Any] | None = None, step: int | None = None
 ) -> Policy:
-  """The policy that a run's workdir or a Hugging Face model holds, with its parameters.
+  """Load the policy of a run's workdir or of a Hugging Face model, with its parameters.
 
   Args:
     path: the workdir, or the model's folder or name on the Hub.
-    overrides: dotted key -> value of what is to be other than in the run's config, or in one that
-      suits the model, such as {'evaluation.temperature': 0.0}.
+    overrides: dotted key -> value of the settings to change in the run's config, or in the model's
+      default config, such as {'evaluation.temperature': 0.0}.
     step: of the run's checkpoints; the newest by default.
 
   Raises:
-    InputError: there is no such policy, it is damaged, or it has no such setting.
+    InputError: there is no such policy, it is damaged, or there is no such setting.
   """
   source = at(path)._replace(step=step)
   if step is not None and source.kind == 'model':
@@ -159,7 +159,7 @@ def open_policy(
 
 
 def restore(source: Source, experiment: Experiment) -> Policy:
-  """Loads the policy of an experiment that was opened for `source`, to sample from."""
+  """Load the policy of `source` into its opened experiment, to sample from."""
   with jax.set_mesh(experiment.meshes.training), activity.doing(f'loading {source.path}'):
     if source.kind == 'run':
       params, step = of_run(experiment, source.path, source.step)
@@ -170,9 +170,9 @@ def restore(source: Source, experiment: Experiment) -> Policy:
 
 
 def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:
-  """The policy of a checkpoint, by default the newest, and its step.
+  """Load the policy of a checkpoint, by default the newest; return its parameters and its step.
 
-  Raises InputError where there is none, or its adapters belong to another base.
+  Raises InputError if there is no checkpoint, or if its adapters belong to another base.
   """
   config, like = experiment.config, state_shapes(experiment).params
   if not config.lora.rank:

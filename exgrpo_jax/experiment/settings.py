@@ -1,4 +1,4 @@
-"""All settings of a run, and what must fit together; here alone a ConfigDict is read."""
+"""All settings of a run, and the checks across them. Only this module reads a ConfigDict."""
 
 import dataclasses
 
@@ -74,7 +74,7 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """When and how a policy is evaluated on config.data.validation and config.data.evaluation."""
+  """The schedule and sampling of evaluations on config.data.validation and .evaluation."""
 
   every: int = setting(
     10,
@@ -109,17 +109,17 @@ class EvaluationConfig:
 
   @property
   def distribution(self) -> Distribution:
-    """The distribution that its responses are sampled from."""
+    """Return the distribution that responses are sampled from."""
     return Distribution(self.temperature, self.top_k, self.top_p, self.min_p)
 
   def steps(self, num_steps: int) -> list[int]:
-    """The steps after which the policy is evaluated, besides that at the start."""
+    """Return the steps after which the policy is evaluated, without the evaluation at the start."""
     return sorted({*range(self.every, num_steps, self.every), num_steps} - {0})
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
-  """Which policies training exports as Hugging Face folders."""
+  """The policies that training exports as Hugging Face folders."""
 
   best: bool = setting(
     False,
@@ -171,22 +171,22 @@ class RunConfig:
 
   @property
   def num_updates(self) -> int:
-    """Optimiser updates of the whole run."""
+    """Return the number of optimiser updates of the whole run."""
     return self.num_steps * self.optimizer.minibatches
 
   @property
   def keeps_initial(self) -> bool:
-    """Whether a run needs its initial parameters to the end: beneath adapters, or for a KL term."""
+    """Return True if a run keeps its initial parameters: as LoRA's base, or for a KL term."""
     return bool(self.lora.rank or self.objective.kl_coefficient)
 
   @property
   def warm_start_seed(self) -> int:
-    """The seed of the initial random parameters and of the warm start."""
+    """Return the seed of the initial random parameters and of the warm start."""
     return self.seed if self.warm_start.seed < 0 else self.warm_start.seed
 
 
 def parse_config(values: ConfigDict) -> RunConfig:
-  """The checked configuration; InputError names the first key that is wrong."""
+  """Return the checked configuration; an InputError names the first wrong key."""
   parsed = config.build(RunConfig, values, 'config')
   num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
   if num_questions % minibatches:
@@ -229,7 +229,7 @@ def parse_config(values: ConfigDict) -> RunConfig:
 
 
 def _check_environment(parsed: RunConfig) -> None:
-  """Raise InputError if the environment is none, or does not go with other settings."""
+  """Raise InputError if the environment is invalid, missing, or does not fit other settings."""
   environment, data = parsed.environment, parsed.data
   specs = {'train': (data.train,), 'validation': data.validation, 'evaluation': data.evaluation}
   for key, spec in ((key, spec) for key, named in specs.items() for spec in named):

@@ -1,8 +1,8 @@
-"""What reinforcement learning starts from: given or random weights, then supervised training.
+"""The start of reinforcement learning: a checkpoint or random weights, then supervised training.
 
 The warm start learns worked solutions, so that reinforcement learning has something to reward. Its
-result is kept in a folder of its own and reused when found. With `num_steps=0` the same is
-plain supervised fine-tuning.
+result is kept in a separate folder and reused if found. With `num_steps=0` it is plain supervised
+fine-tuning.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from exgrpo_jax.runtime.workdir import differences, write_json
 # ---- Solutions to imitate ----
 
 
-TOGETHER = 1000  # solutions that are made at a time
+TOGETHER = 1000  # solutions made at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +53,15 @@ class Solution:
   """A row to learn."""
 
   prompt: np.ndarray  # [T] int32
-  tokens: np.ndarray  # [T] int32, what follows it
-  turns: tuple[Turn, ...] = ()  # of an episode; its policy's tokens alone are learnt
+  tokens: np.ndarray  # [T] int32, after the prompt
+  turns: tuple[Turn, ...] = ()  # of an episode; only the policy's tokens are learnt
 
   def __len__(self) -> int:
     return len(self.prompt) + len(self.tokens)
 
 
 def load_solutions(experiment: Experiment) -> list[Solution]:
-  """The rows to learn; InputError where a question has none, or one that is too long."""
+  """Load the rows to learn; raise InputError if a solution is missing or is too long to keep."""
   config = experiment.config
   spec, limit = config.warm_start.data, config.rollout.max_response
   data = load_questions(experiment, spec)
@@ -86,18 +86,18 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
 
 
 def padded(rows: Sequence[Solution], longest: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-  """`right_padded` rows, whose mask is 1 where a token is learnt."""
+  """Pad the rows with `right_padded`; the mask is 1 where a token is learnt."""
   tokens_BT, mask_BT = right_padded([(row.prompt, row.tokens) for row in rows], longest, pad_id)
   own = [own_tokens(row.turns, len(row.tokens)) for row in rows]
   mask_BT[mask_BT > 0] = np.concatenate(own)
   return tokens_BT, mask_BT
 
 
-_Made = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens, and turns
+_Made = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens and turns of each question
 
 
 def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
-  """The worked solutions of the data, each with its end token."""
+  """Yield the worked solutions of the data, each with its end token."""
   spec, tokenizer = experiment.config.warm_start.data, experiment.tokenizer
   solutions = tokenizer.encode_all([question.solution for question in asked])
   for question, ids in zip(asked, solutions):
@@ -110,7 +110,7 @@ def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
 
 
 def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
-  """Episodes as the environment plays them, written as a rollout would have them."""
+  """Yield episodes that the environment plays, as the tokens that a rollout would have."""
   config = experiment.config
   environments = pool.of(config.environment)
   seeds = [
@@ -145,20 +145,21 @@ def _tokens(
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
-CHECK_EVERY = 25  # updates between checks of whether it is enough
+CHECK_EVERY = 25  # updates between checks of the pass rate
 CHECK_ROWS = 256  # responses in such a check
 
-# In the folder of a warm start: what it depends on, written last; held while it is trained.
+# Files in the folder of a warm start: the settings it depends on, written last, and the lock that
+# a run holds while it trains.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
-# What the names of an origin are called in the config, where that is another name.
+# Name in origin.json -> setting in the config, where the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
 
 def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> model.Params:
-  """A checkpoint's parameters or random ones; after the warm start where the config has one.
+  """Return the checkpoint's or random parameters, after the warm start if the config has one.
 
-  The base of LoRA's adapters, where there are any, is frozen (see `model.shapes`). `data` are the
-  training questions, on which the warm start is checked; None where a run must have kept it.
+  With LoRA these are the base of the adapters and are frozen (see `model.shapes`). `data` are the
+  training questions, used to check the warm start; None means that its result must already be kept.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
@@ -169,7 +170,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
         f'{_directory(experiment)} no longer holds the warm start that the run began with, and its '
         'adapters mean nothing without it; bring it back.'
       )
-    rows = load_solutions(experiment)  # refused, if they are to be, before anything is computed
+    rows = load_solutions(experiment)  # errors in them come before anything is computed
   if name:
     params = load_weights(experiment, frozen=is_frozen and not is_warm)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -193,15 +194,15 @@ def run(
   data: QuestionSet | None,
   rows: list[Solution] | None = None,
 ) -> model.Params:
-  """The parameters after the warm start: read where they are kept, else trained and kept.
+  """Return the parameters after the warm start: read its kept result, or train and keep it.
 
-  `data` are the training questions, on which `stop_at_pass_rate` is checked; needed only to train.
-  `rows` are what is learnt; read where not given. Raises InputError where the folder holds the
-  result of another configuration.
+  `data` are the training questions, used to check `stop_at_pass_rate`; needed only to train.
+  `rows` are the rows to learn; loaded if None. Raises InputError if the folder holds the result of
+  another configuration.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
-  if _is_kept(experiment):  # in a folder that may be read-only
+  if _is_kept(experiment):  # without the lock, because the folder may be read-only
     return _kept(directory, wanted, params)
   with _claimed(directory):
     if _is_kept(experiment):  # by the run that this one waited for
@@ -219,7 +220,7 @@ def run(
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
-  """The result that the folder holds, in the layout of `params`."""
+  """Load the folder's result in the layout of `params`, if its origin is the wanted one."""
   with open(os.path.join(directory, _ORIGIN)) as file:
     kept = json.load(file)
   if kept != wanted:
@@ -237,7 +238,7 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
 
 @contextlib.contextmanager
 def _claimed(directory: str) -> Iterator[None]:
-  """Lets only the first of several runs train in the folder; the others wait for it."""
+  """Let only the first of several runs train in the folder; the others wait for it."""
   if not hosts.is_first():
     yield
     return
@@ -252,13 +253,13 @@ def _directory(experiment: Experiment) -> str:
 
 
 def _is_kept(experiment: Experiment) -> bool:
-  """Whether the first host finds a warm start where this one's is to be kept."""
+  """Return True if the first host finds a kept warm start in the folder for this one."""
   path = os.path.join(_directory(experiment), _ORIGIN)
   return hosts.broadcast_from_first(os.path.exists(path) and not _is_left_over(experiment, path))
 
 
 def _is_left_over(experiment: Experiment, path: str) -> bool:
-  """Return True if the workdir's own warm start is that of another config that never began."""
+  """Return True if the workdir's warm start belongs to another config that never began."""
   config, claim = experiment.config, os.path.join(experiment.workdir, 'config.json')
   if config.warm_start.path or os.path.exists(claim):
     return False
@@ -267,7 +268,7 @@ def _is_left_over(experiment: Experiment, path: str) -> bool:
 
 
 def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
-  """What the result depends on, as JSON gives it back; `shape` is the model's."""
+  """Return the settings that the result depends on, after a round trip through JSON."""
   settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
   del settings['seed']
   found = {
@@ -279,7 +280,7 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
   }
   if config.environment.name:
     found['environment'] = [config.environment.name, config.environment.max_turns]
-  if config.warm_start.stop_at_pass_rate < 1:  # which is checked on them
+  if config.warm_start.stop_at_pass_rate < 1:  # the check samples these questions
     found['train'] = config.data.train
   return json.loads(json.dumps(found))
 
@@ -327,7 +328,7 @@ def _train(
 
 
 def rehearse(experiment: Experiment) -> None:
-  """Compiles the updates of a warm start: one at each length that its rows may be padded to."""
+  """Compile the updates of a warm start, one for each length that its rows may be padded to."""
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
@@ -347,7 +348,7 @@ def _update_on(
   state: TrainState,
   arrays: tuple[np.ndarray, np.ndarray],
 ) -> tuple[TrainState, jax.Array]:
-  """(state, loss) after one update on tokens_BT and mask_BT of this host; `state` is donated."""
+  """Return (state, loss) after an update on this host's tokens_BT and mask_BT; donates `state`."""
   config = experiment.config.warm_start
   rows = sharding.batch(experiment.meshes.training, config.batch_size)
   layout = sharding.layout_of(state)
@@ -365,7 +366,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Share of correct responses, one to each of the first questions, at the run's temperature."""
+  """Compute the pass rate at the run's temperature: one response to each of the first questions."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response
@@ -386,7 +387,7 @@ def _pass_rate(
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
-  """Rows of one update: consecutive stretches of a permutation per epoch."""
+  """Return the rows of one update: consecutive stretches of a permutation per epoch."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
     int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
@@ -398,7 +399,7 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 def _optimizer(
   config: optimizer.OptimizerConfig, warm_start: WarmStartConfig
 ) -> optimizer.OptimizerConfig:
-  """AdamW at the warm start's rate; clipped at norm 1, for the loss is a mean per token."""
+  """Return AdamW at the warm start's rate; clip at norm 1 because the loss is a per-token mean."""
   return dataclasses.replace(
     config,
     learning_rate=warm_start.learning_rate,

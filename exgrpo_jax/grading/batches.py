@@ -1,7 +1,7 @@
-"""Rewards that take batches: a small model, or a service, in a process of its own.
+"""Rewards that take batches, such as a small model or a service, called in a separate process.
 
-A host makes batches of what it judges, in the order of submission, so that a run of the same seed
-makes the same ones. Each is sent as soon as its responses are judged, while others still decode.
+A host batches the responses that it judges in the order of submission, so runs of the same seed
+make the same batches. Each is sent as soon as its responses are judged, while others still decode.
 """
 
 import concurrent.futures
@@ -21,14 +21,14 @@ class BatchItem(NamedTuple):
   """A response after the verifier and the rewards that take one at a time."""
 
   verdict: Verdict
-  facts: Mapping[str, Any]  # what a batched reward may ask for, by name
+  facts: Mapping[str, Any]  # values that a batched reward may ask for, by name
 
 
 class Batches:
-  """The batches of responses that are collected together."""
+  """Batches of the responses whose verdicts are collected together."""
 
   def __init__(self, config: GradingConfig, scorer: Pool) -> None:
-    """Take the pool of the one process that calls the rewards (workers.program)."""
+    """Store the pool whose only process calls the rewards (workers.program)."""
     self._config, self._scorer = config, scorer
     self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch that is not full
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
@@ -36,13 +36,13 @@ class Batches:
     self._failure: Failure | None = None
 
   def add(self, judged: concurrent.futures.Future[BatchItem]) -> None:
-    """Take the next response, and send its batch once that is full."""
+    """Add the next response, and send its batch if that is now full."""
     self._open.append(judged)
     if len(self._open) == self._config.batch_size:
       self._send()
 
   def verdicts(self) -> list[Verdict]:
-    """Wait for the verdicts on all that were added, in their order, with all components."""
+    """Wait for all added responses; return their verdicts in order, with all components."""
     if self._open:
       self._send()
     return [verdict for scored in self._scored for verdict in scored.result()]
@@ -70,7 +70,7 @@ class Batches:
 def _rewards(
   worker: Worker, config: GradingConfig, facts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, float]] | Failure:
-  """Return the batched rewards of each response by name."""
+  """Return each response's batched rewards by name."""
   found: list[dict[str, float]] = [{} for _ in facts]
   for index, spec in enumerate(config.batched if facts else ()):
     scored = _call(worker, config, index, facts)
@@ -84,9 +84,9 @@ def _rewards(
 def _call(
   worker: Worker, config: GradingConfig, index: int, facts: Sequence[Mapping[str, Any]]
 ) -> list[float] | Failure:
-  """Return the rewards by function number `index`; if it fails, it is called once more.
+  """Call batched reward number `index`, and once more if it fails.
 
-  After an exception that is done in the same process, after a timeout or a death in a new one.
+  After an exception the same process is called again; after a timeout or a death, a new one.
   """
   failure = None
   for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Why a response was judged as it was, and how a verifier judges a file of cases."""
+"""Explanation of one verdict, and a verifier's verdicts on a file of cases."""
 
 import json
 import pathlib
@@ -21,9 +21,10 @@ def explain(
   kind: str = 'math',
   chosen: str = 'built_in',
 ) -> str:
-  """What was extracted, how our verifier read both sides, and the outcome, one a line.
+  """Describe in lines the extracted answer, our reading of both sides, and the outcome.
 
   Arguments and errors as for `verifier.judge`; `chosen` is a verifier as config.grading names it.
+  The readings are left out if `chosen` is not our verifier.
   """
   truth = verifier.Truth(answer, kind)
   outcome, given = verifier.judge_with(verifier.load(chosen), response, truth, config)
@@ -49,20 +50,20 @@ class _Case(NamedTuple):
   place: str  # path and line number
   response: str
   truth: verifier.Truth
-  expected: bool  # whether the response should be judged correct
+  expected: bool  # True if the response should be judged correct
 
 
 def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
-  """Judges a file of cases.
+  """Judge a file of cases.
 
   Args:
     path: JSON lines, as commands/verify.py describes them.
-    config: what a response must have.
-    kind: how answers are compared where a case does not say.
+    config: requirements that a response must meet.
+    kind: how answers are compared if a case does not say.
     chosen: a verifier, as config.grading names it.
 
   Returns:
-    A line for each case judged otherwise than expected, then the totals.
+    A line for each case with an unexpected verdict, then the totals.
 
   Raises:
     InputError: with file and line.
@@ -103,7 +104,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """The first of these fields that the row has; required if there is no default."""
+    """Return the first of these fields in the row; InputError if none and no default."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       has = ', '.join(map(repr, row)) or 'nothing'

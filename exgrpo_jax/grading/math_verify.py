@@ -1,7 +1,7 @@
-"""Math-Verify as a verifier: what the paper's authors train by.
+"""Math-Verify as a verifier, which the paper's authors use in training.
 
-It hands what a model wrote to sympy, which evaluates it. Its own time limits are off, for they need
-signals: those of the worker process that it runs in hold instead.
+It hands the model's text to sympy, which evaluates it. Its own time limits need signals, so they
+are off; the limits of the worker process hold instead.
 """
 
 import logging
@@ -12,14 +12,14 @@ from exgrpo_jax.grading.answers.equality import strip_delimiters
 from exgrpo_jax.grading.answers.extraction import accepted_answers
 from exgrpo_jax.grading.verifier import BuiltIn, Judgement, Question
 
-logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns of limits that are off
+logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that its limits are off
 
 
 class MathVerify:
-  """Compares mathematical answers as the authors do, and other kinds as our verifier does."""
+  """A verifier of mathematical answers as the authors do it; other kinds go to our verifier."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """What `math_verify.verify` says of both sides, each parsed with its defaults."""
+    """Compare both sides by `math_verify.verify`, each parsed with its defaults."""
     if question.kind != 'math':
       return BuiltIn().judge(response, question)
     given = math_verify.parse(response, parsing_timeout=0)
@@ -30,6 +30,6 @@ class MathVerify:
       math_verify.verify(math_verify.parse(truth, parsing_timeout=0), given, timeout_seconds=0)
       for truth in truths
     )
-    # Beside an expression of sympy, which may take long to write out, stands the text parsed.
+    # Report the parsed text, because a sympy expression may take long to write out.
     text = next((part for part in given if isinstance(part, str)), None)
     return Judgement('correct' if is_right else 'wrong', text)

@@ -1,6 +1,6 @@
-"""Grades responses in worker processes while others are still being generated.
+"""Grading of responses in worker processes while others are still being generated.
 
-Several hosts share the work: all submit the same responses in the same order, and all get all
+Several hosts share the work: each submits the same responses in the same order, and gets all
 verdicts.
 """
 
@@ -21,22 +21,22 @@ from exgrpo_jax.workers.pool import START_TIMEOUT, Failure, Pool, Worker
 
 @dataclasses.dataclass(frozen=True)
 class Submission:
-  """A response to be judged; its functions are called in a thread, on the host that judges it."""
+  """A response to judge. Its functions are called in a thread, on the host that judges it."""
 
   text: Callable[[], str]
   answer: str  # the ground truth
   kind: str = 'math'  # how answers are compared, one of verifier.KINDS
-  # Whether each step of the text is right; it decides nothing. None where that cannot be checked.
+  # True if each step of the text is right; the verdict ignores it. None if steps cannot be checked.
   check_steps: Callable[[str], bool] | None = None
-  # What rewards may ask for besides text, answer and outcome, by name: `facts.of_response`.
+  # Values that rewards may ask for besides text, answer and outcome, by name: `facts.of_response`.
   facts: Callable[[], Mapping[str, Any]] = dict
 
 
 class Grader:
-  """Grades responses in a pool of workers; use it as a context manager.
+  """A pool of workers that grades responses; use it as a context manager.
 
   If a worker dies while it judges a response, for example because it was killed from outside,
-  another one judges that response again.
+  another worker judges that response again.
   """
 
   def __init__(self, config: GradingConfig, required: verifier.VerifierConfig) -> None:
@@ -46,7 +46,7 @@ class Grader:
     self._scorer = (
       Pool(workers.program(config, required, is_batched=True)) if config.batched else None
     )
-    self._keys: dict[Hashable, None] = {}  # of what `collect` will return
+    self._keys: dict[Hashable, None] = {}  # the keys that `collect` will return
     self._round = self._new_round()
 
   def __enter__(self) -> Self:
@@ -58,7 +58,7 @@ class Grader:
       self._scorer.close()
 
   def submit(self, key: Hashable, submission: Submission) -> None:
-    """Starts judging a response; `collect` returns its verdict under `key`.
+    """Start judging a response; `collect` returns its verdict under `key`.
 
     Raises:
       KeyError: `key` already awaits a verdict.
@@ -69,11 +69,11 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """How many of the responses submitted since the last `collect` this host has judged."""
+    """Return how many of this host's responses since the last `collect` are graded; '' if none."""
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
-    """Waits for everything submitted since the last call; returns it in that order."""
+    """Wait for all responses submitted since the last call; return verdicts in that order."""
     keys, self._keys = self._keys, {}
     submitted, self._round = self._round, self._new_round()
     return dict(zip(keys, submitted.verdicts(), strict=True))
@@ -85,13 +85,10 @@ class Grader:
     kinds: Sequence[str] | None = None,
     facts: Sequence[Callable[[], Mapping[str, Any]]] | None = None,
   ) -> list[Verdict]:
-    """The verdict on each response, in their order; leaves alone what was submitted.
+    """Return the verdict on each response, in order, without touching submitted responses.
 
-    Args:
-      responses: their texts.
-      answers: the ground truth of each.
-      kinds: how the answers of each are compared, of verifier.KINDS; 'math' by default.
-      facts: of each, as in Submission; none by default.
+    `answers` are the ground truths. `kinds` are of verifier.KINDS, 'math' by default; `facts` are
+    as in Submission, none by default.
 
     Raises:
       ValueError: the arguments differ in length.
@@ -114,7 +111,7 @@ class Grader:
     text, facts = submission.text(), submission.facts()
 
     def request() -> tuple[Any, float]:
-      if submission.kind == reasoning_gym.KIND:  # its package's import is not the response's time
+      if submission.kind == reasoning_gym.KIND:  # the import is not part of its time limit
         worker.ask([submission.kind], START_TIMEOUT)
       known = workers.asked(worker, facts)
       return [text, submission.answer, submission.kind, known], self._config.time_limit
@@ -124,7 +121,7 @@ class Grader:
       verdict = Verdict(0.0, reply.outcome, reply.reason)
     else:
       verdict = Verdict(reward=0.0, **reply)  # `_Round` weighs its components
-    # Here and not by whoever reads verdicts: texts are decoded once, and by one host.
+    # Computed here, not where verdicts are read, because one host decodes each text, and only once.
     verdict = verdict._replace(
       has_code_block=rewards.has_code_block(text),
       valid_steps=submission.check_steps(text) if submission.check_steps else None,
@@ -143,11 +140,11 @@ class _Round:
     batches: Batches | None,
   ) -> None:
     self._weight_of, self._start, self._batches = weight_of, start, batches
-    self._count = 0  # of all hosts
+    self._count = 0  # responses of all hosts
     self._own: list[concurrent.futures.Future[BatchItem]] = []
 
   def add(self, submission: Submission) -> None:
-    """Starts judging it, where it belongs to this host's share."""
+    """Start judging a response if it belongs to this host's share."""
     if hosts.is_own_share(self._count):
       self._own.append(self._start(submission))
       if self._batches:
@@ -155,12 +152,11 @@ class _Round:
     self._count += 1
 
   def progress(self) -> str:
-    """How many of this host's have been judged; '' where it has none."""
     done = sum(future.done() for future in self._own)
     return f'{done} of {len(self._own)} graded' if self._own else ''
 
   def verdicts(self) -> list[Verdict]:
-    """Waits for this host's; returns those of all hosts, in the order of submission."""
+    """Wait for this host's verdicts; return all hosts' verdicts in the order of submission."""
     with activity.doing(self.progress):
       if self._batches:
         found = self._batches.verdicts()
@@ -170,7 +166,7 @@ class _Round:
     return [Verdict._make(fields) for fields in hosts.merge_shares(weighed)]
 
   def _weighed(self, verdict: Verdict) -> Verdict:
-    """With its reward: the weighted sum of its components, 0 where grading failed."""
+    """Set a verdict's reward: the weighted sum of its components, 0 if grading failed."""
     if verdict.components is None:
       return verdict
     components = {name: verdict.components[name] for name in self._weight_of}
@@ -183,8 +179,8 @@ def check(
 ) -> None:
   """Start each kind of worker once; raise InputError if verifier or rewards cannot be used.
 
-  Without `row` the rewards are tried that read none; with one of the data (`facts.of_question`),
-  the others.
+  Without `row`, this tries the rewards that read no row. With a row of the data
+  (`facts.of_question`), it tries the others.
   """
   for is_batched in (False, True) if config.batched else (False,):
     program = workers.program(config, required, row, is_batched)
@@ -193,9 +189,9 @@ def check(
 
 
 def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
-  """Raises InputError if no response at all could be graded, with the first reason.
+  """Raise InputError with the first reason if no response at all could be graded.
 
-  Such rewards teach nothing. A few failures may be the responses' own doing, and are a warning.
+  Such rewards teach nothing. The responses may cause a few failures; these are only a warning.
   """
   if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
     raise InputError(

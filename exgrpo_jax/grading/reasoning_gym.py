@@ -1,11 +1,10 @@
-r"""Tasks of reasoning_gym are judged by their own score_answer: what it gives 1 is right.
+r"""Judging of reasoning_gym's tasks by their own score_answer: an answer with score 1 is right.
 
-It gets the answer as written, from a box or from prose; where neither '####' nor 'the answer is'
-marks it, the last number counts if the entry's answer is a number, and otherwise the last line.
-Two more spellings are tried, since most tasks compare letter by letter: without what only sets it
-off, such as `\text{}`, `**`, `$` and quotes; and as the entry spells it, where both are the same
-number. A formula is no number, and what ends in one has no last number: `32 - 67 =` may be the
-question.
+It gets the answer as written, from a box or from prose. If neither '####' nor 'the answer is' marks
+it, the last number counts if the entry's answer is a number, and otherwise the last line. Most
+tasks compare letter by letter, so two more spellings are tried: without decoration such as
+`\text{}`, `**`, `$` and quotes; and as the entry spells it, if both are the same number. A formula
+is not a number, and a text that ends in one has no last number: `32 - 67 =` may be the question.
 
 A worker imports the package when the pool sends it the first response that needs it, before the
 response's own time begins.
@@ -25,8 +24,8 @@ from exgrpo_jax.grading.answers import equality, extraction
 from exgrpo_jax.grading.answers.tokens import normalize_spelling
 
 KIND = 'reasoning_gym'  # of questions; one of verifier.KINDS
-# The column of a question that has its entry: question, answer and metadata as generated, and the
-# `task` with those values of its `config` that are not the default.
+# The column with a question's entry: question, answer and metadata as generated, the `task`, and
+# the values of its `config` that are not the default.
 COLUMN = 'entry'
 
 # No leading zeros: '0101' may be a text.
@@ -39,9 +38,9 @@ _EVALUATES = re.compile(r'\b(?:eval|exec|parse_expr|sympify)\(\s*answer\b')
 
 
 def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
-  """Outcome and answer of a response without its thought, as a Judgement has them.
+  """Return the outcome and answer of a response without its thought, as in a Judgement.
 
-  Raises InputError where the columns have no entry that can be scored.
+  Raises InputError if the columns have no entry that can be scored.
   """
   if COLUMN not in columns:
     raise InputError(
@@ -55,16 +54,16 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def extract(response: str, entry: Mapping[str, Any]) -> str | None:
-  """The answer that a response gives to the question of an entry, as written, or None."""
+  """Return the response's answer to an entry's question, as written, or None."""
   if _NUMBER.fullmatch(entry['answer'] or ''):
     return extraction.extract_number(response)
   return extraction.extract_text(response)
 
 
 def score(given: str, entry: Mapping[str, Any]) -> float:
-  """The most that score_answer gives to a spelling of an answer: 1 if right, else partial credit.
+  """Return the best score_answer of any spelling of an answer: 1 if right, else partial credit.
 
-  Raises InputError where the task is unknown or evaluates what a model wrote.
+  Raises InputError if the task is unknown or evaluates a model's text.
   """
   task = _kept(entry['task'], json.dumps(entry['config']))
   best = 0.0
@@ -81,18 +80,18 @@ def score(given: str, entry: Mapping[str, Any]) -> float:
 
 
 def load() -> None:
-  """Imports the package, which takes seconds; nothing where it is not installed."""
-  with contextlib.suppress(ImportError):  # the response that needs it says so
+  """Import the package, which takes seconds; do nothing if it is not installed."""
+  with contextlib.suppress(ImportError):  # reported by the response that needs it
     importlib.import_module('reasoning_gym.factory')
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """A task's dataset with these arguments. Raises InputError as `score`, and whatever it does."""
+  """Return a task's dataset with these arguments; raises InputError as `score`, and its errors."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the reasoning_gym that is installed has no task '{name}'.")
   generator, settings = tasks[name]
-  # Nothing a model wrote is evaluated; a test looks for other ways than this one.
+  # Text from a model is never evaluated; a test looks for ways that this pattern does not match.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
       f'this task is refused, because its score_answer evaluates what a model wrote, by '
@@ -107,7 +106,7 @@ def _kept(name: str, config: str) -> Any:
 
 
 def _spellings(given: str, true: str) -> list[str]:
-  """How to write an answer, as the module says."""
+  """Return the spellings of an answer that the module's docstring lists."""
   bare = _WRAPPER.sub(r'\1', equality.strip_delimiters(given)).strip()
   if quoted := _QUOTED.fullmatch(bare):
     bare = quoted[2].strip()
@@ -118,7 +117,7 @@ def _spellings(given: str, true: str) -> list[str]:
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """An entry as score_answer takes it: of two tasks JSON has made lists of tuples."""
+  """Return an entry as score_answer takes it: JSON made lists of the tuples of two tasks."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)
   board = tuple(map(tuple, entry['metadata']['output']))

@@ -1,6 +1,6 @@
-"""Reward functions: found by name, given what their parameters ask for, held to bounded numbers.
+"""Reward functions: loaded by name, called with the values they ask for, checked for their size.
 
-No JAX here: the processes that call them must start in an instant.
+No JAX here, because the processes that call them must start in an instant.
 """
 
 import dataclasses
@@ -13,25 +13,25 @@ from exgrpo_jax.errors import counted
 from exgrpo_jax.grading import rewards
 from exgrpo_jax.workers import user_code
 
-# What a parameter may be called, besides the columns of the question's row.
+# Names that a parameter may have, besides the columns of the question's row.
 PARAMETERS = (
   'response',  # its text, without special tokens but with tags such as </think>
   'answer',  # the ground truth
   'outcome',  # the verifier's: one of verifier.OUTCOMES
   'question',  # the text of the last user message
-  'messages',  # of the prompt: dicts of role and content
-  'tokens',  # ids of the response, the end token included where there is one
-  'length',  # how many these are
-  'truncated',  # whether it was cut at the limit, without an end token
+  'messages',  # the prompt: dicts of role and content
+  'tokens',  # ids of the response, with its end token if it has one
+  'length',  # number of these ids
+  'truncated',  # True if it was cut at the limit, without an end token
   'max_response',  # the limit, in tokens
   'overlong_buffer',  # config.grading.overlong_buffer
 )
 
-OF_ROW = ('question', 'messages')  # of these, what comes from the row, as columns do
+OF_ROW = ('question', 'messages')  # the PARAMETERS that come from the row, as columns do
 _WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
-# Size of a reward: float32 holds the squares of weighted sums, as deviations are made of them.
+# Largest size of a reward: float32 must hold the squares of weighted sums, to compute deviations.
 LARGEST = 1e10
-# Parameters of rewards for TRL and verl, which are called otherwise.
+# Parameters of rewards for TRL and verl, which call rewards differently.
 _FOREIGN = {'completions': 'TRL', 'completion_ids': 'TRL', 'solution_str': 'verl'}
 # A right, a wrong and an empty response, on which rewards and verifiers are tried.
 TRIALS = (
@@ -48,33 +48,33 @@ class RewardFunction:
   spec: str
   function: Callable[..., Any]
   required: tuple[str, ...]
-  optional: tuple[str, ...]  # those with a default
+  optional: tuple[str, ...]  # parameters with a default
 
   @property
   def columns(self) -> list[str]:
-    """The columns of a row that it cannot do without."""
+    """Return the columns of a row that the function requires."""
     return [name for name in self.required if name not in PARAMETERS]
 
   @property
   def reads_row(self) -> bool:
-    """Whether it can only be tried on a row of the data."""
+    """Return True if the function can only be tried on a row of the data."""
     return bool(self.columns) or not set(OF_ROW).isdisjoint((*self.required, *self.optional))
 
   def arguments(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A list over the rows for each parameter; None where a row lacks it, as columns may.
+    """Return a list over the rows for each parameter, with None for a column that a row lacks.
 
-    A parameter with a default that no row has is left out.
+    A parameter with a default is left out if no row has it.
     """
     known = [name for name in self.optional if any(name in row for row in rows)]
     return {name: [row.get(name) for row in rows] for name in (*self.required, *known)}
 
   def of_one(self, row: Mapping[str, Any]) -> float:
-    """The reward of one response; raises whatever the function does, and ValueError."""
+    """Return the reward of one response; raises ValueError, and whatever the function raises."""
     arguments = {name: values[0] for name, values in self.arguments([row]).items()}
     return _checked(self.function(**arguments))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The rewards of several, for a function that takes lists; raises as `of_one` does."""
+    """Return several rewards from a function that takes lists; raises as `of_one` does."""
     values = list(self.function(**self.arguments(rows)))
     if len(values) != len(rows):
       raise ValueError(
@@ -84,12 +84,12 @@ class RewardFunction:
 
 
 def name_of(spec: str) -> str:
-  """What a reward is called in metrics: its function's name."""
+  """Return a reward's name in metrics: the name of its function."""
   return spec.rpartition(':')[2]
 
 
 def load(spec: str) -> RewardFunction:
-  """One of rewards.BUILT_IN, or 'package.module:function'; raises what its module does."""
+  """Load one of rewards.BUILT_IN, or 'package.module:function'; raises what its module raises."""
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():
@@ -109,7 +109,7 @@ def load(spec: str) -> RewardFunction:
 
 
 def _checked(value: Any) -> float:
-  """Return a reward as a Python float; raises ValueError if it is no number, or too large."""
+  """Return a reward as a Python float; raises ValueError if it is not a number or too large."""
   # NumPy's bool is the one scalar that does not count as a real number.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
     raise ValueError(f'returned {value!r}, not a number')

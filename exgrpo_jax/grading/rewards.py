@@ -1,8 +1,8 @@
-"""The rewards that come with the package, to be named in config.grading.rewards.
+"""The rewards that come with the package; config.grading.rewards selects them by name.
 
-A reward is a function that asks by the names of its parameters for what it needs (see
-reward_functions.PARAMETERS) and returns a number. These run in grading's worker processes
-under their limits, so this file must not import jax.
+A reward is a function that returns a number. The names of its parameters say which values it needs
+(see reward_functions.PARAMETERS). These run in grading's worker processes under their limits, so
+this file must not import jax.
 """
 
 import functools
@@ -19,15 +19,15 @@ _FENCE = re.compile(r'^[^\S\n]*```', re.MULTILINE)
 
 
 def correctness(outcome: str) -> float:
-  """1 for a response that the verifier finds correct, else 0."""
+  """Return 1 if the verifier finds the response correct, else 0."""
   return float(outcome == 'correct')
 
 
 def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
-  """DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13): 0 down to -1.
+  """Return DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13), from -1 to 0.
 
-  0 for at most `max_response` - `overlong_buffer` tokens, then linear to -1 at `max_response`,
-  which is the least. The end token counts. A buffer of 0 is a fifth of the limit.
+  It is 0 up to `max_response` - `overlong_buffer` tokens, then linear to -1 at `max_response`, and
+  never less. The end token counts. A buffer of 0 means a fifth of the limit.
   """
   buffer = overlong_buffer or max(1, max_response // _DEFAULT_BUFFER_SHARE)
   return min(0.0, max(-1.0, (max_response - buffer - length) / buffer))
@@ -36,8 +36,8 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
 def think_format(response: str) -> float:
   """Return 1 for the format that the paper's template requests, else 0, whatever the answer.
 
-  The response closes one think section and has text both in it and after it. It may open the
-  section too, because not every prompt has done so (prompt.THINK); nothing may stand before that.
+  The response must close one think section, with text both in it and after it. It may also open the
+  section, because not every prompt does (prompt.THINK), but only at the response's start.
   """
   thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')
   is_whole = bool(thought.strip() and solution.strip())
@@ -45,20 +45,20 @@ def think_format(response: str) -> float:
 
 
 def boxed_format(response: str) -> float:
-  r"""1 where the answer stands in a \boxed{...} that is closed and not empty, else 0.
+  r"""Return 1 if the answer is in a \boxed{...} that is closed and not empty, else 0.
 
-  Only what follows the last '</think>' counts, if there is one, as it does for the verifier.
+  If there is a '</think>', only the text after the last one counts, as for the verifier.
   """
   return float(extraction.extract(response, require_box=True) is not None)
 
 
 def latin_script(response: str) -> float:
-  """Share of the response's letters that are of the Latin script; 1 where it has no letters.
+  """Return the share of the response's letters in the Latin script; 1 if it has no letters.
 
-  For models that slip into another language, as DeepSeek-R1's language consistency is
-  (arXiv:2501.12948, by words of the target language). It sees the script alone: not whether
-  Latin letters are English, French or code. Greek and mathematical letters, which formulas are
-  made of, do not count.
+  For models that slip into another language, like DeepSeek-R1's language consistency reward
+  (arXiv:2501.12948, by words of the target language). It sees only the script: Latin letters may
+  be English, French or code. Greek and mathematical letters do not count, because formulas use
+  them.
   """
   kinds = [kind for kind in map(_script, response) if kind]
   return kinds.count('latin') / len(kinds) if kinds else 1.0
@@ -66,7 +66,7 @@ def latin_script(response: str) -> float:
 
 @functools.lru_cache(maxsize=65536)
 def _script(character: str) -> str:
-  """'latin', 'other', or '' for what does not count."""
+  """Return 'latin', 'other', or '' for a character that does not count."""
   name = unicodedata.name(character, '') if character.isalpha() else ''
   if not name or name.startswith(('GREEK', 'MATHEMATICAL')):
     return ''
@@ -74,9 +74,9 @@ def _script(character: str) -> str:
 
 
 def score_answer(response: str, outcome: str, entry: Mapping[str, Any]) -> float:
-  """The score that a task of reasoning_gym gives the answer, partial credit included; 0 for none.
+  """Return a reasoning_gym task's score of the answer, with partial credit; 0 without an answer.
 
-  `entry` is a column that its questions have.
+  `entry` is a column of the task's questions.
   """
   given = None if outcome == 'no answer' else reasoning_gym.extract(response, entry)
   return 0.0 if given is None else reasoning_gym.score(given, entry)
@@ -89,9 +89,9 @@ BUILT_IN = {
 
 
 def has_code_block(text: str) -> bool:
-  """Whether some line begins with ```, after white space at most; closed or not.
+  """Return True if some line begins with ```, after white space at most; closed or not.
 
-  No reward, but a metric: models write code that they cannot run and take their own word for what
-  it prints; the paper calls what follows from replaying that a snowball (arXiv:2510.02245).
+  This is a metric, not a reward. Models write code that they cannot run and trust their own guess
+  of its output; the paper calls the effect of replaying that a snowball (arXiv:2510.02245).
   """
   return _FENCE.search(text) is not None

@@ -1,4 +1,4 @@
-"""What a user sets of grading: the workers and their limits, the verifier and the rewards."""
+"""Settings of grading: the workers and their limits, the verifier and the rewards."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, rewards, verifier
 
 _LARGEST_WEIGHT = 1e5
-MAX_AUTO_WORKERS = 16  # where the number of cores decides; more gain nothing
+MAX_AUTO_WORKERS = 16  # if the number of cores decides; more gain nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class GradingConfig:
-  """The processes that grade, what one response may cost them, and what it is rewarded for."""
+  """The grading processes, their limits for one response, the verifier and the rewards."""
 
   workers: int = setting(
     0, '[0, inf)', f'worker processes; 0 means one per core, {MAX_AUTO_WORKERS} at most'
@@ -69,18 +69,18 @@ class GradingConfig:
 
   @property
   def weight_of(self) -> dict[str, float]:
-    """The weight of each reward by its name, in the order in which they are set."""
+    """Return the weight of each reward by its name, in the order of the config."""
     names = map(reward_functions.name_of, self.rewards)
     return dict(zip(names, self.weights or (1.0,) * len(self.rewards)))
 
   @property
   def correctness_alone(self) -> 'GradingConfig':
-    """The same with the verifier's 1 or 0 for a reward, as evaluation has it."""
+    """Return a copy whose only reward is the verifier's 1 or 0, as in evaluation."""
     return dataclasses.replace(self, rewards=('correctness',), weights=(), batched=())
 
 
 def check_rewards(config: GradingConfig, max_response: int) -> None:
-  """InputError where the rewards do not fit each other, or the longest response in tokens."""
+  """Raise InputError if the rewards do not fit each other or the longest response in tokens."""
   if ':' not in config.verifier:
     known = (*verifier.NAMES, 'package.module:Class')
     check_known(config.verifier, known, 'config.grading.verifier')

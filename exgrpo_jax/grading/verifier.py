@@ -1,7 +1,7 @@
-"""Whether a response ends in the right answer: the protocol of verifiers, and ours.
+"""Verifiers, which decide if a response ends in the right answer: the protocol, and ours.
 
-Ours parses a model's text but never evaluates it as code, and everything is bounded: the length of
-an answer, the depth of its tree, the digits of its numbers.
+Ours parses a model's text but never evaluates it as code. Everything is bounded: the length of an
+answer, the depth of its tree, the digits of its numbers.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from exgrpo_jax.workers import user_code
 
 KINDS = ('math', 'choice', 'text', reasoning_gym.KIND)
 OUTCOMES = ('correct', 'wrong', 'no answer')
-NAMES = ('built_in', 'math_verify')  # of the verifiers that a config need not spell out
+NAMES = ('built_in', 'math_verify')  # of the verifiers that need no module name in a config
 
 
 @dataclasses.dataclass(frozen=True)
 class VerifierConfig:
-  """What a response must have before its answer is compared."""
+  """Requirements that a response must meet before its answer is compared."""
 
   require_think: bool = setting(
     False, None, "a response without '</think>' has no answer; the training reward asks for it"
@@ -39,26 +39,26 @@ ANYTHING = VerifierConfig(require_think=False, require_box=False)
 
 
 class Question(Protocol):
-  """What a verifier knows of a question; `datatypes.Question` is one."""
+  """A question as a verifier sees it; `datatypes.Question` is one."""
 
   @property
   def answer(self) -> str:
-    """The ground truth."""
+    """Return the ground truth."""
     ...
 
   @property
   def kind(self) -> str:
-    """How answers are compared, one of KINDS."""
+    """Return how answers are compared, one of KINDS."""
     ...
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Columns of its row; a worker process has only reasoning_gym.COLUMN, where there is one."""
+    """Return columns of the row; in a worker process, rely only on reasoning_gym.COLUMN, if any."""
     ...
 
 
 class Truth(NamedTuple):
-  """A Question that is nothing else."""
+  """A minimal Question: the ground truth and how to compare it."""
 
   answer: str
   kind: str = 'math'
@@ -66,21 +66,21 @@ class Truth(NamedTuple):
 
 
 class Judgement(NamedTuple):
-  """What a verifier says of a response."""
+  """A verifier's result for one response."""
 
   outcome: str  # one of OUTCOMES
   given: str | None  # the answer that the response gives, as written, for the records
 
 
 class Verifier(Protocol):
-  """Judges responses; `config.grading.verifier` names one (`load`).
+  """A judge of responses; `config.grading.verifier` names its class (`load`).
 
-  It is made without arguments, once in each worker process, whose limits on time and memory hold
+  Each worker process creates one, without arguments. The process's limits on time and memory hold
   for every call.
   """
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Compares a response, without its thought, with the question's answer."""
+    """Compare a response, without its thought, with the question's answer."""
     ...
 
 
@@ -88,7 +88,7 @@ class BuiltIn:
   """Our verifier."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """See extraction.py for what the answer is, and equality.py for when it is right."""
+    """Extract by extraction.py and compare by equality.py; reasoning_gym judges its own kind."""
     if question.kind == reasoning_gym.KIND:
       return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)
@@ -96,7 +96,7 @@ class BuiltIn:
 
 
 def load(spec: str) -> Verifier:
-  """Return one of NAMES, or 'package.module:Class'; raises InputError if it cannot be used."""
+  """Load one of NAMES, or 'package.module:Class'; raises InputError if it cannot be used."""
   if spec == 'built_in':
     return BuiltIn()
   with user_code.refusing('grading.verifier', spec):
@@ -113,19 +113,13 @@ def load(spec: str) -> Verifier:
 def judge_with(
   verifier: Verifier, response: str, question: Question, config: VerifierConfig = ANYTHING
 ) -> Judgement:
-  """What a verifier says of a response, or 'no answer' where it lacks what `config` requires."""
+  """Judge a response by a verifier; 'no answer' if it lacks what `config` requires."""
   solution = extraction.solution(response, config.require_think, config.require_box)
   return Judgement('no answer', None) if solution is None else verifier.judge(solution, question)
 
 
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
-  """Compares a response's answer with the ground truth by our verifier, in bounded time.
-
-  Args:
-    response: any text.
-    answer: the ground truth.
-    config: what the response must have.
-    kind: how answers are compared.
+  """Judge any text as a response against the ground truth, by our verifier, in bounded time.
 
   Returns:
     One of OUTCOMES.
@@ -139,12 +133,12 @@ def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: s
 def is_correct(
   response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math'
 ) -> bool:
-  """Whether `judge` finds the response correct."""
+  """Return True if `judge` finds the response correct."""
   return judge(response, answer, config, kind) == 'correct'
 
 
 def compare(given: str | None, answer: str, kind: str = 'math') -> str:
-  """What our verifier says of an answer as extracted; arguments and errors as for `judge`."""
+  """Compare an extracted answer by our verifier; arguments, result and errors as for `judge`."""
   if kind not in KINDS:
     raise InputError(
       f'kind={kind!r} must be one of {", ".join(KINDS)}: it decides how answers are compared.'

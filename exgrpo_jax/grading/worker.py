@@ -1,15 +1,15 @@
-"""The worker process: judges what a model wrote, one response after another.
+"""The worker process, which judges responses one after another.
 
-workers.py says what it is given, ../workers/server.py how it is asked:
+workers.py makes its setup, and ../workers/server.py defines how requests reach it:
 
-  {'config', 'required', 'row',     fields of the two Configs, of a row of the data to try rewards
-   'is_batched'}                    that read it, and whether to call those that take batches;
-                                    answered by {'asks': names of what the verifier and the rewards
-                                    ask for besides `OWN`}
-  [kind]                            answered by {} once what judges answers of that kind has been
-                                    imported
+  {'config', 'required', 'row',     fields of the two configs, of a row of the data to try rewards
+   'is_batched'}                    that read it, and True to call the rewards that take batches;
+                                    answered by {'asks': names of the values that the verifier and
+                                    the rewards ask for besides `OWN`}
+  [kind]                            answered by {} after the package that judges answers of this
+                                    kind has been imported
   [response, answer, kind, facts]   answered by fields of a Verdict
-  [index of a reward, [facts, …]]   where the rewards take batches; answered by
+  [index of a reward, [facts, …]]   if the rewards take batches; answered by
                                     {'rewards': [number, …]}
 
 Facts are values by the names of parameters (reward_functions.py). The worker imports no jax.
@@ -28,7 +28,7 @@ from exgrpo_jax.workers.user_code import ERRORS, summarize
 
 MAX_ANSWER = 64  # characters of an extracted answer that are reported
 
-# What the worker knows by itself of a response that it judges.
+# Facts about a response that the worker knows by itself.
 OWN = ('response', 'answer', 'outcome', 'overlong_buffer')
 
 _TRYING = 'trying it on three responses'
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence[Any]], Reply]]:
-  """Import and try what the config names; see server.Load."""
+  """Import and try the verifier and rewards of the config; see server.Load."""
   config, required = GradingConfig(**setup['config']), verifier.VerifierConfig(**setup['required'])
   is_batched = setup['is_batched']
   one_by_one = [spec for spec in config.rewards if spec not in config.batched]
@@ -66,11 +66,11 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 
 
 def bounded(response: str, max_length: int) -> str | None:
-  """The part of a response that is judged: the end of a long one, if that is all its solution.
+  """Return the part of a response to judge: the end of a long one, if it has the whole solution.
 
-  Of more than `max_length` characters the last `max_length` are judged if they contain the last
-  '</think>', because then only thought is lost, which is no answer anyway. Otherwise None: the
-  end of a thought must not pass for an answer.
+  If a response has more than `max_length` characters, the last `max_length` are judged if they
+  contain the last '</think>', because then only thought is lost, which is never an answer.
+  Otherwise None, because the end of a thought must not pass for an answer.
   """
   if len(response) <= max_length:
     return response
@@ -79,7 +79,7 @@ def bounded(response: str, max_length: int) -> str | None:
 
 
 class _Judge(NamedTuple):
-  """What a response is judged by."""
+  """The settings, the verifier and the rewards that judge a response."""
 
   config: GradingConfig
   required: verifier.VerifierConfig
@@ -88,7 +88,7 @@ class _Judge(NamedTuple):
 
 
 def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[str, Any]) -> Reply:
-  place = judge.config.verifier  # whose error it is
+  place = judge.config.verifier  # the code that an error comes from
   try:
     text = bounded(response, judge.config.max_length)
     outcome, given = 'no answer', None
@@ -101,7 +101,7 @@ def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[
     for reward in judge.rewards:
       place = reward.spec
       components[reward_functions.name_of(reward.spec)] = reward.of_one(known)
-  except ERRORS as error:  # concerns this response alone
+  except ERRORS as error:  # only this response has failed
     return server.failed(error, f'{place}: ')
   return {'outcome': outcome, 'components': components, 'answer': given and given[:MAX_ANSWER]}
 
@@ -122,7 +122,7 @@ def _reward(
 ) -> RewardFunction:
   """Import a reward and try it; raises InputError if it cannot be used.
 
-  It is not tried where the row that it reads is missing, nor where one is given that it ignores.
+  A reward that reads the row is tried only if there is one; any other, only if there is none.
   """
   with user_code.refusing('grading.rewards', spec):
     say('grading.rewards', spec, 'importing it')
@@ -134,7 +134,7 @@ def _reward(
 
 
 def _checked(judgement: Judgement) -> Judgement:
-  """Raise ValueError if a user's verifier returned something else."""
+  """Return a judgement; raises ValueError if a user's verifier returned something else."""
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
     raise ValueError(f'judge returned {judgement!r}, not one of {verifier.OUTCOMES} and a text')
@@ -142,7 +142,7 @@ def _checked(judgement: Judgement) -> Judgement:
 
 
 def _try(reward: RewardFunction, row: Mapping[str, Any], is_batched: bool) -> None:
-  """Raise ValueError if it gives no reward for the trials, or asks for a column that is missing."""
+  """Raise ValueError if a reward fails on the trials or asks for a column that is missing."""
   for name in reward.columns:
     if name not in row:
       columns = [f"'{name}'" for name in row if name not in reward_functions.PARAMETERS]

@@ -1,4 +1,4 @@
-"""The workers that judge: what they run, and what they are told of a response."""
+"""The workers that judge: their programs, and the facts about a response that they get."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ def program(
   row: Mapping[str, Any] | None = None,
   is_batched: bool = False,
 ) -> Program:
-  """Return what judges responses one at a time, or what calls the rewards that take batches.
+  """Return the program that judges single responses, or the one that calls batched rewards.
 
-  `row` is one of the data, to try the rewards that read it; None tries the others.
+  With a `row` of the data, the rewards that read it are tried; with None, the others.
   """
   known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
   setup = {**known, 'row': row, 'is_batched': is_batched}
@@ -38,7 +38,7 @@ def program(
       starts=3,
       standby_delay=0.1,  # a response that takes longer may hang
     )
-  # It may load a model: no limit on its memory, no second process beside it, more time to start.
+  # It may load a model, so it has no memory limit, no standby process and more time to start.
   return Program(
     COMMAND,
     setup,
@@ -50,7 +50,7 @@ def program(
 
 
 def asked(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the facts that a worker's rewards ask for, as JSON can hold them, once it is ready."""
+  """Return the facts that a ready worker's rewards ask for, in types that JSON has."""
   return {
     name: value.tolist() if isinstance(value, np.ndarray) else value
     for name, value in facts.items()

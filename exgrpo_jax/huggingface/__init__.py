@@ -1,1 +1,1 @@
-"""Reading Hugging Face checkpoints into our parameters, and writing them back."""
+"""Hugging Face checkpoints: reading them as our parameters, and writing them."""

@@ -1,6 +1,6 @@
-"""Translates Hugging Face's config.json to our description of a model and back.
+"""Translation of Hugging Face's config.json to our description of a model and back.
 
-Unsupported options are refused by name: otherwise an almost compatible model would load, compute
+Unsupported options are rejected by name. Otherwise an almost compatible model would load, compute
 something slightly different, and nobody would notice.
 """
 
@@ -20,9 +20,9 @@ from exgrpo_jax.policy import model, rotary
 
 # ---- Rotary positions ----
 
-# Old: rope_theta and rope_scaling, and a family's own name for the base of layers with a window.
-# New: rope_parameters with all of it, in families with two bases by the type of layer. Ministral 3
-# has beside it by how much queries grow with their position.
+# Old format: rope_theta and rope_scaling, and a family's own name for the base of layers with a
+# window. New format: rope_parameters with all fields, in families with two bases by type of layer.
+# Ministral 3 adds the growth of queries with their position.
 
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
@@ -43,10 +43,10 @@ _NEEDED = {
 def parse_rope(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[rotary.RopeConfig, rotary.RopeConfig]:
-  """(rope, local_rope) of a config.json with defaults, in either format; equal with one base.
+  """Return (rope, local_rope) of a config.json with defaults, in either format; equal for one base.
 
   Raises:
-    InputError: at `path` there is a scaling that is not computed, or it lacks a field.
+    InputError: the scaling at `path` is not supported or lacks a field.
   """
   full, local = _by_type(values, path, family)
   theta = values['rope_theta']
@@ -60,10 +60,10 @@ def parse_rope(
 
 
 def query_beta(values: Mapping[str, Any], path: str, family: Family) -> float:
-  """Return by how much queries grow with their position; it stands among the rotary parameters.
+  """Return the growth of queries with their position; it is one of the rotary parameters.
 
   Raises:
-    InputError: at `path` it is missing or not a number from 0.
+    InputError: at `path` it is missing or not a number of at least 0.
   """
   name, given = family.options['query_beta'], _by_type(values, path, family)[0]
   if given.get(name) == 0:
@@ -74,7 +74,7 @@ def query_beta(values: Mapping[str, Any], path: str, family: Family) -> float:
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Return the parameters of layers without and with a window, merged as transformers does it."""
+  """Return the parameters of layers without and with a window, merged as in transformers."""
   given = values.get('rope_parameters')
   given = family.defaults.get('rope_parameters') if given is None else given
   new = _mapping(given, 'rope_parameters', path)
@@ -116,9 +116,9 @@ def _mapping(given: Any, name: str, path: str) -> dict[str, Any]:
 def _parse_one(
   given: dict[str, Any], values: Mapping[str, Any], path: str, always: Mapping[str, str]
 ) -> rotary.RopeConfig:
-  """One base and scaling; `always` is needed whatever the rope type.
+  """Parse one base and scaling; the fields of `always` are needed for any rope type.
 
-  Of `values` the context length of pretraining is preferred to that in `given`.
+  The context length of pretraining in `values` takes precedence over the one in `given`.
   """
   kind = given.get('rope_type', given.get('type', 'default'))
   if kind not in [*_SCALINGS]:  # a list, because JSON's objects have no hash
@@ -171,7 +171,7 @@ _YARN_TURNS = {'beta_fast': 32.0, 'beta_slow': 1.0}
 
 
 def _attention_factor(given: Mapping[str, Any], read: Callable[[str], float]) -> float:
-  """What yarn multiplies queries and keys by where config.json does not say it."""
+  """Compute yarn's factor of queries and keys if config.json has no attention_factor."""
 
   def of(scale: float) -> float:
     return 0.1 * scale * math.log(given['factor']) + 1
@@ -195,7 +195,7 @@ def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
 
 
 def rope_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
-  """The fields of config.json; in the old format, which all versions read, where that has room."""
+  """Return the fields of config.json, if possible in the old format, which all versions read."""
   rope = config.rope
   if 'query_beta' in family.options:
     queries = {family.options['query_beta']: config.query_beta}
@@ -212,7 +212,7 @@ def rope_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
 
 
 def _parameters(rope: rotary.RopeConfig) -> dict[str, Any]:
-  """The new format."""
+  """Return the fields of the new format."""
   return {'rope_theta': rope.theta} | (_scaling(rope) or {'rope_type': 'default'})
 
 
@@ -238,7 +238,7 @@ _ACTIVATIONS = {
 }
 _LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
 _SHAPE = "which determines the model's shape"
-# Of a model with images, what is said of the whole model and holds for the text's part.
+# Fields of a whole model with images that also apply to its text part.
 _OF_THE_WHOLE = (
   *('tie_word_embeddings', 'quantization_config', 'transformers_weights', 'dtype', 'torch_dtype'),
   *('bos_token_id', 'eos_token_id', 'pad_token_id', 'transformers_version'),
@@ -261,7 +261,7 @@ class Extension:
 
 
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
-  """The content of a checkpoint's config.json; of a model with images, what describes the text.
+  """Read a checkpoint's config.json; for a model with images, return the text part's description.
 
   Raises:
     InputError: the folder or the file does not exist, or the file is not a JSON object.
@@ -292,7 +292,7 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
 
 
 def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig:
-  """The model.ShapeConfig that a config.json describes.
+  """Parse a config.json as a model.ShapeConfig.
 
   Args:
     values: the content of config.json.
@@ -304,7 +304,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
   """
   family = _family(values, path)
   values = {**families.DEFAULTS, **family.defaults, **values}
-  # Published checkpoints say num_experts, and those that transformers 5 saved say this.
+  # Published checkpoints have num_experts; transformers 5 saves num_local_experts.
   values['num_experts'] = values.get('num_local_experts', values.get('num_experts'))
   _check_supported(values, family, path)
   rope, local_rope = parse_rope(values, path, family)
@@ -312,7 +312,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
     field: families.read(values, name, path, type(getattr(model.ShapeConfig, field)), _SHAPE)
     for field, name in families.numbers(family).items()
   }
-  # transformers takes no null where a family has its own size of heads.
+  # transformers accepts no null if a family has its own size of heads.
   sizes = {'num_key_value_heads': fields['num_heads']}
   if 'head_dim' not in family.defaults:
     sizes['head_dim'] = fields['width'] // fields['num_heads']
@@ -339,7 +339,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
 
 
 def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
-  """The content of a config.json with `extension` applied, in the format it already uses."""
+  """Apply `extension` to the content of a config.json, in the format that it already uses."""
   changed = dict(values)
   if extension.max_position_embeddings:
     changed['max_position_embeddings'] = extension.max_position_embeddings
@@ -357,7 +357,7 @@ def _family(values: Mapping[str, Any], path: str) -> Family:
   family = FAMILIES[name]
   kind = values.get('model_type', family.model_type)
   if kind == family.model_type == 'mistral' and 'layer_types' in values:
-    return FAMILIES['MinistralForCausalLM']  # as transformers takes it
+    return FAMILIES['MinistralForCausalLM']  # as in transformers
   if kind != family.model_type:
     raise InputError(
       f"{path}: model_type='{kind}' is not that of architecture '{name}', "
@@ -382,7 +382,7 @@ def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> No
 
 
 def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, Any]:
-  """Return what config.json decides; a cap of null is none."""
+  """Return the fields that config.json decides; a cap of null means no cap."""
   options: dict[str, Any] = {}
   for field, name in family.options.items():
     given = values.get(name)
@@ -402,7 +402,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
-  """`model.ShapeConfig.layers`, as short as it can be."""
+  """Return `model.ShapeConfig.layers`, as short as possible."""
   types, rotates = _of_each_layer(values, family, num_layers, path)
   letters = _default_layers(values, family, num_layers, rotates, path)
   if family.has_layer_types and types:
@@ -431,7 +431,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
 def _of_each_layer(
   values: Mapping[str, Any], family: Family, num_layers: int, path: str
 ) -> tuple[str, list[Any]]:
-  """Return the letters of layer_types, and for each layer whether it rotates; empty if not said."""
+  """Return the letters of layer_types, and for each layer if it rotates; empty if unspecified."""
   names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
   for name in names:
     given = values.get(name)
@@ -456,19 +456,19 @@ def _of_each_layer(
 def _default_layers(
   values: Mapping[str, Any], family: Family, num_layers: int, rotates: list[Any], path: str
 ) -> str:
-  """The kinds of all layers where config.json does not name their types."""
+  """Return the letters of all layers if config.json does not name their types."""
   if family.has_window_flag:
     is_local = families.read(values, 'use_sliding_window', path, bool, 'which decides on windows')
   else:
     is_local = True
-  # A family with windows in some of its layers has them whatever sliding_window says.
+  # A family with windows in only some layers has them whatever sliding_window says.
   if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
     return 'f' * num_layers
   if rotates:
     return ''.join('f' if own else 's' for own in rotates)
   if 'max_window_layers' in family.defaults:
     first = values['max_window_layers']
-    if first:  # 0 is all layers
+    if first:  # 0 means windows in all layers
       families.read(values, 'max_window_layers', path, int, 'which decides on windows')
     return ('f' * first + 's' * num_layers)[:num_layers]
   pattern = family.layers
@@ -479,7 +479,7 @@ def _default_layers(
 
 
 def _shortest(letters: str) -> str:
-  """What gives these letters if it is repeated."""
+  """Return the shortest prefix that gives these letters when it is repeated."""
   size = len(letters)
   return next(
     letters[:period] for period in range(1, size + 1) if (letters[:period] * size)[:size] == letters
@@ -487,11 +487,9 @@ def _shortest(letters: str) -> str:
 
 
 def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
-  """The content of config.json for a model trained from scratch; `parse` inverts it.
+  """Return the content of config.json for a model trained from scratch; `parse` inverts it.
 
-  Args:
-    config: the decoder's shape.
-    max_positions: the longest context, in tokens.
+  `max_positions` is the longest context, in tokens.
 
   Raises:
     InputError: no architecture of Hugging Face has this shape.
@@ -511,7 +509,7 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
   options = {}
   for field, hf_name in family.options.items():
     if field == 'query_beta':
-      continue  # it stands among the rotary parameters
+      continue  # one of the rotary parameters
     value = getattr(config, field)
     options[hf_name] = value if value or isinstance(value, bool) else None
   if 'query_scale' in family.options:
@@ -534,7 +532,7 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
     **_layers_to_json(config, family),
     **rope_to_json(config, family),
     'max_position_embeddings': max_positions,
-    # Otherwise transformers takes those of the family's published models, of other vocabularies.
+    # Otherwise transformers uses the ids of the family's published models, with other vocabularies.
     **dict.fromkeys(('bos_token_id', 'eos_token_id', 'pad_token_id')),
   }
 
@@ -544,10 +542,10 @@ def _layers_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]
   has_windows = any(kind.is_local for kind in config.kinds)
   if family.has_window_flag:
     values['use_sliding_window'] = has_windows
-  # Where config.json has no types of layers, transformers takes those of the family.
+  # If config.json has no types of layers, transformers uses the family's default.
   has_types = family.has_layer_types and (has_windows or 's' in family.layers)
   if has_windows or 'sliding_window' in family.defaults:
-    # transformers makes Gemma's mask of windows also where no layer uses it.
+    # transformers makes Gemma's mask of windows even if no layer uses it.
     unused = family.defaults.get('sliding_window') if has_types else None
     values['sliding_window'] = config.window or unused
   if has_types:
@@ -559,7 +557,7 @@ def _layers_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]
 
 
 def _name_of(config: model.ShapeConfig) -> str:
-  """The first architecture that has models like this."""
+  """Return the first architecture that has models of this shape."""
   for name, family in FAMILIES.items():
     if families.has(family, config):
       return name

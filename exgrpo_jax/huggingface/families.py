@@ -1,8 +1,8 @@
-"""The architectures of Hugging Face that this decoder computes, a description each.
+"""Descriptions of the Hugging Face architectures that this decoder computes.
 
-A family is what its models have in common, what their config.json may say, and what transformers
-takes where it says nothing. To add one: a row here, its weights' names in tensor_names.py if they
-are new, and a case of tests/helpers/make_checkpoints.py, which compares it with transformers.
+A family describes what its models have in common, what their config.json may set, and the defaults
+of transformers. To add one: a row here, its weights' names in tensor_names.py if they are new, and
+a case of tests/helpers/make_checkpoints.py, which compares it with transformers.
 """
 
 import math
@@ -17,22 +17,22 @@ _NOTHING = MappingProxyType({})
 
 
 class Family(NamedTuple):
-  """An architecture of Hugging Face; fields are those of model.ShapeConfig."""
+  """An architecture of Hugging Face; `field` means a field of model.ShapeConfig."""
 
   model_type: str
   fixed: Mapping[str, Any] = _NOTHING  # field -> its value in all models of the family
   options: Mapping[str, str] = _NOTHING  # field -> the name in config.json that decides it
-  numbers: Mapping[str, str] = _NOTHING  # like NUMBERS, beside or in place of these
-  layers: str = 'f'  # kinds of layers where config.json names no layer_types
+  numbers: Mapping[str, str] = _NOTHING  # like NUMBERS; adds to them or overrides them
+  layers: str = 'f'  # kinds of layers if config.json names no layer_types
   has_layer_types: bool = False  # whether config.json may name layer_types
   has_window_flag: bool = False  # whether use_sliding_window must say that there are windows
   no_rope: bool = False  # whether config.json may name no_rope_layers
-  pattern: str = ''  # the name of how many layers, the last without a window, repeat
-  # Of local_rope's base, where it is not that of rope: name in config.json, if any, and default.
+  pattern: str = ''  # config.json's name of the period of layers; its last has no window
+  # If local_rope has its own base: the base's name in config.json, if any, and its default.
   local_theta: tuple[str, float] | None = None
-  defaults: Mapping[str, Any] = _NOTHING  # of config.json, where they differ from DEFAULTS
+  defaults: Mapping[str, Any] = _NOTHING  # of config.json, if they differ from DEFAULTS
   any_head_size: bool = True  # otherwise it must be width / num_heads
-  heads_divide_width: bool = False  # whether num_heads must divide width whatever the head's size
+  heads_divide_width: bool = False  # whether num_heads must divide width for any head size
   has_gguf: bool = False  # whether its GGUF files are read
 
 
@@ -46,7 +46,7 @@ NUMBERS = {
   'norm_epsilon': 'rms_norm_eps',
   'tied_embeddings': 'tie_word_embeddings',
 }
-# What transformers takes where config.json lacks a name.
+# The defaults of transformers if config.json lacks a name.
 DEFAULTS = {
   'rms_norm_eps': 1e-6,
   'tie_word_embeddings': False,
@@ -58,8 +58,8 @@ DEFAULTS = {
 }
 _CAUSAL = 'a token must attend to earlier ones only'
 _EXPERTS = 'all layers must have experts'
-# Fields of config.json that change what transformers computes, and that no family here honours ->
-# (why, the values that change nothing).
+# Fields of config.json that change the computation in transformers, but that no family here
+# supports -> (reason, the values that change nothing).
 REFUSED = {
   'is_causal': (_CAUSAL, (True,)),  # null is not causal in all of transformers' attentions
   'use_bidirectional_attention': (_CAUSAL, (False, None)),
@@ -212,7 +212,7 @@ FAMILIES = {
   'Gemma3ForCausalLM': Family(
     'gemma3_text',
     fixed=_GEMMA | dict(query_key_norm=True),
-    # attn_logit_softcapping too may stand in its config.json, and transformers does not use it.
+    # Its config.json may also have attn_logit_softcapping, but transformers does not use it.
     options=_GEMMA_OPTIONS,
     pattern='sliding_window_pattern',
     layers='sssssf',
@@ -222,10 +222,10 @@ FAMILIES = {
     defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, sliding_window_pattern=6),
   ),
 }
-# Models with images, whose text_config describes the text's part, which is all that is read; its
-# model_type is that of a family.
+# Models with images. Only their text part is read; text_config describes it and has a family's
+# model_type.
 WITH_IMAGES = ('Gemma3ForConditionalGeneration', 'Mistral3ForConditionalGeneration')
-# What a field is where a family neither fixes it nor has it as an option.
+# Values of fields that a family neither fixes nor has as an option.
 PLAIN: dict[str, Any] = dict(
   attention_bias=False,
   output_bias=False,
@@ -247,7 +247,7 @@ PLAIN: dict[str, Any] = dict(
 
 
 def numbers(family: Family) -> dict[str, str]:
-  """Field of model.ShapeConfig -> the name of its number in the family's config.json."""
+  """Return field of model.ShapeConfig -> the name of its number in the family's config.json."""
   return NUMBERS | dict(family.numbers)
 
 
@@ -255,7 +255,7 @@ def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) 
   """Return a field of config.json: a bool, or an int or a float above 0.
 
   Raises:
-    InputError: it is missing or something else; the message says `why` it is needed.
+    InputError: the field is missing or something else; the message says `why` it is needed.
   """
   if name not in values:
     raise InputError(f"{path}: no '{name}', {why}.")
@@ -270,7 +270,7 @@ def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) 
 
 
 def has(family: Family, config: model.ShapeConfig) -> bool:
-  """Whether the family has models like this, but for sizes and the kind of rotary scaling."""
+  """Return True if the family has such models; sizes and kind of rotary scaling do not matter."""
   fields = PLAIN | dict(family.fixed)
   alike = all(
     field in family.options or field in family.numbers or getattr(config, field) == value
@@ -281,7 +281,7 @@ def has(family: Family, config: model.ShapeConfig) -> bool:
   agree = len(decided) == len({*family.options.values()})
   kinds = {*config.kinds}
   is_local = {kind.is_local for kind in kinds}
-  # Without types of layers, either all have a window or none.
+  # Without types of layers, all layers have a window or none has.
   windows = family.has_layer_types or is_local in ({False}, {family.layers == 's'})
   ropes = bool(family.local_theta) or is_local == {False} or config.local_rope == config.rope
   positions = family.no_rope or all(kind.has_positions for kind in kinds)
@@ -289,7 +289,7 @@ def has(family: Family, config: model.ShapeConfig) -> bool:
 
 
 def described(config: model.ShapeConfig) -> str:
-  """In what a config differs from the plainest family, for error messages."""
+  """Describe the fields in which a config differs from PLAIN, for error messages."""
   differences = [
     f'{field}={getattr(config, field)!r}'
     for field, value in (PLAIN | dict(layers='f')).items()

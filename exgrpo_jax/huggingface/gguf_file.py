@@ -1,8 +1,8 @@
 """GGUF, llama.cpp's format of a model: one file with metadata, tokenizer and quantised tensors.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, read by the package `gguf`. Tensors are
-dequantised a slice at a time out of the mapped file, so that a device's slice is all that is ever
-in memory.
+dequantised a slice at a time from the mapped file, so that memory never holds more than a device's
+slice.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ ROPE_FACTORS = 'rope_freqs.weight'  # of Llama 3's rotary scaling; it becomes pa
 
 
 def is_one(path: epath.PathLike) -> bool:
-  """Whether a path names a GGUF file."""
+  """Return True if a path names a GGUF file."""
   return os.fspath(path).endswith('.gguf') and not os.path.isdir(path)
 
 
 def opened(path: str) -> Any:
-  """The `gguf.GGUFReader` of a file.
+  """Open a file as a `gguf.GGUFReader`.
 
   Raises:
     InputError: the package is missing, or the file is absent, damaged, in parts or big-endian.
@@ -60,7 +60,7 @@ def opened(path: str) -> Any:
 
 
 def library(path: str) -> Any:
-  """The package `gguf`; InputError, for the file at `path`, if it is not installed."""
+  """Import the package `gguf`; InputError that names `path` if it is not installed."""
   try:
     package = importlib.import_module('gguf')
   except ImportError:
@@ -74,7 +74,7 @@ def library(path: str) -> Any:
 
 
 def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str, 'Slice']:
-  """What reads parts of each tensor, after checking the file's against the expected ones.
+  """Check the file's tensors against the expected ones; return a `Slice` of each.
 
   Args:
     path: local.
@@ -109,7 +109,7 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
 
 
 def _check_type(path: str, gguf: Any, stored: Any) -> None:
-  """Raises InputError unless the package dequantises the tensor's type; tries it on a block."""
+  """Raise InputError unless the package dequantises the tensor's type; try it on a block."""
   _, size = gguf.GGML_QUANT_SIZES[stored.tensor_type]
   try:
     gguf.dequantize(np.zeros((1, size), np.uint8), stored.tensor_type)
@@ -120,19 +120,19 @@ def _check_type(path: str, gguf: Any, stored: Any) -> None:
     ) from error
 
 
-_VALUES = 2**21  # that are dequantised together; 8 MiB
+_VALUES = 2**21  # that are dequantised at once; 8 MiB
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A tensor, of which an index gives a part in float32."""
+  """A tensor; indexing it reads that part as float32."""
 
   gguf: Any  # the package
   stored: Any  # its ReaderTensor
-  head_size: int  # where llama.cpp has permuted the rows, else 0
+  head_size: int  # if llama.cpp has permuted the rows, else 0
 
   def __getitem__(self, index: Any) -> np.ndarray:
-    """The part at a slice of each dimension; of permuted rows, those of whole heads."""
+    """Return the part at a slice of each dimension; slices of permuted rows must be whole heads."""
     *rows, columns = index if isinstance(index, tuple) else (index,)
     start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml names the rows' length first
     values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # of a block: count, bytes
@@ -147,10 +147,10 @@ class Slice:
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
   def _dequantized(self, blocks: np.ndarray, columns: int) -> np.ndarray:
-    """All values of some blocks, float32."""
+    """Return all values of some blocks, float32."""
     if blocks.ndim == 1:
       return self.gguf.dequantize(blocks, self.stored.tensor_type)
-    # Some rows at a time: the package needs several times the memory of what it dequantises.
+    # Some rows at a time, because the package needs several times the memory of its result.
     part, together = np.empty((len(blocks), columns), np.float32), max(1, _VALUES // columns)
     for start in range(0, len(blocks), together):
       some = slice(start, start + together)
@@ -160,12 +160,12 @@ class Slice:
 
 # ---- The folder of a GGUF file ----
 
-# They are made once, into a folder of huggingface_hub's cache of assets (HF_HOME), and say to
-# everything else what the model is; the weights stay in the GGUF.
+# The folder is made once, in huggingface_hub's cache of assets (HF_HOME), and describes the model
+# to all other code; the weights stay in the GGUF.
 
 
 _VERSION = '1'  # increase it when the same metadata becomes other files
-_HEAD_BYTES = 2**26  # more than metadata takes; it comes first in the file
+_HEAD_BYTES = 2**26  # more than the metadata, which comes first in the file
 
 _FAMILIES = {
   family.model_type: name for name, family in families.FAMILIES.items() if family.has_gguf
@@ -185,10 +185,10 @@ _OPTIONAL = {
   'rope.freq_base': 'rope_theta',
 }
 _HEAD_SIZES = ('attention.value_length', 'rope.dimension_count')
-# Known, and of no consequence beside the above.
+# Other known keys. _rope_scaling reads the type and the factor; the others change nothing.
 _IGNORED = ('vocab_size', 'tensor_data_layout', 'rope.scaling.type', 'rope.scaling.factor',
             'rope.scaling.original_context_length', 'rope.scaling.finetuned')  # fmt: skip
-# Of Llama 3.1, 3.2 and 3.3, which differ in the factor alone.
+# Of Llama 3.1, 3.2 and 3.3, which differ only in the factor.
 _LLAMA3 = {
   'low_freq_factor': 1.0,
   'high_freq_factor': 4.0,
@@ -197,11 +197,11 @@ _LLAMA3 = {
 
 
 def gguf_folder(path: str) -> str:
-  """The folder with config.json and the tokenizer's files of a GGUF file; made if it is not there.
+  """Return the folder with a GGUF's config.json and tokenizer; make it if it is not there.
 
   Raises:
-    InputError: the file cannot be read, the model or its tokenizer is none that can be
-      computed here, or the folder cannot be written.
+    InputError: the file cannot be read, the model or its tokenizer is not supported, or the folder
+      cannot be written.
   """
   name = pathlib.Path(path).stem
   cache = pathlib.Path(constants.HF_ASSETS_CACHE, 'exgrpo_jax', 'gguf')
@@ -227,24 +227,24 @@ def gguf_folder(path: str) -> str:
 
 
 def _digest(path: str) -> str:
-  """Digest of all that shapes the files, so that copies of a GGUF share a folder on all hosts."""
+  """Hash everything that shapes the files, so that copies of a GGUF share a folder on all hosts."""
   digest = hashlib.sha256(_VERSION.encode())
-  if os.path.isfile(path):  # `gguf_file.opened` says where it is not
+  if os.path.isfile(path):  # `gguf_file.opened` rejects other paths
     with open(path, 'rb') as file:
       digest.update(file.read(_HEAD_BYTES))
   return digest.hexdigest()[:24]
 
 
 def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str, Any]:
-  """The content of config.json; its dtype is float32, which holds dequantised weights exactly.
+  """Return the content of config.json; its dtype float32 holds dequantised weights exactly.
 
   Args:
-    metadata: the file's, by key.
+    metadata: of the file, by key.
     reader: the file's `gguf.GGUFReader`.
-    path: the file's, for error messages.
+    path: of the file, for error messages.
 
   Raises:
-    InputError: the architecture is none of `families.FAMILIES`, or a variant of one that this
+    InputError: the architecture is not one of `families.FAMILIES`, or is a variant that this
       decoder does not compute.
   """
   family = metadata.get('general.architecture')
@@ -285,12 +285,12 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
       )
   factors = tensors.get(ROPE_FACTORS)
   values['rope_scaling'] = _rope_scaling(own) if factors is None else _llama3(values, factors, path)
-  architecture.parse(values, path, 'float32')  # refuses, in the name of this file
+  architecture.parse(values, path, 'float32')  # raises an InputError that names this file
   return values
 
 
 def _check_description(own: Mapping[str, Any], family: str, path: str) -> None:
-  """Raises InputError where the family's metadata lacks something or has what is not computed."""
+  """Raise InputError if the family's metadata lacks a key or has an unsupported one."""
   for key in _REQUIRED:
     if key not in own:
       raise InputError(f"{path}: no {family}.{key}, which determines the model's shape.")
@@ -305,7 +305,7 @@ def _check_description(own: Mapping[str, Any], family: str, path: str) -> None:
 
 
 def _shortest(value: float) -> float:
-  """The shortest decimal of a float32, as people write it: 1e-05 and not 9.999999747378752e-06."""
+  """Return the shortest decimal of a float32: 1e-05 and not 9.999999747378752e-06."""
   return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -317,7 +317,7 @@ def _rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any]:
-  """Llama 3's rotary scaling, of which the file has how far each wavelength is stretched."""
+  """Return Llama 3's rotary scaling; `factors` say how far each wavelength is stretched."""
   given_P = np.asarray(factors.data, np.float32)
   factor = _shortest(float(given_P.max()))
   theta, head_size = values['rope_theta'], values['head_dim']

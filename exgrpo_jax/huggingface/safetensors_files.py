@@ -1,7 +1,7 @@
 """The safetensors files of a checkpoint: finding, checking, opening and writing them.
 
 A checkpoint holds either model.safetensors, or several files and an index of the tensors
-in each. The folder may be remote (gs://); safetensors needs local files, so remote ones
+in each. The folder may be remote (gs://). safetensors needs local files, so remote files
 pass through the machine's temporary folder, one at a time.
 """
 
@@ -30,11 +30,7 @@ _DERIVED = 'rotary_emb.inv_freq'  # in old checkpoints; it follows from config.j
 
 
 def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-  """Finds the file that holds each tensor.
-
-  Args:
-    folder: the checkpoint.
-    tensors: the expected tensors by name.
+  """Find the file that holds each expected tensor.
 
   Returns:
     Tensor name -> file name; includes tensors that are not expected but can be ignored.
@@ -51,7 +47,10 @@ def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def check_names(
   path: epath.PathLike, found: Collection[str], tensors: Mapping[str, Tensor], described_by: str
 ) -> None:
-  """Raises InputError unless the tensors that were found are those that a description requires."""
+  """Raise InputError unless the tensors `found` are exactly the required `tensors`.
+
+  Derived rotary frequencies may be there too.
+  """
   missing = [name for name in tensors if name not in found]
   unexpected = [name for name in found if name not in tensors and not name.endswith(_DERIVED)]
   if missing:
@@ -68,9 +67,9 @@ def check_names(
 
 
 def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
-  """Return the file that lists a checkpoint's tensors, and the name of the file that holds each.
+  """Return the file that lists a checkpoint's tensors, and tensor name -> file name.
 
-  Raises InputError if one of these is not there.
+  Raises InputError if one of these files is missing.
   """
   index = folder / _INDEX
   if index.is_file():
@@ -109,14 +108,14 @@ def _and_more(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
-  """Opens a file for reading, after checking its tensors against the expected ones.
+  """Open a file for reading, after checking its tensors against the expected ones.
 
   Args:
     path: local or remote.
     tensors: the tensors that the file must hold, by name.
 
   Yields:
-    Of each expected tensor a `Slice`, by name.
+    Name -> `Slice` of each expected tensor.
 
   Raises:
     InputError: the file is damaged, or a tensor is missing, unexpected, of another shape
@@ -137,15 +136,15 @@ class Slice:
   name: str
 
   def __getitem__(self, index: Any) -> np.ndarray:
-    # Opened for each read: the pages that a mapping has read count as this process's memory until
-    # it is closed, a second copy of the weights.
+    # The file is opened for each read: pages that a mapping has read count as this process's memory
+    # until it is closed, and would be a second copy of the weights.
     with safe_open(self.file, 'np') as reader:
       return reader.get_slice(self.name)[index]
 
 
 @contextlib.contextmanager
 def _local_copy(path: epath.Path) -> Iterator[str]:
-  """The name of a local file with the content of `path`; safetensors memory-maps it."""
+  """Yield the name of a local file with the content of `path`, because safetensors maps files."""
   if '://' not in str(path):
     yield os.fspath(path)
     return
@@ -171,9 +170,9 @@ def _open(local: str, path: epath.Path) -> Iterator[Any]:
 def _check(
   reader: Any, names: Mapping[str, str], path: epath.Path, tensors: Mapping[str, Tensor]
 ) -> None:
-  """Raises InputError if the file does not match the index and config.json.
+  """Raise InputError if the file does not match the index and config.json.
 
-  `names` are those in the file, by tensor.
+  `names`: name of a tensor -> its name in the file.
   """
   for name, tensor in tensors.items():
     expected = list(tensor.shape)
@@ -203,14 +202,14 @@ def _check(
 
 
 def names(count: int) -> list[str]:
-  """The names of a checkpoint's files if there are `count` of them."""
+  """Return the names of a checkpoint's `count` files."""
   if count == 1:
     return [_SINGLE]
   return [f'model-{number:05d}-of-{count:05d}.safetensors' for number in range(1, count + 1)]
 
 
 def write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
-  """Writes one file, local or remote; the arrays must be C-contiguous."""
+  """Write one file, local or remote; the arrays must be C-contiguous."""
   if '://' not in str(path):
     _write_local(os.fspath(path), arrays)
     return
@@ -225,16 +224,13 @@ def _write_local(path: str, arrays: dict[str, np.ndarray]) -> None:
     mode = os.stat(file.fileno()).st_mode
   # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
   save_file(arrays, path, {'format': 'pt'})
-  os.chmod(path, mode)  # safetensors makes it readable by the owner only, whatever the umask
+  os.chmod(path, mode)  # safetensors makes it readable only by the owner, whatever the umask
 
 
 def write_index(folder: epath.Path, files: Mapping[str, str], total_size: int) -> None:
-  """Writes the index of a checkpoint of several files.
+  """Write the index of a checkpoint of several files.
 
-  Args:
-    folder: the checkpoint.
-    files: tensor name -> file name.
-    total_size: of all tensors, in bytes.
+  `files`: tensor name -> file name; `total_size` of all tensors is in bytes.
   """
   index = {'metadata': {'total_size': total_size}, 'weight_map': dict(files)}
   (folder / _INDEX).write_text(json.dumps(index, indent=2))

@@ -1,16 +1,16 @@
-"""The tensors of a Hugging Face checkpoint, and which of our parameters each one is."""
+"""The tensors of a Hugging Face checkpoint, and our parameter for each one."""
 
 from typing import NamedTuple
 
 from exgrpo_jax.policy import model
 
 ParamPath = tuple[str, ...]  # keys in the nested dict of parameters
-# Where in a parameter one tensor is: () is all of it, else a layer, or a layer and an expert.
+# A tensor's place in a parameter: () is the whole, else a layer, or a layer and an expert.
 Index = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
-  """One tensor in Hugging Face's files, and how it relates to our parameter."""
+  """One tensor in Hugging Face's files, and its relation to our parameter."""
 
   name: str
   shape: tuple[int, ...]  # in the file; a projection's matrix is [out, in]
@@ -34,7 +34,7 @@ _NORMS = {
 
 
 def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
-  """All tensors of a checkpoint, in file order.
+  """Return all tensors of a checkpoint, in file order.
 
   Returns:
     (path, index) -> Tensor: the path of our parameter in the tree of `model.init`, and the tensor's
@@ -54,7 +54,7 @@ def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
 
 
 def text_name(name: str) -> str | None:
-  """A tensor's name in a checkpoint of text alone; None of what a model with images has beside it.
+  """Return a tensor's name in a text-only checkpoint; None for the image tensors of other models.
 
   transformers wrote `language_model.model.layers` until 4.51, `model.language_model.layers` since.
   """

@@ -1,8 +1,7 @@
-"""Loads safetensors or a GGUF as sharded parameters, and saves parameters as safetensors.
+"""Loading safetensors or a GGUF as sharded parameters, and saving parameters as safetensors.
 
-Loading reads each device's slice from the file separately and casts it, so that host memory never
-holds a whole tensor unless a device does, and each of several hosts reads only what its devices
-hold.
+Loading reads each device's slice from the file separately and casts it. So host memory never holds
+a whole tensor unless a device does, and each of several hosts reads only its devices' slices.
 """
 
 import functools
@@ -33,10 +32,10 @@ SHARD_BYTES = 5 * 10**9  # maximum size of one file
 def load(
   directory: epath.PathLike, config: model.ShapeConfig, mesh: Mesh, *, frozen: bool = False
 ) -> model.Params:
-  """The parameters of a checkpoint, each device's slice placed on that device.
+  """Load a checkpoint's parameters, and place each device's slice on that device.
 
   Args:
-    directory: local or remote (gs://), whose config.json gives `config`; or a local GGUF file.
+    directory: local or remote (gs://), with the config.json of `config`; or a local GGUF file.
       Remote files are copied to the machine's temporary folder, one at a time.
     config: the decoder's shape.
     mesh: the devices that hold the parameters, laid out as by `model.init`.
@@ -72,10 +71,10 @@ def load(
 def _slices(
   folder: epath.Path, tensors: Mapping[str, Tensor], head_size: int
 ) -> Iterator[tuple[str, Any]]:
-  """Yields each tensor's name, with what an index reads parts of it by; one file at a time.
+  """Yield each tensor's name with its slice, from one file at a time.
 
-  The largest come first, because reading one takes a few times its memory for a moment, and what
-  that frees then holds the others.
+  The largest tensors come first, because reading one briefly takes a few times its memory; the
+  freed memory then holds the other tensors.
   """
 
   def size(item: tuple[str, Any]) -> int:
@@ -93,7 +92,7 @@ def _slices(
 
 
 def _one_of(stack: jax.ShapeDtypeStruct, index: Index) -> jax.ShapeDtypeStruct:
-  """Shape, dtype and sharding of what a stack has at an index."""
+  """Return shape, dtype and sharding of a stack's entry at an index."""
   sharding = stack.sharding
   assert isinstance(sharding, NamedSharding), sharding
   of_one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(index) :]))
@@ -107,14 +106,11 @@ def _set(stack: jax.Array, value: jax.Array, index: Index) -> jax.Array:
 
 
 def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
-  """One parameter laid out as `like`, read one device's slice at a time.
-
-  `reader` is the safetensors slice of `tensor`.
-  """
+  """Read one parameter as `like`, one device's slice at a time; `reader` is the tensor's slice."""
 
   def read_shard(index: tuple[slice, ...] | None) -> np.ndarray:
     assert index is not None
-    if len(tensor.shape) == 1:  # small; and a shard along the head size is not contiguous
+    if len(tensor.shape) == 1:  # small, and a shard along the head size is not contiguous
       return reader[:].reshape(like.shape)[index].astype(like.dtype)
     file_slices, shape = _file_slices(tensor, like.shape, index)
     block = reader[file_slices].T if tensor.num_inputs else reader[file_slices]
@@ -127,10 +123,10 @@ def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
 def _file_slices(
   tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
 ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-  """(slices of the file's matrix that hold `param[index]`, shape of `param[index]`).
+  """Return (slices of the file's matrix that hold `param[index]`, shape of `param[index]`).
 
-  `param` is our parameter, of the given shape. Of dimensions that the file merges into one (heads
-  and head size), only the first may be split.
+  `param` is our parameter, of shape `shape`. If the file merges several dimensions (heads and head
+  size), only the first of them may be split.
   """
   ranges = [axis.indices(size)[:2] for axis, size in zip(index, shape)]
   dims = range(len(shape))
@@ -158,7 +154,7 @@ def save(
   dtype: str,
   shard_bytes: int = SHARD_BYTES,
 ) -> None:
-  """Writes config.json and safetensors files that transformers and vLLM can read.
+  """Write config.json and safetensors files that transformers and vLLM can read.
 
   Every host must call it, because gathering a parameter is a collective operation; only the
   first host writes. At most one file's tensors are in host memory at a time.
@@ -168,7 +164,7 @@ def save(
     config: the decoder's shape.
     params: in the tree of `model.init`; adapters of LoRA are merged into their matrices.
     values: the content of config.json, whose dtype is replaced by `dtype`.
-    dtype: 'float32', 'bfloat16' or 'float16', of all tensors.
+    dtype: of all tensors: 'float32', 'bfloat16' or 'float16'.
     shard_bytes: maximum size of one file, unless a single tensor exceeds it.
   """
   folder = epath.Path(directory).expanduser()
@@ -199,7 +195,7 @@ def save(
 def _split(
   tensors: Mapping[tuple[ParamPath, Index], Tensor], itemsize: int, limit: int
 ) -> list[dict[tuple[ParamPath, Index], Tensor]]:
-  """Distributes the tensors, in order, over files of at most `limit` bytes."""
+  """Distribute the tensors, in order, over files of at most `limit` bytes."""
   shards, size = [{}], 0
   for key, tensor in tensors.items():
     tensor_size = math.prod(tensor.shape) * itemsize
@@ -213,7 +209,7 @@ def _split(
 def gathered(
   params: model.Params, path: ParamPath, index: Index, tensor: Tensor, dtype: str
 ) -> np.ndarray:
-  """The whole tensor on this host, as its file has it; a collective operation."""
+  """Gather a whole tensor on this host, in its file's layout; a collective operation."""
   weight = _get(params, path)
   param = (_merged(weight, index) if index else weight).astype(dtype)
   array = np.asarray(
@@ -240,7 +236,6 @@ def _get(tree: Mapping[str, Any], path: ParamPath) -> Any:
 
 
 def _nest(leaves: Mapping[ParamPath, jax.Array]) -> model.Params:
-  """The nested dict with each leaf at its path."""
   params: model.Params = {}
   for path, leaf in leaves.items():
     tree = params
@@ -262,14 +257,9 @@ def save_adapters(
   adapters: model.Params,
   base: str,
 ) -> None:
-  """Writes adapters in float32; every host must call it, and the first one writes.
+  """Write adapters in float32; every host must call it, and the first one writes.
 
-  Args:
-    directory: local or remote.
-    config: of the adapters.
-    shape: the decoder's.
-    adapters: what LoRA trains.
-    base: the folder or name of the model they belong to.
+  `directory` may be remote; `base` is the folder or name of the model without adapters.
   """
   folder = epath.Path(directory).expanduser()
   arrays = {
@@ -298,7 +288,7 @@ def save_adapters(
 def adapter_tensors(
   config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
-  """A and B of each target, as `tensor_names.of`, with paths in the adapters' tree."""
+  """Return A and B of each target, as `tensor_names.of`, with paths in the adapters' tree."""
   layout = {}
   for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')

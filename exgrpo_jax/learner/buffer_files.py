@@ -1,13 +1,12 @@
 """The replay buffer in a checkpoint: segments of trajectories, and an index to them.
 
 A segment holds trajectories one after the other: int32 tokens, their float32 log-probabilities, and
-their routes where they have any. It is written once; later checkpoints hold it as a hard link while
-at least half of it is still in the buffer. So a save writes only what is new, and yet every
-checkpoint is whole: it may be copied, moved or deleted without regard to the others. Where a file
-system has no hard links, each checkpoint writes everything.
+their routes if they have any. It is written once; later checkpoints hard-link it while at least
+half of it is still in the buffer. So a save writes only new trajectories, and yet every checkpoint
+is complete: you can copy, move or delete it without regard to the others. If a file system has no
+hard links, each checkpoint writes everything.
 
-The index holds what the buffer knows of each question, and where each trajectory lies, with a
-checksum.
+The index holds the buffer's data on each question, and the place and checksum of each trajectory.
 """
 
 import io
@@ -22,18 +21,17 @@ from etils import epath
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory, Turn
 
-MAX_SEGMENTS = 64  # of a checkpoint; beyond it, the smaller half is written into the new one
+MAX_SEGMENTS = 64  # per checkpoint; with more, link the MAX_SEGMENTS / 2 largest, rewrite others
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
 _NOWHERE = (-1, -1)
 
-Columns = Mapping[str, np.ndarray]  # of the index, by name
+Columns = Mapping[str, np.ndarray]  # name -> column of the index
 
 
 def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | None) -> None:
-  """Writes the buffer after `step` into an existing, empty folder.
+  """Write the buffer after `step` into an existing, empty folder.
 
-  `previous` is the buffer's folder in the previous checkpoint, if any, from which segments are
-  linked.
+  Links segments from `previous`, the buffer's folder in the previous checkpoint, if any.
   """
   rows = sorted(buffer.entries)
   stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
@@ -55,9 +53,9 @@ def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | 
 
 
 def read(folder: epath.Path) -> Buffer:
-  """What `write` wrote, each trajectory in memory of its own.
+  """Read a buffer that `write` wrote; each trajectory has its own memory.
 
-  Raises ValueError where bits have changed or are missing, and OSError.
+  Raises OSError, and ValueError if bits have changed or are missing.
   """
   columns = _read_index(folder)
   trajectories = _read_trajectories(folder, columns)
@@ -78,10 +76,10 @@ def read(folder: epath.Path) -> Buffer:
 def read_some(
   folder: epath.Path, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]]:
-  """Row -> trajectories, oldest first, of those questions `rows` that are in the buffer.
+  """Read row -> trajectories, oldest first, for the questions `rows` that are in the buffer.
 
-  Takes questions in order while their tokens sum to at most `max_tokens`, and reads nothing else.
-  Raises as `read` does.
+  Takes questions in order while their tokens sum to at most `max_tokens`, and reads no others.
+  Raises the errors of `read`.
   """
   columns = _read_index(folder)
   tokens = dict.fromkeys(columns['row'].tolist(), 0)
@@ -105,7 +103,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """The index without places: columns by question, in the order of `rows`, and by trajectory."""
+  """Build the index without places: columns by question, in `rows`' order, and by trajectory."""
   entries = [buffer.entries[row] for row in rows]
   retired = sorted(buffer.retired_epoch.items())
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
@@ -130,12 +128,12 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
 
 
 def _identities(columns: Columns) -> Iterator[tuple[int, ...]]:
-  """What identifies each trajectory in another checkpoint."""
+  """Return each trajectory's key, which identifies it in other checkpoints."""
   return zip(*(columns[name].tolist() for name in ('question', 'step', 'length', 'sum')))
 
 
 def _places(folder: epath.Path) -> dict[tuple[int, ...], tuple[int, int]]:
-  """Identity -> (segment, offset) of the trajectories in a checkpoint; empty if unreadable."""
+  """Map each trajectory's identity to its (segment, offset); {} if the checkpoint is unreadable."""
   try:
     columns = _read_index(folder)
   except (OSError, ValueError):
@@ -156,19 +154,19 @@ def _read_index(folder: epath.Path) -> Columns:
 
 
 def _name(segment: int) -> str:
-  """A segment's file name, by the step whose checkpoint wrote it."""
+  """Return a segment's file name, from the step whose checkpoint wrote it."""
   return f'segment_{segment:06d}'
 
 
 def _link_segments(
   previous: epath.Path, folder: epath.Path, segment: np.ndarray, size: np.ndarray
 ) -> list[int]:
-  """Links the segments of `previous` that are worth keeping into `folder`; returns them.
+  """Link the segments of `previous` that are worth keeping into `folder`, and return them.
 
   Args:
     previous: the buffer's folder in the previous checkpoint.
-    folder: the one that is being written.
-    segment: the segment of `previous` in which each trajectory lies; negative for a new one.
+    folder: the folder that is being written.
+    segment: each trajectory's segment in `previous`; negative for a new trajectory.
     size: bytes of each trajectory.
   """
   used = {
@@ -184,13 +182,13 @@ def _link_segments(
       if used[number] >= source.stat().length / 2:
         os.link(source, folder / source.name)
         linked.append(number)
-    except OSError:  # no hard links here, or the file is gone: it is written again
+    except OSError:  # no hard links here, or the file is gone: write it again
       pass
   return linked
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Writes trajectories, if any; returns the offset of each in the file."""
+  """Write trajectories, if any, and return each one's offset in the file."""
   if not trajectories:
     return []
   offsets = []
@@ -205,11 +203,11 @@ def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list
 
 
 def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]:
-  """All trajectories, in the order of the index."""
+  """Read all trajectories, in the order of the index."""
   segment, offset, length, sums, reward, step = (
     columns[name].tolist() for name in ('segment', 'offset', 'length', 'sum', 'reward', 'step')
   )
-  # Earlier versions did not count replays, and stored successes of single turns alone.
+  # Earlier versions did not count replays, and stored only successes with single turns.
   times_replayed = columns.get('times_replayed', np.zeros_like(columns['step'])).tolist()
   correct = columns.get('correct', np.ones(len(segment), bool)).tolist()
   turns = columns.get('turns', np.full(len(segment), '')).tolist()
@@ -242,7 +240,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
 
 
 def _content(trajectory: Trajectory) -> list[np.ndarray]:
-  """The part of a trajectory that is in a segment."""
+  """Return the arrays of a trajectory that a segment stores."""
   routes = [] if trajectory.routes is None else [np.ascontiguousarray(trajectory.routes)]
   return [
     np.ascontiguousarray(trajectory.tokens, np.int32),
@@ -252,13 +250,13 @@ def _content(trajectory: Trajectory) -> list[np.ndarray]:
 
 
 def _routes_description(trajectory: Trajectory) -> str:
-  """Dtype and shape of its routes; '' of none."""
+  """Describe its routes' dtype and shape; '' if it has none."""
   routes = trajectory.routes
   return '' if routes is None else json.dumps([str(routes.dtype), *routes.shape])
 
 
 def _sum(trajectory: Trajectory) -> int:
-  """A checksum of what is in a segment."""
+  """Compute the checksum of the arrays that a segment stores."""
   total = 0
   for values in _content(trajectory):
     total = zlib.crc32(values.data, total)

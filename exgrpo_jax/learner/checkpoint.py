@@ -2,7 +2,7 @@
 
 Orbax writes into a temporary directory while training goes on, and renames it once complete, so a
 kill leaves the previous checkpoint. Orbax notices missing and truncated files, but not every
-flipped bit of an array: checksums do.
+flipped bit in an array; checksums do.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
 
-# ---- What partial rollouts left ----
+# ---- Groups of partial rollouts ----
 
 # An index in JSON; the tokens of all responses with the sampler's values, one response after the
-# other; a checksum of both. The item of a checkpoint is called 'carried'.
+# other; a checksum of both. In a checkpoint this item is called 'carried'.
 
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
@@ -42,7 +42,7 @@ _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_w
 
 
 def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
-  """Writes the groups into an existing, empty folder."""
+  """Write the groups into an existing, empty folder."""
   responses = [response for group in groups for response in group.responses]
   values = io.BytesIO()
   columns = {name: _flat(name, responses) for name in _DTYPES}
@@ -57,7 +57,7 @@ def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
 
 
 def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
-  """Read what `write_partial` wrote. Raises OSError, and ValueError where bits have changed."""
+  """Read groups that `write_partial` wrote. Raises OSError, and ValueError if bits have changed."""
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
     raise ValueError('carried: not the bits that were saved')
@@ -67,17 +67,17 @@ def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
 
 
 def _flat(name: str, responses: Iterable[Response]) -> np.ndarray:
-  """A field of all responses, concatenated; responses without it add nothing."""
+  """Concatenate a field of all responses; responses without it add nothing."""
   values = (getattr(response, name) for response in responses)
   return np.concatenate([np.zeros(0, _DTYPES[name]), *(v for v in values if v is not None)])
 
 
 def _described(group: PartialGroup) -> Mapping[str, Any]:
-  """A group as JSON values, without the arrays in `_DTYPES`."""
+  """Describe a group in JSON values, without its arrays."""
   return {
     'question_row': group.question_row,
     'drawn': group.drawn,
-    'is_replay': group.is_drawn,  # the key of earlier versions
+    'is_replay': group.is_drawn,  # the key that earlier versions used
     'verdicts': [verdict._asdict() for verdict in group.verdicts],
     'responses': [
       {
@@ -98,7 +98,7 @@ def _described(group: PartialGroup) -> Mapping[str, Any]:
 
 
 def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> PartialGroup:
-  """A group again; takes its values from the front of `rest`."""
+  """Rebuild a group; takes its arrays from the front of `rest`."""
 
   def take(name: str, count: int) -> np.ndarray:
     values, rest[name] = np.split(rest[name], [count])
@@ -117,7 +117,7 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
       tis_weight=take('tis_weight', own['weights']) if own['weights'] else None,
       is_complete=own['is_complete'],
       spans=tuple(Span(*span) for span in own['spans']),
-      # Earlier versions had single turns alone.
+      # Earlier versions had only single turns.
       turns=tuple(Turn(*turn) for turn in own.get('turns', ())),
       routes=take_routes(*described) if (described := own.get(_ROUTES)) else None,
       verdict=Verdict(**verdict) if (verdict := own.get('verdict')) else None,
@@ -133,29 +133,29 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
 
 
 class FolderHandler(ocp.AsyncCheckpointHandler):
-  """Calls the functions of `SaveFolder` and `RestoreFolder`."""
+  """A handler that calls the functions of `SaveFolder` and `RestoreFolder`."""
 
   async def async_save(self, directory: epath.Path, args: 'SaveFolder') -> list[future.Future]:
-    """Starts writing."""
+    """Start writing."""
     return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
 
   async def _write(self, directory: epath.Path, args: 'SaveFolder') -> None:
     self.save(directory, args)
 
   def save(self, directory: epath.Path, args: 'SaveFolder') -> None:
-    """Writes at once."""
+    """Write at once."""
     if hosts.is_first():
       args.write(directory)
 
   def restore(self, directory: epath.Path, args: 'RestoreFolder') -> Any:
-    """What `args.read` returns."""
+    """Return the result of `args.read`."""
     return args.read(directory)
 
 
 @ocp.args.register_with_handler(FolderHandler, for_save=True)
 @dataclasses.dataclass
 class SaveFolder(ocp.args.CheckpointArgs):
-  """Writes into an existing, empty folder, values that do not change meanwhile."""
+  """A function that writes into an existing, empty folder; its values must not change meanwhile."""
 
   write: Callable[[epath.Path], None]
 
@@ -163,20 +163,20 @@ class SaveFolder(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(FolderHandler, for_restore=True)
 @dataclasses.dataclass
 class RestoreFolder(ocp.args.CheckpointArgs):
-  """Reads the folder that `SaveFolder` wrote."""
+  """A function that reads the folder that `SaveFolder` wrote."""
 
   read: Callable[[epath.Path], Any]
 
 
-# Of a checkpoint. 1 had no such number, and the buffer as a few arrays; 2 had no `carried`.
+# Of checkpoints. 1 stored no format number, and the buffer as a few arrays; 2 had no `carried`.
 FORMAT = 3
-NO_BASE: Mapping[str, int] = {}  # where the state holds the whole model
+NO_BASE: Mapping[str, int] = {}  # if the state holds the whole model
 _NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """How often a checkpoint is saved, and how many are kept."""
+  """The interval of checkpoints, and the number to keep."""
 
   every: int = setting(
     50, '[1, inf)', 'steps between checkpoints; the last step is always saved', AUTHORS
@@ -185,21 +185,21 @@ class CheckpointConfig:
 
 
 class DamagedError(Exception):
-  """Files of a checkpoint are missing, truncated or changed."""
+  """An error: files of a checkpoint are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
-  """All that a run needs to continue after `step` steps."""
+  """Everything that a run needs to continue after `step` steps."""
 
   step: int
   state: TrainState
   buffer: Buffer
   cursor: Cursor  # after the last finished step, before the next plan
-  left: tuple[PartialGroup, ...] = ()  # what the last finished step left to the next
+  left: tuple[PartialGroup, ...] = ()  # groups that the last finished step left to the next
 
 
 def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.CheckpointManager:
-  """The checkpoints of a run; read-only without a config."""
+  """Open the checkpoints of a run; read-only without a config."""
   options = ocp.CheckpointManagerOptions(
     max_to_keep=config.keep if config else None,
     create=config is not None,
@@ -214,9 +214,9 @@ def _folder(workdir: str) -> epath.Path:
 
 
 def steps(workdir: str) -> list[int]:
-  """The steps of a run's complete checkpoints, the newest last.
+  """List the steps of a run's complete checkpoints, the newest last.
 
-  Read from the folder: a manager is slow to open and waits for the other hosts.
+  Reads the folder, because a manager is slow to open and waits for the other hosts.
   """
   folder = _folder(workdir)
   names = storage.patiently(
@@ -226,23 +226,23 @@ def steps(workdir: str) -> list[int]:
 
 
 def buffer_folder(workdir: str, step: int) -> epath.Path:
-  """The folder of the replay buffer in the checkpoint of a step; see buffer_files.py."""
+  """Return the replay buffer's folder in the checkpoint of a step; see buffer_files.py."""
   return _folder(workdir) / str(step) / 'buffer'
 
 
 def save(
   manager: ocp.CheckpointManager, snapshot: Snapshot, base_sums: Mapping[str, int] = NO_BASE
 ) -> None:
-  """Starts writing a snapshot in the background, once the previous one is written.
+  """Start writing a snapshot in the background, once the previous one is written.
 
-  The state may be donated meanwhile: when this returns, orbax has copied it to the host or, on
-  CPU, holds a reference to its memory, which JAX then does not reuse. Buffer and partial groups are
-  values, which do not change.
+  The caller may donate the state as soon as this returns: orbax has copied it to the host or, on
+  CPU, holds a reference to its memory, so JAX does not reuse it. Buffer and partial groups are
+  immutable.
 
   Args:
-    manager: of the run's checkpoints.
-    snapshot: what is written.
-    base_sums: checksums of the frozen base of LoRA's adapters; restoring refuses another base.
+    manager: opened with a config; see `open_manager`.
+    snapshot: the snapshot to write.
+    base_sums: checksums of the frozen base of LoRA's adapters; restoring rejects another base.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
@@ -264,12 +264,12 @@ def save(
 def restore(
   manager: ocp.CheckpointManager, step: int, like: Any, base_sums: Mapping[str, int] = NO_BASE
 ) -> Snapshot:
-  """What `save` wrote at `step`; `like` gives the state's structure and layout.
+  """Restore the snapshot of `step`; `like` gives the state's structure and layout.
 
   Raises, on every host if on any:
-    DamagedError: what is stored is not what was saved.
-    InputError: a host cannot read its part for now, another version wrote it, or it belongs to
-      another base.
+    DamagedError: the stored data differ from the saved data.
+    InputError: a host cannot read its part for now, another version wrote the checkpoint, or it
+      belongs to another base.
   """
   manager.wait_until_finished()
   path, sums, restored, error = manager.directory / str(step), {}, {}, None
@@ -286,7 +286,7 @@ def restore(
     )
   except (InputError, DamagedError) as caught:
     error = caught
-  _raise_on_all_hosts(error)  # before the checksums, which are a collective
+  _raise_on_all_hosts(error)  # before the checksums, because these are a collective
   changed = storage.changed(sums, storage.of_state(restored['state'], restored['cursor']))
   _raise_on_all_hosts(DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}') if changed else None)
   return Snapshot(
@@ -299,10 +299,10 @@ def restore(
 
 
 def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
-  """Reads items of a checkpoint; raises InputError or DamagedError."""
+  """Read items of a checkpoint; raises InputError or DamagedError."""
 
   def read() -> Mapping[str, Any]:
-    # Without a manager, which would wait for all hosts, also those that failed.
+    # Without a manager, because it would wait for all hosts, including failed ones.
     with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
       return handler.restore(path, ocp.args.Composite(**items))
 
@@ -332,9 +332,9 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raises on all hosts what any of them reports; the others would wait forever."""
+  """Raise on all hosts the error of any host, because the others would wait forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
-  for kind in (InputError, DamagedError):  # what cannot be read may not be damaged
+  for kind in (InputError, DamagedError):  # in this order: an unreadable one may be intact
     for name, message in filter(None, reported):
       if name == kind.__name__:
         raise kind(message)
@@ -343,11 +343,11 @@ def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
 def restore_newest(
   manager: ocp.CheckpointManager, like: Any, base_sums: Mapping[str, int] = NO_BASE
 ) -> Snapshot | None:
-  """The newest intact snapshot; None where nothing has been saved.
+  """Restore the newest intact snapshot; return None if nothing has been saved.
 
-  Damaged ones after it are reported and moved into 'damaged' beside the checkpoints, because their
-  steps will be saved again. Where none is intact, or one cannot be read for now, raises InputError
-  and moves nothing.
+  Reports newer damaged checkpoints and moves them into 'damaged' next to the checkpoints, because
+  their steps will be saved again. If none is intact, or one cannot be read for now, raises
+  InputError and moves nothing.
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
@@ -383,9 +383,9 @@ def _put_aside(directory: epath.Path, step: int, why: str) -> None:
 def restore_params(
   workdir: str, step: int | None, like: Params, base_sums: Mapping[str, int] = NO_BASE
 ) -> tuple[Params, int]:
-  """(parameters alone, step) of a checkpoint in `workdir`, by default the newest.
+  """Restore only (parameters, step) of a checkpoint in `workdir`, by default the newest.
 
-  Raises InputError where there is no such step, it belongs to another base, or a checksum differs.
+  Raises InputError if there is no such step, it belongs to another base, or a checksum differs.
   """
   saved = steps(workdir)
   step = max(saved, default=None) if step is None else step
@@ -415,9 +415,9 @@ def restore_params(
 
 
 def restore_buffer(workdir: str) -> tuple[Buffer, int]:
-  """(replay buffer alone, step) of the newest checkpoint in `workdir`.
+  """Restore only (replay buffer, step) of the newest checkpoint in `workdir`.
 
-  Raises InputError where there is none, or it is damaged.
+  Raises InputError if there is none, it is damaged, or another version wrote it.
   """
   step = max(steps(workdir), default=None)
   if step is None:
@@ -432,17 +432,17 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
 
 
 def save_params(path: str, params: Params) -> None:
-  """Saves parameters alone, completely or not at all, e.g. those of a warm start."""
+  """Save only parameters, e.g. of a warm start, completely or not at all."""
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(epath.Path(path).absolute(), params)
 
 
 def load_params(path: str, like: Params) -> Params:
-  """What `save_params` wrote, laid out as `like`."""
+  """Load parameters that `save_params` wrote, in the layout of `like`."""
   with ocp.StandardCheckpointer() as checkpointer:
     return checkpointer.restore(epath.Path(path).absolute(), like)
 
 
 def abstract(tree: Any) -> Any:
-  """Shapes, dtypes and shardings of a tree of arrays, for the restoring functions."""
+  """Return shapes, dtypes and shardings of a tree of arrays, for the restoring functions."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

@@ -1,4 +1,4 @@
-"""The disk that a run writes to: whether a checkpoint fits, and what to say when it fails."""
+"""The disk that a run writes to: check that a checkpoint fits, and explain failed writes."""
 
 import contextlib
 import functools
@@ -17,16 +17,16 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.learner.optimizer import TrainState
 
-# What the system tells whoever writes, in Python's words and in tensorstore's.
+# Errors of the operating system on writing, as worded by Python and by tensorstore.
 _FULL = re.compile('no space left|quota exceeded|file too large', re.IGNORECASE)
 _FAILING = re.compile('input/output error|read-only file system|stale file handle', re.IGNORECASE)
 
 
 def check_space(workdir: str, state: TrainState) -> None:
-  """Prints the size of a checkpoint of `state`, or of its shapes, and the free disk space.
+  """Print the size of a checkpoint of `state`, or of its shapes, and the free disk space.
 
-  Raises InputError where there is too little. The buffer does not count: it is small beside a
-  model.
+  Raises InputError if the space is too small. The buffer does not count because it is small next to
+  a model.
   """
   needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
   free = shutil.disk_usage(workdir).free
@@ -40,12 +40,12 @@ def check_space(workdir: str, state: TrainState) -> None:
 
 @contextlib.contextmanager
 def explain_failure(workdir: str) -> Iterator[None]:
-  """Turns an error in the block that is due to a full or failing disk into an InputError.
+  """Turn an error in the block into an InputError if a full or failing disk caused it.
 
-  The file system reports it to whoever writes, and orbax passes it on in errors of many types.
+  The file system reports it to the writer, and orbax passes it on in errors of many types.
   """
   hook, log = sys.unraisablehook, logging.get_absl_handler()
-  # Each of orbax's threads logs the error in full, before it is raised or long after.
+  # Each of orbax's threads logs the error in full, before the error is raised or long after.
   log.addFilter(_is_other_news)
   sys.unraisablehook = functools.partial(_report_unraisable, hook)
   is_failing = False
@@ -70,7 +70,7 @@ def explain_failure(workdir: str) -> Iterator[None]:
 
 
 def _write_failure(error: BaseException) -> str:
-  """What the system said if `error` is due to a full or failing disk; '' otherwise."""
+  """Return the system's message if a full or failing disk caused `error`; '' otherwise."""
   for cause in storage.with_causes(error):
     for line in str(cause).splitlines():
       if found := _FULL.search(line) or _FAILING.search(line):
@@ -84,6 +84,6 @@ def _is_other_news(record: LogRecord) -> bool:
 
 
 def _report_unraisable(hook: Callable[[Any], object], unraisable: Any) -> None:
-  # Writes of tensorstore that end after orbax has given up their checkpoint.
+  # Tensorstore writes that end after orbax has given up their checkpoint are not reported.
   if str(unraisable.exc_value) != 'Event loop is closed':
     hook(unraisable)

@@ -1,9 +1,9 @@
-"""The gradient of one minibatch: rows packed into microbatches, whose gradients are added up.
+"""The gradient of one minibatch: pack rows into microbatches and add up their gradients.
 
-The normalisers are taken from the whole minibatch before it is cut (`objective.loss_inputs`),
-so packing, microbatches, their order and the mesh change nothing but rounding. Shape letters beside
-those of packing.py: M microbatches of one shape. B counts sequences here, except in a `Batch` and
-its loss inputs, which have a row for each response.
+The normalisers come from the whole minibatch before it is cut (`objective.loss_inputs`), so
+packing, microbatches, their order and the mesh change only rounding. One more shape letter than in
+packing.py: M microbatches of one shape. B counts sequences here, except in a `Batch` and its loss
+inputs, which have a row for each response.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from exgrpo_jax.policy import attention, logprobs, lora, mlp, model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.runtime.compilations import Program
 
-Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
+Sums = dict[str, jax.Array]  # the sums of `objective.token_loss`, and 'loss'
 Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchConfig:
-  """How a minibatch becomes a gradient; changes nothing but rounding, memory and time."""
+  """The cut of a minibatch into microbatches; it changes only rounding, memory and time."""
 
   tokens: int = setting(
     9216,
@@ -52,7 +52,7 @@ class MicrobatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSpec:
-  """All that an update depends on besides its arrays; static, so each value compiles once."""
+  """Everything except arrays that an update depends on; static, so each value compiles once."""
 
   microbatch: MicrobatchConfig
   objective: objective.ObjectiveConfig
@@ -60,26 +60,26 @@ class UpdateSpec:
   model: model.ShapeConfig
   lora: lora.LoraConfig
   mesh: Mesh
-  num_updates: int  # of the run, for the learning rate's schedule
-  temperature: float  # of sampling
+  num_updates: int  # in the whole run, for the learning rate's schedule
+  temperature: float  # sampling temperature
   longest_row: int  # tokens of prompt and response
   max_response: int  # tokens
   logit_chunk: int  # tokens whose logits exist at once, on each part of the rows
 
 
 class Microbatch(NamedTuple):
-  """Some of a minibatch's rows in sequences, as one forward and backward pass sees them."""
+  """Rows of a minibatch, packed into sequences for one forward and backward pass."""
 
   tokens_BT: Array  # int32
   segments: Segments  # [B, T]
-  predictor_BW: Array  # int32, positions before those of the targets
+  predictor_BW: Array  # int32, each target's position minus 1
   target_BW: Array  # int32
   inputs: objective.LossInputs  # [B, W], aligned with the targets
   routes_BTLC: Array | None = None  # `Batch.routes_BTLC`
 
 
 def trained_shapes(spec: UpdateSpec) -> model.Params:
-  """Shape, dtype and sharding of the parameters that updates train: all, or LoRA's adapters."""
+  """Return shape, dtype and sharding of the trained parameters: all, or LoRA's adapters."""
   return lora.shapes(spec.lora, model.shapes(spec.model, spec.mesh))
 
 
@@ -91,19 +91,19 @@ def minibatch_gradient(
   is_first: bool,
   initial: model.Params | None = None,
 ) -> Accumulator:
-  """The gradient of a minibatch's loss, laid out as the parameters, and its sums.
+  """Compute the gradient of a minibatch's loss, laid out like the parameters, and its sums.
 
   Args:
-    spec: which objective and model.
-    params: what is trained.
+    spec: the objective and model.
+    params: the trained parameters.
     batch: all rows of the minibatch, NumPy.
-    clip: whether fresh ratios are clipped now.
-    is_first: whether it is the step's first minibatch.
+    clip: True if fresh ratios are clipped now.
+    is_first: True for the step's first minibatch.
     initial: the run's initial parameters: the base of LoRA's adapters, and the reference policy of
-      a KL term; only needed with these.
+      a KL term; needed only with these.
 
   Returns:
-    Both on the device, not awaited; the sums are float32 scalars.
+    Both on the device, not awaited. The sums are float32 scalars; 'choices_LE' is [L, E].
   """
   inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
   _, num_shards = sharding.split(spec.mesh, 'batch')
@@ -121,7 +121,7 @@ def minibatch_gradient(
 
 @functools.partial(jax.jit, static_argnums=0)
 def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
-  """The gradient and sums of no microbatch: what `accumulate` starts from."""
+  """Return a zero gradient and zero sums, from which `accumulate` starts."""
   sums = objective.zero_sums(spec.objective) | mlp.zero_balance_sums(spec.model)
   sums['loss'] = jnp.float32(0)
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
@@ -138,9 +138,9 @@ def accumulate(
   is_first: bool,
   initial: model.Params | None,
 ) -> Accumulator:
-  """Adds the gradients and sums of the first `count` microbatches of a stack.
+  """Add the gradients and sums of the first `count` microbatches of a stack.
 
-  The loop is inside the program, so that a pass's temporary arrays are allocated once.
+  The loop is inside the program so that a pass's temporary arrays are allocated once.
   """
 
   def add(index: jax.Array, accumulator: Accumulator) -> Accumulator:
@@ -181,9 +181,9 @@ def accumulate(
 def apply_gradient(
   spec: UpdateSpec, state: TrainState, gradient: model.Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """The state after AdamW's step, or unchanged where the gradient is refused.
+  """Apply AdamW's step; leave the state unchanged if the gradient is refused.
 
-  `state` is donated; use the one returned. See `optimizer.apply_gradient`.
+  `state` is donated; use the returned one. See `optimizer.apply_gradient`.
   """
   layout = sharding.layout_of(state)
   state, norms = optimizer_step(spec, state, gradient)
@@ -194,7 +194,7 @@ def apply_gradient(
 def optimizer_step(
   spec: UpdateSpec, state: TrainState, gradient: model.Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """The program of `apply_gradient`; XLA chooses the layout of the state it returns."""
+  """Run the program of `apply_gradient`; XLA chooses the layout of the returned state."""
   return optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
 
 
@@ -205,7 +205,7 @@ def _with_whole_row_inputs(
   reference: model.Params | None,
   is_first: bool,
 ) -> objective.LossInputs:
-  """The loss inputs, completed by forward passes over whole rows."""
+  """Complete the loss inputs with forward passes over whole rows."""
 
   def logp_BW(params: model.Params) -> jax.Array:
     states, _ = _predictor_states(spec, params, packed)
@@ -216,7 +216,7 @@ def _with_whole_row_inputs(
   if reference is not None:
     inputs = inputs._replace(reference_logp_BT=logp_BW(reference))
   if spec.objective.importance_level != 'token':
-    # A token and the one before, which predicts it, belong to the same row.
+    # A token and its predictor, the token before it, belong to the same row.
     segment_BW = jnp.take_along_axis(packed.segments.segment_BT, packed.predictor_BW, axis=1)
     log_ratio_BW = objective.row_log_ratio(
       logp_BW(params), inputs, segment_BW, spec.objective, is_first
@@ -228,7 +228,7 @@ def _with_whole_row_inputs(
 def _predictor_states(
   spec: UpdateSpec, params: model.Params, packed: Microbatch
 ) -> tuple[tuple[jax.Array, jax.Array], mlp.Balance | None]:
-  """(hidden_BWD, unembedding_DV), which predict the targets, and the balance of experts there."""
+  """Return (hidden_BWD, unembedding_DV), which predict the targets, and the experts' balance."""
   counted = None
   if spec.model.num_experts:
     weight_BW = packed.inputs.entropy_weight_BT
@@ -240,7 +240,7 @@ def _predictor_states(
 
 
 def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
-  """Pins a gradient to the layout of the parameters."""
+  """Pin a gradient to the layout of the parameters."""
   layout = jax.tree.map(lambda shape: shape.sharding, trained_shapes(spec))
   return jax.lax.with_sharding_constraint(gradient, layout)
 
@@ -249,7 +249,7 @@ def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
 
 
 def minibatches(batch: Batch, count: int) -> list[Batch]:
-  """Cuts a step into `count` equal parts of consecutive rows, and so of whole groups."""
+  """Cut a step into `count` equal parts of consecutive rows, so that groups stay whole."""
   size = len(batch.advantage_B) // count
   return [
     jax.tree.map(lambda x, start=start: x[start : start + size], batch)
@@ -260,16 +260,16 @@ def minibatches(batch: Batch, count: int) -> list[Batch]:
 def microbatches(
   spec: UpdateSpec, batch: Batch, inputs: objective.LossInputs, num_shards: int
 ) -> list[Microbatch]:
-  """Packs the rows into passes of the two shapes of packing.py; NumPy.
+  """Pack the rows into passes of the two shapes of packing.py; NumPy.
 
-  Leaves out rows without a response token: they weigh nothing. A minibatch without tokens is still
-  one pass: an update without signal is still an update.
+  Leaves out rows without a response token because they have no weight. A minibatch without tokens
+  is still one pass, because an update without signal is still an update.
 
   Args:
-    spec: the budget, the limits on a row, and whether rows of advantage 0 count.
+    spec: gives the token budget, the limits on a row, and `drop_zero_advantage`.
     batch: the minibatch.
     inputs: its `objective.loss_inputs`.
-    num_shards: parts over which sequences are spread.
+    num_shards: number of parts that sequences are spread over.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
   used_B = mask_BT.any(axis=1)
@@ -288,7 +288,7 @@ def microbatches(
 
 
 def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape, Shape]:
-  """The long and the short shape of a microbatch, in a minibatch of `num_rows` rows."""
+  """Return the long and the short shape of a microbatch, in a minibatch of `num_rows` rows."""
   return packing.shapes(
     num_shards,
     spec.microbatch.tokens,
@@ -301,15 +301,15 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
 
 
 def most_passes(num_rows: int, count: int) -> int:
-  """The most passes of `count` sequences that any rows can need: one row per sequence."""
+  """Bound the passes of `count` sequences that `num_rows` rows need: one row per sequence."""
   return -(-num_rows // count)
 
 
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
-  """(number of microbatches, stack along a leading axis M) for each shape; NumPy.
+  """Return (number of microbatches, stack along a leading axis M) for each shape; NumPy.
 
-  M is as many as `num_rows` rows can need of that shape, the rest zeros: if it depended on the
-  rows' lengths, the program would be compiled anew.
+  M is the most that `num_rows` rows can need of that shape; unused ones are zeros. If M depended on
+  the rows' lengths, the program would be compiled again.
   """
   alike: dict[tuple[int, ...], list[Microbatch]] = {}
   for packed in cut:
@@ -326,14 +326,13 @@ def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, 
 def _microbatch(
   batch: Batch, inputs: objective.LossInputs, shape: Shape, layout: packing.Layout
 ) -> Microbatch:
-  """One pass over rows of a minibatch, in this layout."""
   mask_BT = layout.take(np.asarray(inputs.mask_BT)) > 0
   predictor_BW = packing.predictors(mask_BT, shape.window)
   is_target_BW = np.take_along_axis(mask_BT, predictor_BW + 1, axis=1)
   tokens_RT = np.asarray(batch.tokens_BT)
 
   def take_targets(x_RT: np.ndarray) -> np.ndarray:
-    """[R, T'] -> [B, W], 0 where nothing is predicted."""
+    """Gather [R, T'] -> [B, W], 0 where nothing is predicted."""
     x_BW = np.take_along_axis(layout.take(x_RT), predictor_BW + 1, axis=1)
     return np.where(is_target_BW, x_BW, x_BW.dtype.type(0))
 
@@ -347,7 +346,7 @@ def _microbatch(
   )
 
 
-# ---- What is compiled ----
+# ---- Compiled programs ----
 
 
 def programs(
@@ -363,13 +362,13 @@ def programs(
   """Yield the programs of a step's updates.
 
   Args:
-    spec: of the updates.
-    state: what is trained, or its shapes.
+    spec: the updates' settings.
+    state: the train state, or its shapes.
     initial: see `minibatch_gradient`.
-    num_rows: of a step.
-    spans_steps: whether responses may span steps.
-    keeps_routes: whether rows come with their routes.
-    minibatch_passes: of a step's minibatches, for how often it runs each program.
+    num_rows: rows of a step.
+    spans_steps: True if responses may span steps.
+    keeps_routes: True if rows come with their routes.
+    minibatch_passes: the passes of each of a step's minibatches, to count each program's runs.
   """
   mesh, minibatches = spec.mesh, spec.optimizer.minibatches
   zero = Program('zero', zero_accumulator, (spec, state.params), mesh, runs=minibatches)
@@ -408,7 +407,7 @@ def programs(
 
 
 def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> list[packing.Pass]:
-  """The passes over a minibatch of rows that share no prompts, given their tokens; see `pack`."""
+  """Pack a minibatch of rows of these lengths that share no prompts; see `packing.pack`."""
   _, num_shards = sharding.split(spec.mesh, 'batch')
   return packing.pack(length_R, response_R, *pass_shapes(spec, num_shards, len(length_R)))
 
@@ -416,7 +415,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 def one_row(
   spec: UpdateSpec, num_rows: int, prompt: int, response: int, spans_steps: bool, keeps_routes: bool
 ) -> Batch:
-  """A batch that trains on one row of these sizes, which alone decides the shape of its pass."""
+  """Make a batch that trains on one row of these sizes; only this row decides the pass's shape."""
   sizes = num_rows, spec.longest_row
   mask_BT = np.zeros(sizes, np.float32)
   mask_BT[0, prompt : prompt + response] = 1

@@ -1,4 +1,4 @@
-"""AdamW behind a gradient clip and a gate that skips harmful updates."""
+"""AdamW with gradient clipping and a gate that skips harmful updates."""
 
 import dataclasses
 from typing import Any
@@ -16,11 +16,11 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """AdamW, its schedule, and which gradients are clipped or refused.
+  """AdamW, its schedule, and the norms at which gradients are clipped or refused.
 
-  The authors' gradient is 64 times this one: a sum over the 64 rows of one GPU's share of a
-  minibatch, divided by the response limit and averaged over 8 GPUs, where ours is divided by the
-  minibatch's 512 rows as well. What is in the gradient's units is their value over 64.
+  The authors' gradient is 64 times ours. Theirs sums over the 64 rows of one GPU's share of a
+  minibatch, divides by the response limit and averages over 8 GPUs. Ours also divides by the
+  minibatch's 512 rows. So values in the gradient's units are theirs over 64.
   """
 
   minibatches: int = setting(
@@ -60,14 +60,14 @@ class OptimizerConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """What an update changes."""
+  """Everything that an update changes."""
 
   params: Params
   opt_state: Any
 
 
 def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
-  """Update index -> rate: a linear warm-up, then the configured schedule."""
+  """Make the schedule, update index -> rate: a linear warm-up, then the configured one."""
   peak, warmup = config.learning_rate, config.warmup_updates
   rest = max(1, num_updates - warmup)
   after = {
@@ -75,13 +75,13 @@ def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
     'linear': optax.linear_schedule(peak, 0.0, rest),
     'cosine': optax.cosine_decay_schedule(peak, rest),
   }[config.schedule]
-  # The first update has rate peak / (warmup + 1), not 0: a zero update is a lost one.
+  # The first update has rate peak / (warmup + 1), not 0, because a zero update is wasted.
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
   return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
 def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformation:
-  """The optax chain: clip by global norm, then AdamW (arXiv:1711.05101)."""
+  """Make the optax chain: clip by global norm, then AdamW (arXiv:1711.05101)."""
   adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon, mu_dtype=config.moment_dtype)
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
@@ -92,11 +92,11 @@ def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformat
 
 
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Keeps the second moment in bfloat16 by stochastic rounding.
+  """Keep the second moment in bfloat16 with stochastic rounding.
 
-  An update shrinks it by at most 1 - b2, a thousandth, and neighbouring bfloat16 values differ by
-  four to eight thousandths: rounded to nearest it would never fall. Stochastic rounding is right
-  on average (arXiv:1502.02551). The first moment moves by tenths and needs none.
+  An update shrinks it by at most 1 - b2, a thousandth, but neighbouring bfloat16 values differ by
+  four to eight thousandths: rounded to nearest, it would never fall. Stochastic rounding is right
+  on average (arXiv:1502.02551). The first moment moves by tenths and does not need it.
   """
 
   def init(params: optax.Params) -> Any:
@@ -109,7 +109,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
     updates, state = adam.update(updates, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
-    # The same for every seed: rounding is not part of the experiment.
+    # The same for every seed, because rounding is not part of the experiment.
     key = randomness.key(0, Purpose.STOCHASTIC_ROUNDING, state.count)
     keys = jax.random.split(key, len(leaves))
     return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))
@@ -118,27 +118,27 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
 
 
 def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-  """float32 -> bfloat16: one of the two neighbours, the nearer one with higher probability."""
-  # bfloat16 is float32's upper half; a carry out of the lower one rounds away from 0.
+  """Round float32 to one of two bfloat16 neighbours, to the nearer with higher probability."""
+  # bfloat16 is float32's upper half; a carry out of the lower half rounds away from 0.
   bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
   bits += jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
   return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
 
 
 def init(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
-  """A fresh state; moments are laid out over the mesh as their parameters are."""
-  # Counts too: if an update returned them in another layout, the next one would compile anew.
+  """Make a fresh state; moments are laid out over the mesh like their parameters."""
+  # Counts too: if an update returned them in another layout, the next one would compile again.
   layout = sharding.layout_of(shapes(config, num_updates, params).opt_state)
   return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))
 
 
 def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
-  """Shapes and shardings of `init`'s state, for parameters or their shapes; allocates nothing."""
+  """Return shapes and shardings of `init`'s state, from parameters or shapes; allocates nothing."""
   replicated = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
   named = jax.tree_util.tree_leaves_with_path(params)
 
   def with_sharding(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    # A moment's path ends in its parameter's.
+    # A moment's path ends with its parameter's path.
     matches = [param for name, param in named if path[-len(name) :] == name]
     layout = matches[0].sharding if leaf.ndim and matches else replicated
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout)
@@ -150,10 +150,10 @@ def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainSt
 def apply_gradient(
   config: OptimizerConfig, num_updates: int, state: TrainState, gradient: Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One update, or none where the gradient's norm is not finite or above `skip_above_norm`.
+  """Apply one update; skip it if the gradient's norm is not finite or above `skip_above_norm`.
 
   Returns (state, float32 scalars 'gradient_norm', 'skipped' and 'learning_rate'). A skipped update
-  leaves parameters, moments and the schedule's count as they were.
+  does not change parameters, moments or the schedule's count.
   """
   norm = optax.tree.norm(gradient)
   is_good = jnp.isfinite(norm) & (norm <= config.skip_above_norm)
@@ -161,6 +161,6 @@ def apply_gradient(
   params: Any = optax.apply_updates(state.params, updates)
   updated = TrainState(params, opt_state)
   kept = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), updated, state)
-  count = state.opt_state[-1].count  # of the schedule, the last link of the chain
+  count = state.opt_state[-1].count  # the schedule's, which is last in the chain
   rate = jnp.float32(learning_rate(config, num_updates)(count))
   return kept, {'gradient_norm': norm, 'skipped': 1.0 - is_good, 'learning_rate': rate}

@@ -1,7 +1,7 @@
-"""Reading from a store that may fail: trying again, and telling failure from damage.
+"""Reads from a store that may fail: retries, checksums, and the line between failure and damage.
 
-A store that fails says nothing about what is stored: a checkpoint that cannot be read for now is
-not a damaged one.
+A failing store says nothing about the stored data: a checkpoint that cannot be read for now is not
+damaged.
 """
 
 import errno
@@ -23,9 +23,9 @@ from exgrpo_jax.policy.model import Params
 
 WAITS = (1.0, 4.0, 10.0)  # seconds before each further attempt
 
-# What the store itself says when files are missing or not what they should be.
+# Error numbers for files that are missing or of the wrong kind.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# How tensorstore reports what the operating system or a remote store told it.
+# How tensorstore reports errors of the operating system or of a remote store.
 _NUMBERED = re.compile(r"os_error_code='(\d+)'")
 _STATUS = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
@@ -35,9 +35,9 @@ T = TypeVar('T')
 
 
 def patiently(read: Callable[[], T], place: str) -> T:
-  """What `read` returns, tried again after each of WAITS while the store of `place` fails.
+  """Call `read`, and try again after each of WAITS while the store of `place` fails.
 
-  Raises InputError where it keeps failing, and what `read` raises for any other reason.
+  Raises InputError if it keeps failing; passes on errors of `read` that have other reasons.
   """
   for wait in (*WAITS, None):
     try:
@@ -63,12 +63,12 @@ def patiently(read: Callable[[], T], place: str) -> T:
 
 
 def store_failure(error: BaseException) -> str:
-  """What the store said if `error` is due to its failure; '' otherwise."""
+  """Return the store's message if its failure caused `error`; '' otherwise."""
   return next(filter(None, map(_failure, with_causes(error))), '')
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-  """The error and what it was raised from."""
+  """Yield the error and then its causes, the nearest first."""
   while error:
     yield error
     error = error.__cause__ or error.__context__
@@ -87,30 +87,30 @@ def _failure(error: BaseException) -> str:
 
 # ---- Checksums ----
 
-# Each is the sum of an array's bits: the same on every mesh, and changed by any flipped bit.
+# Each is the sum of an array's bits: the same on every mesh, and any flipped bit changes it.
 
 
 def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
-  """Name -> checksum of each array; the cursor's numbers stand for themselves."""
+  """Compute name -> checksum of each array; the cursor's numbers are their own checksums."""
   return {f'cursor.{name}': value for name, value in cursor.items()} | _named(state)
 
 
 def of_base(base: Params) -> dict[str, int]:
-  """Name -> checksum of each array of the frozen base of LoRA's adapters."""
+  """Compute name -> checksum of each array in the frozen base of LoRA's adapters."""
   return {f'base{name}': value for name, value in _named(base).items()}
 
 
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
-  """Twelve hexadecimal digits that identify the parameters, or the base where there is one.
+  """Return twelve hexadecimal digits that identify the parameters, or LoRA's base if there is one.
 
-  Made of the sums of the whole state, whose program saving needs anyway.
+  Uses the checksums of the whole state, because saving needs their program anyway.
   """
   sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
-  """The names of what differs from what was saved, or was not saved, joined; '' for none."""
+  """Join the names of arrays that differ from the saved ones or were not saved; '' if none."""
   return ', '.join(name for name, value in computed.items() if value != saved.get(name))
 
 
@@ -121,7 +121,7 @@ def _named(tree: Any) -> dict[str, int]:
 
 @jax.jit
 def bit_sums(tree: Any) -> Any:
-  """uint32 sums, which wrap around and so do not depend on the order of addition."""
+  """Sum each array's bits in uint32, which wraps around, so the order of addition is irrelevant."""
 
   def bits(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')

@@ -1,1 +1,1 @@
-"""The policy: decoder, attention, key/value cache, log-probabilities, and where arrays live."""
+"""The policy: decoder, attention, key/value cache, log-probabilities, and array sharding."""

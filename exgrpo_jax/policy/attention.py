@@ -1,6 +1,6 @@
 """Causal self-attention over whole sequences, for training, scoring and prefill.
 
-One function with three backends, none of which holds all scores of a long sequence at once:
+One function with three backends. None holds all scores of a long sequence at once:
 
   blockwise  plain JAX on any platform, in blocks of queries; see blockwise.py
   cudnn      NVIDIA's flash attention; bfloat16, H a multiple of 8 up to 128, scores without a cap
@@ -22,7 +22,7 @@ from exgrpo_jax.policy import blockwise, sharding
 from exgrpo_jax.policy.blockwise import Seen, in_segments, pad_right
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
-# Those in which a segment can continue another; splash's kernel compares one number per token.
+# In these, a segment can continue another one. The splash kernel compares one number per token.
 _WITH_PREFIXES = ('blockwise', 'cudnn')
 
 # Block sizes of splash attention are multiples of the number of lanes of a TPU's vector unit.
@@ -30,13 +30,13 @@ _LANES, _BLOCK = 128, 512
 
 
 def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.0) -> str:
-  """The fastest of BACKENDS on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
+  """Choose the fastest of BACKENDS for `platform`: 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
   Args:
-    platform: of the devices.
-    dtype: of activations.
+    platform: the devices' platform.
+    dtype: the activations' dtype.
     head_size: H.
-    cap: of the scores, 0 without.
+    cap: the cap on the scores; 0 if there is none.
   """
   if platform == 'tpu':
     return 'splash'
@@ -45,7 +45,7 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
 
 
 def has_prefixes(mesh: Mesh) -> bool:
-  """Whether `causal` takes prefixes in the backend for a mesh's devices."""
+  """Return True if `causal` supports prefixes in the backend for the mesh's devices."""
   return backend_for(mesh.devices.flat[0].platform, 'bfloat16') in _WITH_PREFIXES
 
 
@@ -61,23 +61,23 @@ def causal(
   window: int = 0,
   cap: float = 0.0,
 ) -> jax.Array:
-  """Attends from each token to itself and earlier ones, within its segment and its prefix.
+  """Attend from each token to itself and to earlier ones, within its segment and its prefix.
 
-  softmax(query . key / sqrt(H)) in float32, over values; N/G consecutive query heads
-  share a key/value head. On the mesh of `jax.set_mesh` each device computes its own rows
+  Computes softmax(query . key / sqrt(H)) value, with the softmax in float32. N/G consecutive query
+  heads share a key/value head. On the mesh of `jax.set_mesh` each device computes its own rows
   and heads.
 
   Args:
     query_BTNH: rotated queries.
     key_BTGH: rotated keys, same dtype.
     value_BTGH: same dtype.
-    backend: one of BACKENDS; any other is a KeyError.
-    segment_BT: int32, tokens of equal number attend to each other; None is one segment per row.
-    prefix_BT: int32, a segment to which a token attends beside its own; None where there is none,
-      as where `has_prefixes` says so.
-    position_BT: int32, of each token in its row; needed where there are a prefix and a window.
-    window: tokens that are attended to, the token's own included; 0 is all.
-    cap: scores become cap * tanh(score / cap); 0 leaves them.
+    backend: one of BACKENDS; any other raises KeyError.
+    segment_BT: int32; tokens with the same number attend to each other. None: one segment per row.
+    prefix_BT: int32, a second segment that a token attends to; None if there is none. It must be
+      None if `has_prefixes` is False.
+    position_BT: int32, each token's position in its row; needed with both a prefix and a window.
+    window: number of tokens that are attended to, including the token itself; 0 means all.
+    cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
 
   Returns:
     [B, T, N, H] in the query's dtype.
@@ -114,7 +114,7 @@ def _cudnn(
   assert not cap, cap
   mask_B1TT = None
   if seen.segment_BT is not None:
-    # A mask of two bytes per pair of tokens, for JAX does not expose cuDNN's packed layout.
+    # The mask takes two bytes per pair of tokens because JAX does not expose cuDNN's packed layout.
     seen = jax.tree.map(lambda x_BT: pad_right(x_BT, 2, axis=1), seen)
     mask_B1TT = in_segments(seen, seen, window)[:, None]
   is_by_index = window and seen.position_BT is None
@@ -162,7 +162,7 @@ def _splash(
 
 
 def _block_sizes(T: int) -> splash_attention.BlockSizes:
-  """The largest blocks of at most _BLOCK that divide T, a multiple of _LANES."""
+  """Choose the largest blocks up to _BLOCK that divide T. T is a multiple of _LANES."""
   size = max(size for size in range(_LANES, _BLOCK + 1, _LANES) if T % size == 0)
   return splash_attention.BlockSizes(
     block_q=size,

@@ -1,4 +1,4 @@
-"""Causal attention in plain JAX, on any platform: the backend 'blockwise' of attention.py.
+"""Causal attention in plain JAX on any platform: the 'blockwise' backend of attention.py.
 
 Further shape letters: S keys, R = N/G query heads that share a key/value head, Q queries of one
 block or strip, M = R * Q.
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy.matmul import on_matrix_units, product, transposed
 
-# In longer sequences only the scores of one block of queries exist at a time: 18 MiB per head in
+# In longer sequences, scores exist for only one block of queries at a time: 18 MiB per head in
 # float32 for 9,216 keys.
 _LONGEST_WHOLE = 1024
 _BLOCK = 512
@@ -25,15 +25,15 @@ _STRIP = 64
 
 
 class Seen(NamedTuple):
-  """What of earlier tokens a token attends to, [B, T] each; None is no such limit."""
+  """The limits on which earlier tokens a token attends to, [B, T] each; None is no limit."""
 
-  segment_BT: Array | None = None  # int32, tokens of equal number attend to each other
-  prefix_BT: Array | None = None  # int32, a segment to which a token attends beside its own
-  position_BT: Array | None = None  # int32, beside prefixes: where a window is not one of indices
+  segment_BT: Array | None = None  # int32, tokens with the same number attend to each other
+  prefix_BT: Array | None = None  # int32, a second segment that a token attends to
+  position_BT: Array | None = None  # int32, for a window with prefixes: it counts positions
 
 
 def scores_at_once(T: int) -> int:
-  """Scores per head that 'blockwise' holds at once in a backward pass over T tokens."""
+  """Return how many scores per head exist at once in a backward pass over T tokens."""
   if T > _LONGEST_WHOLE:
     return _BLOCK * T
   return sum(_STRIP * min(T, start + _STRIP) for start in range(0, T, _STRIP))
@@ -66,7 +66,7 @@ def _attend_in_strips(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """For T of at most _LONGEST_WHOLE: all scores up to each strip's end exist at once."""
+  """Attend if T is at most _LONGEST_WHOLE: all scores up to each strip's end exist at once."""
   T = query_BGRTH.shape[3]
   num_keys = _keys_of(_STRIP, T, seen, window)
 
@@ -95,7 +95,7 @@ def _attend_in_blocks(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """For any T: one block's scores exist at a time, and the backward pass recomputes them."""
+  """Attend for any T: one block's scores exist at a time; the backward pass recomputes them."""
   B, G, R, T, H = query_BGRTH.shape
   query_BGRTH = pad_right(query_BGRTH, _BLOCK, axis=3)
   num_blocks = query_BGRTH.shape[3] // _BLOCK
@@ -143,12 +143,12 @@ def _attend(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attends from scaled queries at start, start + 1, ... to keys at 0 .. S-1."""
+  """Attend from scaled queries at start, start + 1, ... to keys at 0 .. S-1."""
   B, G, R, Q, H = query_BGRQH.shape
   S = key_BGHS.shape[3]
   # One matrix product with M = R * Q rows, so that the keys are read only once.
   query_BGMH = query_BGRQH.reshape(B, G, R * Q, H)
-  # The mask is added because XLA:CPU fuses an addition, but not a select. Finite in place of -inf.
+  # The mask is added because XLA:CPU fuses an addition, but not a select. It is finite, not -inf.
   is_seen_QS = jnp.arange(S) <= start + jnp.arange(Q)[:, None]
   if window and of_queries.position_BT is None:
     is_seen_QS &= jnp.arange(S) > start - window + jnp.arange(Q)[:, None]
@@ -166,14 +166,14 @@ def _attend(
 
 
 def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
-  """How many keys before their end so many consecutive queries may see, in whole strips."""
+  """Count the keys, back from the last query, that the queries can see, in whole strips."""
   if not window or seen.prefix_BT is not None:  # a prefix may be anywhere before
     return T
   return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))
 
 
 def in_segments(of_queries: Seen, of_keys: Seen, window: int) -> jax.Array:
-  """Whether the key's segment is one of those that the query attends to: [B, Q, S]."""
+  """Return True where the query attends to the key's segment, within the window: [B, Q, S]."""
   assert of_queries.segment_BT is not None and of_keys.segment_BT is not None
   segment_BS = of_keys.segment_BT
   is_seen_BQS = of_queries.segment_BT[:, :, None] == segment_BS[:, None]
@@ -188,7 +188,7 @@ def in_segments(of_queries: Seen, of_keys: Seen, window: int) -> jax.Array:
 def _mix(
   query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
 ) -> jax.Array:
-  """softmax(query . key + mask) over values, in the query's dtype."""
+  """Compute softmax(query . key + mask) value, in the query's dtype."""
   return _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)[0]
 
 
@@ -199,14 +199,14 @@ def _mixed(
   mask_BGMS: jax.Array,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(`_mix`, the weights before their division, in the value's dtype, and their totals)."""
+  """Return (`_mix`, the weights before division in the value's dtype, and their totals)."""
   score_BGMS = jnp.einsum(
     'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
   )
   if cap:
     score_BGMS = cap * jnp.tanh(score_BGMS / cap)
   score_BGMS += mask_BGMS
-  # No gradient through the maximum: it cancels out of the weights, whatever its value.
+  # No gradient through the maximum, because it cancels out of the weights, whatever its value.
   weight_BGMS = jnp.exp(
     score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
   )
@@ -214,7 +214,7 @@ def _mixed(
   mixed_BGMH = jnp.einsum(
     'BGMS,BGSH->BGMH', cast_BGMS, value_BGSH, preferred_element_type=jnp.float32
   )
-  # Normalised last, where there are fewest entries to divide.
+  # Normalised last because the result has the fewest entries to divide.
   total_BGM1 = jnp.sum(weight_BGMS, axis=-1, keepdims=True)
   mixed_BGMH /= total_BGM1
   return mixed_BGMH.astype(query_BGMH.dtype), cast_BGMS, total_BGM1
@@ -256,7 +256,7 @@ _mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
 
 
 def pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
-  """Pads to a multiple on the right, where causality hides the padding from real queries."""
+  """Pad to a multiple on the right, where causality hides the padding from real queries."""
   widths = [(0, 0)] * x.ndim
   widths[axis] = 0, -x.shape[axis] % multiple
   return jnp.pad(x, widths)

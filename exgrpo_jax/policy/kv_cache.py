@@ -1,13 +1,13 @@
-"""The key/value cache that decoding keeps for each row, and attention over it.
+"""The key/value cache of decoding, and attention over it.
 
-Backends of decoding, each with the layout of the cache that it reads:
+Decoding has these backends; each reads one layout of the cache:
 
   transposed  plain JAX, for CPU
   dense       plain JAX, for accelerators
   cudnn       NVIDIA's flash attention, in bfloat16
-  ragged      Pallas' ragged paged attention for TPU, which reads no more of a row than it has
+  ragged      Pallas' ragged paged attention for TPU, which reads only the positions in use
 
-A layer's arrays are named by their dimensions, and code common to all layouts goes by these names.
+A layer's arrays are named by their dimensions, and code for all layouts relies on these names.
 Further shape letters: S positions of the cache, R rows selected from B; P packed sequences of T
 tokens.
 """
@@ -29,17 +29,17 @@ from exgrpo_jax.policy.ragged_cache import Ragged
 DECODE_BACKENDS = ('transposed', 'dense', 'cudnn', 'ragged')
 
 LayerCache = Transposed | Dense | Ragged
-Cache = tuple[LayerCache, ...]  # L of them
+Cache = tuple[LayerCache, ...]  # one per layer
 
 _Layer = TypeVar('_Layer', bound=LayerCache)
 _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
 
 
 def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> str:
-  """The one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
+  """Choose one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  `cap` is that of the scores, 0 without; no layout depends on it. On the mesh of `jax.set_mesh`.
-  Plain JAX serves shapes that a platform's kernel cannot read.
+  `cap` is the cap on the scores, 0 for none; no layout depends on it. On TPU the choice depends on
+  the mesh of `jax.set_mesh`. Plain JAX serves shapes that a platform's kernel cannot read.
   """
   if platform == 'cpu':
     return 'transposed'
@@ -49,15 +49,15 @@ def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> 
 
 
 def is_ragged(platform: str) -> bool:
-  """Whether a row's reads do not grow with the cache's length, as on TPU.
+  """Return True if a row's reads do not grow with the cache's length, as on TPU.
 
-  If so the cache has its full length from the start, and slots are never compacted.
+  Then the cache has its full length from the start, and slots are never compacted.
   """
   return platform == 'tpu'
 
 
 def empty(B: int, G: int, H: int, S: int, dtype: str) -> LayerCache:
-  """A layer's cache of zeros with S positions for each of B rows; S may be rounded up."""
+  """Make a layer's cache of zeros with S positions for each of B rows; S may be rounded up."""
   layout = _LAYOUTS[backend_for(sharding.platform(), G, H, dtype)]
   sizes = dict(B=B, G=G, C=2 * G, H=H, S=_rounded(layout, S))
   if layout is Transposed:
@@ -69,19 +69,19 @@ def empty(B: int, G: int, H: int, S: int, dtype: str) -> LayerCache:
 
 
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> LayerCache:
-  """A layer's cache of T positions, all of them written."""
+  """Build a layer's cache with T positions, all of them written."""
   G, H = key_BTGH.shape[2:]
   backend = backend_for(sharding.platform(), G, H, str(key_BTGH.dtype))
   return _FROM_SEQUENCE[_LAYOUTS[backend]](key_BTGH, value_BTGH)
 
 
 def length(layer: LayerCache) -> int:
-  """How many positions the layer's cache has."""
+  """Return the number of positions in the layer's cache."""
   return layer[0].shape[_axes(layer._fields[0]).index('S')]
 
 
 def resized(layer: _Layer, size: int) -> _Layer:
-  """A layer's cache truncated, or padded with zeros, to `size` positions, rounded up."""
+  """Truncate a layer's cache, or pad it with zeros, to `size` positions, rounded up."""
   size = _rounded(type(layer), size)
 
   def resize(x: jax.Array, axes: str) -> jax.Array:
@@ -95,7 +95,7 @@ def resized(layer: _Layer, size: int) -> _Layer:
 
 
 def fitted(cache: Cache, sizes: Sequence[int], length_B: Array) -> Cache:
-  """A cache of T positions with `sizes` of each layer: fewer than T are the last, as a `ring`."""
+  """Resize each layer to its entry of `sizes`; a shrunk one keeps its last positions (`ring`)."""
   return tuple(
     resized(ring(layer, size, length_B) if size < length(layer) else layer, size)
     for layer, size in zip(cache, sizes, strict=True)
@@ -103,14 +103,14 @@ def fitted(cache: Cache, sizes: Sequence[int], length_B: Array) -> Cache:
 
 
 def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = None) -> _Layer:
-  """The last `window` positions of each row of a layer's cache, as `write_token` would have them.
+  """Keep each row's last `window` positions, in the places where `write_token` puts them.
 
-  Position p stands in place p % window; `length_B` are the rows' tokens, of at least 1. `start_B`
-  is where in the layer they begin, by default its first position.
+  Position p is in place p % window. `length_B` is each row's number of tokens, at least 1.
+  `start_B` is the position in the layer where the row begins, 0 by default.
   """
   place_W = jnp.arange(window)
   last_BW = length_B[:, None] - 1 - (length_B[:, None] - 1 - place_W) % window
-  source_BW = jnp.maximum(last_BW, 0)  # below the window nobody reads
+  source_BW = jnp.maximum(last_BW, 0)  # places of rows shorter than the window are never read
   if start_B is not None:
     source_BW += start_B[:, None]
 
@@ -125,20 +125,20 @@ def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = No
 
 
 def constrained(cache: Cache) -> Cache:
-  """Pins the cache's layout inside jit: rows and heads each over their mesh axes."""
+  """Pin the cache's layout inside jit: rows and heads are split over their mesh axes."""
   return tuple(map(_constrain, cache))
 
 
 def select_rows(cache: Cache, row_R: Array) -> Cache:
-  """The cache of rows `row_R`."""
+  """Select rows `row_R` of the cache."""
   return tuple(_constrain(jax.tree.map(lambda x: x[row_R], layer)) for layer in cache)
 
 
 def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
-  """The cache with the R rows of `replacement` written to rows `row_R`.
+  """Write the R rows of `replacement` to rows `row_R` of the cache.
 
   Row numbers beyond the cache are dropped, and so are positions of `replacement` beyond the
-  cache's length; where `replacement` is shorter, the remaining positions keep their contents.
+  cache's length. If `replacement` is shorter, the remaining positions keep their contents.
   """
 
   def write(x: jax.Array, new: jax.Array) -> jax.Array:
@@ -151,12 +151,12 @@ def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
 def unpack_rows(
   layer: LayerCache, packed: LayerCache, row_R: Array, start_R: Array, length_R: Array, size: int
 ) -> LayerCache:
-  """A layer's cache with rows `row_R` replaced by rows that `packed` has one after another.
+  """Replace rows `row_R` of a layer's cache with rows that lie one after another in `packed`.
 
   Args:
-    layer: what is written to; what a row has behind its length there is meaningless.
+    layer: the cache to write to; positions after a row's length become meaningless.
     packed: the layer's cache of P sequences of T tokens.
-    row_R: int32, rows of the cache; beyond it nothing is written.
+    row_R: int32, rows of the cache; a row beyond the cache is not written.
     start_R: int32, first token of each row among the P * T.
     length_R: int32, tokens of each row, at least 1.
     size: tokens that the layer keeps of a row: T, or its window.
@@ -176,9 +176,9 @@ def unpack_rows(
 def write_token(
   layer: LayerCache, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array
 ) -> LayerCache:
-  """The layer's cache with each row's new key and value written at its own position.
+  """Write each row's new key and value at the row's own position.
 
-  All positions must be below the cache's length, also those of rows that nobody reads.
+  All positions must be below the cache's length, even in rows that are never read.
   """
   chex.assert_rank([key_BGH, value_BGH, position_B], [3, 3, 1])
   return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
@@ -187,13 +187,13 @@ def write_token(
 def attend(
   query_BNH: jax.Array, position_B: Array, layer: LayerCache, cap: float = 0.0
 ) -> jax.Array:
-  """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
+  """Attend from each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
 
   Args:
     query_BNH: rotated queries.
     position_B: int32.
     layer: the layer's cache.
-    cap: scores become cap * tanh(score / cap); 0 leaves them.
+    cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
   """
   G, H = _num_heads(layer), query_BNH.shape[-1]
   backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype), cap)
@@ -227,7 +227,7 @@ _ATTEND: dict[str, Callable[..., jax.Array]] = {
 def _copy_rows(
   x: jax.Array, packed: jax.Array, axes: str, row_R: Array, sequence_R: Array, first_R: Array
 ) -> jax.Array:
-  """One array of `unpack_rows`. Each device copies to its own rows, one by one and in place."""
+  """Do `unpack_rows` for one array. Each device copies to its own rows, one by one, in place."""
   named = [_LOGICAL_AXES.get(axis) for axis in axes]
   copy = sharding.per_shard(
     functools.partial(_copy_own_rows, axes.index('S')),
@@ -246,7 +246,7 @@ def _copy_own_rows(
   sequence_R: jax.Array,
   first_R: jax.Array,
 ) -> jax.Array:
-  """`_copy_rows` on a device that holds rows `number_B`; positions are along `axis`."""
+  """Do `_copy_rows` on the device that holds rows `number_B`; positions are along `axis`."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
   own_first_R = jnp.argsort(~is_own_R)
@@ -263,25 +263,24 @@ def _copy_own_rows(
 
 
 def _rounded(layout: type[LayerCache], S: int) -> int:
-  """The least length of at least S that the layout can have."""
+  """Round S up to a length that the layout can have."""
   multiple = {Transposed: 1, Dense: dense_cache.MULTIPLE, Ragged: ragged_cache.PAGE}[layout]
   return multiple * math.ceil(S / multiple)
 
 
 def _num_heads(layer: LayerCache) -> int:
-  """G."""
   if isinstance(layer, Ragged):
     return layer.pair_BSCH.shape[2] // 2
   return layer.value_BGSH.shape[1]
 
 
 def _axes(name: str) -> str:
-  """The letters of an array's dimensions, from its name."""
+  """Return the letters of an array's dimensions, from its name."""
   return name.rpartition('_')[2]
 
 
 def _by_name(function: Callable[[jax.Array, str], jax.Array], layer: _Layer) -> _Layer:
-  """Applies `function` to each of the layer's arrays and the letters of its dimensions."""
+  """Apply `function` to each of the layer's arrays and the letters of its dimensions."""
   return type(layer)(*(function(x, _axes(name)) for name, x in layer._asdict().items()))
 
 

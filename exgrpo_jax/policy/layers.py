@@ -28,7 +28,7 @@ class RMSNorm(nnx.Module):
     )
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Normalises the last axis, which has `size` entries."""
+    """Normalise the last axis, which has `size` entries."""
     x_float32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x_float32**2, axis=-1, keepdims=True)
     normed = x_float32 * jax.lax.rsqrt(mean_square + self.epsilon)
@@ -52,7 +52,7 @@ class Attention(nnx.Module):
     if config.output_bias:
       self.out_bias_D = nnx.Param(jnp.zeros(D), logical_axes=('embed',))
     if config.query_key_norm:
-      # A norm over all heads is whole on every device, and its sums are over those of all.
+      # A norm over all heads is not split, because its sums run over the heads of all devices.
       sizes = (N * H, G * H) if config.norm_all_heads else (H, H)
       axis = None if config.norm_all_heads else 'head'
       self.query_norm, self.key_norm = (RMSNorm(config, size, axis) for size in sizes)
@@ -67,15 +67,15 @@ class Attention(nnx.Module):
     position_BT: Array | None,
     segments: Segments | None,
   ) -> tuple[jax.Array, LayerCache]:
-    """The attention's output, and the layer's keys and values.
+    """Return the attention's output and the layer's keys and values.
 
     Args:
       x_BTD: normalised activations.
-      rotation: of the T positions.
-      is_local: whether it attends to the window alone; an array only for whole sequences.
-      cache: of the tokens so far when decoding, with T = 1; None for whole sequences.
-      position_BT: only needed with a cache.
-      segments: of whole sequences that hold several rows; None is one row each.
+      rotation: the rotation at the T positions.
+      is_local: True if it attends only to the window; an array only for whole sequences.
+      cache: the earlier tokens' cache when decoding, with T = 1; None for whole sequences.
+      position_BT: needed only with a cache.
+      segments: the rows in each whole sequence; None if each holds one row.
     """
     chex.assert_rank(x_BTD, 3)
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
@@ -93,8 +93,8 @@ class Attention(nnx.Module):
       assert isinstance(is_local, bool), is_local
       position_B = place_B = position_BT[:, 0]
       if is_local:
-        # A ring of the window: what falls out of it is overwritten. All of it is attended to, and
-        # in any order, for keys know their positions.
+        # A ring buffer of the window: new tokens overwrite those that leave it. Attention reads
+        # all of it, in any order, because the keys are already rotated by their positions.
         place_B, position_B = position_B % config.window, jnp.minimum(position_B, config.window - 1)
       cache = kv_cache.write_token(cache, key_BTGH[:, 0], value_BTGH[:, 0], place_B)
       cap = config.attention_cap
@@ -113,7 +113,7 @@ class Attention(nnx.Module):
     is_local: bool | jax.Array,
     segments: Segments | None,
   ) -> jax.Array:
-    """Attention over whole sequences."""
+    """Attend over whole sequences."""
     H, cap, dtype = self.config.head_size, self.config.attention_cap, str(query_BTNH.dtype)
     backend = attention.backend_for(sharding.platform(), dtype, H, cap)
     seen = (segments.segment_BT, segments.prefix_BT, segments.position_BT) if segments else ()
@@ -122,7 +122,7 @@ class Attention(nnx.Module):
       return attention.causal(query, key, value, backend, *seen, window=window, cap=cap)
 
     heads, window = (query_BTNH, key_BTGH, value_BTGH), self.config.window
-    if window >= query_BTNH.shape[1]:  # all of the row is within it
+    if window >= query_BTNH.shape[1]:  # the whole row is within it
       is_local = False
     if isinstance(is_local, bool):
       return attend(window if is_local else 0, *heads)
@@ -130,7 +130,7 @@ class Attention(nnx.Module):
     return jax.lax.cond(is_local, within, whole, *heads)
 
   def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries, keys and values before rotation."""
+    """Compute queries, keys and values before rotation."""
 
     def project_heads(kernel: nnx.Param) -> jax.Array:
       flat = product(x_BTD, kernel.get_value())
@@ -179,7 +179,7 @@ class Block(nnx.Module):
     segments: Segments | None = None,
     chosen_BTC: Array | None = None,
   ) -> tuple[jax.Array, LayerCache, Routing | None]:
-    """The residual stream after the layer, its cache, and with experts its routing.
+    """Return the residual stream after the layer, its cache, and its routing if it has experts.
 
     See `Attention` and `Experts`.
     """

@@ -1,7 +1,7 @@
 """From hidden states and the unembedding to log-probabilities, entropies and losses.
 
-The only file that knows about the token shift: the hidden state at t - 1 predicts the token
-at t. Logits exist for one chunk of positions at a time, never [B, T, V]. Further shape letters:
+Only this file knows about the token shift: the hidden state at t - 1 predicts the token at
+t. Logits exist for one chunk of positions at a time, never [B, T, V]. Further shape letters:
 W target positions of a sequence (its window), S positions of a chunk.
 """
 
@@ -21,11 +21,11 @@ _Gradients = tuple[jax.Array, jax.Array]  # d_hidden_BWD, d_unembedding_DV
 
 
 def predictor_states(hidden_BTD: jax.Array, position_BW: Array) -> jax.Array:
-  """Gathers the hidden states that predict a sequence's targets: [B, T, D] -> [B, W, D].
+  """Gather the hidden states that predict a sequence's targets: [B, T, D] -> [B, W, D].
 
   Args:
     hidden_BTD: after the final norm.
-    position_BW: int32, below T and rising in each sequence (see `packing.predictors`).
+    position_BW: int32, below T and increasing in each sequence (see `packing.predictors`).
   """
   chex.assert_rank([hidden_BTD, position_BW], [3, 2])
 
@@ -46,7 +46,7 @@ def token_logprobs(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Log-probability of every token given the previous ones, and the entropy at its position.
+  """Compute every token's log-probability given the previous ones, and the entropy there.
 
   The backward pass recomputes each chunk's logits, which `fused_loss` avoids.
 
@@ -54,9 +54,9 @@ def token_logprobs(
     hidden_BTD: after the final norm, any float dtype.
     unembedding_DV: same dtype.
     tokens_BT: int32.
-    temperature: of sampling; logits are divided by it.
-    chunk: the most tokens per shard of the rows whose logits exist at once; at least one position
-      of each row.
+    temperature: the sampling temperature; logits are divided by it.
+    chunk: the largest number of tokens per shard of rows whose logits exist at once; at least one
+      position of each row is computed.
     cap: see `capped`.
 
   Returns:
@@ -81,20 +81,20 @@ def fused_loss(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, Any]:
-  """A token loss that, when differentiated, computes its gradient in the same pass over the logits.
+  """Compute a token loss; if differentiated, its gradient in the same pass over the logits.
 
-  A chunk's logits give its log-probabilities and entropies, these the loss's gradient with respect
-  to both, and that in closed form that of the logits: three products with the vocabulary, not four.
-  The backward pass only scales and casts, as Liger Kernel's (arXiv:2410.10989) of cross-entropy.
+  A chunk's logits give its log-probabilities and entropies. From the loss's gradient with respect
+  to both, the logits' gradient follows in closed form: three products with the vocabulary, not
+  four. The backward pass only scales and casts, as in Liger Kernel (arXiv:2410.10989).
 
   Args:
     hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.
     unembedding_DV: same dtype.
     target_BW: int32.
-    operands: a pytree of [B, W] arrays, chunked like the targets. They get no gradient.
+    operands: a pytree of [B, W] arrays, chunked like the targets. They have no gradient.
     loss_of_tokens: see `TokenLoss`; a sum over positions, so that its gradient can be computed
       chunk by chunk. It may close over arrays, except those being differentiated.
-    temperature: of sampling; logits are divided by it.
+    temperature: the sampling temperature; logits are divided by it.
     chunk: see `token_logprobs`.
     cap: see `capped`.
 
@@ -117,7 +117,7 @@ def fused_loss(
     logp_BW, entropy_BW, gradients = _logprobs_with_gradients(
       hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *head
     )
-    # Once for all chunks: a sum over rows that are split over devices is a collective.
+    # Once for all chunks, because summing rows that are split over devices is a collective.
     return loss_of_tokens(logp_BW, entropy_BW, operands), gradients
 
   def backward(
@@ -140,10 +140,10 @@ def target_logprobs(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Log-probability of each target and the entropy there: hidden state w predicts target w.
+  """Compute each target's log-probability and the entropy there: state w predicts target w.
 
-  [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. `temperature`, `chunk`
-  and `cap` as in `token_logprobs`.
+  [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. See `token_logprobs`
+  for `temperature`, `chunk` and `cap`.
   """
   chex.assert_rank([hidden_BWD, unembedding_DV], [3, 2])
   chex.assert_shape(target_BW, hidden_BWD.shape[:2])
@@ -175,7 +175,7 @@ def _logprobs_with_gradients(
   chunk: int,
   cap: float,
 ) -> tuple[jax.Array, jax.Array, _Gradients]:
-  """(logp_BW, entropy_BW, gradients), the unembedding's gradient in float32."""
+  """Return (logp_BW, entropy_BW, gradients), the unembedding's gradient in float32."""
   num_rows, window = target_BW.shape
   num_chunks, size = chunk_sizes(num_rows, window, chunk)
   num_shards = sharding.num_shards('batch', num_rows)
@@ -228,14 +228,14 @@ def _logprobs_with_gradients(
 
 
 def capped(logits: jax.Array, cap: float) -> jax.Array:
-  """Cap * tanh(logits / cap), before they are divided by a temperature; 0 leaves them."""
+  """Return cap * tanh(logits / cap), before division by a temperature; cap 0 changes nothing."""
   return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 def _before_cap(
   d_logits: jax.Array, logits: jax.Array, temperature: float, cap: float
 ) -> jax.Array:
-  """The gradient with respect to what `capped` was given; the derivative of tanh is 1 - tanh^2."""
+  """Return the gradient with respect to the input of `capped`; tanh' is 1 - tanh^2."""
   return d_logits * (1 - (logits * (temperature / cap)) ** 2) if cap else d_logits
 
 
@@ -246,16 +246,16 @@ def _distribution(
   temperature: float,
   cap: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-  """(logits_BSV, log p_BSV, is_target_BSV, log p of target_BS, entropy_BS).
+  """Return (logits_BSV, log p_BSV, is_target_BSV, log p of target_BS, entropy_BS).
 
-  All but is_target are float32.
+  All except is_target are float32.
   """
   product_BSV = jnp.einsum(
     'bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32
   )
   logits_BSV = _constrain_logits(capped(product_BSV, cap) / temperature)
-  # No gradient through the maximum: it cancels. Not jax.nn.log_softmax: XLA:CPU would materialise
-  # its result, one more array as wide as the vocabulary.
+  # No gradient through the maximum, because it cancels. Not jax.nn.log_softmax, because XLA:CPU
+  # would materialise its result: one more array as wide as the vocabulary.
   shifted_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
   total_BS = jnp.sum(jnp.exp(shifted_BSV), axis=-1)
   log_total_BS = jnp.log(total_BS)
@@ -272,8 +272,8 @@ def _constrain_logits(x_BSV: jax.Array) -> jax.Array:
 
 
 def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
-  """(number of chunks, positions in each), as even as possible."""
-  # By position and not by row, so that rows stay on their devices: each device has only the
+  """Return (number of chunks, positions in each), as even as possible."""
+  # Split by position, not by row, so that rows stay on their devices: each device has only the
   # logits of its own rows.
   rows_per_shard = num_rows // sharding.num_shards('batch', num_rows)
   num_chunks = -(-window // max(1, chunk // rows_per_shard))
@@ -281,7 +281,7 @@ def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
 
 
 def _split_chunks(x: Array, num_chunks: int, size: int) -> jax.Array:
-  """[B, W, …] -> [chunks, B, S, …], padded with zeros at the end.
+  """Split [B, W, …] into [chunks, B, S, …], padded with zeros at the end.
 
   Hidden states of zero add nothing to the unembedding's gradient, whatever the loss there.
   """
@@ -291,6 +291,6 @@ def _split_chunks(x: Array, num_chunks: int, size: int) -> jax.Array:
 
 
 def _join_chunks(stacked: jax.Array, window: int) -> jax.Array:
-  """[chunks, B, S, …] -> [B, W, …]."""
+  """Join [chunks, B, S, …] into [B, W, …]."""
   x = stacked.swapaxes(0, 1)
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :window]

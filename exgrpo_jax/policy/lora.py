@@ -1,15 +1,15 @@
-"""LoRA (arXiv:2106.09685): frozen matrices W, and beside each the trained product of two thin ones.
+"""LoRA (arXiv:2106.09685): each frozen matrix W gets a trained product of two thin matrices.
 
-A forward pass computes x W + s (x A) B, with s = alpha / rank, without adding up the matrices;
-sampling and exports, which use each matrix often, add them (`merged`). A starts random and B zero,
-so that training starts from the frozen model. Three trees of parameters, in the training layout:
+A forward pass computes x W + s (x A) B, with s = alpha / rank, without adding the matrices.
+Sampling and exports use each matrix often, so they add them (`merged`). A starts random and B at
+zero, so training starts from the frozen model. Three trees of parameters, in the training layout:
 
   base      the whole model, which no update changes (see `model.shapes`)
-  adapters  A and B of each target, float32: all that is trained, and that a checkpoint holds
-  policy    both `joined`, which every forward pass takes
+  adapters  A and B of each target, float32: only these are trained and saved in a checkpoint
+  policy    both `joined`; the input of every forward pass
 
-Without LoRA the policy itself is trained. Shape letters: I and O inputs and outputs of a matrix,
-one or two dimensions each; R the rank.
+Without LoRA the policy itself is trained. Shape letters: I inputs and O outputs of a matrix, one or
+two dimensions each; R the rank.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from exgrpo_jax.policy.matmul import OutputMajor, project, project_output_major
 
 
 class Target(NamedTuple):
-  """A matrix that can have an adapter: its place in a layer, and which dimensions are inputs."""
+  """A matrix that can have an adapter: its path in a layer, and which dimensions are inputs."""
 
   module: str
   name: str
@@ -44,12 +44,12 @@ TARGETS = {
   'down_proj': Target('mlp', 'down_FD'),
 }
 
-Params = dict[str, Any]  # nested, its leaves arrays or their shapes
+Params = dict[str, Any]  # nested; leaves are arrays or their shapes
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """Which matrices get adapters, and how large these are."""
+  """The matrices that get adapters, and the size of the adapters."""
 
   rank: int = setting(
     0,
@@ -72,7 +72,7 @@ class LoraConfig:
 
   @property
   def scale(self) -> float:
-    """What the adapters' products are multiplied by."""
+    """Return the factor on the adapters' products."""
     return self.alpha / self.rank
 
 
@@ -93,13 +93,13 @@ Weight = jax.Array | Adapted
 
 
 def shapes(config: LoraConfig, params: Params) -> Params:
-  """Shape, dtype and sharding of what is trained; allocates nothing.
+  """Return shape, dtype and sharding of the trained parameters; allocates nothing.
 
-  A and B are split as their matrix is; the rank is not split.
+  A and B are split like their matrix; the rank is not split.
 
   Args:
-    config: of the adapters.
-    params: shapes of the whole model (`model.shapes`), which are the result where the rank is 0.
+    config: the adapters' rank and targets.
+    params: shapes of the whole model (`model.shapes`), returned unchanged if the rank is 0.
   """
   if not config.rank:
     return params
@@ -119,7 +119,7 @@ def shapes(config: LoraConfig, params: Params) -> Params:
 def _shapes(
   config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """(A, B) of a stack of matrices; InputError where they would not be thin."""
+  """Return the shapes of A and B for a stack of matrices; InputError if they are not thin."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
@@ -142,9 +142,9 @@ def _shapes(
 
 
 def init(shapes: Params, key: jax.Array) -> Params:
-  """Adapters of these shapes that change nothing yet; the same values on every mesh.
+  """Initialise adapters that change nothing yet, with the same values on every mesh.
 
-  A is uniform within 1 / sqrt(I) as in PEFT, so that its learning rates hold here; B is 0.
+  A is uniform within 1 / sqrt(I) as in PEFT, so PEFT's learning rates apply here; B is 0.
   """
 
   def random_adapters(key: jax.Array) -> Params:
@@ -167,7 +167,7 @@ def init(shapes: Params, key: jax.Array) -> Params:
 
 
 def joined(config: LoraConfig, base: Params | None, trained: Params) -> Params:
-  """The policy: `trained` itself or, where that is adapters, the base with these in place.
+  """Return the policy: the base with its adapters, or `trained` itself without LoRA.
 
   Copies nothing; works on arrays, tracers and shapes.
   """
@@ -184,9 +184,9 @@ def joined(config: LoraConfig, base: Params | None, trained: Params) -> Params:
 
 
 def product(x_BTI: jax.Array, weight: Weight | OutputMajor, num_inputs: int = 1) -> jax.Array:
-  """Activations times a weight whose first `num_inputs` dimensions are inputs: [B, T, O]."""
+  """Multiply by a weight whose first `num_inputs` dimensions are inputs: [B, T, O]."""
 
-  # As one matrix: XLA:CPU transposes the weight on every call when two dimensions are contracted.
+  # As one matrix: XLA:CPU transposes the weight on every call if it contracts two dimensions.
   def times(x_BTI: jax.Array, kernel: jax.Array, num_inputs: int) -> jax.Array:
     sizes = math.prod(kernel.shape[:num_inputs]), math.prod(kernel.shape[num_inputs:])
     return project(x_BTI, kernel.astype(x_BTI.dtype).reshape(sizes))
@@ -201,7 +201,7 @@ def product(x_BTI: jax.Array, weight: Weight | OutputMajor, num_inputs: int = 1)
 
 
 def merged(weight: Weight) -> jax.Array:
-  """A layer's weight as one array: the sum with its adapter, if any, computed in float32."""
+  """Merge a layer's weight and its adapter, if any, into one array; the sum is in float32."""
   if not isinstance(weight, Adapted):
     return weight
   rank = weight.a.shape[-1]

@@ -1,8 +1,8 @@
-"""The matrix product of activations and a weight, in the form that each platform is fast with.
+"""The matrix product of activations and a weight, in the fastest form for each platform.
 
-XLA:CPU uses a core's matrix units (AMX) for bfloat16 only where the product's result is float32 and
+XLA:CPU uses a core's matrix units (AMX) for bfloat16 only if the product's result is float32 and
 the left operand is not transposed. On a CPU without matrix units it reads a weight of [I, O] once
-for every six rows of activations; decoding has few rows, so there the weight is stored as [O, I]
+for every six rows of activations. Decoding has few rows, so there the weight is stored as [O, I]
 and is the left operand, which is read once. Further shape letters: I input width, O output width,
 M rows.
 """
@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.runtime import machine
 
-# Rows of activations up to which a weight of [O, I] is faster as the left operand: 1.6 to 2.4 times
-# as fast with 8 to 32 rows (AVX2, weights larger than the caches), equally fast with 64.
+# With up to this many rows of activations, a weight of [O, I] is faster as the left operand: 1.6 to
+# 2.4 times as fast with 8 to 32 rows (AVX2, weights larger than the caches), equally fast with 64.
 _FEW_ROWS = 48
 
 _Kernel = TypeVar('_Kernel', jax.Array, jax.ShapeDtypeStruct)
@@ -51,13 +51,13 @@ def output_major(kernel: _Kernel, num_inputs: int) -> OutputMajor:
 
 
 def on_matrix_units(dtype: jnp.dtype) -> bool:
-  """Whether a product of this dtype runs on the matrix units of a CPU that has them."""
+  """Return True if a product of this dtype runs on the matrix units of a CPU."""
   is_cpu = sharding.platform() == 'cpu'
   return is_cpu and dtype == jnp.bfloat16 and machine.has_bfloat16_units()
 
 
 def transposed(x: jax.Array) -> jax.Array:
-  """The last two dimensions swapped, in a form that XLA does not fold back into a product."""
+  """Swap the last two dimensions in a form that XLA does not fold back into a product."""
   *batch, rows, columns = x.shape
   part = math.gcd(columns, 64)
   *kept, m, i, p = range(x.ndim + 1)
@@ -66,33 +66,33 @@ def transposed(x: jax.Array) -> jax.Array:
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-  """`x @ y` of one dtype, in that dtype."""
+  """Compute `x @ y`; both and the result have one dtype."""
   if on_matrix_units(x.dtype):
     return jnp.matmul(x, y, preferred_element_type=jnp.float32).astype(x.dtype)
   return x @ y
 
 
 def logits(hidden_BD: jax.Array, unembedding: jax.Array | OutputMajor) -> jax.Array:
-  """[B, D], [D, V] or an OutputMajor of [V, D] -> [B, V], float32."""
+  """Compute logits: [B, D], [D, V] or an OutputMajor of [V, D] -> [B, V], float32."""
   if isinstance(unembedding, OutputMajor):
     return project_output_major(hidden_BD[:, None], unembedding.kernel_OI)[:, 0]
   return jnp.dot(hidden_BD, unembedding, preferred_element_type=jnp.float32)
 
 
 def project_output_major(x_BTI: jax.Array, kernel_OI: jax.Array) -> jax.Array:
-  """[B, T, I], [O, I] -> [B, T, O], in their common dtype; for `OutputMajor`."""
+  """Multiply by an `OutputMajor` kernel: [B, T, I], [O, I] -> [B, T, O], in their common dtype."""
   x_MI = x_BTI.reshape(-1, x_BTI.shape[-1])
   if len(x_MI) > _FEW_ROWS:
     out_MO = jnp.einsum('MI,OI->MO', x_MI, kernel_OI)
   else:
-    # The barrier keeps XLA from making this the product above, which it takes to be the same.
+    # The barrier stops XLA from rewriting this as the product above, which it considers equal.
     out_MO = jax.lax.optimization_barrier(jnp.einsum('OI,MI->OM', kernel_OI, x_MI)).T
   return out_MO.reshape(*x_BTI.shape[:2], -1)
 
 
 @jax.custom_vjp
 def project(x_BTI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
-  """[B, T, I] @ [I, O] -> [B, T, O], in their common dtype."""
+  """Compute [B, T, I] @ [I, O] -> [B, T, O], in their common dtype."""
   return product(x_BTI, kernel_IO)
 
 

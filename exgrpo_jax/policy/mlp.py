@@ -1,9 +1,10 @@
-"""The MLP of a layer, or the experts that a router chooses from for each token.
+"""A layer's MLP, or its experts and the router that chooses among them for each token.
 
-The routing is that of Qwen3 MoE, after arXiv:2101.03961: the router's softmax over all experts, and
-of these the most probable, each with its probability as weight. No token is dropped: the products
-are ragged, with as many rows for an expert as chose it. Further shape letters: F hidden units, E
-experts, C experts chosen for a token, M tokens, P pairs of a token and one of its experts.
+Routing follows Qwen3 MoE, after arXiv:2101.03961: the router takes a softmax over all experts and
+chooses the most probable ones, each with its probability as weight. No token is dropped: the
+products are ragged, and an expert has one row for each token that chose it. Further shape letters:
+F hidden units, E experts, C experts chosen for a token, M tokens, P pairs of a token and one of its
+experts.
 """
 
 import functools
@@ -30,16 +31,16 @@ def normal(
   logical_axes: tuple[str | None, ...],
   scale: float = 1.0,
 ) -> nnx.Param:
-  """A float32 parameter of standard deviation scale / sqrt(width)."""
+  """Draw a float32 parameter with standard deviation scale / sqrt(width)."""
   std = scale / math.sqrt(config.width)
   value = std * jax.random.normal(rngs(), shape, jnp.float32)
   return nnx.Param(value, logical_axes=logical_axes)
 
 
 def residual_scale(config: ShapeConfig) -> float:
-  """The scale of projections to the residual stream.
+  """Return the scale of projections to the residual stream.
 
-  Two per layer add to it: its variance must not grow with depth.
+  Two per layer add to the stream, whose variance must not grow with depth.
   """
   return 1 / math.sqrt(2 * config.num_layers)
 
@@ -59,7 +60,7 @@ class MLP(nnx.Module):
       self.down_bias_D = nnx.Param(jnp.zeros(D), logical_axes=('embed',))
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    """down(activation(gate(x)) * up(x)), in x's dtype."""
+    """Compute down(activation(gate(x)) * up(x)), in x's dtype."""
     gate_BTF, up_BTF = (product(x_BTD, kernel.get_value()) for kernel in (self.gate_DF, self.up_DF))
     if self.config.mlp_bias:
       gate_BTF += self.gate_bias_F[...].astype(x_BTD.dtype)
@@ -71,14 +72,14 @@ class MLP(nnx.Module):
 
 
 class Routing(NamedTuple):
-  """What a layer's router said of each token."""
+  """The router's output for each token of a layer."""
 
-  chosen_BTC: jax.Array  # int32, experts, the most probable first unless they were given
+  chosen_BTC: jax.Array  # int32, experts, the most probable first unless replayed
   probability_BTE: jax.Array  # float32
 
 
 class Experts(nnx.Module):
-  """MLPs of which each token has a few, weighted by a router."""
+  """Expert MLPs; a router chooses a few for each token and weights their outputs."""
 
   def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F, E = config.width, config.mlp_width, config.num_experts
@@ -92,13 +93,13 @@ class Experts(nnx.Module):
   def __call__(
     self, x_BTD: jax.Array, chosen_BTC: Array | None = None
   ) -> tuple[jax.Array, Routing]:
-    """The weighted sum of what each token's experts give, in x's dtype, and the routing.
+    """Return the weighted sum of each token's expert outputs, in x's dtype, and the routing.
 
     Args:
       x_BTD: normalised activations.
-      chosen_BTC: int, experts of each token that are used whatever the router says now, for
-        instance those that the sampler chose (router replay, arXiv:2510.11370); the router weights
-        them. A token whose first is not below E has the router's choice, as all have by default.
+      chosen_BTC: int, the experts to use for each token instead of the router's choice, for
+        instance the sampler's (router replay, arXiv:2510.11370). The router still weights them. If
+        a token's first expert is not below E, or by default, the router chooses.
     """
     config, dtype = self.config, x_BTD.dtype
     logits_BTE = project(x_BTD, self.router_DE[...].astype(dtype))
@@ -128,7 +129,7 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """What experts from number `first` on add to the sum of all; see `sharding.over_experts`."""
+  """Compute the sum's part from experts `first` and up; see `sharding.over_experts`."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
@@ -140,7 +141,7 @@ def _mixed(
   size_E = jnp.bincount(expert_P, length=E + 1)[:E].astype(jnp.int32)
 
   def only_own(x_PN: jax.Array) -> jax.Array:
-    """With zeros for pairs of other experts, whose products are undefined."""
+    """Zero the pairs of other experts, because their products are undefined."""
     if num_experts == E:
       return x_PN
     return jnp.where(jnp.arange(len(x_PN))[:, None] < size_E.sum(), x_PN, 0)
@@ -155,7 +156,7 @@ def _mixed(
 
 @jax.custom_vjp
 def _permuted(x_PD: jax.Array, order_P: jax.Array, _inverse_P: jax.Array) -> jax.Array:
-  """x[order]; its gradient is a gather too, by the inverse, where autodiff would scatter."""
+  """Return x[order]. Its gradient gathers by the inverse; autodiff would scatter."""
   return x_PD[order_P]
 
 
@@ -165,7 +166,7 @@ _permuted.defvjp(
 )
 
 
-# Hidden activations are the widest of all: the backward pass keeps only these two.
+# Hidden activations are the widest of all, so the backward pass keeps only these two.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
   return _ACTIVATIONS[activation](gate) * up
@@ -181,29 +182,29 @@ _ACTIVATIONS = {
 
 # ---- Balance of the experts ----
 
-# The sequence-wise auxiliary loss of DeepSeek-V3 (arXiv:2412.19437, eq. 17 to 20): in each row, for
-# each expert, its share of the choices times its mean probability, summed and scaled so that even
-# routing has 1. A row's loss needs no other row, so it is the same however rows are packed and
-# minibatches are cut; that of Switch Transformers (arXiv:2101.03961), over all tokens of a batch,
-# is not.
+# The sequence-wise auxiliary loss of DeepSeek-V3 (arXiv:2412.19437, eq. 17 to 20): in each row,
+# each expert's share of the choices times its mean probability, summed over experts and scaled so
+# that even routing gives 1. A row's loss needs no other row, so it does not depend on how rows are
+# packed or minibatches cut. The loss of Switch Transformers (arXiv:2101.03961) does, because it is
+# over all tokens of a batch.
 
 
 class Counted(NamedTuple):
-  """Which tokens count, and how much."""
+  """The tokens that count, and their weights."""
 
-  weight_BT: Array  # float32, in the mean over tokens; 0 where one does not count
-  row_BT: Array  # int32 in 0 … T, equal for tokens of one row
+  weight_BT: Array  # float32, in the mean over tokens; 0 if a token does not count
+  row_BT: Array  # int32 in 0 … T, the same for all tokens of a row
 
 
 class Balance(NamedTuple):
-  """Of one layer, or stacked over layers."""
+  """The balance of the experts in one layer, or stacked over layers."""
 
   loss: jax.Array  # float32, the weighted mean over tokens of their rows' losses
   count_E: jax.Array  # float32, how often counted tokens chose each expert
 
 
 def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) -> Balance:
-  """The balance of the tokens that count; its gradient is that of their probabilities alone."""
+  """Compute the balance over counted tokens; gradients flow only through the probabilities."""
   counts_BT = counted.weight_BT > 0
   chosen_BTE = jax.nn.one_hot(routing.chosen_BTC, config.num_experts).sum(axis=-2)
   chosen_BTE *= counts_BT[..., None]
@@ -214,19 +215,19 @@ def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) ->
 
 
 def counted_balance(position_BW: Array, weight_BW: Array, row_BT: Array) -> Counted:
-  """The tokens at these positions, no two of a sequence alike."""
+  """Mark the tokens to count, at positions that are unique within each sequence."""
   number_B1 = jnp.arange(len(row_BT))[:, None]
   weight_BT = jnp.zeros(row_BT.shape, jnp.float32).at[number_B1, position_BW].set(weight_BW)
   return Counted(weight_BT, row_BT)
 
 
 def balance_sums(load: Balance | None) -> dict[str, jax.Array]:
-  """What a step's metrics are made of, from all layers; nothing of a model without experts."""
+  """Return the sums for a step's metrics over all layers; {} for a model without experts."""
   return {} if load is None else {'balance': load.loss.mean(), 'choices_LE': load.count_E}
 
 
 def zero_balance_sums(config: ShapeConfig) -> dict[str, jax.Array]:
-  """`balance_sums` of no token."""
+  """Return `balance_sums` for zero tokens."""
   layers = jnp.zeros(config.num_layers, jnp.float32)
   of_experts = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)
   return balance_sums(Balance(layers, of_experts)) if config.num_experts else {}

@@ -1,12 +1,12 @@
-"""The decoder as functions, of any family that shape.py describes, with a key/value cache.
+"""The decoder as functions with a key/value cache, for any family that shape.py describes.
 
 Parameters are a nested dict of arrays, with the names and shapes of the modules in layers.py. The
-training layout stacks each parameter of the layers along a leading axis, so that one layer is
-compiled and scanned. In the decode layout each layer has its own arrays, because a loop over tokens
-would copy every layer out of the stack for every token.
+training layout stacks each layer parameter along a leading axis, so that one layer is compiled and
+scanned. In the decode layout each layer has its own arrays, because a loop over tokens would copy
+every layer out of the stack for every token.
 
 Rows are padded on the right, or packed into sequences (see packing.py). Causality hides the padding
-from the tokens, so no mask of lengths is needed: `hidden_states` is meaningless at the padding, and
+from the tokens, so no length mask is needed: `hidden_states` is meaningless at the padding, and
 `decode` overwrites the padding's cache with new tokens.
 """
 
@@ -37,17 +37,17 @@ from exgrpo_jax.policy.shape import Kind, ShapeConfig
 def abstract_module(
   module: Callable[[ShapeConfig, nnx.Rngs], nnx.Module], config: ShapeConfig
 ) -> tuple[nnx.GraphDef, nnx.State]:
-  """A module's structure, and its variables with shapes in place of values."""
+  """Return a module's structure, and its variables with shapes instead of values."""
   return nnx.split(nnx.eval_shape(lambda: module(config, nnx.Rngs(0))))
 
 
 def block_module(config: ShapeConfig, params: Any) -> Block:
-  """One layer with these parameters."""
+  """Build one layer with these parameters."""
   return nnx.merge(abstract_module(Block, config)[0], params)
 
 
 def outer_module(config: ShapeConfig, params: Any) -> EmbeddingAndHead:
-  """What is outside the layers, with its part of these parameters."""
+  """Build the embedding and head with their part of these parameters."""
   outer = {name: value for name, value in params.items() if name != 'layers'}
   return nnx.merge(abstract_module(EmbeddingAndHead, config)[0], outer)
 
@@ -58,7 +58,7 @@ def parameter_shape(
   num_layers: int | None = None,
   dtype: str | None = None,
 ) -> jax.ShapeDtypeStruct:
-  """Shape of one variable or of a stack; `dtype` overrides that of matrices, not of vectors."""
+  """Return the shape of a variable or a stack; `dtype` applies to matrices, not to vectors."""
   axes, sizes = variable.get_metadata('logical_axes'), variable.shape
   if not dtype or len(sizes) == 1:
     dtype = variable.dtype
@@ -68,7 +68,7 @@ def parameter_shape(
 
 
 def rotations_of_kinds(config: ShapeConfig, position_BT: Array) -> dict[Kind, rotary.Rotation]:
-  """The rotation of each kind of layer at these positions."""
+  """Compute the rotation of each kind of layer at these positions."""
   size, rotations, scale_BT = config.head_size, {}, None
   if config.query_beta:  # as in Llama 4 and Ministral 3
     periods_BT = jnp.floor(jnp.asarray(position_BT) / config.rope.original_positions)
@@ -85,18 +85,18 @@ def rotations_of_kinds(config: ShapeConfig, position_BT: Array) -> dict[Kind, ro
 
 
 def default_positions(tokens_BT: Array) -> jax.Array:
-  """Positions of rows that start at 0: [1, T], shared by all."""
+  """Return positions 0 .. T-1, shared by all rows: [1, T]."""
   return jnp.arange(tokens_BT.shape[1])[None]
 
 
-UNLIMITED = 2**30  # positions of a cache that is full of windows
+UNLIMITED = 2**30  # length of a cache whose layers all hold a whole window
 
-Params = dict[str, Any]  # nested; leaves are float32 arrays, with LoRA see lora.py
+Params = dict[str, Any]  # nested; leaves are float32 arrays; for LoRA see lora.py
 
-# How many leading dimensions of a matrix are inputs; of those that `OutputMajor` may hold.
+# How many leading dimensions are inputs, for each matrix that `OutputMajor` may hold.
 _NUM_INPUTS = {name: count for _, name, count in lora.TARGETS.values()} | {'unembedding_DV': 1}
 
-# What of a layer's forward pass the backward pass recomputes.
+# The parts of a layer's forward pass that the backward pass recomputes.
 REMAT = {
   'none': None,
   'all_but_products': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -105,19 +105,18 @@ REMAT = {
 
 
 def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
-  """Random parameters in the training layout; the same values on every mesh.
+  """Draw random parameters in the training layout, with the same values on every mesh.
 
-  Normal with standard deviation 1/sqrt(width), which is the usual 0.02 at a width of 2,500 and
-  lets narrow models learn faster; the two projections of a layer that write to the residual
-  stream have 1/sqrt(2 * num_layers) of it. Norm scales are 1, biases 0. Each device computes its
-  own shards.
+  The standard deviation is 1/sqrt(width): the usual 0.02 at a width of 2,500, and narrow models
+  learn faster with it. A layer's two projections to the residual stream have it times
+  1/sqrt(2 * num_layers). Norm scales are 1, biases 0. Each device computes its own shards.
   """
   return _init(config, mesh)(key)
 
 
 @functools.cache
 def _init(config: ShapeConfig, mesh: Mesh) -> Callable[[jax.Array], Params]:
-  """The compiled `init`; cached, because a process may begin several runs."""
+  """Compile `init`; cached because a process may begin several runs."""
 
   def random_params(key: jax.Array) -> Params:
     outer_key, layers_key = jax.random.split(key)
@@ -131,10 +130,10 @@ def _init(config: ShapeConfig, mesh: Mesh) -> Callable[[jax.Array], Params]:
 
 
 def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
-  """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing.
+  """Return each parameter's shape, dtype and sharding, in the tree of `init`; allocates nothing.
 
-  Frozen parameters, which no update changes, have the dtypes of the decode layout, to which every
-  forward pass would cast them.
+  No update changes frozen parameters. They have the dtypes of the decode layout because every
+  forward pass would cast them to these.
   """
   _, outer = abstract_module(EmbeddingAndHead, config)
   _, block = abstract_module(Block, config)
@@ -146,7 +145,7 @@ def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
 def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
   """Return True if a program for another shape takes longer to compile than padding costs a run.
 
-  Below a million parameters on one CPU device a program takes 5 s, a step's padding milliseconds.
+  Below a million parameters on one CPU device: a program takes 5 s, a step's padding milliseconds.
   """
   sizes = (leaf.size for leaf in jax.tree.leaves(shapes(config, mesh)))
   is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
@@ -154,7 +153,7 @@ def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
 
 
 def frozen(config: ShapeConfig, params: Params, mesh: Mesh) -> Params:
-  """Casts parameters to the dtypes of frozen ones; see `shapes`."""
+  """Cast parameters to the dtypes of frozen ones; see `shapes`."""
   return jax.tree.map(
     lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype),
     params,
@@ -163,24 +162,24 @@ def frozen(config: ShapeConfig, params: Params, mesh: Mesh) -> Params:
 
 
 def shardings(config: ShapeConfig, mesh: Mesh) -> Params:
-  """The NamedSharding of each parameter, in the tree of `init`."""
+  """Return the NamedSharding of each parameter, in the tree of `init`."""
   return jax.tree.map(lambda shape: shape.sharding, shapes(config, mesh))
 
 
 def decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
-  """Converts parameters to the decode layout: cast, unstacked, and on the decoding mesh.
+  """Convert parameters to the decode layout: cast, unstacked, and on the decoding mesh.
 
-  Casting to the compute dtype here saves casting in every decode step; norm scales, which are
-  used in float32, stay float32. 'layers' becomes a tuple of L trees. LoRA's adapters are merged
-  into their matrices, so decoding costs the same with them. On a CPU without matrix units matrices
-  are stored by output (`matmul.OutputMajor`).
+  Casting to the compute dtype here saves casting in every decode step. Norm scales stay float32
+  because they are used in float32. 'layers' becomes a tuple of L trees. LoRA's adapters are merged
+  into their matrices, so decoding costs the same with them. A CPU without matrix units stores
+  matrices by output (`matmul.OutputMajor`).
   """
   return decode_conversion(config, meshes)(params)
 
 
 @functools.cache
 def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[[Params], Params]:
-  """The compiled conversion of `decode_layout`."""
+  """Compile the conversion of `decode_layout`."""
   conversions = _conversions(config, meshes)
 
   def convert(params: Params) -> Params:
@@ -191,10 +190,11 @@ def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[
 
 
 def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
-  """Converts parameters that nothing else needs to the decode layout, and deletes them.
+  """Convert parameters to the decode layout, and delete the originals.
 
-  Gives what `decode_layout` gives, a parameter at a time: memory holds the model once and a copy of
-  its largest parameter. Using the given arrays afterwards raises JAX's error of a deleted array.
+  Gives the result of `decode_layout`, but converts one parameter at a time: memory holds the model
+  once and a copy of its largest parameter. Later use of an original raises JAX's error for deleted
+  arrays.
   """
 
   def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
@@ -208,7 +208,7 @@ def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Mes
 
 
 def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
-  """For each parameter, in the tree of `init`, what converts it; a stack becomes a tuple."""
+  """Return each parameter's conversion, in the tree of `init`; it turns a stack into a tuple."""
 
   def conversion(path: tuple[Any, ...], axes: tuple[str | None, ...]) -> Callable[..., Any]:
     def convert(weight: lora.Weight) -> jax.Array | OutputMajor:
@@ -236,7 +236,7 @@ def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
 
 
 def _by_layer(config: ShapeConfig, converted: Params) -> Params:
-  """'layers' as a tuple of L trees, from a tree of tuples of L."""
+  """Turn 'layers' from a tree of L-tuples into a tuple of L trees."""
   layers = tuple(
     jax.tree.map(operator.itemgetter(layer), converted['layers'], is_leaf=_is_tuple)
     for layer in range(config.num_layers)
@@ -249,7 +249,7 @@ def _is_tuple(node: Any) -> bool:
 
 
 def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
-  """Shape, dtype and sharding of each parameter in the decode layout; allocates nothing."""
+  """Return each parameter's shape, dtype and sharding in the decode layout; allocates nothing."""
   _, outer = abstract_module(EmbeddingAndHead, config)
   _, block = abstract_module(Block, config)
   shape = functools.partial(parameter_shape, mesh, dtype=config.dtype)
@@ -260,7 +260,7 @@ def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
 
 
 def _stored(config: ShapeConfig, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
-  """A parameter for decoding, or its shape, as the mesh's platform wants it."""
+  """Store a parameter for decoding, or its shape, in the form for the mesh's platform."""
   num_inputs = _NUM_INPUTS.get(path[-1].key)
   if num_inputs and matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
     return matmul.output_major(kernel, num_inputs)
@@ -275,7 +275,7 @@ def hidden_states(
   remat: str = 'none',
   routes_BTLC: Array | None = None,
 ) -> jax.Array:
-  """The hidden states after the final norm; see `hidden_states_and_balance`."""
+  """Compute the hidden states after the final norm; see `hidden_states_and_balance`."""
   return hidden_states_and_balance(config, params, tokens_BT, segments, remat, routes_BTLC)[0]
 
 
@@ -288,20 +288,20 @@ def hidden_states_and_balance(
   routes_BTLC: Array | None = None,
   counted: mlp.Counted | None = None,
 ) -> tuple[jax.Array, mlp.Balance | None]:
-  """The hidden states after the final norm, in the compute dtype; and how even experts' load is.
+  """Compute the hidden states after the final norm, in the compute dtype, and the experts' balance.
 
   Args:
     config: the decoder's shape.
-    params: in the training layout, that of `init`.
+    params: in the training layout (see `init`).
     tokens_BT: int32.
     segments: keeps the rows of packed sequences apart; None is one row per sequence, at positions
       0 .. T-1.
-    remat: what the backward pass recomputes, one of REMAT.
+    remat: the parts that the backward pass recomputes, one of REMAT.
     routes_BTLC: the experts of each token in each layer; see `mlp.Experts`.
-    counted: the tokens whose balance is wanted.
+    counted: the tokens to compute the balance for.
 
   Returns:
-    ([B, T, D], the balance stacked over layers, where it is wanted of a model with experts).
+    ([B, T, D], the balance stacked over layers; None without experts or `counted`).
   """
   chex.assert_rank(tokens_BT, 2)
   of_kind = rotations_of_kinds(
@@ -309,7 +309,7 @@ def hidden_states_and_balance(
   )
   kinds, rotations = list(of_kind), list(of_kind.values())
   number_L, stacked = None, None
-  if len(kinds) > 1:  # one program for all layers, which select what is of their kind
+  if len(kinds) > 1:  # one program for all layers; each layer selects the tables of its kind
     number_L = jnp.array([kinds.index(kind) for kind in config.kinds])
     stacked = jax.tree.map(lambda *tables: jnp.stack(tables), *rotations)
 
@@ -330,8 +330,8 @@ def hidden_states_and_balance(
   if remat != 'none':
     # A scan's body needs no barrier against CSE: XLA does not merge it with the code around it.
     apply_layer = jax.checkpoint(apply_layer, policy=REMAT[remat], prevent_cse=False)
-  # First in the embedding table's layout. From there to whole rows, and back for the gradient,
-  # takes one all-to-all along fsdp; otherwise XLA would gather all rows on every device.
+  # First the embedding table's layout. From there, one all-to-all along fsdp leads to whole rows,
+  # and one back for the gradient. Otherwise XLA would gather all rows on every device.
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
   routes_LBTC = None if routes_BTLC is None else jnp.moveaxis(routes_BTLC, 2, 0)
@@ -340,12 +340,12 @@ def hidden_states_and_balance(
 
 
 def copied(params: Params) -> Params:
-  """A copy, made by the runtime without a program; updates donate their input."""
+  """Copy parameters, because updates donate their input; the runtime copies without a program."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
 def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | OutputMajor:
-  """`unembedding` for `matmul.logits`, of parameters in the decode layout."""
+  """Return the unembedding for `matmul.logits`, from parameters in the decode layout."""
   if matmul.is_output_major(sharding.platform(), config.dtype):
     return (
       OutputMajor(params['embedding_VD']) if config.tied_embeddings else params['unembedding_DV']
@@ -354,13 +354,13 @@ def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | Outpu
 
 
 def unembedding(config: ShapeConfig, params: Params) -> jax.Array:
-  """[D, V] in the compute dtype: logits = hidden @ unembedding. In the training layout."""
+  """Return the unembedding [D, V], in the compute dtype, from params in the training layout."""
   kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']
   return kernel_DV.astype(config.dtype)
 
 
 def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
-  """An empty cache with `length` positions for each row, and no more than the window's."""
+  """Make an empty cache with `length` positions for each row, in local layers at most a window."""
   G, H = config.num_kv_heads, config.head_size
   return tuple(
     kv_cache.empty(num_rows, G, H, size, config.dtype) for size in config.layer_lengths(length)
@@ -368,7 +368,7 @@ def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
 
 
 def cache_length(config: ShapeConfig, cache: Cache) -> int:
-  """How many positions a cache has; where all layers have the whole window, any number."""
+  """Return a cache's number of positions; UNLIMITED if all layers hold the whole window."""
   full = [kv_cache.length(layer) for layer, kind in zip(cache, config.kinds) if not kind.is_local]
   longest = max(full or map(kv_cache.length, cache))
   return longest if full or longest < config.window else UNLIMITED
@@ -382,7 +382,7 @@ def prefill(
   cache_length: int,
   routes_BTLC: Array | None = None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-  """The hidden states of whole sequences, a cache of their keys and values, and their routes.
+  """Run whole sequences: return hidden states, a cache of keys and values, and routes.
 
   Args:
     config: the decoder's shape.
@@ -390,7 +390,7 @@ def prefill(
     tokens_BT: int32.
     length_B: int32, tokens of each row, at least 1; the rest is padding.
     cache_length: positions of the cache, at least T; the first T are written.
-    routes_BTLC: as in `hidden_states_and_balance`.
+    routes_BTLC: see `hidden_states_and_balance`.
 
   Returns:
     ([B, T, D], cache, the experts of each token [B, T, L, C] or None).
@@ -407,17 +407,17 @@ def prefill(
 def decode(
   config: ShapeConfig, params: Params, tokens_B: Array, position_B: Array, cache: Cache
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-  """Decodes one token per row, each at its own position.
+  """Decode one token per row, each at its own position.
 
-  Writes keys and values at position_B, which must be below the cache's length, and attends to
-  positions 0 .. position_B only, whatever the cache holds beyond.
+  Writes keys and values at position_B, which must be below the cache's length. Attends only to
+  positions 0 .. position_B, whatever the cache holds after these.
 
   Args:
     config: the decoder's shape.
     params: in the decode layout.
     tokens_B: int32.
     position_B: int32.
-    cache: of the tokens so far.
+    cache: keys and values of the tokens so far.
 
   Returns:
     ([B, D], the updated cache, the experts of the tokens [B, L, C] or None).
@@ -439,7 +439,7 @@ def apply_layers(
   routes_BTLC: Array | None = None,
   store: Callable[[int, jax.Array, LayerCache], tuple[jax.Array, LayerCache]] | None = None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-  """All layers, unrolled, in the decode layout; `store` puts a layer's cache where it is kept."""
+  """Apply all layers, unrolled, in the decode layout; `store` keeps each layer's new cache."""
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = rotations_of_kinds(config, position_BT)
   new_cache, chosen = [], []
@@ -459,7 +459,7 @@ def apply_layers(
 
 def _embed(config: ShapeConfig, params: Params, tokens_BT: Array) -> jax.Array:
   embedding_VD = params['embedding_VD']
-  if sharding.platform() == 'cpu':  # in bfloat16 it is frozen or for decoding: no gradient is lost
+  if sharding.platform() == 'cpu':  # a bfloat16 table is frozen or for decoding: no lost gradient
     x_BTD = from_bits(to_bits(embedding_VD)[tokens_BT]).astype(config.dtype)
   else:
     x_BTD = embedding_VD[tokens_BT].astype(config.dtype)

@@ -1,10 +1,10 @@
-"""One layer's keys and values in pages, which Pallas' ragged paged attention reads on TPU.
+"""One layer's keys and values in pages, for Pallas' ragged paged attention on TPU.
 
-It reads only the positions that a row has, rounded up to a block of pages; plain attention reads
+The kernel reads only a row's used positions, rounded up to a block of pages; plain attention reads
 the whole cache. A row's pages are contiguous here, so the page table is the identity, and a cache
-is an array like any other.
+is an ordinary array.
 
-Shape letters as in kv_cache.py; C = 2G keys and values, interleaved: key, value, key, value, ….
+Shape letters are those in kv_cache.py; C = 2G interleaved keys and values: key, value, key, ….
 """
 
 import functools
@@ -20,9 +20,9 @@ from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.dense_cache import scattered
 
 PAGE = 256  # positions
-# Set by hand, because the kernel's tuner needs a device. With more queries in a block the kernel
-# computes each row's products for all of them: the compiler schedules 571 cycles per block for 8
-# queries and 244 for one, and on v5e reading the block takes 480.
+# Set by hand because the kernel's tuner needs a device. With more queries in a block, the kernel
+# computes each row's products for all of them. The compiler schedules 571 cycles per block for 8
+# queries and 244 for one; on v5e, reading the block takes 480.
 _PAGES_PER_BLOCK = 2
 BLOCK = _PAGES_PER_BLOCK * PAGE  # positions of a row that are read together
 _QUERIES_PER_BLOCK = 1
@@ -37,10 +37,10 @@ class Ragged(NamedTuple):
 
 
 def takes(G: int, H: int, dtype: str) -> bool:
-  """Whether the kernel can read a cache of G heads of size H, on the mesh of `jax.set_mesh`.
+  """Return True if the kernel can read a cache of G heads of size H, on the mesh of `jax.set_mesh`.
 
-  It needs heads as wide as a vector register, in bfloat16, whose keys and values fill whole
-  tiles; and the mesh must not separate a key from its value.
+  It needs bfloat16 heads as wide as a vector register, whose keys and values fill whole tiles. The
+  mesh must not separate a key from its value.
   """
   num_shards = sharding.num_shards('kv_heads', G)
   together = num_shards == sharding.num_shards('kv_heads', 2 * G)
@@ -50,13 +50,13 @@ def takes(G: int, H: int, dtype: str) -> bool:
 
 
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
-  """A layer of T positions, all of them written."""
+  """Build a layer with T positions, all of them written."""
   B, T, G, H = key_BTGH.shape
   return Ragged(jnp.stack([key_BTGH, value_BTGH], axis=3).reshape(B, T, 2 * G, H))
 
 
 def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array) -> Ragged:
-  """The layer with each row's key and value written at its position, which must be below S."""
+  """Write each row's key and value at the row's position, which must be below S."""
   B, G, H = key_BGH.shape
   pair_BCH = jnp.stack([key_BGH, value_BGH], axis=2).reshape(B, 2 * G, H)
   write_rows = sharding.per_shard(
@@ -66,13 +66,13 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
-  """Attention from each row's query to positions 0 .. position_B; reads few others.
+  """Attend from each row's query to positions 0 .. position_B; reads few others.
 
   A row at position 0, such as a free slot's, costs one block.
   """
   B, N, H = query_BNH.shape
   G = layer.pair_BSCH.shape[2] // 2
-  # By key/value heads, so that where the mesh replicates these it replicates their queries.
+  # Split by key/value heads: if the mesh replicates these, it replicates their queries too.
   axes = ('batch', 'kv_heads', None, None)
   attend_rows = sharding.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)

@@ -28,8 +28,8 @@ class RopeConfig:
     'not at all, all by the same factor, or only the long ones',
   )
   factor: float = setting(1.0, '[1, inf)', 'by how much, where scaling is not none')
-  # llama3: wavelengths below original_positions / high_frequency_factor are kept, those above
-  # original_positions / low_frequency_factor are stretched, and those in between interpolated.
+  # llama3: wavelengths below original_positions / high_frequency_factor are kept, wavelengths above
+  # original_positions / low_frequency_factor are stretched, and the others are interpolated.
   low_frequency_factor: float = setting(
     1.0,
     '(0, inf)',
@@ -43,7 +43,7 @@ class RopeConfig:
   original_positions: int = setting(
     4096, '[1, inf)', 'llama3, yarn and query_beta: context length of pretraining, in tokens'
   )
-  # yarn: as llama3, but interpolated by the pair's number instead of its turns.
+  # yarn: like llama3, but interpolated by the pair's number instead of its turns.
   beta_fast: float = setting(
     32.0, '(0, inf)', 'yarn: pairs with more turns than this over original_positions are kept'
   )
@@ -69,15 +69,15 @@ class RopeConfig:
 
 
 class Rotation(NamedTuple):
-  """What positions do to queries and keys, computed once for all layers."""
+  """The rotation of queries and keys by their positions, computed once for all layers."""
 
-  cos_BTP: jax.Array  # float32, of the angles; B is 1 where all rows share positions
+  cos_BTP: jax.Array  # float32, of the angles; B is 1 if all rows share positions
   sin_BTP: jax.Array
-  query_scale_BT: jax.Array | None = None  # float32, what queries are multiplied by; None is 1
+  query_scale_BT: jax.Array | None = None  # float32, the factor on queries; None is 1
 
 
 def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
-  """float32 [P], radians per position: theta^(-2i/H) for pair i, then scaled.
+  """Compute float32 [P], radians per position: theta^(-2i/H) for pair i, then scaled.
 
   llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code), yarn arXiv:2309.00071.
   """
@@ -92,18 +92,18 @@ def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
 
 
 def _kept_by_turns(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
-  """llama3's weight of the unscaled frequency."""
+  """Compute llama3's weight of the unscaled frequency."""
   turns_P = config.original_positions * plain_P / (2 * np.pi)
   low, high = config.low_frequency_factor, config.high_frequency_factor
   return np.clip((turns_P - low) / (high - low), 0, 1)
 
 
 def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
-  """Yarn's weight of the unscaled frequency, between whole pairs."""
+  """Compute yarn's weight of the unscaled frequency, interpolated between whole pairs."""
   P = len(plain_P)
 
   def pair(turns: float) -> float:
-    """The pair, a fraction, that has so many turns over `original_positions`."""
+    """Return the pair, as a fraction, with this many turns over `original_positions`."""
     return P * np.log(config.original_positions / (turns * 2 * np.pi)) / np.log(config.theta)
 
   first = max(np.floor(pair(config.beta_fast)), 0)
@@ -112,7 +112,7 @@ def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
 
 
 def rotations(config: RopeConfig, head_size: int, position_BT: Array) -> Rotation:
-  """The rotation at each integer position [B, T]."""
+  """Compute the rotation at each integer position [B, T]."""
   chex.assert_rank(position_BT, 2)
   # float32: bfloat16 cannot tell position 257 from 256.
   angle_BTP = position_BT[:, :, None].astype(jnp.float32) * frequencies(config, head_size)
@@ -123,13 +123,13 @@ def rotations(config: RopeConfig, head_size: int, position_BT: Array) -> Rotatio
 
 
 def unrotated(position_BT: Array, head_size: int) -> Rotation:
-  """The rotation of layers without positions: by 0."""
+  """Return the rotation by 0, for layers without positions."""
   shape = *position_BT.shape, head_size // 2
   return Rotation(cos_BTP=jnp.ones(shape), sin_BTP=jnp.zeros(shape))
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-  """Rotates each head's pairs of entries, i with i + H/2 as Hugging Face does, in float32."""
+  """Rotate each head's pairs of entries, i with i + H/2 as in Hugging Face, in float32."""
   chex.assert_rank([x_BTNH, rotation.cos_BTP, rotation.sin_BTP], [4, 3, 3])
   cos, sin = rotation.cos_BTP[:, :, None], rotation.sin_BTP[:, :, None]
   first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)

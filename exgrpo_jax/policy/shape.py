@@ -1,7 +1,7 @@
-"""What a decoder is: its sizes, and in what its family differs from the others.
+"""The shape of a decoder: its sizes, and how its family differs from others.
 
-Nothing else says what a family has: layers.py and model.py compute what `ShapeConfig` describes,
-and huggingface/architecture.py reads and writes it as Hugging Face's config.json.
+Only this file describes families. layers.py and model.py compute what `ShapeConfig` describes, and
+huggingface/architecture.py reads and writes it as Hugging Face's config.json.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from exgrpo_jax.policy import rotary, sharding
 
 
 class Kind(NamedTuple):
-  """How a layer differs from others of the same model; its parameters have the same shapes."""
+  """A kind of layer within a model; the parameters of all kinds have the same shapes."""
 
   is_local: bool  # attends to the last `window` tokens only
   has_positions: bool  # rotates queries and keys
@@ -32,7 +32,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
-  """The decoder's shape, by default Qwen2.5-Math-1.5B's; all of it is static under jit."""
+  """The decoder's shape, by default Qwen2.5-Math-1.5B's; every field is static under jit."""
 
   vocab_size: int = setting(151936, '[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
   width: int = setting(1536, '[1, inf)', 'size of the residual stream')
@@ -139,27 +139,27 @@ class ShapeConfig:
 
   @property
   def kinds(self) -> tuple[Kind, ...]:
-    """The kind of each layer."""
+    """Return the kind of each layer."""
     times = -(-self.num_layers // len(self.layers))
     return tuple(KINDS[letter] for letter in (self.layers * times)[: self.num_layers])
 
   @property
   def route_dtype(self) -> str:
-    """The dtype in which experts are numbered; its largest value is none of them."""
+    """Return the dtype of expert numbers; its largest value is not an expert."""
     return 'uint8' if self.num_experts < 256 else 'uint16'
 
   @property
   def route_shape(self) -> tuple[int, int]:
-    """Layers, and experts of a token in each: what is kept of a token's routing."""
+    """Return the shape of a token's stored routing: (layers, experts per token)."""
     return self.num_layers, self.experts_per_token
 
   def layer_lengths(self, length: int) -> list[int]:
-    """Tokens that each layer attends to and caches, of a row of `length`: the window's at most."""
+    """Return how many of `length` tokens each layer attends to and caches: at most its window."""
     return [min(length, self.window) if kind.is_local else length for kind in self.kinds]
 
 
 def check_meshes(config: ShapeConfig, meshes: sharding.Meshes) -> None:
-  """Raises InputError if one of the meshes cannot split the model's dimensions evenly."""
+  """Raise InputError if one of the meshes cannot split the model's dimensions evenly."""
   for part, mesh in meshes._asdict().items():
     _check_mesh(config, mesh, f'config.mesh.{part}')
 

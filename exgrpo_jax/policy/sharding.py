@@ -1,4 +1,4 @@
-"""Where arrays live: the device meshes, and how logical axes map to mesh axes.
+"""The device meshes, and how logical axes map to mesh axes.
 
 There are two meshes of the same devices. Training splits rows and parameters over all devices
 (FSDP): each device gathers a layer's weights to compute its own rows, and no activations are summed
@@ -6,13 +6,13 @@ across devices. Decoding reads all weights for every token, so it must not gathe
 replicated over the data axis and split by heads, hidden units and vocabulary over the tensor axis.
 Both meshes have the same axes, so one table of rules serves both.
 
-The only file that names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads',
-...). A dimension that its mesh axes do not divide evenly is replicated: with two key/value heads on
-a tensor axis of four, each device of that axis holds both, which costs memory but is always
+Only this file names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads',
+...). If its mesh axes do not divide a dimension evenly, it is replicated: with two key/value heads
+on a tensor axis of four, each device of that axis holds both, which costs memory but is always
 correct.
 
-Experts are split over an axis of their own, which splits rows too: a layer's experts see the rows
-of all devices along it (`over_experts`).
+Experts are split over their own axis, which also splits rows: a layer's experts see the rows of all
+devices along it (`over_experts`).
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ from exgrpo_jax.errors import InputError, counted
 
 _MESH_AXES = ('data', 'fsdp', 'expert', 'tensor')
 
-# Rows are split over all axes but tensor. Parameters are split over fsdp by width, over expert by
-# experts, and over tensor by heads, hidden units and vocabulary: none uses a mesh axis twice.
+# Rows are split over all axes except tensor. Parameters are split over fsdp by width, over expert
+# by experts, and over tensor by heads, hidden units and vocabulary: none uses a mesh axis twice.
 _RULES: dict[str, tuple[str, ...]] = {
   'batch': ('data', 'fsdp', 'expert'),
   'outer_batch': ('data', 'expert'),  # rows of activations whose width is split over fsdp
@@ -48,7 +48,7 @@ _RULES: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-  """The mesh of training and scoring; the product of the sizes is the number of devices."""
+  """The mesh for training and scoring; the product of the sizes is the number of devices."""
 
   data: int = setting(
     1, '[-1, inf)', 'devices that split the rows and replicate the parameters; -1 takes the rest'
@@ -69,7 +69,7 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecodingConfig:
-  """The mesh of sampling; the product of the sizes is the number of devices."""
+  """The mesh for sampling; the product of the sizes is the number of devices."""
 
   data: int = setting(
     -1,
@@ -89,24 +89,24 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """How the devices are arranged for training and for decoding; changes nothing but rounding."""
+  """The arrangement of devices for training and for decoding; it changes only rounding."""
 
   training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
   decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
 
 class Meshes(NamedTuple):
-  """The same devices in the same order, so that a program may convert from one to the other."""
+  """Two meshes with the same devices in the same order, so a program can convert between them."""
 
   training: Mesh
   decoding: Mesh
 
 
 def make_meshes(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Meshes:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
-  """The meshes of training and of decoding; see `make_mesh`."""
+  """Make the meshes for training and decoding; see `make_mesh`."""
   decoding = make_mesh(config.decoding, devices)
-  # In the order of the decoding mesh, whose tensor axis needs neighbouring devices; an axis over
-  # all devices does as well with any order that follows the interconnect.
+  # In the order of the decoding mesh, because its tensor axis needs neighbouring devices. An axis
+  # over all devices is as fast with any order that follows the interconnect.
   in_order = list(decoding.devices.flat)
   sizes = _sizes(config.training, len(in_order))
   return Meshes(
@@ -119,11 +119,11 @@ def make_mesh(
   config: TrainingConfig | DecodingConfig,
   devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
 ) -> Mesh:
-  """A mesh of the configured shape, on which GSPMD partitions programs (axis type Auto).
+  """Make a mesh of the configured shape; GSPMD partitions programs on it (axis type Auto).
 
   Args:
     config: the mesh's shape; axes that it does not name have one device.
-    devices: by default every device of every host; else e.g. those of a topology to compile for.
+    devices: every device of every host by default; or e.g. a topology's devices to compile for.
 
   Raises:
     InputError: the sizes do not multiply to the number of devices.
@@ -132,7 +132,7 @@ def make_mesh(
   sizes, types = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
   try:
     return jax.make_mesh(sizes, _MESH_AXES, axis_types=types, devices=devices)
-  except NotImplementedError:  # an axis would be a part of a side of the slice: four of v6e's eight
+  except NotImplementedError:  # an axis would be part of a side of the slice: four of v6e's eight
     split = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(split, _MESH_AXES, axis_types=types)
 
@@ -140,12 +140,12 @@ def make_mesh(
 def spec(
   axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int]
 ) -> PartitionSpec:
-  """The mesh axes that split each dimension.
+  """Return the mesh axes that split each dimension.
 
   Args:
     axis_sizes: `mesh.shape`.
-    logical_axes: one name, or None, per dimension; an unknown name is a KeyError.
-    shape: the array's; a dimension that its mesh axes do not divide is replicated.
+    logical_axes: one name, or None, per dimension; an unknown name raises KeyError.
+    shape: the array's shape; a dimension that its mesh axes do not divide is replicated.
   """
   return PartitionSpec(
     *(mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
@@ -153,33 +153,33 @@ def spec(
 
 
 def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-  """The sharding of an array of `shape` on `mesh`; see `spec`."""
+  """Return the sharding of an array of `shape` on `mesh`; see `spec`."""
   return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape))
 
 
 def axes(logical_axis: str) -> tuple[str, ...]:
-  """The mesh axes that split a logical axis."""
+  """Return the mesh axes that split a logical axis."""
   return _RULES[logical_axis]
 
 
 def split(mesh: Mesh, logical_axis: str) -> tuple[str, int]:
-  """The mesh axes that split a logical axis, joined by '*', and into how many shards."""
+  """Return the mesh axes that split a logical axis, joined by '*', and the number of shards."""
   names = axes(logical_axis)
   return '*'.join(names), math.prod(mesh.shape[name] for name in names)
 
 
 def batch(mesh: Mesh, num_rows: int) -> NamedSharding:
-  """The sharding of arrays of any rank whose first axis is rows; see `spec`."""
+  """Return the sharding of arrays of any rank whose first axis is rows; see `spec`."""
   return named(mesh, ('batch',), (num_rows,))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The sharding of arrays that every device holds in full."""
+  """Return the sharding of arrays that every device holds in full."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def put(tree: Any, sharding: NamedSharding) -> Any:
-  """Puts NumPy arrays on the devices. Every host passes the same arrays and copies its shards."""
+  """Put NumPy arrays on the devices. Every host passes the same arrays and copies its shards."""
 
   # jax.device_put would first compare the arrays between hosts.
   def from_host(x: np.ndarray) -> jax.Array:
@@ -189,7 +189,7 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
 
 
 def layout_of(tree: Any) -> Any:
-  """The sharding of each array; see `restore_layout`."""
+  """Return the sharding of each array; see `restore_layout`."""
   return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
@@ -202,17 +202,17 @@ def bytes_per_device(tree: Any) -> int:
 
 
 def restore_layout(tree: Any, layout: Any) -> Any:
-  """The arrays of `tree` with the shardings of `layout`, of the same structure.
+  """Give the arrays of `tree` the shardings of `layout`, a tree of the same structure.
 
-  The shardings of what a program returns may lack mesh axes of size one. Given these, the next call
-  would compile a program of its own, which the compilation cache does not have.
+  The shardings of a program's results may lack mesh axes of size one. With such inputs the next
+  call would compile another program, which the compilation cache does not have.
   """
 
   def restore(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     if not leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
       return jax.device_put(leaf, sharding)
-    # The same shards under another name. With several hosts, jax.device_put would run a program
-    # that copies for each array; XLA:CPU hangs where these fill its queue behind a collective.
+    # The same shards under another name. With several hosts, jax.device_put would run a copying
+    # program for each array, and XLA:CPU hangs if these fill its queue behind a collective.
     shards = [shard.data for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
@@ -220,7 +220,7 @@ def restore_layout(tree: Any, layout: Any) -> Any:
 
 
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
-  """Pins an activation's layout inside jit, on the mesh of `jax.set_mesh`.
+  """Pin an activation's layout inside jit, on the mesh of `jax.set_mesh`.
 
   Raises:
     RuntimeError: there is no mesh in context.
@@ -230,9 +230,9 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
 
 
 def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -> jax.Array:
-  """Moves a parameter, inside jit, from the training layout to the decoding layout.
+  """Move a parameter, inside jit, from the training layout to the decoding layout.
 
-  In steps of one collective each; XLA gives up on the whole, with a warning.
+  Each step needs one collective, because XLA gives up on the whole move, with a warning.
   """
   training, decoding = meshes
   target = spec(decoding.shape, logical_axes, x.shape)
@@ -240,8 +240,8 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
   if training.shape['fsdp'] == training.size and any(
     wide and size % training.size == 0 for wide, size in zip(is_width, x.shape, strict=True)
   ):
-    # Each device has a part of the width. An all-to-all along each axis that splits another
-    # dimension then, and an all-gather along the others: no device ever holds the whole.
+    # Each device first has a part of the width. Then an all-to-all runs along each axis that splits
+    # another dimension, and an all-gather along the others: no device ever holds the whole.
     steps, width, moved = [], ['data', 'expert', 'tensor'], [list[str]() for _ in target]
     steps.append((decoding, [tuple(width) if wide else None for wide in is_width]))
     for axis in ('tensor', 'expert'):
@@ -263,13 +263,13 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
 
 
 def platform() -> str:
-  """'cpu', 'gpu' or 'tpu': the platform of the mesh of `jax.set_mesh`, or else JAX's default."""
+  """Return 'cpu', 'gpu' or 'tpu': the platform of `jax.set_mesh`'s mesh, else JAX's default."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
 
 
 def num_shards(logical_axis: str, size: int) -> int:
-  """How many shards the mesh of `jax.set_mesh` splits a logical axis of `size` into.
+  """Return how many shards the mesh of `jax.set_mesh` splits a logical axis of `size` into.
 
   Raises:
     RuntimeError: there is no mesh in context.
@@ -280,7 +280,7 @@ def num_shards(logical_axis: str, size: int) -> int:
 
 
 def mesh_in_context(caller: str) -> AbstractMesh:
-  """The mesh of `jax.set_mesh`, which `caller` needs.
+  """Return the mesh of `jax.set_mesh`; the error names `caller`.
 
   Raises:
     RuntimeError: there is none.
@@ -294,7 +294,7 @@ def mesh_in_context(caller: str) -> AbstractMesh:
 def mesh_axes(
   axis_sizes: Mapping[str, int], logical_axis: str | None, size: int
 ) -> tuple[str, ...] | None:
-  """The mesh axes that split a dimension of `size`; None where it is replicated."""
+  """Return the mesh axes that split a dimension of `size`; None if it is replicated."""
   if logical_axis is None:
     return None
   axes = _RULES[logical_axis]
@@ -303,7 +303,7 @@ def mesh_axes(
 
 
 def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[int]:
-  """The sizes of _MESH_AXES; InputError if they do not fit the number of devices."""
+  """Return the sizes of _MESH_AXES; raise InputError if they do not fit the number of devices."""
   sizes = [getattr(config, axis, 1) for axis in _MESH_AXES]
   if -1 in sizes:
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
@@ -316,7 +316,7 @@ def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[in
 
 
 def _check_sizes(config: TrainingConfig | DecodingConfig) -> None:
-  """Raises InputError for a size of 0, or more than one of -1."""
+  """Raise InputError if a size is 0, or more than one is -1."""
   for name, size in dataclasses.asdict(config).items():
     if size == 0:
       raise InputError(
@@ -342,9 +342,9 @@ def _describe(config: TrainingConfig | DecodingConfig) -> str:
 # ---- Programs on the training mesh ----
 
 
-_OPTIONS: dict[str, dict[str, str]] = {  # by platform: compilers refuse options of another
+_OPTIONS: dict[str, dict[str, str]] = {  # by platform: a compiler rejects options of another
   # Otherwise a product with weights that are split over all chips becomes a loop over their shards,
-  # each too thin for the matrix units. In MiB; no product is as large.
+  # each too thin for the matrix units. In MiB; no product is this large.
   'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
 }
 
@@ -353,7 +353,7 @@ _Result = TypeVar('_Result')
 
 
 class TrainingJit(Generic[_Arguments, _Result]):
-  """A jitted function whose platform is that of the mesh of `jax.set_mesh` when it is called."""
+  """A function jitted for the platform that `jax.set_mesh`'s mesh has at each call."""
 
   def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
     functools.update_wrapper(self, function)
@@ -362,18 +362,18 @@ class TrainingJit(Generic[_Arguments, _Result]):
     )
 
   def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-    """The function's result."""
+    """Call the function, compiled for that platform."""
     return self._on(platform())(*args, **kwargs)
 
   def lower(self, *args: Any) -> jax.stages.Lowered:
-    """Lowers the function for arguments of these shapes; see `jax.stages.Wrapped.lower`."""
+    """Lower the function for arguments of these shapes; see `jax.stages.Wrapped.lower`."""
     return self._on(platform()).lower(*args)
 
 
 def jit_for_training(
   *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
-  """A decorator that takes arguments of `jax.jit`."""
+  """Return a decorator that makes a `TrainingJit`; the arguments are those of `jax.jit`."""
   return lambda function: TrainingJit(
     function, static_argnums=static_argnums, donate_argnums=donate_argnums
   )
@@ -387,16 +387,16 @@ def per_shard(
   in_axes: Sequence[Sequence[str | None]],
   out_axes: Sequence[str | None],
 ) -> Callable[..., jax.Array]:
-  """`function`, applied by each device to its own shards, on the mesh of `jax.set_mesh`.
+  """Make each device apply `function` to its own shards, on the mesh of `jax.set_mesh`.
 
-  For what GSPMD cannot partition, such as a Pallas kernel; `function` must not need data from
-  other shards. On a mesh of one device it is `function` itself.
+  For functions that GSPMD cannot partition, such as a Pallas kernel. `function` must not need data
+  from other shards. On a mesh of one device the result is `function` itself.
 
   Args:
     function: from arrays to one array.
     in_axes: the logical axes of each argument. An axis is split if the mesh divides it in
       every argument that has it.
-    out_axes: the result's logical axes, each of which some argument has.
+    out_axes: the result's logical axes; each must be an axis of some argument.
 
   Raises:
     RuntimeError: there is no mesh in context.
@@ -411,7 +411,7 @@ def per_shard(
       for name, size in zip(axes, x.shape, strict=True):
         dividing = mesh_axes(mesh.shape, name, size)
         splits[name] = splits.get(name, dividing) and dividing
-    # check_vma is off: Pallas kernels do not declare over which axes their results vary.
+    # check_vma is off because Pallas kernels do not declare over which axes their results vary.
     return jax.shard_map(
       function,
       in_specs=tuple(PartitionSpec(*map(splits.get, axes)) for axes in in_axes),
@@ -425,16 +425,16 @@ def per_shard(
 def over_experts(
   function: Callable[[Any, Any, jax.Array | int], jax.Array], rows: Any, kernels: Any
 ) -> jax.Array:
-  """The sum over devices of `function(rows, kernels, first)`, on the mesh of `jax.set_mesh`.
+  """Sum `function(rows, kernels, first)` over devices, on the mesh of `jax.set_mesh`.
 
-  Each device has the shards of the kernels of its experts, of which the first is number `first`
-  among all, and the rows of all devices along the experts' axis. `function` gives its experts' and
-  its hidden units' part of a sum, of the shape and dtype of the first of `rows`.
+  Each device has its experts' kernel shards, and the rows of all devices along the experts' axis.
+  `first` is the number of its first expert among all. `function` returns the part of the sum from
+  the device's experts and hidden units, with the shape and dtype of the first of `rows`.
 
   Args:
-    function: what a device computes; on a mesh of one device it is the whole.
+    function: one device's part; on a mesh of one device, the whole.
     rows: arrays [B, ...].
-    kernels: (gate, up, down) with the axes of mlp.Experts.
+    kernels: (gate, up, down), with the axes in `mlp.Experts`.
 
   Raises:
     RuntimeError: there is no mesh in context.
@@ -443,7 +443,7 @@ def over_experts(
   if mesh.size == 1:
     return function(rows, kernels, 0)
   of_rows = PartitionSpec(mesh_axes(mesh.shape, 'batch', len(rows[0])))
-  # Whole in their width: what is split over it is gathered for the layer, as other kernels are.
+  # Whole in their width: kernels that are split over it are gathered for the layer, like others.
   inputs, outputs = ('experts', None, 'mlp'), ('experts', 'mlp', None)
   of_kernels = tuple(
     spec(mesh.shape, axes, kernel.shape)

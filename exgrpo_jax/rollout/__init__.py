@@ -1,1 +1,1 @@
-"""From a plan of questions to graded responses and a batch."""
+"""Rollout: from a plan of questions to graded responses and a batch."""

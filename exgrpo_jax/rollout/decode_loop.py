@@ -1,4 +1,4 @@
-"""The slots of a rollout on the device, and decoding in them; filling.py fills them.
+"""Slots of a rollout on the device, and decoding in them; filling.py fills them.
 
 Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P rows prefilled
 together, R slots filled together, N tokens decoded between two syncs with the host, X numbers of a
@@ -25,7 +25,7 @@ TOKENS_PER_SYNC = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """What `decode` depends on besides its arrays; static, so each value compiles once."""
+  """The settings of `decode` besides its arrays. Static, so each value compiles once."""
 
   distribution: token_sampling.Distribution
   eos_ids: tuple[int, ...]  # any of these ends a response
@@ -33,29 +33,29 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """What sampling depends on besides the model, the requests and the keys.
+  """The settings of sampling besides the model, the requests and the keys.
 
-  Static where a program takes it, so each value compiles once.
+  Static in the programs that take it, so each value compiles once.
   """
 
   distribution: token_sampling.Distribution
   slots: int  # rows that decode together
-  prompts: int  # W, whose prefill is kept at once for slots to begin with
+  prompts: int  # W, prefilled prompts that are kept at once
   max_prompt: int  # tokens
   max_response: int  # tokens, the end token included
   eos_ids: tuple[int, ...]  # any of these ends a response
-  pad_id: int  # any valid token: padding is never seen
+  pad_id: int  # any valid token: padding is never read
   keeps_routes: bool = False  # whether responses come with their routes, see routes.py
   parked: int = 0  # episodes whose cache is kept while they have no slot
 
   @property
   def longest_row(self) -> int:
-    """Tokens of the longest prompt with the longest response, and so of the longest cache."""
+    """Return the tokens of the longest prompt and response, which is the longest cache."""
     return self.max_prompt + self.max_response
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
-    """The same at temperature 1, unless it is 0: `decode` takes the temperature as an argument."""
+    """Return the spec at temperature 1, or 0 if it is 0. `decode` takes the temperature itself."""
     kept = min(1.0, math.ceil(self.distribution.temperature))
     return dataclasses.replace(
       self, distribution=dataclasses.replace(self.distribution, temperature=kept)
@@ -63,27 +63,27 @@ class DecodeSpec:
 
   @property
   def sampling(self) -> Sampling:
-    """The part that `decode` needs besides the shapes of its arrays."""
+    """Return the part that `decode` needs besides the shapes of its arrays."""
     return Sampling(self.at_any_temperature.distribution, self.eos_ids)
 
 
 class State(NamedTuple):
-  """The slots between two syncs."""
+  """The state of the slots between two syncs."""
 
-  hidden_BD: jax.Array  # from which the next token is sampled
+  hidden_BD: jax.Array  # the next token is sampled from it
   position_B: jax.Array  # int32, cache position of the next token; 0 in free slots
   length_B: jax.Array  # int32, tokens of the response so far
   live_B: jax.Array  # bool
   key_BX: jax.Array  # uint32, the data of `randomness.row_keys`
   limit_B: jax.Array  # int32, of the response
   cache: kv_cache.Cache
-  routes_BSLC: jax.Array | None  # of what the cache has; None where they are not kept
+  routes_BSLC: jax.Array | None  # of the tokens in the cache; None if not kept
 
 
 class Prompts(NamedTuple):
-  """Prompts that are prefilled, and wait for slots."""
+  """Prefilled prompts that wait for slots."""
 
-  hidden_WD: jax.Array  # of each one's last token
+  hidden_WD: jax.Array  # of each prompt's last token
   cache: kv_cache.Cache  # spec.max_prompt positions
   routes_WSLC: jax.Array | None
 
@@ -92,14 +92,14 @@ _Rows = TypeVar('_Rows', State, Prompts)
 
 
 class Forced(NamedTuple):
-  """What rows read before they write; counted like what they write, and no end of a response."""
+  """Tokens that rows read before they write. They count as written, but do not end a response."""
 
   tokens_NB: Array  # int32; the first `count_B` of a column
   count_B: Array  # int32
 
 
 class Decoded(NamedTuple):
-  """What the rows wrote since the last sync; a row's tokens are the first of its column."""
+  """The tokens of the rows since the last sync. A row's tokens are the first of its column."""
 
   tokens_NB: jax.Array  # int32
   logp_NB: jax.Array  # float32, nats
@@ -114,7 +114,7 @@ _Carry = tuple[jax.Array, State, Decoded]  # time, the slots, what they wrote
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[State, Prompts]:
-  """All slots free, with a cache of `length` positions, and no prompts."""
+  """Return free slots with a cache of `length` positions, and no prompts."""
   B = spec.slots
   zeros_B = jnp.zeros(B, jnp.int32)
 
@@ -142,13 +142,13 @@ def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[Sta
 
 @jax.jit
 def select_slots(state: State, slot_R: Array) -> State:
-  """The state of some of the slots."""
+  """Return the state of some of the slots."""
   rest = jax.tree.map(lambda x: x[slot_R], state._replace(cache=()))
   return laid_out(rest._replace(cache=kv_cache.select_rows(state.cache, slot_R)))
 
 
 def resize_cache(config: model.ShapeConfig, state: State, length: int) -> State:
-  """The state with a cache of another length; frees the old one layer by layer."""
+  """Return the state with a cache of another length. Frees the old cache layer by layer."""
 
   def resize(layer: kv_cache.LayerCache, size: int) -> kv_cache.LayerCache:
     if size == kv_cache.length(layer):
@@ -166,9 +166,9 @@ resize_layer = jax.jit(kv_cache.resized, static_argnums=1)
 
 @jax.jit
 def routes_of(state: State, slot_R: Array) -> jax.Array:
-  """The routes of some slots, [R, S, L, C]."""
+  """Return the routes of some slots, [R, S, L, C]."""
   assert state.routes_BSLC is not None, 'they are kept'
-  return sharding.constrain(state.routes_BSLC[slot_R], (None,) * 4)  # for every host reads them
+  return sharding.constrain(state.routes_BSLC[slot_R], (None,) * 4)  # every host reads them
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
@@ -182,10 +182,11 @@ def decode(
   temperature: float,
   forced: Forced | None = None,
 ) -> tuple[State, Decoded]:
-  """Up to `max_steps` tokens of each live row, N at most; rows read `forced` before they write.
+  """Decode up to `max_steps` tokens of each live row, N at most. Rows first read `forced`.
 
-  Returns to the host earlier once `min_finished` rows have finished or the cache is full. Above 0
-  the temperature of `sampling` is multiplied by `temperature`: `DecodeSpec.at_any_temperature`.
+  Returns to the host earlier once `min_finished` rows have finished or the cache is full. A
+  temperature of `sampling` above 0 is multiplied by `temperature`; see
+  `DecodeSpec.at_any_temperature`.
   """
   S, N = model.cache_length(config, state.cache), jnp.minimum(max_steps, TOKENS_PER_SYNC)
   unembedding = _padded_unembedding(config, params)
@@ -212,7 +213,7 @@ def decode(
     )
     decoded = _with_token(decoded, time, token_B, logp_B, entropy_B)
     decoded = decoded._replace(length_B=length_B, live_B=live_B, ended_B=decoded.ended_B | ends_B)
-    # Rows that ended go on writing where nobody reads: at the first position, or behind the last.
+    # Finished rows keep writing where nobody reads: at the first position or after their last.
     rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
     state = state._replace(
       hidden_BD=hidden_BD,
@@ -226,7 +227,7 @@ def decode(
 
   start = jnp.int32(0), state, _nothing_decoded(state)
   _, state, decoded = jax.lax.while_loop(goes_on, decode_token, start)
-  # Replicated, for every host reads it.
+  # Replicated because every host reads it.
   decoded = jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
   return laid_out(state), decoded
 
@@ -234,7 +235,6 @@ def decode(
 def _with_token(
   decoded: Decoded, time: jax.Array, token_B: jax.Array, logp_B: jax.Array, entropy_B: jax.Array
 ) -> Decoded:
-  """What the rows wrote up to now, with a token of each."""
   return decoded._replace(
     tokens_NB=decoded.tokens_NB.at[time].set(token_B),
     logp_NB=decoded.logp_NB.at[time].set(logp_B),
@@ -243,7 +243,7 @@ def _with_token(
 
 
 def _with_routes(state: State, routes_BLC: jax.Array | None) -> jax.Array | None:
-  """The routes kept of the slots, with those of the live rows' next token."""
+  """Add the routes of the live rows' next token to the routes of the slots."""
   kept_BSLC = state.routes_BSLC
   if kept_BSLC is None or routes_BLC is None:
     return kept_BSLC
@@ -255,7 +255,7 @@ def _with_routes(state: State, routes_BLC: jax.Array | None) -> jax.Array | None
 def _read_or_written(
   forced: Forced | None, time: jax.Array, token_B: jax.Array, live_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The next token of each row, and whether the row wrote it."""
+  """Return each row's next token, and True if the row wrote it."""
   if forced is None:
     return token_B, live_B
   is_forced_B = time < forced.count_B
@@ -263,9 +263,9 @@ def _read_or_written(
 
 
 def laid_out(rows: _Rows) -> _Rows:
-  """Slots or prompts, spread over the mesh.
+  """Spread slots or prompts over the mesh.
 
-  A program whose result had a layout of its own would have those that take it compiled anew.
+  If the result of a program had another layout, the programs that take it would be compiled again.
   """
   rest = jax.tree.map(
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())
@@ -280,7 +280,7 @@ def _logits(
 
 
 def _padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
-  """The unembedding with entries for the tokens that `token_sampling.padded_size` adds."""
+  """Pad the unembedding for the tokens that `token_sampling.padded_size` adds."""
   unembedding = model.decode_unembedding(config, params)
   more = token_sampling.padded_size(config.vocab_size) - config.vocab_size
   if not more:

@@ -1,13 +1,14 @@
-"""Many turns: a layer around the slot engine that has an environment answer each turn.
+"""Episodes of many turns: a layer around the slot engine. An environment answers each turn.
 
-Tokens in, tokens out. What the policy wrote is never decoded and encoded again: the environment's
-messages are rendered as the chat template has them after a turn, and their tokens are appended. A
-slot is given away at the end of a turn, and once the environment has answered, the episode waits
-for another one, before all that has not begun. So more episodes are in flight than there are slots,
-and slots decode while environments work. What is sampled depends on the request and the position
-alone, not on the order in which environments answer. Where that order would decide which responses
-a step trains, or hosts would differ in it, answers are taken in the order of their turns, some
-syncs later, and waited for.
+Tokens in, tokens out. The policy's tokens are never decoded and encoded again. The environment's
+messages are rendered as the chat template has them after a turn, and their tokens are appended.
+
+A slot is freed at the end of a turn. Once the environment has answered, the episode waits for
+another slot, ahead of all requests that have not begun. So more episodes are in flight than there
+are slots, and slots decode while environments work. Samples depend only on the request and the
+position, not on the order in which environments answer. If this order would decide which responses
+a step trains, or could differ between hosts, answers are taken in the order of their turns, some
+syncs later, and the engine waits for them.
 """
 
 import collections
@@ -30,13 +31,13 @@ from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore
 from exgrpo_jax.runtime import hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
-# Syncs from a turn's end to its answer where they are taken in order: as many as most environments
-# need not be waited for.
+# Syncs from a turn's end to its answer if answers are taken in order. Most environments answer in
+# that time.
 _DELAY = 2
 
 
 class TurnSampler(Protocol):
-  """Writes turns: the slot engine, which resumes."""
+  """A sampler of turns that resumes: the slot engine."""
 
   def generate(
     self, params: Params, requests: Sequence[Request], on_finish: OnFinish, more: More
@@ -47,7 +48,7 @@ class TurnSampler(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeSampler:
-  """The `Sampler` of episodes; a response is one. It resumes."""
+  """The `Sampler` of episodes. Each response is one episode. It resumes."""
 
   engine: TurnSampler
   environments: Pool
@@ -71,33 +72,33 @@ class EpisodeSampler:
 
 @dataclasses.dataclass
 class _Episode:
-  """An episode that is being played."""
+  """An episode in progress."""
 
   index: int  # among the requests
   request: Request
   start: Beginning
-  response: Response  # up to now
+  response: Response  # so far
   said: list[str]  # the policy's turns
   last: int | None = None  # the engine's row of the last turn
 
   @property
   def key(self) -> str:
-    """Its name in the pool, in later steps too."""
+    """Return the episode's name in the pool, also in later steps."""
     return f'{self.request.question}:{self.start.seed}'
 
   @property
   def is_own(self) -> bool:
-    """Whether its environment is this host's, in each step the same one's."""
+    """Return True if this host runs the environment. The assignment never changes between steps."""
     return hosts.is_own_share(self.request.question + self.request.sample)
 
   @property
   def begin_of_turn(self) -> int:
-    """Tokens of the turns that are answered."""
+    """Count the tokens of the answered turns."""
     return sum(turn.written + turn.observed for turn in self.response.turns)
 
 
 class _Play:
-  """The episodes of one call, by the rows of the engine: each turn is one."""
+  """The episodes of one call. Each of their turns is a row of the engine."""
 
   def __init__(self, sampler: EpisodeSampler, on_finish: OnFinish) -> None:
     self._sampler, self._on_finish = sampler, on_finish
@@ -105,13 +106,13 @@ class _Play:
     self._of_row: list[_Episode] = []
     self._waiting: dict[str, _Episode] = {}  # for an answer, by key, in the order of their turns
     self._asked_at: dict[str, int] = {}  # by key: the sync of the turn
-    self._arrived: dict[str, Answer] = {}  # before they are due
+    self._arrived: dict[str, Answer] = {}  # by key, of answers that are not due yet
     self._sync, self._is_enough = 0, False
     self._seconds, self._idle = 0.0, 0.0
-    self._counts = collections.defaultdict[str, float](float)  # by name, as environments count
+    self._counts = collections.defaultdict[str, float](float)  # sums by name
 
   def begin(self, request: Request) -> Request:
-    """The first turn of an episode, or the one at which an earlier step stopped."""
+    """Begin an episode and request its first turn, or the turn where an earlier step stopped."""
     assert request.asked is not None, 'an episode needs its question'
     place = self._sampler.purpose, request.step, request.question, request.sample
     rng = randomness.generator(self._sampler.seed, Purpose.ENVIRONMENT, *place)
@@ -122,7 +123,7 @@ class _Play:
     return self._next_turn(self.episodes[-1])
 
   def turn_written(self, row: int, response: Response) -> None:
-    """Has the environment answer a turn; of several hosts, each its share of the episodes."""
+    """Send a turn to its environment. Each host does so for its own share of the episodes."""
     episode, tokenizer = self._of_row[row], self._sampler.tokenizer
     self._keep(episode, response)
     episode.last = row
@@ -132,7 +133,7 @@ class _Play:
       self._sampler.environments.submit(episode.key, episode.start, episode.said)
 
   def more(self, is_idle: bool) -> list[Request] | None:
-    """The next turns of the episodes that were answered; see `sampler.More`."""
+    """Return the next turns of the episodes that were answered; see `sampler.More`."""
     self._sync += 1
     following = self._following(self._sync - _DELAY, is_idle)
     while is_idle and self._waiting and not (following or self._is_enough):
@@ -140,7 +141,7 @@ class _Play:
     return None if self._is_enough else following
 
   def end(self, written: Sequence[Response]) -> None:
-    """Takes what is written of the turns that were not finished, and the answers that are due."""
+    """Store the tokens of unfinished turns, and wait for the answers to finished ones."""
     for episode, response in zip(self._of_row, written):
       if not (response.is_complete or episode.response.is_complete):
         self._keep(episode, response)
@@ -148,7 +149,7 @@ class _Play:
       self._following(self._sync, is_idle=True)
 
   def metrics(self) -> dict[str, float]:
-    """Turns and tokens of an episode, how long environments took, in seconds, and their counts."""
+    """Compute turns and tokens per episode, the environments' seconds, and their counts."""
     counts = {f'environment/{name}': count for name, count in self._counts.items()}
     turns = [e.response.turns for e in self.episodes if e.response.is_complete]
     if not turns:
@@ -176,7 +177,7 @@ class _Play:
     return dataclasses.replace(request, begun=episode.response, limit=limit, follows=episode.last)
 
   def _following(self, last_sync: int, is_idle: bool) -> list[Request]:
-    """The next turns after some answers: those that are there, or in order those that are due."""
+    """Return the next turns after the answers that are there, or with `in_order` that are due."""
     since = time.monotonic()
     if self._sampler.in_order:
       answers = self._due(last_sync, is_idle)
@@ -187,7 +188,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """The answers to all turns up to a sync, and where nothing decodes to the oldest ones."""
+    """Wait for the answers to all turns up to a sync, and to the oldest turns if idle."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]
@@ -199,7 +200,7 @@ class _Play:
     return [answers[key] for key in due]
 
   def _answered(self, answer: Answer) -> _Episode:
-    """The episode of an answer, extended by it or complete."""
+    """Extend or complete the episode of an answer and return it."""
     episode, result = self._waiting.pop(answer.key), answer.result
     del self._asked_at[answer.key]
     self._seconds += answer.seconds
@@ -239,7 +240,7 @@ class _Play:
 
 
 def verdict(config: settings.EnvironmentConfig, response: Response, success: bool) -> Verdict:
-  """The verdict on a complete episode, whose reward is the discounted sum over its turns."""
+  """Return the verdict on a complete episode. Its reward is the discounted sum over its turns."""
   rewards = [turn.reward * config.discount**number for number, turn in enumerate(response.turns)]
   reward = float(sum(rewards))
   outcome = 'correct' if success else 'wrong'

@@ -1,4 +1,4 @@
-"""Filling slots with prompts, which are prefilled and inserted, and with begun responses.
+"""Filling slots: prompts are prefilled and inserted, and responses that have begun are resumed.
 
 Shape letters as in decode_loop.py.
 """
@@ -19,7 +19,7 @@ from exgrpo_jax.runtime import randomness
 
 
 class Insertion(NamedTuple):
-  """Which slots are filled, and with what."""
+  """The slots to fill, and their contents."""
 
   slot_R: Array  # int32; one past the last slot to fill none
   source_R: Array  # int32, among prompts or parked caches; see also `resume`
@@ -40,7 +40,7 @@ def prefill(
   lengths_P: Array,
   place_P: Array,
 ) -> Prompts:
-  """Prefills prompts together and puts them in their places; one past the last is nowhere."""
+  """Prefill prompts together and store each at its place; a place one past the last drops it."""
   T = tokens_PT.shape[1]
   hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
@@ -54,7 +54,7 @@ def prefill(
 
 @functools.partial(jax.jit, donate_argnums=0)
 def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
-  """Copies prefilled prompts into slots; other slots are unchanged."""
+  """Copy prefilled prompts into slots. Other slots are unchanged."""
   source_R = insertion.source_R
   cache = kv_cache.select_rows(prompts.cache, source_R)
   routes_RSLC = None if prompts.routes_WSLC is None else prompts.routes_WSLC[source_R]
@@ -68,7 +68,10 @@ def filled(
   cache: kv_cache.Cache | None,
   routes_RTLC: jax.Array | None,
 ) -> State:
-  """The state with `insertion.slot_R` filled, with cache and routes of R rows; None if there."""
+  """Return the state with `insertion.slot_R` filled, with cache and routes of R rows.
+
+  Cache or routes are None if the state has them already.
+  """
   slot_R = insertion.slot_R
   chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])
   chex.assert_rank([hidden_RD, insertion.step_key_RX], 2)
@@ -97,7 +100,7 @@ def filled(
 def _with_routes(
   kept_BSLC: jax.Array | None, row_R: Array, routes_RTLC: jax.Array | None
 ) -> jax.Array | None:
-  """What is kept, with the first T tokens of some rows; one past the last row is nowhere."""
+  """Store the routes of some rows' first T tokens; a row one past the last drops them."""
   if kept_BSLC is None or routes_RTLC is None:
     return kept_BSLC
   routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
@@ -109,20 +112,20 @@ def _with_routes(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
-  """Room for the caches of `spec.parked` rows, as long as the slots'."""
+  """Return empty caches for `spec.parked` rows, as long as the slots' caches."""
   return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
 
 @functools.partial(jax.jit, donate_argnums=1)
 def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
-  """Copies the caches of slots to their places; one past the last place is nowhere."""
+  """Copy the caches of slots to their places; a place one past the last drops the cache."""
   rows = kv_cache.select_rows(state.cache, slot_R)
   return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
-  """Copies parked caches into slots, whose rows have to read a forced token next."""
+  """Copy parked caches into slots. Their rows must read a forced token next."""
   R, D = len(insertion.source_R), state.hidden_BD.shape[1]
   cache = kv_cache.select_rows(parked, insertion.source_R)
   hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # nobody draws from it
@@ -145,16 +148,12 @@ def resume(
   insertion: Insertion,
   routes_PTLC: Array | None = None,
 ) -> State:
-  """Prefills prompts with the responses so far, and puts them into slots.
+  """Prefill prompts with the responses so far, and put them into slots.
 
-  Args:
-    config: the model's shape.
-    params: in the decode layout.
-    state: of the slots; donated.
-    tokens_PT: int32, rows that are packed.
-    segments: keep them apart.
-    insertion: of these rows, in any order; a row's source is its first token among the P * T.
-    routes_PTLC: the experts of their tokens, as far as they are known; see routes.py.
+  `params` are in the decode layout. `state` is donated. `tokens_PT`, int32, holds packed rows, and
+  `segments` keep them apart. `insertion` has these rows in any order; a row's source is its first
+  token among the P * T. `routes_PTLC` are the experts of their tokens, as far as known; see
+  routes.py.
   """
   slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
   T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
@@ -174,7 +173,7 @@ def resume(
   last_RD = hidden_PTD[jnp.divmod(start_R + length_R - 1, T)]
   routes_RTLC = None
   if routes_PTLC is not None and state.routes_BSLC is not None:
-    # What follows a row's tokens there is meaningless.
+    # Entries after a row's tokens are meaningless.
     place_RT = jnp.minimum(start_R[:, None] + jnp.arange(T), tokens_PT.size - 1)
     routes_RTLC = routes_PTLC.reshape(-1, *routes_PTLC.shape[2:])[place_RT]
   return filled(state._replace(cache=cache), insertion, last_RD, None, routes_RTLC)

@@ -1,4 +1,4 @@
-"""The sampler's log-probabilities beside the trainer's: how far they differ, and which are used."""
+"""Sampler–trainer mismatch: how far log-probabilities differ, and which of them are used."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +28,10 @@ class LogprobCheckConfig:
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Mean and largest absolute difference over the tokens of `step`, in nats, as metrics.
+  """Compute the mean and largest absolute difference over the tokens of `step`, in nats.
 
-  `trainer` are the trainer's log-probabilities [T] of each response, in the same order.
+  Returns them as metrics. `trainer` has the trainer's log-probabilities [T] of each response, in
+  the same order.
   """
   gaps = []
   for logp, response in zip(trainer, responses):
@@ -44,7 +45,7 @@ def differences(
 
 
 def check(config: LogprobCheckConfig, step: int, measured: Mapping[str, float]) -> None:
-  """InputError where the `differences` of a step are too large, or not a number."""
+  """Raise InputError if the `differences` of a step are too large or not a number."""
   largest = measured['rollout_mismatch/logprob_max']
   if not largest <= config.max:
     raise InputError(
@@ -62,10 +63,10 @@ def recomputed(
   tis_limit: float,
   step: int,
 ) -> list[list[Response]]:
-  """The responses with the trainer's log-probabilities of the tokens that `step` wrote.
+  """Replace the log-probabilities of the tokens that `step` wrote by the trainer's.
 
-  Where `tis_limit` is above 0, with the weights of truncated importance sampling too. `trainer` are
-  the log-probabilities [T] of those with any such token, one after the other.
+  If `tis_limit` is above 0, also add the weights of truncated importance sampling. `trainer` has
+  the log-probabilities [T] of each response that has such tokens, one after the other.
   """
   logps = iter(trainer)
 

@@ -1,9 +1,8 @@
 """Partial rollouts (`rollout.partial`): responses may span steps, a layer on the stages.
 
-A step ends once as many groups are complete as it trains, and the next one goes on with the
-others. A group is in flight from the step that draws it to the step that trains it. It trains once
-all of its responses are complete, and at the latest `max_age` steps after the one in which its
-first token was written.
+A step ends once as many groups are complete as it trains. The next step goes on with the others. A
+group is in flight from the step that draws it to the step that trains it. It trains once all of its
+responses are complete, at the latest `max_age` steps after the step that wrote its first token.
 """
 
 import dataclasses
@@ -23,17 +22,17 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 class PartialRollout(Rollout):
-  """The stages where responses span steps; needs a sampler that resumes."""
+  """The stages when responses span steps. Needs a sampler that resumes."""
 
   def plan(
     self, buffer: Buffer, cursor: Cursor, step: int, left: Sequence[PartialGroup] = ()
   ) -> Plan:
-    """What the last step left, then as many new questions as make up `groups_in_flight`."""
+    """Plan the groups that the last step left, then new questions up to `groups_in_flight`."""
     rows = [group.question_row for group in left]
     entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
     free, count = dataclasses.replace(buffer, entries=entries), self.config.groups_in_flight
     drawn = self._draw(free, cursor, step, max(0, count - len(left)), taken=rows)
-    # Those beside K - 1 responses need a stored one, be it too old by now.
+    # Groups of K - 1 responses need a stored one, even if it is too old by now.
     kept = tuple(
       buffer.entries[group.question_row].trajectories
       if group.is_drawn and self.replay.include_trajectory
@@ -52,9 +51,9 @@ class PartialRollout(Rollout):
   def generate(
     self, params: Params, plan: Plan, submit: Submit
   ) -> tuple[list[list[Response]], dict[str, float]]:
-    """Goes on with what is not complete; returns once the step can train, see `trained`.
+    """Continue the incomplete responses until the step can train; see `trained`.
 
-    Some responses are then not complete, or not even begun.
+    Some responses are then incomplete or have not even begun.
     """
     groups = [list(group.responses) for group in plan.left]
     new = plan.is_replay_Q[len(groups) :]
@@ -75,7 +74,7 @@ class PartialRollout(Rollout):
       keep(index, response)
       group, sample = places[index]
       self._submit(plan, places[index], groups[group][sample], submit)
-      # Asked only where its answer may have changed.
+      # Checked only when the answer may have changed.
       is_complete = all(one.is_complete for one in groups[group])
       return is_complete and self._trained(plan, groups) is not None
 
@@ -91,9 +90,9 @@ class PartialRollout(Rollout):
     return groups, metrics
 
   def grade(self, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
-    """The groups that the step trains, in an order of its own, and what it leaves to the next.
+    """Return the groups that the step trains, shuffled, and the groups that it leaves.
 
-    Shuffled by seed and step, so that a minibatch holds old and new groups.
+    Seed and step decide the order. Shuffling puts old and new groups into each minibatch.
     """
     new = grader.collect()
     by_environment = [one.verdict for own in responses for one in own if one.verdict]
@@ -118,7 +117,7 @@ class PartialRollout(Rollout):
 
 
 def drawn_in(plan: Plan) -> list[int]:
-  """By group, the step whose plan first had it."""
+  """Return, by group, the step whose plan first had it."""
   drawn = [group.drawn for group in plan.left]
   return drawn + [plan.step] * (len(plan.questions) - len(drawn))
 
@@ -126,21 +125,20 @@ def drawn_in(plan: Plan) -> list[int]:
 def trained(
   begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
-  """The groups that `step` trains, the oldest complete ones; None while it has to go on.
+  """Choose the groups that `step` trains: the oldest complete ones. None while it has to go on.
 
-  It goes on until enough are complete and none of the others is so old that it could not train in
-  time: the i-th oldest of those trains `1 + i // questions` steps later, if each step trains the
-  oldest. So no group ever gets too old where at most `questions * (max_age + 1)` are in flight.
+  It goes on until enough groups are complete and no other group is so old that it could not train
+  in time. The i-th oldest of the others trains `1 + i // questions` steps later if each step trains
+  the oldest. So no group ever gets too old if at most `questions * (max_age + 1)` are in flight.
 
   Args:
-    begun: by group in flight, the step in which its first token was written; for one without
-      tokens, this step.
-    complete: by group, whether all its responses are.
+    begun: by group in flight, the step that wrote its first token; this step if it has no tokens.
+    complete: by group, whether all its responses are complete.
     step: the present one.
     questions: how many groups a step trains (Q).
     max_age: in steps.
   """
-  by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: else as drawn
+  by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties stay as drawn
   chosen = [group for group in by_age if complete[group]][:questions]
   if len(chosen) < questions:
     return None
@@ -151,16 +149,16 @@ def trained(
 
 
 def ready(responses: Responses, step: int, questions: int, max_age: int) -> list[int] | None:
-  """`trained` of groups with these responses."""
+  """Apply `trained` to groups with these responses."""
   begun = [min(one.first_step(step) for one in own) for own in responses]
   complete = [all(one.is_complete for one in own) for own in responses]
   return trained(begun, complete, step, questions, max_age)
 
 
 def continued(before: Response, now: Response, step: int) -> Response:
-  """What `step` made of a response: `now`, and which step wrote which of its tokens.
+  """Return `now` with its spans: `step` wrote the tokens that `before` lacks.
 
-  Its weights of truncated importance sampling are those of earlier steps' tokens.
+  Its weights of truncated importance sampling only cover the tokens of earlier steps.
   """
   written = len(now.tokens) - len(before.tokens)
   spans = (*before.spans, Span(step, written)) if written else before.spans
@@ -168,7 +166,7 @@ def continued(before: Response, now: Response, step: int) -> Response:
 
 
 def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
-  """The groups in `order`, to train; the others are left to the next step."""
+  """Return the groups in `order` for training, and leave the others to the next step."""
   plan, responses, verdicts, _ = graded
   drawn = drawn_in(plan)
   left = tuple(
@@ -197,9 +195,10 @@ def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
 def metrics(
   step: int, responses: Sequence[Sequence[Response]], left: Sequence[PartialGroup]
 ) -> dict[str, float]:
-  """Staleness in steps of the fresh tokens that a step trains, and how many groups it leaves.
+  """Compute the staleness of the fresh tokens that a step trains, and count the groups it leaves.
 
-  `responses` are those of the groups that it trains. Nothing without partial rollouts.
+  Staleness is in steps. `responses` are from the groups that it trains. Empty without partial
+  rollouts.
   """
   spans = [span for group in responses for response in group for span in response.spans]
   if not spans:

@@ -1,7 +1,7 @@
-"""The programs that the slot engine calls, at all sizes, and how often a step does.
+"""The programs that the slot engine calls, at all sizes, and how often a step calls each.
 
-What is missing here fails tests/capacity/test_rehearsal.py. Forward passes over written responses:
-`scoring.programs`. Shape letters as in decode_loop.py.
+tests/capacity/test_rehearsal.py fails if a program is missing here. Forward passes over written
+responses: `scoring.programs`. Shape letters as in decode_loop.py.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from exgrpo_jax.runtime.compilations import Program
 
 # ---- What a step generates ----
 
-# `decoded_in` follows scheduler.py where attention is ragged, in NumPy; `partial_rollouts` follows
-# partial.py on top of it. Tests hold both to the real scheduler, sync for sync.
+# `decoded_in` simulates scheduler.py with ragged attention, in NumPy. `partial_rollouts` adds
+# partial.py. Tests compare both with the real scheduler, sync for sync.
 
 
-# Steps of partial rollouts: until the schedule no longer depends on how the first one began, and
-# to average over.
+# Steps of partial rollouts: first until the schedule no longer depends on how it began, then to
+# average over.
 _FIRST_STEPS, _STEADY_STEPS = 12, 16
 
 
@@ -36,22 +36,22 @@ class Span(NamedTuple):
   """The decode steps between two syncs with the host."""
 
   steps: int
-  positions: float  # of the cache that attention reads, of all slots; mean over the steps
+  positions: float  # of the cache that attention reads in all slots, mean over the steps
 
 
 class Generation(NamedTuple):
-  """What the device does to generate the responses of a step."""
+  """The device's work to generate the responses of a step."""
 
   spans: list[Span]
   prompt: int  # tokens of each prompt
   tokens: int  # decoded
-  prompts: int  # whose first responses are begun
+  prompts: int  # prompts whose first responses are begun
   begun: int  # responses that get their first token
   resumed: np.ndarray  # int, tokens of each row that is prefilled again, prompt included
 
   @property
   def decode_steps(self) -> int:
-    """How often the slots decode."""
+    """Return how often the slots decode."""
     return sum(span.steps for span in self.spans)
 
 
@@ -75,7 +75,7 @@ class _Group(NamedTuple):
 def generation_of(
   lengths: np.ndarray, num_prompts: int, prompt: int, slots: int, block: int
 ) -> Generation:
-  """A rollout that ends once all its responses are complete; arguments as in `decoded_in`."""
+  """Simulate a rollout that ends once all responses are complete; arguments as in `decoded_in`."""
   following = decoded_in(lengths, np.zeros_like(lengths), prompt, slots, block, to_the_end=True)
   found = [span for span, _ in following]
   return Generation(found, prompt, int(lengths.sum()), num_prompts, len(lengths), np.zeros(0, int))
@@ -90,20 +90,20 @@ def decoded_in(
   *,
   to_the_end: bool,
 ) -> Iterator[tuple[Span, np.ndarray]]:
-  """Yields each span and, int [N], the tokens that the responses have after it.
+  """Yield each span and, int [N], the tokens that the responses have after it.
 
   Args:
     lengths_N: int, tokens of the responses in the order in which they wait.
-    begun_N: int, tokens that they have before; those that are complete get no slot.
+    begun_N: int, tokens that they have before; complete responses get no slot.
     prompt: tokens of each prompt.
     slots: rows that decode together.
-    block: positions of a row that attention reads together; of a free slot it reads one block.
-    to_the_end: once none waits, decode until all have finished, without looking in between.
+    block: positions of a row that attention reads together; it reads one block of a free slot.
+    to_the_end: once none waits, decode until all have finished, without a sync in between.
   """
   chex.assert_equal_shape([lengths_N, begun_N])
   done_N = begun_N.copy()
   waiting_N = np.flatnonzero(done_N < lengths_N)
-  row_B = np.full(slots, -1)  # the response in each slot; -1 where it is free
+  row_B = np.full(slots, -1)  # the response in each slot; -1 if it is free
   while len(waiting_N) or (row_B >= 0).any():
     free = np.flatnonzero(row_B < 0)[: len(waiting_N)]
     row_B[free], waiting_N = waiting_N[: len(free)], waiting_N[len(free) :]
@@ -115,7 +115,7 @@ def decoded_in(
     first = np.sort(left_B[is_live_B])[min(enough, live) - 1]  # steps until enough have finished
     steps = int(min(first, decode_loop.TOKENS_PER_SYNC))
     grown_B = np.minimum(left_B, steps)
-    # Each of a row's tokens is decoded with all before it in the cache, itself included.
+    # A token is decoded with itself and all earlier tokens of its row in the cache.
     blocks_B = _blocks_up_to(position_B + grown_B, block) - _blocks_up_to(position_B, block)
     blocks = (blocks_B + steps - grown_B).sum()
     done_N[row_B[is_live_B]] += grown_B[is_live_B]
@@ -124,34 +124,31 @@ def decoded_in(
 
 
 def with_partial_rollouts(rollout: settings.RolloutConfig) -> settings.RolloutConfig:
-  """The config with partial rollouts, as it is where it has them already."""
+  """Return the config with partial rollouts, unchanged if it has them already."""
   if rollout.partial:
     return rollout
   return dataclasses.replace(rollout, partial=True, max_groups_in_flight=0)
 
 
 def num_groups(rollout: settings.RolloutConfig) -> int:
-  """How many groups `steady_steps` draws."""
+  """Return how many groups `steady_steps` draws."""
   return rollout.groups_in_flight + rollout.questions * (_FIRST_STEPS + _STEADY_STEPS - 1)
 
 
 def steady_steps(
   groups: Sequence[np.ndarray], rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> list[Step]:
-  """Some steps of the steady state; arguments as in `partial_rollouts`, of `num_groups` groups."""
+  """Simulate some steps of the steady state; as `partial_rollouts`, for `num_groups` groups."""
   return list(partial_rollouts(groups, rollout, prompt, block))[_FIRST_STEPS:]
 
 
 def partial_rollouts(
   groups: Iterable[np.ndarray], rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> Iterator[Step]:
-  """Yields one training step after another, for as long as there are groups.
+  """Yield one training step after another as long as there are groups.
 
-  Args:
-    groups: int, tokens of the responses of each group, in the order in which groups are drawn.
-    rollout: of the run.
-    prompt: tokens of each prompt.
-    block: see `decoded_in`.
+  `groups` are int arrays: the tokens of each group's responses, in the order in which groups are
+  drawn. `prompt` is the tokens of each prompt. For `block` see `decoded_in`.
   """
   drawn = (_Group(lengths, np.zeros_like(lengths), 0) for lengths in groups)
   in_flight: list[_Group] = []
@@ -166,7 +163,7 @@ def partial_rollouts(
 def _take(
   groups: list[_Group], step: int, rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> tuple[Step, list[_Group]]:
-  """What a step does with the groups in flight, and the groups that it leaves."""
+  """Simulate a step with the groups in flight. Returns the step and the groups that it leaves."""
   starts = np.cumsum([0] + [len(group.lengths) for group in groups[:-1]])
   lengths_N = np.concatenate([group.lengths for group in groups])
   before_N = done_N = np.concatenate([group.done for group in groups])
@@ -202,7 +199,7 @@ def _take(
 
 
 def _blocks_up_to(length_B: np.ndarray, block: int) -> np.ndarray:
-  """Sum over positions 1 … `length` of the blocks that hold so many."""
+  """Sum, over positions n = 1 … `length`, the blocks that hold n."""
   whole_B, rest_B = np.divmod(length_B, block)
   return block * whole_B * (whole_B + 1) // 2 + rest_B * (whole_B + 1)
 
@@ -218,7 +215,7 @@ def of_engine(
   Args:
     engine: its step_key is not used.
     params: in the decode layout, or their shapes.
-    made: what some steps generate, for how often a step runs each program.
+    made: the work of some steps, which says how often a step runs each program.
     only_longest: whether to leave out shorter caches and fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
@@ -235,7 +232,7 @@ def of_engine(
     found, parked = list[Program](), None
     if longer is None:
       found += (fill := list(_prefill(engine, params, prompts, made)))
-      # Slots are filled after a prefill, whose shardings have other names: another program.
+      # Slots are filled after a prefill. Its shardings have other names: another program.
       laid_out = prompts if only_longest else fill[0].results(exact=True)
     rows = scheduler.rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
@@ -306,7 +303,7 @@ def _decode(
   is_fixed: bool,
   made: Sequence[Generation],
 ) -> Iterator[Program]:
-  """Decoding in all slots, and in those that are left once the last rows close up."""
+  """Yield decoding in all slots, and in the fewer slots once the last rows close up."""
   config, spec, mesh = engine.model, engine.spec, engine.mesh
   forced = forced_of([None] * spec.slots) if spec.parked else None
   spans = [span for one in made for span in one.spans]
@@ -333,7 +330,7 @@ def _decode(
 
 
 def _resize(engine: SlotEngine, state: State, longer: State, length: int) -> Iterator[Program]:
-  """From the cache's length to the next one, and back."""
+  """Yield the programs that resize the cache to the next length and back."""
   pairs = zip(state.cache, longer.cache, engine.model.layer_lengths(length), strict=True)
   for layer, of_longer, size in dict.fromkeys(pairs):
     following = kv_cache.length(of_longer)

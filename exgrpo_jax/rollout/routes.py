@@ -1,10 +1,10 @@
 """Routes: the experts that the sampler chose for each token, for router replay (arXiv:2510.11370).
 
-A router's choice is a step function: the least difference between sampler and trainer can make a
+A router's choice is a step function. The least difference between sampler and trainer can make a
 token choose another expert, and a ratio of two policies then compares different sums. With
-`rollout.router_replay` a response keeps its tokens' experts, those of its prompt included, and all
-later forward passes over it use these, weighted by the router of their time. NumPy; shape letters:
-R rows, C experts of a token.
+`rollout.router_replay` a response keeps the experts of its tokens and of its prompt. All later
+forward passes over the response use these experts, weighted by the router at that time. NumPy;
+shape letters: R rows, C experts of a token.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from exgrpo_jax.policy import model
 
 
 def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
-  """Routes of tokens for which the router is to choose: [*sizes, L, C]."""
+  """Return routes that leave the choice to the router: [*sizes, L, C]."""
   dtype = np.dtype(config.route_dtype)
   return np.full((*sizes, *config.route_shape), np.iinfo(dtype).max, dtype)
 
 
 def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
-  """The routes of rows [T, L, C] in one array [R, length, L, C]; of a row without any, unknown."""
+  """Pad the routes of rows [T, L, C] to one array [R, length, L, C]; None is unknown routes."""
   routes_RTLC = unknown(config, len(rows), length)
   for padded_TLC, routes_TLC in zip(routes_RTLC, rows):
     if routes_TLC is not None:
@@ -32,11 +32,11 @@ def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length:
 def completed(
   begun_TLC: np.ndarray | None, found_SLC: np.ndarray | None, cached: int, length: int
 ) -> np.ndarray | None:
-  """The routes of a row of `length` tokens, or None where they are not kept.
+  """Return the routes of a row of `length` tokens, or None if they are not kept.
 
   Args:
-    begun_TLC: what was known of its first tokens as it got its slot, if anything.
-    found_SLC: what its slot has; None while it has none.
+    begun_TLC: the routes of its first tokens that were known when it got its slot, if any.
+    found_SLC: its slot's routes; None if it has none.
     cached: how many tokens its slot's cache has.
     length: of prompt and response.
   """

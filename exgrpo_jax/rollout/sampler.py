@@ -1,4 +1,4 @@
-"""The seam between the loop and whatever writes responses: requests in, responses out."""
+"""The interface between the loop and the samplers: requests in, responses out."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ UNBEGUN = Response(
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A response that is wanted.
+  """A request for one response.
 
   Its tokens are seeded by step, question and sample, so they depend neither on the other requests
   nor on the order.
@@ -28,11 +28,11 @@ class Request:
   prompt: np.ndarray  # [T] int32
   question: int  # row in its data source
   sample: int  # which of the question's responses
-  step: int  # in which the response began
-  limit: int  # of the response, in tokens, the end token included
-  begun: Response = UNBEGUN  # what is written of it; only a sampler that resumes takes any
-  asked: Question | None = None  # for an environment; None of a single turn
-  # Of the same call, the request whose tokens it begins with, followed by an observation.
+  step: int  # the step in which the response began
+  limit: int  # longest response, in tokens, the end token included
+  begun: Response = UNBEGUN  # its tokens so far; only a sampler that resumes takes any
+  asked: Question | None = None  # for an environment; None for a single turn
+  # Index of a request in the same call. This one begins with its tokens and an observation.
   follows: int | None = None
 
 
@@ -40,33 +40,33 @@ class Request:
 OnFinish = Callable[[int, Response], bool | None]
 
 
-# Gives further requests as they become known; None stops the sampler. It is told whether nothing
-# else is left to do, and then waits for some if there are any to come.
+# Returns further requests as they become known; None stops the sampler. Its argument says whether
+# nothing else is left to do. It then waits for requests if any are to come.
 More = Callable[[bool], Sequence[Request] | None]
 
 
 def ignore(_index: int, _response: Response) -> None:
-  """The OnFinish that waits for all responses."""
+  """Ignore a finished response: an `OnFinish` callback that never stops early."""
 
 
 def nothing_more(_is_idle: bool) -> Sequence[Request]:
-  """The More that has none."""
+  """Return no requests: a `More` callback that never adds any."""
   return ()
 
 
 class Sampler(Protocol):
-  """Writes responses: the slot engine (scheduler.py), or `ScriptedSampler`."""
+  """A writer of responses: the slot engine (scheduler.py) or `ScriptedSampler`."""
 
   def generate(
     self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
   ) -> tuple[list[Response], dict[str, float]]:
-    """The response to each request, in order, and how it went, as metrics.
+    """Return the response to each request, in order, and metrics.
 
     Args:
       params: the policy's, in the decode layout (`model.decode_layout`).
-      requests: what is wanted; equal prompts should follow one another.
+      requests: the responses to write; equal prompts should follow one another.
       on_finish: called as responses finish, while others are still being written. Once it returns
-        True, what is unfinished is returned as it is, not complete.
+        True, unfinished responses are returned incomplete.
     """
     ...
 
@@ -79,9 +79,9 @@ def requests_for(
   limit: int,
   asked: Sequence[Question] = (),
 ) -> list[Request]:
-  """Requests for `samples` responses to each prompt, one prompt after the other.
+  """Request `samples` responses to each prompt, one prompt after the other.
 
-  `questions` are their rows; `asked` the same for an environment.
+  `questions` are the prompts' rows. `asked` are the questions themselves, for an environment.
   """
   return [
     Request(prompt, row, sample, step, limit, asked=question)
@@ -97,7 +97,7 @@ def requests_for(
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedSampler:
-  """A `Sampler` that writes what `script` says, one response after the other."""
+  """A `Sampler` that writes the tokens of `script`, one response after the other."""
 
   script: Callable[[Request], Sequence[int] | np.ndarray]  # the tokens of a response
   logp: float = 0.0  # of each token, in nats
@@ -105,7 +105,7 @@ class ScriptedSampler:
   def generate(
     self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
   ) -> tuple[list[Response], dict[str, float]]:
-    """See `Sampler.generate`; what exceeds a request's limit is cut off."""
+    """See `Sampler.generate`. Tokens beyond a request's limit are cut off."""
     del params
     responses = [request.begun for request in requests]
     for index, request in enumerate(requests):

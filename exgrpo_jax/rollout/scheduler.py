@@ -1,24 +1,24 @@
 """The slot engine: a fixed set of slots decodes together, and a queue refills them.
 
-What a row samples depends on its request alone, not on the rows beside it. So slots, order and
-refills change nothing up to the rounding of the logits (a draw on a boundary may flip when they
-move by an ulp).
+A row's samples depend only on its request, not on the other rows. So slots, order and refills
+change nothing except the rounding of the logits (a draw on a boundary may flip when they move by an
+ulp).
 
 The device runs `decode_loop.decode` until some rows have finished, in parts that take seconds
-(`_Pace`). The host then takes their responses, and inserts the next prompts, which were prefilled
-before, once for all its samples (`slots.Prefilled`), into the free slots. It decides from small
-arrays that are the same on every host.
+(`_Pace`). The host then takes their responses and inserts the next prompts into the free slots.
+Each prompt was prefilled before, once for all its samples (`slots.Prefilled`). The host decides
+from small arrays that are the same on every host.
 
 Few programs are compiled. With ragged attention (`kv_cache.is_ragged`) the cache always has the
-length of the limit and all slots decode to the end, so there is one program of each kind. Else the
-cache is as long as the rows now in it need, rounded up to one of few lengths, and once no prompts
-wait the last rows close up.
+length of the limit and all slots decode to the end, so there is one program of each kind. Otherwise
+the cache is as long as the rows now in it need, rounded up to one of few lengths. Once no prompts
+wait, the last rows close up.
 
-An engine that resumes takes responses that earlier steps or turns began: what is written of one is
-prefilled, right into its slot, and decoding goes on from there. Its cache always has the length of
-the limit. Of the first `spec.parked` episodes of a call caches are kept between turns, so that a
-turn after the first has only to read what was observed, token by token, while others write. Which
-ones these are must not depend on the clock, as the rounding of a cache depends on how it was made.
+An engine that resumes takes responses that earlier steps or turns began. Their tokens are prefilled
+right into a slot, and decoding goes on from there. The cache always has the length of the limit.
+The first `spec.parked` episodes of a call keep their caches between turns, so later turns only read
+the observation, token by token, while others write. The choice of these episodes must not depend on
+the clock because the rounding of a cache depends on how it was made.
 
 Shape letters as in decode_loop.py.
 """
@@ -60,8 +60,8 @@ from exgrpo_jax.rollout.slots import (
 )
 from exgrpo_jax.runtime import activity, hosts
 
-# Refill once one slot in this many has finished, and that many together: few host syncs, few idle
-# slots.
+# Refill once one slot in this many has finished, and fill that share together: few host syncs, few
+# idle slots.
 _REFILL_SHARE = 16
 _PART = 10.0  # seconds of decoding after which the progress should move
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
@@ -73,8 +73,8 @@ class SlotEngine:
 
   model: model.ShapeConfig
   spec: DecodeSpec
-  mesh: Mesh  # of decoding; slots are spread over its data axes where these divide them
-  step_key: Callable[[int], jax.Array]  # of the step in which a response began
+  mesh: Mesh  # of decoding; slots are spread over its data axes if these divide them
+  step_key: Callable[[int], jax.Array]  # the key of the step in which a response began
   resumes: bool = False  # whether requests may have begun, and on_finish may stop it
   on_sync: Callable[[Sync], None] = lambda _: None
 
@@ -87,8 +87,8 @@ class SlotEngine:
   ) -> tuple[list[Response], dict[str, float]]:
     """See `Sampler.generate`. Equal prompts that follow one another are prefilled once.
 
-    What `more` gives goes before all that waits, and is numbered on: `on_finish` is told its index,
-    and its responses follow those to `requests`.
+    Requests from `more` go ahead of all that wait and are numbered on: `on_finish` gets this index,
+    and their responses follow the responses to `requests`.
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
@@ -113,7 +113,7 @@ class SlotEngine:
         if parked is not None:
           state = self._unparked(state, parked, slots)
         state = self._filled(params, state, prefilled, slots, waiting)
-        # Where none waits and nobody may stop it, the next sync is when all have finished.
+        # If none waits and nothing may stop it, the next sync is when all have finished.
         live = len(slots) - slots.count(None)
         at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
         state, sync = self._decoded(params, state, slots, min(live, at_once), pace)
@@ -134,9 +134,9 @@ class SlotEngine:
   def _decoded(
     self, params: Params, state: State, slots: Slots, min_finished: int, pace: '_Pace'
   ) -> tuple[State, Sync]:
-    """Decodes up to the next sync: N tokens, or until `min_finished` rows have finished.
+    """Decode up to the next sync: N tokens, or until `min_finished` rows have finished.
 
-    How many parts it takes changes nothing but what `progress` says meanwhile.
+    The number of parts changes only what `progress` says meanwhile.
     """
     temperature = self.spec.distribution.temperature or 1.0
     steps, tokens, N = 0, 0, decode_loop.TOKENS_PER_SYNC
@@ -156,7 +156,7 @@ class SlotEngine:
     return state, Sync(len(slots), steps, tokens)
 
   def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
-    """The routes [S, L, C] of some slots, where they are kept."""
+    """Return the routes [S, L, C] of some slots if they are kept."""
     found, count = dict[int, np.ndarray](), rows_per_insert(self.spec.slots)
     if state is None or not self.spec.keeps_routes:
       return found
@@ -169,7 +169,7 @@ class SlotEngine:
   def _parked(
     self, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
   ) -> kv_cache.Cache:
-    """With the caches of turns that are complete, given by (slot, place), where there is room."""
+    """Park the caches of complete turns, given by (slot, place), if there is room."""
     kept = [(slot, place) for slot, place in complete if place < self.spec.parked]
     count = rows_per_insert(self.spec.slots)
     for start in range(0, len(kept), count):
@@ -180,7 +180,7 @@ class SlotEngine:
     return parked
 
   def _unparked(self, state: State, parked: kv_cache.Cache, slots: Slots) -> State:
-    """The state with the slots filled whose new rows follow others that were parked."""
+    """Fill the slots of new rows that follow parked ones."""
     new = [
       (slot, row.place, row)
       for slot, row in enumerate(slots)
@@ -202,7 +202,7 @@ class SlotEngine:
     slots: Slots,
     waiting: collections.deque[Row],
   ) -> State:
-    """The state with the slots of new rows filled; prefills the prompts that `prefilled` lacks."""
+    """Fill the slots of new rows. Prefills the prompts that `prefilled` lacks."""
     for begun in self._resumptions(slots):
       state = filling.resume(self.model, params, state, *begun)
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
@@ -227,7 +227,7 @@ class SlotEngine:
   def _resumptions(
     self, slots: Slots
   ) -> Iterator[tuple[np.ndarray, Segments, Insertion, np.ndarray | None]]:
-    """What `filling.resume` takes to fill the slots of rows that have begun."""
+    """Yield what `filling.resume` needs to fill the slots of rows that have begun."""
     begun = {
       slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
     }
@@ -241,7 +241,7 @@ class SlotEngine:
       known = [row.request.begun.routes for row in begun.values()]
       length = max(map(len, written.values()), default=0)
       routes_RTLC = routes.padded(self.model, known, length)
-    # When an environment answers is up to the clock.
+    # The clock decides when an environment answers.
     alone = any(row.request.asked is not None for row in begun.values())
     passes = packed(written, longest, most, self.mesh, routes_RTLC, alone)
     for tokens_PT, segments, starts, routes_PTLC in passes:
@@ -254,39 +254,39 @@ class SlotEngine:
 
 @dataclasses.dataclass
 class _Pace:
-  """How many tokens a row decodes in one part: as many as take about `_PART` seconds."""
+  """The number of tokens that a row decodes in one part: as many as take about `_PART` seconds."""
 
-  steps: int = 1  # nothing is known of the speed
+  steps: int = 1  # the speed is unknown at first
 
   def measured(self, steps: int, seconds: float) -> None:
-    """Adapt to a part that took so long, what it waited for and compiled included."""
+    """Adapt to the seconds that a part took, waiting and compilation included."""
     affordable = steps * _PART / max(seconds, 1e-9)
     self.steps = round(min(max(affordable, 1), decode_loop.TOKENS_PER_SYNC))
 
 
 def rows_per_insert(slots: int) -> int:
-  """How many slots are filled together (R)."""
+  """Return how many slots are filled together (R)."""
   return max(1, slots // _REFILL_SHARE)
 
 
 def compacted_slots(slots: int) -> int:
-  """How many slots are left once the last rows close up; 0 where they do not."""
+  """Return how many slots are left once the last rows close up; 0 if they do not."""
   return slots // 4  # halves would compile twice as many programs
 
 
 def cache_lengths(longest_row: int, platform: str) -> list[int]:
-  """Every length that the cache may have in a run, shortest first."""
+  """Return every length that the cache may have in a run, shortest first."""
   if kv_cache.is_ragged(platform):
     return [longest_row]
   lengths = [_SHORTEST_CACHE]
   while lengths[-1] * 2 <= longest_row:
     lengths.append(lengths[-1] * 2)
-  # One that is nearly the longest would be a program for little.
+  # A length close to the longest is not worth another program.
   return [length for length in lengths if length * 4 <= longest_row * 3] + [longest_row]
 
 
 def _compact(state: State, slots: Slots) -> tuple[State, Slots]:
-  """A quarter of the slots, once the live rows fit into these and no others wait."""
+  """Keep a quarter of the slots once the live rows fit into them. No rows may wait."""
   live = [slot for slot, row in enumerate(slots) if row is not None]
   count = compacted_slots(len(slots))
   if len(live) > count:
@@ -299,7 +299,7 @@ def _compact(state: State, slots: Slots) -> tuple[State, Slots]:
 
 
 def _cache_length(spec: DecodeSpec, slots: Slots) -> int:
-  """How long a cache the rows need until the next sync."""
+  """Return the cache length that the rows need until the next sync."""
   rows = [row for row in slots if row is not None]
   longest = max(row.position for row in rows)
   furthest = max(len(row.request.prompt) + row.request.limit for row in rows)
@@ -309,13 +309,13 @@ def _cache_length(spec: DecodeSpec, slots: Slots) -> int:
 
 
 def _fit_cache(config: model.ShapeConfig, spec: DecodeSpec, state: State, length: int) -> State:
-  """The state with a cache of at least this length, and not much longer."""
+  """Resize the cache to at least this length, and not much more."""
   present = model.cache_length(config, state.cache)
   # No switching back and forth between two lengths.
   if length <= present < 4 * length or present == model.UNLIMITED:
     return state
   lengths = cache_lengths(spec.longest_row, sharding.platform())
-  # The longest may have been rounded up to whole blocks, which all others are.
+  # The longest may have been rounded up to whole blocks; all others are whole blocks.
   now, then = lengths.index(min(present, lengths[-1])), lengths.index(length)
   step = 1 if then > now else -1
   for place in range(now + step, then + step, step):  # one by one: few pairs to compile

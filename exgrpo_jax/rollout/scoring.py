@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of responses that are already written, by a forward pass."""
+"""Log-probabilities and entropies of written responses, by a forward pass."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.rollout import routes
 from exgrpo_jax.runtime.compilations import Program
 
-# Rows on each part of the sequences for which a pass has room, about.
+# About how many rows fit into a pass, on each part of the sequences.
 _ROWS = 64
 
 
@@ -33,9 +33,10 @@ def score(
   logit_chunk: int,
   known: Sequence[np.ndarray | None] | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """(log-probabilities, entropies) of response tokens under `params`, each [T] float32, nats.
+  """Compute (log-probabilities, entropies) of response tokens, each [T] float32, nats.
 
-  Rows are packed into sequences (see packing.py); which share one changes nothing but rounding.
+  Rows are packed into sequences (see packing.py). Which rows share a sequence changes only
+  rounding.
 
   Args:
     config: of the model.
@@ -43,10 +44,9 @@ def score(
     mesh: sequences are spread over its data axes.
     rows: (prompt, response) token arrays.
     limit: the longest row there can be, in tokens.
-    tokens_per_pass: of one forward pass on each part of the sequences, padding included; at least
-      one sequence of `limit` tokens in any case.
+    tokens_per_pass: of one forward pass on each part of the sequences, with padding; >= `limit`.
     pad_id: any valid token.
-    temperature: that of sampling; logits are divided by it.
+    temperature: the temperature of sampling; logits are divided by it.
     logit_chunk: tokens whose logits exist at once, on each part of the rows.
     known: the routes of each row, None for the router's choice; see routes.py.
   """
@@ -85,7 +85,7 @@ def score(
 def pass_shapes(
   config: model.ShapeConfig, mesh: Mesh, limit: int, tokens_per_pass: int
 ) -> tuple[Shape, Shape]:
-  """The long and the short shape of a pass; arguments as in `score`."""
+  """Return the long and the short shape of a pass; arguments as in `score`."""
   _, num_shards = sharding.split(mesh, 'batch')
   num_rows = _ROWS * num_shards
   kind = attention.has_prefixes(mesh), model.is_tiny(config, mesh)
@@ -104,9 +104,9 @@ def programs(
   keeps_routes: bool,
   length_R: np.ndarray,
 ) -> Iterator[Program]:
-  """Yield the programs of `score`, whose arguments these are.
+  """Yield the programs of `score`; arguments as there.
 
-  `length_R` are the tokens of the rows that a step scores; with `keeps_routes` they have routes.
+  `length_R` are the tokens of the rows that a step scores. With `keeps_routes` they have routes.
   """
   shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes) if len(length_R) else []
@@ -134,10 +134,10 @@ def score_tokens(
   logit_chunk: int,
   routes_BTLC: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """(logp_BT, entropy_BT), float32, nats, of every token under `params`.
+  """Compute (logp_BT, entropy_BT), float32, nats, of every token under `params`.
 
-  Nothing predicts the first token of a row: its entries are meaningless, but at index 0, where they
-  are 0. `segments` and routes as in `model.hidden_states_and_balance`.
+  Nothing predicts the first token of a row. Its entries are meaningless, except at index 0, where
+  they are 0. `segments` and routes as in `model.hidden_states_and_balance`.
   """
   chex.assert_rank(tokens_BT, 2)
   hidden_BTD = model.hidden_states(config, params, tokens_BT, segments, routes_BTLC=routes_BTLC)
@@ -149,6 +149,6 @@ def score_tokens(
     chunk=logit_chunk,
     cap=config.logit_cap,
   )
-  # Replicated, for every host reads them.
+  # Replicated because every host reads them.
   logp_BT, entropy_BT = (sharding.constrain(x_BT, (None, None)) for x_BT in scores)
   return logp_BT, entropy_BT

@@ -1,14 +1,14 @@
-"""Traces of another model or run, made into successes that a new run's replay buffer begins with.
+"""Traces of another model or run, turned into the first successes of a new run's replay buffer.
 
 A row of a jsonl or parquet file of traces has
   question     what was asked: text or chat messages; verl's `prompt` will do
   response     what was written: text or chat messages; LUFFY's `target` will do
-  tokens       instead of a response, or beside it: its token ids, which then count
+  tokens       its token ids, instead of a response or next to it; they then take precedence
   logp         optional: the log-probability of each token under the policy that wrote it, in nats
   correctness  optional: the share of its attempts at the question that were right
 
-Successes have to be what replay's own trajectories are: right by the run's verifier, in the run's
-tokens, within its limits, and with log-probabilities.
+Successes must be like the trajectories that replay stores: right by the run's verifier, in the
+run's tokens, within its limits, and with log-probabilities.
 """
 
 import collections
@@ -36,7 +36,7 @@ from exgrpo_jax.runtime import hosts
 
 UNKNOWN_CORRECTNESS = 0.5  # the middle bucket, until the policy has tried the question itself
 
-_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # the first that is there
+_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # the first that exists
 _TOKENS, _LOGP, _CORRECTNESS = 'tokens', 'logp', 'correctness'
 _COLUMNS = (*_QUESTION, *_RESPONSE, _TOKENS, _LOGP, _CORRECTNESS)
 _NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one of each
@@ -61,7 +61,7 @@ class ExperienceConfig:
 
   @property
   def is_file(self) -> bool:
-    """Whether `path` names a file, not a workdir."""
+    """Return True if `path` names a file rather than a workdir."""
     return self.path.endswith(row_files.LINES_OR_PARQUET)
 
 
@@ -71,24 +71,24 @@ class Trace:
 
   place: str  # file and line, for error messages
   question: str  # see `last_user_message`
-  response: str | None  # None where there are only tokens
-  tokens: np.ndarray | None  # [T] integers of any kind; None where the response is to be tokenised
-  logp: np.ndarray | None  # [T] float32, nats; None where unknown
-  correctness: float | None  # of the question, in (0, 1]; None where unknown
-  row: int | None = None  # of the question, where it is a run's; tells copies of a text apart
+  response: str | None  # None if there are only tokens
+  tokens: np.ndarray | None  # [T] integers of any kind; None if the response must be tokenised
+  logp: np.ndarray | None  # [T] float32, nats; None if unknown
+  correctness: float | None  # of the question, in (0, 1]; None if unknown
+  row: int | None = None  # of the question, if from a run; tells copies of a text apart
 
 
 # ---- Reading ----
 
 
 def check_columns(path: str) -> None:
-  """InputError where there is no such file, or it lacks a column; reads a few rows at most."""
+  """Raise InputError if the file is missing, empty or lacks a column. Reads a few rows at most."""
   if next(_rows(path), None) is None:
     raise InputError(f'{path}: the file holds no trace; at least one is needed.')
 
 
 def read(path: str) -> Iterator[Trace]:
-  """The traces of a jsonl or parquet file.
+  """Yield the traces of a jsonl or parquet file.
 
   Raises:
     InputError: there is no such file, it is damaged, or a row cannot be used.
@@ -151,7 +151,7 @@ def _trace(place: str, values: Mapping[str, Any]) -> Trace:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """The text of the first of these columns that is there; of chat messages the last of `role`."""
+  """Return the text of the first of these columns; for chat messages, the last text of `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = found = values.get(name)
   if isinstance(value, list):
@@ -198,8 +198,8 @@ class Candidate:
 
   row: int  # of the question
   tokens: np.ndarray  # [T] int32
-  logp: np.ndarray | None  # [T] float32, nats; None where unknown
-  correctness: float | None  # of the question; None where unknown
+  logp: np.ndarray | None  # [T] float32, nats; None if unknown
+  correctness: float | None  # of the question; None if unknown
   reward: float = 0.0  # once graded
 
 
@@ -211,7 +211,7 @@ def candidates(
   limit: int,
   overlong: str,
 ) -> tuple[list[Candidate], dict[str, int]]:
-  """Traces matched to the training questions by what they ask, and tokenised.
+  """Match traces to the training questions by what they ask, and tokenise them.
 
   Copies of a question get the same traces. No two candidates are equal.
 
@@ -223,8 +223,8 @@ def candidates(
     limit: the longest response, in tokens.
     overlong: what to do with longer ones, see questions.DataConfig.
 
-  Returns the candidates in the order of the traces, and how many traces there were of each fate.
-  Raises InputError where a trace cannot be used, or none asks a training question.
+  Returns the candidates in the order of the traces, and counts of the traces by outcome. Raises
+  InputError if a trace cannot be used, or none asks a training question.
   """
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:
@@ -265,7 +265,7 @@ def candidates(
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-  """[T] int32: the trace's own tokens, else its text's and an end token; checks them and `logp`."""
+  """Return the trace's tokens, or its text's with an end token: [T] int32. Checks `logp` too."""
   if trace.tokens is not None:
     least, most = trace.tokens.min(), trace.tokens.max()
     if least < 0 or most >= tokenizer.vocab_size:
@@ -277,7 +277,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
   else:
     text = trace.response or ''
     if text.startswith(THINK) and tokenizer.decode(prompt, special=True).endswith(THINK):
-      text = text.removeprefix(THINK)  # the prompt has begun it
+      text = text.removeprefix(THINK)  # the prompt already has it
     ids = tokenizer.encode(text)
     ends = bool(ids) and ids[-1] in tokenizer.eos_ids
     tokens = np.array(ids if ends else [*ids, tokenizer.eos_ids[0]], np.int32)
@@ -298,9 +298,10 @@ def successes(
   limit: int,
   grader: pool.Grader,
 ) -> list[Candidate]:
-  """The candidates that the run's verifier finds right, with their rewards; all hosts call it.
+  """Grade the candidates and return those that are right, with rewards. All hosts call it.
 
-  `limit` is the longest response, in tokens. Raises InputError where none is right.
+  The run's verifier grades. `limit` is the longest response, in tokens. Raises InputError if none
+  is right.
   """
   questions = data.questions.read([candidate.row for candidate in proposed])
   verdicts: list[Verdict] = grader.grade(
@@ -337,13 +338,10 @@ def successes(
 def seeded(
   rollout: Rollout, params: Params, right: Sequence[Candidate], missing_logprobs: str
 ) -> Buffer:
-  """The buffer of these successes, the newest `max_trajectories` of each question.
+  """Return a buffer of these successes, the newest `max_trajectories` of each question.
 
-  Args:
-    rollout: of the run.
-    params: its policy at the start, for log-probabilities that are missing.
-    right: successes, the newest last.
-    missing_logprobs: see `ExperienceConfig`.
+  `params` is the policy at the start. It computes missing log-probabilities unless
+  `missing_logprobs` is 'zero'; see `ExperienceConfig`. `right` has the newest successes last.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}

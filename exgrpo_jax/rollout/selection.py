@@ -1,4 +1,4 @@
-"""Which stored success of a question is replayed, and what the policy says of it now."""
+"""The choice of the stored success that a question replays, and its scores now."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from exgrpo_jax.policy import sharding
 
 _WEIGHTS_TOGETHER = 65536  # tokens
 
-Candidate = tuple[int, Trajectory]  # with the group that may replay it
+Candidate = tuple[int, Trajectory]  # (group that may replay it, trajectory)
 
 
 def pick(
@@ -25,15 +25,15 @@ def pick(
   rng: np.random.Generator,
   costs: Sequence[float] | np.ndarray | None = None,
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """The trajectory that each group replays, and its scores; None for a group without any.
+  """Pick the trajectory that each group replays, with its scores; None for a group without any.
 
   Args:
     kind: `replay.trajectory_selection`. Ties go to the oldest.
-    stored: by group, what there is to choose from, oldest first.
-    score: gives the scores of some. It is asked for those of all where these decide, else for
-      those of what was picked.
-    rng: decides where nothing else does.
-    costs: of all candidates, in their order, for a kind that has them from elsewhere.
+    stored: by group, the trajectories to choose from, oldest first.
+    score: returns the scores of some candidates. It is called for all of them if the scores decide,
+      else only for the picked ones.
+    rng: for the kind 'random'.
+    costs: of all candidates, in their order, for a kind whose costs the caller computes.
   """
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
@@ -64,7 +64,10 @@ def with_valid_steps(
   check_steps: Sequence[Callable[[str], bool] | None],
   decode: Callable[[np.ndarray], str],
 ) -> list[Sequence[Trajectory]]:
-  """What has no wrong step, by group; all of a group where nothing is so or no task can tell."""
+  """Keep the trajectories of each group that have no wrong step.
+
+  A group stays as it was if none is valid or its task cannot check steps.
+  """
 
   def valid(own: Sequence[Trajectory], check: Callable[[str], bool] | None) -> list[Trajectory]:
     return [one for one in own if check and check(decode(one.tokens))]
@@ -78,16 +81,17 @@ def weights(
   logps: Sequence[np.ndarray],
   past: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-  """f(w) of the tokens of rows, as the loss takes it: float32 arrays [T].
+  """Compute f(w) of the tokens of rows as the loss does: float32 arrays [T].
 
-  From their log-probabilities, in nats, now and under the policy that the ratio w refers to.
+  `logps` are their log-probabilities now, `past` under the policy that the ratio w refers to, in
+  nats.
   """
   if not logps:
     return []
   ends = np.cumsum([len(logp) for logp in logps])
   flat_2N = np.stack([np.concatenate(logps), np.concatenate(past)]).astype(np.float32)
   pieces = []
-  for start in range(0, ends[-1], _WEIGHTS_TOGETHER):  # one shape
+  for start in range(0, ends[-1], _WEIGHTS_TOGETHER):  # one compiled shape
     piece_2N = flat_2N[:, start : start + _WEIGHTS_TOGETHER]
     padded_2N = np.pad(piece_2N, ((0, 0), (0, _WEIGHTS_TOGETHER - piece_2N.shape[1])))
     pieces.append(_weights(sharding.put(padded_2N, sharding.replicated(mesh)), config))

@@ -1,4 +1,4 @@
-"""How many questions and responses a step has, and how they are generated."""
+"""Settings of rollouts: the size of a step, and how responses are generated."""
 
 import dataclasses
 import math
@@ -9,15 +9,15 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 
-# Groups that are begun for each `samples` slots: most slots hold the longest responses of groups
-# whose others are complete. With lognormal lengths, whose 99th percentile is 8 medians, 2.5 keep
-# 95% of the slots busy, and more than 2.75 change nothing, for they wait.
+# Groups that are begun for each `group_size` slots. Most slots hold the longest responses of groups
+# whose others are complete. With lognormal lengths and a 99th percentile of 8 medians, 2.5 keep 95%
+# of the slots busy. More than 2.75 change nothing because they wait.
 _GROUPS_PER_SAMPLES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-  """How many questions and responses a step has, and how responses are sampled."""
+  """Settings of rollouts: how many questions and responses a step has, and how it samples them."""
 
   questions: int = setting(128, '[1, inf)', 'questions in a step (Q)', PAPER)
   group_size: int = setting(
@@ -77,7 +77,7 @@ class RolloutConfig:
 
   @property
   def groups_in_flight(self) -> int:
-    """The groups in flight as a step begins to generate; without partial rollouts, its own."""
+    """Return the groups in flight when a step begins; without partial rollouts, the step's own."""
     if not self.partial:
       return self.questions
     enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)
@@ -85,18 +85,18 @@ class RolloutConfig:
 
   @property
   def longest_row(self) -> int:
-    """Tokens of the longest prompt with the longest response."""
+    """Return the tokens of the longest prompt plus the longest response."""
     return self.max_prompt + self.max_response
 
   @property
   def prompts(self) -> int:
-    """How many prompts are kept prefilled: all of a step's, or as many as there are slots."""
+    """Return how many prompts are kept prefilled: a step's, but at most one per slot."""
     return min(self.questions, self.slots)
 
   def decode_spec(
     self, tokenizer: Tokenizer, distribution: Distribution | None = None
   ) -> DecodeSpec:
-    """How to sample: from `distribution`, by default the softmax at the training temperature."""
+    """Return how to sample, by default from the softmax at the training temperature."""
     return DecodeSpec(
       distribution=distribution or Distribution(self.temperature),
       slots=self.slots,

@@ -1,4 +1,4 @@
-"""The host's side of the slots: which response is in which, and what is written of it.
+"""The host's side of the slots: which response each slot holds, and its tokens so far.
 
 Shape letters as in decode_loop.py.
 """
@@ -36,26 +36,26 @@ class Row:
   key_X: np.ndarray  # uint32, the data of its step's key
   pieces: list[tuple[Array, ...]]  # tokens, log-probabilities and entropies, as they were written
   length: int  # tokens in `pieces`
-  is_filled: bool = False  # prompt and pieces, but for `forced`, are in the slot's cache
+  is_filled: bool = False  # prompt and pieces, except `forced`, are in the slot's cache
   truncated: bool | None = None  # once it has finished
   complete: Response | None = None  # once it has left its slot
-  place: int = 0  # of its cache, where there is room for that to be kept between turns
+  place: int = 0  # of its cache, if there is room to keep it between turns
   # The last tokens of `pieces`, which its cache does not have yet.
   forced: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
 
   @property
   def cached(self) -> int:
-    """Tokens of `pieces` that its cache has."""
+    """Return how many tokens of `pieces` its cache has."""
     return self.length - len(self.forced)
 
   @property
   def position(self) -> int:
-    """Cache position of the next token."""
+    """Return the cache position of the next token."""
     return len(self.request.prompt) + self.cached
 
   @functools.cached_property
   def origin(self) -> Origin:
-    """Equal for rows that start from the same prefill."""
+    """Return a key that is equal for rows with the same prefill."""
     return self.request.question, self.request.prompt.tobytes()
 
   def response(
@@ -64,7 +64,7 @@ class Row:
     is_complete: bool = False,
     truncated: bool = False,
   ) -> Response:
-    """What is written of it, with the routes that were found of what its cache has."""
+    """Return the response so far. `found_SLC` are the routes of its cached tokens."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
     length = len(self.request.prompt) + len(tokens)
     return Response(
@@ -81,11 +81,11 @@ Slots = list[Row | None]
 
 
 class Sync(NamedTuple):
-  """What was decoded between two syncs."""
+  """The decoding between two syncs."""
 
-  slots: int  # that decoded together
-  steps: int  # in each of which every slot computed a token
-  tokens: int  # that rows wrote, or read: fewer than steps x slots where slots were free
+  slots: int  # slots that decoded together
+  steps: int  # decode steps; each computes one token for every slot
+  tokens: int  # tokens that rows wrote or read: fewer than steps x slots if slots were free
 
 
 def rows_of(
@@ -94,10 +94,10 @@ def rows_of(
   step_key: Callable[[int], jax.Array],
   before: Sequence[Row] = (),
 ) -> list[Row]:
-  """A row for each request, numbered on from those `before`.
+  """Return a row for each request, numbered on from `before`.
 
-  `step_key` gives the key of the step in which a response began. The place of a row is its number,
-  or that of the row that it follows.
+  `step_key` returns the key of the step in which a response began. A row's place is its index, or
+  the place of the row that it follows.
   """
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
@@ -124,14 +124,14 @@ def rows_of(
 
 
 def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
-  """Gives each free slot a row that waits, the first to the first."""
+  """Give the free slots to the waiting rows, both in order."""
   free = [slot for slot, row in enumerate(slots) if row is None]
   for slot in free[: len(waiting)]:
     slots[slot] = waiting.popleft()
 
 
 def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count: int) -> Insertion:
-  """The insertion of `count` rows that (slot, source, row) describe; missing rows fill no slot."""
+  """Build the insertion of `count` rows from (slot, source, row). Missing rows fill no slot."""
 
   def padded(values: Sequence[int], fill: int = 0) -> np.ndarray:
     return np.array([*values, *[fill] * (count - len(values))], np.int32)
@@ -153,7 +153,7 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
 
 
 def forced_of(slots: Slots) -> Forced:
-  """What the rows have to read before they write, as much as `decode` takes at once."""
+  """Collect the tokens that rows must read before they write, as many as `decode` takes at once."""
   N, B = decode_loop.TOKENS_PER_SYNC, len(slots)
   tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
   for slot, row in enumerate(slots):
@@ -189,9 +189,9 @@ def finished(slots: Slots) -> list[int]:
 def harvest(
   slots: Slots, routes_of: Mapping[int, np.ndarray]
 ) -> Iterator[tuple[int, Row, Response]]:
-  """Frees the slots of the rows that have finished: (slot, row, response).
+  """Free the slots of the rows that have finished and yield (slot, row, response).
 
-  `routes_of` are the routes [S, L, C] of these by slot, where they are kept.
+  `routes_of` has the routes [S, L, C] of these slots if they are kept.
   """
   for slot in finished(slots):
     row, slots[slot] = slots[slot], None
@@ -201,14 +201,14 @@ def harvest(
 
 
 def progress(rows: Sequence[Row]) -> str:
-  """Responses and tokens up to the last sync."""
+  """Report responses and tokens up to the last sync."""
   complete = sum(row.complete is not None for row in rows)
   written = counted(sum(row.length for row in rows), 'token')
   return f'{complete} of {counted(len(rows), "response")}, {written}'
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
-  """The share of the computed tokens that are part of a response; nothing without a sync."""
+  """Return the share of computed tokens that are part of a response; empty without a sync."""
   computed = sum(sync.slots * sync.steps for sync in syncs)
   written = sum(sync.tokens for sync in syncs)
   return {'rollout/slots_busy': written / computed} if computed else {}
@@ -217,17 +217,17 @@ def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
 # ---- Prompts read ahead ----
 
 # `DecodeSpec.prompts` of them are kept at once; more go in waves. A prompt is padded to one of at
-# most three lengths, and each length has a fixed number of prompts in one prefill, so that a run
-# compiles at most three programs for all of its prompts. Responses that are resumed are prefilled
-# right into slots, packed into sequences of two lengths (see packing.py).
+# most three lengths. Each length has a fixed number of prompts in one prefill, so a run compiles at
+# most three programs for its prompts. Resumed responses are prefilled right into slots, packed into
+# sequences of two lengths (see packing.py).
 
 
 # In one prefill, on each part of the rows: enough to keep the chips' matrix units busy, and so few
-# that a prefill which is not full wastes little.
+# that a partly full prefill wastes little.
 PREFILL_TOKENS = 512
 _SHORTEST = 64  # tokens; below it, compiling another shape costs more than the padding
-# Responses that are resumed in one sequence, at most. Lognormal lengths with a 99th percentile of 8
-# medians then have 1.02 tokens computed for each; four in one 1.04, three 1.10.
+# Most resumed responses in one sequence. With lognormal lengths and a 99th percentile of 8 medians,
+# 1.02 tokens are then computed for each token; with four in a sequence 1.04, with three 1.10.
 _ROWS_OF_SEQUENCE = 8
 
 _Name = TypeVar('_Name', bound=Hashable)
@@ -235,7 +235,7 @@ _Name = TypeVar('_Name', bound=Hashable)
 
 @dataclasses.dataclass
 class Prefilled:
-  """The prompts that are prefilled, and the place of each."""
+  """The prefilled prompts and the place of each."""
 
   prompts: Prompts
   places: dict[Origin, int] = dataclasses.field(default_factory=dict)
@@ -248,7 +248,7 @@ class Prefilled:
     mesh: Mesh,
     wanted: Iterable[tuple[Origin, np.ndarray]],
   ) -> None:
-    """Prefills the first prompts of `wanted`, as many as fit; drops all others."""
+    """Prefill the first prompts of `wanted`, as many as fit. Drops all others."""
     wave: dict[Origin, np.ndarray] = {}
     for origin, prompt in wanted:
       wave.setdefault(origin, prompt)
@@ -267,7 +267,7 @@ class Prefilled:
         lengths_P[: len(origins)] = [len(absent[origin]) for origin in origins]
         place_P[: len(origins)] = [new[origin] for origin in origins]
         self.prompts = filling.prefill(config, params, self.prompts, tokens_PT, lengths_P, place_P)
-        # So that the progress is true. What the device waits for the next prompts is little.
+        # Keeps the progress true. The device waits little for the next prompts.
         jax.block_until_ready(self.prompts.hidden_WD)
         done += len(origins)
 
@@ -275,7 +275,7 @@ class Prefilled:
 def batches(
   rows: Mapping[_Name, np.ndarray], lengths: Sequence[int], most: int, mesh: Mesh, pad_id: int
 ) -> Iterator[tuple[np.ndarray, list[_Name]]]:
-  """(tokens_PT, names of its first rows) of what is prefilled together, int32.
+  """Yield (tokens_PT, names of its first rows) of rows that are prefilled together, int32.
 
   Args:
     rows: their tokens by name.
@@ -296,7 +296,7 @@ def batches(
 
 
 def prefill_lengths(max_prompt: int) -> list[int]:
-  """What prompts are padded to: the longest, a half and a quarter of it; shortest first."""
+  """Return the padded lengths: a quarter and a half of the longest prompt, and the longest."""
   parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
   return [*(length for length in parts if length >= _SHORTEST), max_prompt]
 
@@ -309,14 +309,16 @@ def packed(
   routes_RTLC: np.ndarray | None = None,
   alone: bool = False,
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
-  """(tokens_PT int32, segments, (name, first of the P * T tokens) of their rows, routes_PTLC).
+  """Yield the passes over packed rows.
+
+  A pass is (tokens_PT int32, segments, (name, first of the P * T tokens) of its rows, routes_PTLC).
 
   Args:
     rows: their tokens by name.
     longest_row: tokens of the longest that there may be.
     most: rows that there may be at once.
     mesh: of decoding.
-    routes_RTLC: of the rows, at least as long (see routes.py); None where they are not kept.
+    routes_RTLC: of the rows, at least as long (see routes.py); None if they are not kept.
     alone: see `packed_passes`.
   """
   if not rows:
@@ -339,10 +341,10 @@ def packed(
 def packed_passes(
   length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, alone: bool = False
 ) -> list[packing.Pass]:
-  """The passes over rows of these lengths; arguments as in `packed`.
+  """Pack rows of these lengths into passes; arguments as in `packed`.
 
-  With `alone` each row has a sequence of its own, whose length follows from the row's: where the
-  clock decides which rows are resumed together, rounding must not depend on that.
+  With `alone` each row has its own sequence, and the row's length decides the sequence's. Use it if
+  the clock decides which rows are resumed together, because rounding must not depend on that.
   """
   long, short = packed_shapes(longest_row, most, mesh)
   if not alone:
@@ -359,7 +361,7 @@ def packed_passes(
 
 
 def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """The (long, short) shapes in which responses are resumed; W is how many a sequence holds."""
+  """Return the (long, short) shapes for resumed responses; `window` is the rows of a sequence."""
   short = -(-longest_row // 4)
   long, short = (
     Shape(prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
@@ -369,11 +371,11 @@ def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape
 
 
 def packed_rows(num_sequences: int, most: int) -> int:
-  """How many rows so many sequences resume at most."""
+  """Return how many rows `num_sequences` sequences resume at most."""
   return min(most, num_sequences * _ROWS_OF_SEQUENCE)
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:
-  """How many rows of `length` tokens are prefilled together, of `most` that there may be."""
+  """Return how many rows of `length` tokens are prefilled together, at most `most`."""
   _, num_shards = sharding.split(mesh, 'batch')
   return min(most, rows_within(PREFILL_TOKENS, length) * num_shards)

@@ -1,7 +1,7 @@
 """The stages of a step: plan, generate, old_logprobs, grade, pick_replays, assemble.
 
-`Rollout` holds what all of them need and never changes during a run. Partial rollouts are a layer
-on it: partial.py.
+`Rollout` holds everything that the stages need and never changes during a run. Partial rollouts are
+a layer on it: partial.py.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-  """The stages of a step, with what they need; made once per run."""
+  """The stages of a step, with everything they need. Made once per run."""
 
   config: RolloutConfig
   replay: replay.ReplayConfig
@@ -70,15 +70,10 @@ class Rollout:
   def plan(
     self, buffer: Buffer, cursor: Cursor, step: int, left: Sequence[PartialGroup] = ()
   ) -> Plan:
-    """Replayed questions from the buffer and the rest from the stream, shuffled by group.
+    """Plan replayed questions from the buffer and the rest from the stream, shuffled by group.
 
-    Depends on its arguments and the seed alone, so a resumed run makes the same plan.
-
-    Args:
-      buffer: what there is to replay.
-      cursor: where the stream is.
-      step: the one to plan.
-      left: see partial.py; here nothing is left.
+    The plan depends only on the arguments and the seed, so a resumed run makes the same one. `left`
+    is for partial rollouts (partial.py) and must be empty here.
     """
     assert not left, 'only partial rollouts leave groups to the next step'
     return self._draw(buffer, cursor, step, self.config.questions)
@@ -91,7 +86,7 @@ class Rollout:
     count: int,
     taken: Collection[int] = (),
   ) -> Plan:
-    """A plan of `count` questions, none of them in `taken`."""
+    """Plan `count` questions, none of them in `taken`."""
     rng = randomness.generator(self.seed, Purpose.PLAN, step)
     replayed = replay.draw_questions(self.replay, buffer, count, self.config.group_size, step, rng)
     fresh, cursor = question_stream.take(
@@ -120,7 +115,7 @@ class Rollout:
     )
 
   def reads_retired(self, buffer: Buffer, epoch: int) -> bool:
-    """Whether so few questions are left that the stream reads retired ones in `epoch`."""
+    """Return True if `epoch` also reads retired questions because too few others are left."""
     return question_stream.reads_retired(
       epoch, len(self.data.questions), buffer.retired_epoch, self.config.groups_in_flight
     )
@@ -128,12 +123,10 @@ class Rollout:
   def generate(
     self, params: Params, plan: Plan, submit: Submit
   ) -> tuple[list[list[Response]], dict[str, float]]:
-    """K fresh responses, K - 1 beside a stored one, by group; and metrics.
+    """Generate each group's fresh responses: K, or K - 1 next to a stored one. Returns metrics too.
 
-    Args:
-      params: in the decode layout (`model.decode_layout`).
-      plan: of the step.
-      submit: given what is to be judged as responses finish.
+    `params` are in the decode layout (`model.decode_layout`). `submit` gets each response to judge
+    as it finishes.
     """
     counts = self.config.group_size - plan.is_replay_Q
     places = [(group, sample) for group, count in enumerate(counts) for sample in range(count)]
@@ -149,12 +142,12 @@ class Rollout:
   def old_logprobs(
     self, params: Params, plan: Plan, responses: Responses
   ) -> tuple[Responses, dict[str, float]]:
-    """The responses with the log-probabilities that training takes as the old policy's.
+    """Return the responses with the log-probabilities that training uses as the old policy's.
 
-    The trainer's, with `objective.old_logprobs='recompute'`; else the sampler's, which every
-    `logprob_check.every` steps are compared with the trainer's. Concerns the tokens that this step
-    wrote.
-    Returns the differences too, as metrics, where any were computed.
+    With `objective.old_logprobs='recompute'` they are the trainer's. Otherwise they are the
+    sampler's, and every `logprob_check.every` steps they are compared with the trainer's. Only the
+    tokens that this step wrote are concerned. Returns the differences too, as metrics, if any were
+    computed.
 
     Raises:
       InputError: they differ by more than `logprob_check.max`.
@@ -181,9 +174,9 @@ class Rollout:
     return responses, measured
 
   def grade(self, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
-    """The groups that the step trains, with the verdicts on what `generate` submitted to `grader`.
+    """Return the groups that the step trains, with the verdicts of `grader`.
 
-    Raises InputError if grading failed for all of them.
+    `generate` submitted the responses. Raises InputError if grading failed for all of them.
     """
     verdicts = grader.collect()
     by_group = [
@@ -196,12 +189,12 @@ class Rollout:
   def pick_replays(
     self, params: Params, plan: Plan
   ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-    """The stored trajectory that each replayed question uses, and its scores; None for a fresh one.
+    """Pick the stored trajectory of each replayed question, with its scores; None for a fresh one.
 
-    By default the one of lowest mean token entropy under the current policy; ties go to the
-    oldest. What is picked is always scored, also where there is no choice, for the step's
-    records: a forward pass over few rows. Without `objective.importance_correction` it comes with
-    the log-probabilities that the current policy gives it; what the buffer stores stays as it is.
+    By default it has the lowest mean token entropy under the current policy; ties go to the oldest.
+    The picked one is always scored for the step's records, even without a choice: a forward pass
+    over few rows. Without `objective.importance_correction` it gets the current policy's
+    log-probabilities. The buffer stays unchanged.
     """
     rule, stored = self.replay.trajectory_selection, plan.candidates
     if rule == 'valid_steps':
@@ -229,7 +222,7 @@ class Rollout:
     replays: Sequence[Trajectory | None],
     scores: Sequence[ReplayScores | None],
   ) -> Batch:
-    """All rows of the step, see `assembly.batch`."""
+    """Assemble all rows of the step; see `make_batch`."""
     return make_batch(
       self.replay,
       self.objective,
@@ -248,7 +241,7 @@ class Rollout:
     rows: Sequence[tuple[np.ndarray, np.ndarray]],
     known: Sequence[np.ndarray | None] | None = None,
   ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """(log-probabilities, entropies) of (prompt, response) rows; see `scoring.score`."""
+    """Compute (log-probabilities, entropies) of (prompt, response) rows; see `scoring.score`."""
     return scoring.score(
       self.model,
       params,
@@ -259,12 +252,12 @@ class Rollout:
       pad_id=self.tokenizer.pad_id,
       temperature=self.config.temperature,
       logit_chunk=self.config.logit_chunk,
-      # One program, whether they are known or not.
+      # One program, whether routes are known or not.
       known=(known or [None] * len(rows)) if self.config.router_replay else None,
     )
 
   def _request(self, plan: Plan, place: tuple[int, int], step: int) -> Request:
-    """The request for sample `place[1]` of group `place[0]`, which began in `step`."""
+    """Request sample `place[1]` of group `place[0]`, which began in `step`."""
     group, sample = place
     return Request(
       prompt=plan.prompts[group],
@@ -276,12 +269,11 @@ class Rollout:
     )
 
   def _submit(self, plan: Plan, place: tuple[int, int], response: Response, submit: Submit) -> None:
-    """Has a complete response judged, unless its environment has judged it."""
+    """Submit a complete response for grading, unless its environment has judged it."""
     if response.verdict is None:
       submit(place, self._submission(plan, place, response))
 
   def _submission(self, plan: Plan, place: tuple[int, int], response: Response) -> pool.Submission:
-    """What is to be judged of a complete response."""
     question, limit = plan.questions[place[0]], self.config.max_response
     tokens, truncated = response.tokens, response.truncated
     return pool.Submission(
@@ -293,11 +285,11 @@ class Rollout:
     )
 
   def _released_costs(self, params: Params, plan: Plan) -> list[float]:
-    """`trajectory_rules.released_costs` of all candidates."""
+    """Compute `trajectory_rules.released_costs` of all candidates."""
     candidates = [
       (prompt, stored) for prompt, own in zip(plan.prompts, plan.candidates) for stored in own
     ]
-    # Everything but a prompt's first token, as if it were the response.
+    # Everything except a prompt's first token, as if it were the response.
     rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
     _, entropies = self.score(params, rows, [one.routes for _, one in candidates])
     lengths = [int(np.sum(one.tokens != self.tokenizer.pad_id)) for _, one in candidates]
@@ -306,7 +298,6 @@ class Rollout:
   def _score_replays(
     self, params: Params, plan: Plan, candidates: Sequence[selection.Candidate]
   ) -> list[ReplayScores]:
-    """Scores of some trajectories."""
     rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
     own, known = [stored.own for _, stored in candidates], [one.routes for _, one in candidates]
     logps, entropies = (
@@ -322,7 +313,7 @@ class Rollout:
 
 
 def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
-  """A plan of some questions of `data`, apart from stream and buffer; none is replayed."""
+  """Plan some questions of `data`, apart from stream and buffer; none is replayed."""
   return Plan(
     step=step,
     cursor=Cursor(),
@@ -349,11 +340,11 @@ def make_batch(
   spans_steps: bool,
   keeps_routes: model.ShapeConfig | None = None,
 ) -> Batch:
-  """All rows of the step, group after group; the replayed row is the last of its group.
+  """Assemble all rows of the step, group after group; the replayed row is the last of its group.
 
   Rows of questions outside `replay.difficulty` keep their place with an empty mask, so the
-  normaliser stays the same. Rows have room for `longest_row` tokens; `spans_steps` says
-  whether responses may span steps, and `keeps_routes` is the model whose routes they have, if any.
+  normaliser stays the same. Rows have room for `longest_row` tokens. `spans_steps` says whether
+  responses may span steps. `keeps_routes` is the model whose routes they have, if any.
   """
   step, rewards, rows, trains = trained.plan.step, [], [], []
   members: list[Response | Trajectory] = []
@@ -369,14 +360,14 @@ def make_batch(
   advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B)
   tokens_BT, mask_BT = right_padded(rows, longest_row, pad_id)
   is_token_BT = mask_BT > 0
-  # What an environment said is context: neither trained nor weighed.
+  # Tokens of an environment are context: they are not trained and have no weight.
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
   # Row after row, in the mask's order.
   logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])
   for b, member in enumerate(members):
-    if isinstance(member, Response):  # a replayed row is corrected by its importance weight alone
+    if isinstance(member, Response):  # only its importance weight corrects a replayed row
       if member.tis_weight is not None:
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
@@ -418,22 +409,22 @@ def _within_second_moment(
   scores: Sequence[ReplayScores | None],
   advantage_R: np.ndarray,
 ) -> np.ndarray:
-  """Which tokens of the R replayed rows stay, row after row: bool."""
+  """Mark the tokens of the R replayed rows that stay, row after row: bool."""
   log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)
 
 
 def _first_step(member: Response | Trajectory, step: int) -> int:
-  """The step that wrote the first token of what `step` trains."""
+  """Return the step that wrote the first token; `step` trains the member."""
   return member.step if isinstance(member, Trajectory) else member.first_step(step)
 
 
-# ---- What a reward may ask for ----
+# ---- Facts for rewards ----
 
 
 def question_facts(question: Question) -> dict[str, Any]:
-  """Facts from a question's row; `question` and `messages` hide columns of these names."""
+  """Return facts from a question's row; `question` and `messages` hide columns of these names."""
   return {
     **question.columns,
     'question': last_user_message(question.messages),
@@ -444,13 +435,10 @@ def question_facts(question: Question) -> dict[str, Any]:
 def response_facts(
   question: Question, tokens: np.ndarray, truncated: bool, max_response: int
 ) -> dict[str, Any]:
-  """All facts that do not come from the text of a response or from the verifier.
+  """Return all facts about a response, except facts from its text or from the verifier.
 
-  Args:
-    question: that it answers.
-    tokens: [T] int32, the end token included where there is one.
-    truncated: whether it was cut at the limit, without an end token.
-    max_response: that limit, in tokens.
+  `tokens` are [T] int32, with the end token if there is one. `truncated` is True if the response
+  was cut at the limit of `max_response` tokens, without an end token.
   """
   return {
     **question_facts(question),

@@ -1,6 +1,6 @@
-"""From logits to a token: temperature, truncation, and a draw that sorts only to truncate.
+"""Sampling a token from logits: temperature, truncation, and a draw that sorts only to truncate.
 
-Shape letters of its own: C blocks of W tokens cover the vocabulary.
+Shape letters here: C blocks of W tokens cover the vocabulary.
 """
 
 import dataclasses
@@ -17,24 +17,24 @@ _LANES = 128  # a block is a multiple of the widest vector register
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-  """What tokens are sampled from; static, so that each value compiles once."""
+  """The distribution that tokens are sampled from. Static, so each value compiles once."""
 
   temperature: float = 1.0  # 0 takes the most probable token
   top_k: int = 0  # only the k most probable tokens; 0 is all
   top_p: float = 1.0  # only the most probable ones that together have this share
-  min_p: float = 0.0  # only those of at least this share of the most probable one's probability
+  min_p: float = 0.0  # only tokens with at least this share of the highest probability
 
   @property
   def truncates(self) -> bool:
-    """Whether any token is left out."""
+    """Return True if it leaves out any token."""
     return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def padded_size(vocab_size: int) -> int:
-  """How many columns of logits give each shard of the vocabulary whole blocks.
+  """Return the columns of logits that give each shard of the vocabulary whole blocks.
 
-  Then block sums need no data of other shards. On the mesh of `jax.set_mesh`; where it does not
-  split the vocabulary nothing is added.
+  Block sums then need no data of other shards. The mesh is the one of `jax.set_mesh`. If it does
+  not split the vocabulary, nothing is added.
   """
   num_shards = sharding.num_shards('vocab', vocab_size)
   if num_shards == 1:
@@ -48,12 +48,11 @@ def sample_token(
   uniform_B2: jax.Array,
   vocab_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """A token per row by inverse CDF, with its log-probability and the entropy, in nats.
+  """Draw a token per row by inverse CDF, with its log-probability and the entropy, in nats.
 
   Both refer to the distribution that is sampled from, after temperature and truncation. At
-  temperature 0 the token is the most probable one, and both are those of temperature 1.
-  Sampling has two levels: a block of the vocabulary, then a token within it, each from its
-  own uniform.
+  temperature 0 the token is the most probable one, and both refer to temperature 1. Sampling has
+  two levels: a block of the vocabulary, then a token within it, each from its own uniform.
 
   Args:
     distribution: temperature and truncation.
@@ -75,8 +74,8 @@ def sample_token(
   shifted_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
   weight_BV = jnp.exp(shifted_BV)
   blocks_BCW = _blocks(weight_BV, vocab_size)
-  # Replicated, as are the chosen block's weights below: so small that drawing from them needs no
-  # sums over shards.
+  # Replicated, like the chosen block's weights below. They are small, and drawing from them then
+  # needs no sums over shards.
   block_BC = sharding.constrain(jnp.sum(blocks_BCW, axis=-1), ('batch', None))
   log_total_B = jnp.log(jnp.sum(block_BC, axis=-1))
   # Impossible tokens add 0, not 0 * -inf.
@@ -94,9 +93,9 @@ def sample_token(
 
 
 def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
-  """The first index of positive weight whose cumulative sum exceeds uniform * total.
+  """Return the first index of positive weight whose cumulative sum exceeds uniform * total.
 
-  Where rounding leaves none, the last index of positive weight. float32 [B, N], [B] -> int [B].
+  If rounding leaves none, it is the last index of positive weight. float32 [B, N], [B] -> int [B].
   """
   chex.assert_rank([weight_BN, uniform_B], [2, 1])
   cumulative_BN = jnp.cumsum(weight_BN, axis=-1)
@@ -107,15 +106,15 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
-  """Logits with -inf outside top-k, then top-p of the rest, then min-p; ties stay together."""
+  """Set logits to -inf outside top-k, then top-p of the rest, then min-p; ties stay together."""
   if 0 < distribution.top_k < logits_BV.shape[-1]:
     least_B1 = jax.lax.top_k(logits_BV, distribution.top_k)[0][:, -1:]
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
   if distribution.top_p < 1:
     falling_BV = -jnp.sort(-logits_BV, axis=-1)
     p_BV = jax.nn.softmax(falling_BV, axis=-1)
-    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # those before are not enough
-    # The first is needed in any case, also where top_p is so small that rounding hides it.
+    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # earlier ones are too few
+    # The first is always needed, even if top_p is so small that rounding hides it.
     count_B1 = jnp.maximum(1, jnp.sum(needed_BV, axis=-1, keepdims=True))
     least_B1 = jnp.take_along_axis(falling_BV, count_B1 - 1, axis=-1)
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
@@ -126,7 +125,7 @@ def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
 
 
 def _blocks(weight_BV: jax.Array, vocab_size: int) -> jax.Array:
-  """[B, C, W] with W near the root of the vocabulary's size; padding has weight 0."""
+  """Reshape to [B, C, W], with W near the root of the vocabulary's size; padding has weight 0."""
   B, V = weight_BV.shape
   width = _block_width(vocab_size)
   padded = _round_up(V, width)

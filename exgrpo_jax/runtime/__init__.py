@@ -1,1 +1,1 @@
-"""What every long run needs: hosts, preemption, clocks, compilations, the workdir."""
+"""Services of every long run: hosts, preemption, clocks, compilations, the workdir."""

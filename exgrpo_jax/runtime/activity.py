@@ -1,6 +1,6 @@
-"""What this process is doing, announced with `doing` and read with `now`.
+"""A status line for what this process is doing: `doing` sets it and `now` reads it.
 
-Announcing costs nothing: the text is made only when `now` is called, by a thread of console.py.
+Setting it costs nothing: the text is made only when a thread of console.py calls `now`.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ class _Work(NamedTuple):
 
 
 _current: list[_Work] = []  # in the main thread, the outermost first
-_compiled: list[tuple[_Work, str]] = []  # the program that the main thread compiles, and in what
+_compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its enclosing block
 
 
 @contextlib.contextmanager
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
-  """Has `now` name the block while it runs, after the blocks that enclose it.
+  """Have `now` name the block while it runs, after the blocks that enclose it.
 
-  `what` may be a function, to report progress; another thread calls it, so it must return at once.
+  To report progress, `what` may be a function. Another thread calls it, so it must return at once.
   """
   _current.append(_Work(what if callable(what) else lambda: what, time.monotonic()))
   try:
@@ -37,16 +37,17 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 def compiling(program: str) -> None:
   """Have `now` name a program until the next call, or the end of the innermost block.
 
-  A compilation that fails does not say so, but the block around it ends. Other threads say nothing.
+  JAX does not report a failed compilation, but the block around it ends. Calls from other threads
+  are ignored.
   """
   if threading.current_thread() is threading.main_thread():
     _compiled[:] = [(work, program) for work in _current[-1:] if program]
 
 
 def now() -> str:
-  """E.g. 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'; '' when idle.
+  """Return the status line, or '' when idle. The time is how long the innermost block has run.
 
-  The time is the innermost block's.
+  E.g. 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'.
   """
   current = tuple(_current)
   said = [text for work in current if (text := work.say())]
@@ -57,16 +58,16 @@ def now() -> str:
   return ': '.join(filter(None, (said[0], ', '.join(said[1:])))) + f' ({elapsed})'
 
 
-# ---- Lines that say how far a preparation is ----
+# ---- Progress lines while data is prepared ----
 
 
-LINE_SECONDS = 10.0  # between lines; what takes less prints none
+LINE_SECONDS = 10.0  # between lines; shorter work prints none
 
 
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
-  """A function to call with the number of rows done, which prints `line` of it now and then.
+  """Return a function that takes the number of rows done and sometimes prints `line(done)`.
 
-  It prints where standard output goes when it is made, for TFDS's is thrown away.
+  It remembers the current standard output, because TFDS's output is redirected and thrown away.
   """
   out, printed = sys.stdout, time.monotonic()
 

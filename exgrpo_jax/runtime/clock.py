@@ -1,4 +1,4 @@
-"""Timing a run: where a step's time goes, how long the rest takes, and steps that hang."""
+"""Time spent in each phase of a step, an estimate of the time left, and warnings about hangs."""
 
 import collections
 import concurrent.futures
@@ -16,33 +16,33 @@ import jax
 
 from exgrpo_jax.runtime import activity, compilations
 
-NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases that speed and cost leave out
-RECENT = 20  # steps from which Pace extrapolates
-MEDIAN_STEPS = 3  # the first steps compile: a median needs this many
-FACTOR = 10  # times the median, after which a step is reported
-LEAST_SECONDS = 60.0  # no step is reported before this
+NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases left out of speed and cost
+RECENT = 20  # steps that Pace extrapolates from
+MEDIAN_STEPS = 3  # finished steps before there is a median, because the first ones compile
+FACTOR = 10  # a step is reported after this many times the median
+LEAST_SECONDS = 60.0  # but no step is reported before this
 
 
 class Now(NamedTuple):
   """A reading of the clock in the middle of a step."""
 
   step: int  # steps finished before this one
-  step_seconds: float  # of this one so far
+  step_seconds: float  # of this step so far
   phase: str  # '' between two phases
   phase_seconds: float
   median_seconds: float  # of the finished steps; infinite until there are MEDIAN_STEPS
 
 
 class Clock:
-  """Seconds by phase since the last `restart`, and how long the device idled."""
+  """The seconds of each phase since the last `restart`, and how long the device idled."""
 
   def __init__(self) -> None:
-    self._steps: list[float] = []  # seconds of the finished ones
-    self._finished: concurrent.futures.Future[float] | None = None  # when the device has
+    self._steps: list[float] = []  # seconds of each finished step
+    self._finished: concurrent.futures.Future[float] | None = None  # when the device finishes
     self._begin()
 
   def restart(self) -> None:
-    """Ends a step and starts the next."""
+    """End a step and start the next."""
     self._steps.append(time.monotonic() - self._started)
     self._begin()
 
@@ -54,7 +54,7 @@ class Clock:
 
   @contextlib.contextmanager
   def __call__(self, phase: str, device_waits: bool = False) -> Iterator[None]:
-    """Times a block as `phase`; with `device_waits` the device idles meanwhile."""
+    """Time a block as `phase`; `device_waits` means that the device idles meanwhile."""
     start = time.monotonic()
     self._phase = (phase, start)
     with activity.doing(phase.replace('_', ' ')), jax.profiler.TraceAnnotation(phase):
@@ -65,7 +65,7 @@ class Clock:
     self._device_waited += (now - start) * device_waits
 
   def dispatched(self, values: Any) -> None:
-    """Counts the device as busy from now until it has computed `values`, a tree of arrays."""
+    """Count the device as busy until it has computed `values`, a tree of arrays."""
 
     def wait() -> float:
       jax.block_until_ready(values)
@@ -76,35 +76,35 @@ class Clock:
     pool.shutdown(wait=False)
 
   def await_device(self) -> None:
-    """Waits for what was dispatched, and counts as idle the time since it finished."""
+    """Wait for the dispatched values; count the time since they were ready as idle."""
     assert self._finished is not None, 'nothing was dispatched'
     finished = self._finished.result()
     self._device_waited += max(0.0, time.monotonic() - finished)
 
   def seconds(self) -> dict[str, float]:
-    """'time/{phase}', 'time/device_wait' and 'time/step', in seconds."""
+    """Return 'time/{phase}', 'time/device_wait' and 'time/step', in seconds."""
     return {f'time/{phase}': seconds for phase, seconds in self._phases.items()} | {
       'time/device_wait': self._device_waited,
       'time/step': time.monotonic() - self._started,
     }
 
   def now(self) -> Now:
-    """A reading; may be called from another thread than the one that runs the step."""
+    """Return a reading; any thread may call this."""
     (phase, since), moment = self._phase, time.monotonic()
     median = statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS else float('inf')
     return Now(len(self._steps), moment - self._started, phase, moment - since, median)
 
 
 class Pace:
-  """The recent speed of steps and evaluations, compilation left out.
+  """The recent speed of steps and evaluations, without compilation.
 
-  Only the first steps and the first evaluation compile, so it says nothing about the rest.
+  Only the first steps and the first evaluation compile, so their times do not predict later ones.
   """
 
   def __init__(
     self, compiled: compilations.Counter, records: Iterable[Mapping[str, float]] = ()
   ) -> None:
-    """`records` are the metrics of earlier steps, where a run is resumed."""
+    """Start with the evaluation times in `records`, the metrics of a resumed run's past steps."""
     self._compiled = compiled
     seconds = (
       record['time/evaluate'] + record.get('time/export', 0.0)
@@ -117,11 +117,11 @@ class Pace:
 
   def _begin(self) -> None:
     self._started, self._programs = time.monotonic(), self._compiled.count
-    self._apart = 0.0  # seconds of the step that were not the step's own
+    self._apart = 0.0  # seconds of evaluations within the step
 
   @contextlib.contextmanager
   def evaluation(self) -> Iterator[None]:
-    """Times a block as an evaluation, which not every step has."""
+    """Time a block as an evaluation, separately from its step."""
     started, compiling = time.monotonic(), self._compiled.seconds
     programs = self._compiled.count
     yield
@@ -131,13 +131,13 @@ class Pace:
     self._programs += self._compiled.count - programs
 
   def finish_step(self) -> None:
-    """Ends a step and starts the next."""
+    """End a step and start the next."""
     if self._compiled.count == self._programs:
       self._steps.append(time.monotonic() - self._started - self._apart)
     self._begin()
 
   def seconds_left(self, steps: int, evaluations: int) -> float | None:
-    """Estimate for the steps and evaluations left; None until there is something to go by."""
+    """Estimate the seconds of the remaining steps and evaluations; None before any was timed."""
     if not steps:
       return 0.0
     if not self._steps or (evaluations and not self._evaluations):
@@ -150,14 +150,14 @@ class Pace:
 def watched(
   tell: Callable[[str], None] | None = None, least_seconds: float = LEAST_SECONDS
 ) -> Iterator[Clock]:
-  """A clock for the steps in the block, and a thread that reports a step that takes far too long.
+  """Yield a clock for the steps in the block; a thread reports steps that take far too long.
 
-  A host that waits for another, or for a file system, looks like one that works. Every host reports
-  for itself: look at the one whose phase differs from the others'.
+  A host that waits for another host or for a file system looks like one that works. Every host
+  reports for itself: look at the one whose phase differs from the others'.
 
   Args:
-    tell: gets a line once a step has taken FACTOR times the median and at least `least_seconds`,
-      and another each time that doubles; prints it by default.
+    tell: called with a line when a step has taken FACTOR times the median and at least
+      `least_seconds`, and again each time that doubles. By default the line is printed.
     least_seconds: no step is reported before this.
   """
   clock, over = Clock(), threading.Event()
@@ -198,11 +198,11 @@ def _print(message: str) -> None:
 
 
 def traced(steps: Iterable[int], chosen: Collection[int], workdir: str) -> Iterator[int]:
-  """`steps`; those `chosen` are traced by JAX's profiler, into workdir/traces/step_…/.
+  """Yield `steps`; JAX's profiler traces the `chosen` ones into workdir/traces/step_…/.
 
-  A trace shows what device and host do, and when, with steps and phases marked: TensorBoard's
-  plugin (pip install xprof) shows the folder, ui.perfetto.dev the *.trace.json.gz in it. It ends
-  when the next step is asked for.
+  A trace shows what device and host do, and when, with steps and phases marked. TensorBoard's
+  plugin (pip install xprof) shows the folder; ui.perfetto.dev shows the *.trace.json.gz in it.
+  A trace ends when the caller requests the next step.
   """
   for step in steps:
     if step not in chosen:

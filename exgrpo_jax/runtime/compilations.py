@@ -1,4 +1,4 @@
-"""What XLA compiles: listed, counted, and kept on disk for the next start."""
+"""Programs that XLA compiles: listed, counted, and kept on disk for the next start."""
 
 import collections
 import contextlib
@@ -14,34 +14,34 @@ from exgrpo_jax.runtime import activity
 
 _LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'  # compilation comes next
 _COMPILED = '/jax/core/compile/backend_compile_duration'
-_READ = '/jax/compilation_cache/cache_hits'  # comes before the other event of the same program
+_READ = '/jax/compilation_cache/cache_hits'  # comes before _COMPILED of the same program
 
 
 class Program(NamedTuple):
   """A jitted function at one of the sizes that a run calls it with.
 
-  The code that runs it lists it; what compiles it needs to know nothing else.
+  The code that runs the function lists it; compiling it needs nothing else.
   """
 
   name: str
   function: Any  # what `jax.jit` or `jit_for_training` returns
-  args: tuple[Any, ...]  # as in a run; shapes with shardings may stand in the place of arrays
-  mesh: Mesh  # in context as it runs
-  size: tuple[int, int] = (0, 0)  # rows that it computes at once, and tokens of each
+  args: tuple[Any, ...]  # as in a run; shapes with shardings may replace arrays
+  mesh: Mesh  # the active mesh while it runs
+  size: tuple[int, int] = (0, 0)  # rows that it computes at once, and tokens per row
   kept: Any = ()  # a tree of arrays that its caller keeps meanwhile, arguments or not
-  runs: float = 0  # in a step
-  trips: float = 1  # in each run, of a loop whose trips depend on data
+  runs: float = 0  # per step
+  trips: float = 1  # per run, of a loop whose number of iterations depends on data
   filled: float = 1  # share of its cache that is written
 
   def lower(self) -> jax.stages.Lowered:
-    """Trace it; the devices of its mesh need not exist."""
+    """Trace the function; the devices of its mesh need not exist."""
     with jax.set_mesh(self.mesh):
       return self.function.lower(*self.args)
 
   def results(self, exact: bool = False) -> Any:
-    """Return the shapes and shardings of what it returns.
+    """Return the shapes and shardings of the function's results.
 
-    On several devices it is compiled. On one it is only if `exact`: else all shardings are empty.
+    On several devices this compiles. On one it compiles only if `exact`; else shardings are empty.
     """
     if self.mesh.size == 1 and not exact:
       layout = NamedSharding(self.mesh, PartitionSpec())
@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
 
 def _abstract(leaf: Any, layout: Any) -> jax.ShapeDtypeStruct:
-  is_weak = getattr(leaf, 'weak_type', False)  # one that is lost would be another program
+  is_weak = getattr(leaf, 'weak_type', False)  # part of the program's cache key
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=is_weak)
 
 
@@ -62,13 +62,13 @@ class Counter:
 
   def __init__(self) -> None:
     self.count = 0  # programs
-    self.seconds = 0.0  # that they took
+    self.seconds = 0.0  # total over these programs
     self.names: collections.Counter[str] = collections.Counter()  # function -> its programs
-    self.compiled_anew: collections.Counter[str] = collections.Counter()  # those not on disk
-    self._is_read = False  # the program that comes next
+    self.compiled_anew: collections.Counter[str] = collections.Counter()  # programs not on disk
+    self._is_read = False  # True if the next program comes from disk
 
   def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
-    """Notes one of JAX's events; for `jax.monitoring`."""
+    """Count a compilation; a listener for `jax.monitoring`."""
     if event == _COMPILED:
       name = _program(details)
       self.count += 1
@@ -78,11 +78,11 @@ class Counter:
       self._is_read = False
 
   def hear_instant(self, event: str, **_: str | int) -> None:
-    """Notes one of JAX's events that have no duration; for `jax.monitoring`."""
+    """Note a read from the cache; a listener for events of `jax.monitoring` without a duration."""
     self._is_read |= event == _READ
 
   def metrics(self) -> dict[str, float]:
-    """How many programs, and the seconds they took."""
+    """Return the number of programs and the seconds they took."""
     return {'perf/compilations': float(self.count), 'time/compile_total': self.seconds}
 
   def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Has `activity.now` name the programs that JAX compiles in the block."""
+  """Have `activity.now` name the programs that JAX compiles in the block."""
   jax.monitoring.register_event_duration_secs_listener(_show)
   try:
     yield
@@ -112,13 +112,12 @@ def _show(event: str, duration_secs: float, **details: str | int) -> None:
 
 
 def _program(details: Mapping[str, str | int]) -> str:
-  """Return the name of the function that an event of JAX is about."""
   return str(details.get('fun_name', '?')).removeprefix('jit(').removesuffix(')')
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counter]:
-  """Counts what is compiled in the block."""
+  """Count the programs that are compiled in the block."""
   counter = Counter()
   jax.monitoring.register_event_duration_secs_listener(counter.hear)
   jax.monitoring.register_event_listener(counter.hear_instant)
@@ -130,19 +129,19 @@ def counted() -> Iterator[Counter]:
 
 
 def folder(setting: str, workdir: str) -> str:
-  """Where `config.compilation_cache` keeps compiled programs: {workdir} is the run's."""
+  """Resolve `config.compilation_cache` to a folder; '{workdir}' stands for the run's workdir."""
   return os.path.expanduser(setting.replace('{workdir}', workdir))
 
 
 def keep(folder: str) -> None:
-  """Makes JAX look in `folder` before it compiles, and keep there what it compiles.
+  """Make `folder` JAX's compilation cache.
 
-  Small programs too: together they take longer than the large ones. '' leaves JAX's own settings,
-  such as the environment's JAX_COMPILATION_CACHE_DIR.
+  Small programs are cached too: together they take longer than the large ones. '' leaves JAX's own
+  settings, such as the environment's JAX_COMPILATION_CACHE_DIR.
   """
   if folder:
     jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    # XLA's own caches would make the folder's path part of a program's key, and a folder that is
-    # mounted or copied elsewhere useless.
+    # With XLA's own caches the folder's path is part of a program's key, so a folder that is
+    # mounted or copied elsewhere would be useless.
     jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')

@@ -1,7 +1,7 @@
-"""A long command's output: a status line, and a file that keeps what was printed.
+"""A long command's output: a status line, and a log file of everything that was printed.
 
-On a terminal the last line shows what is being done (activity.py), several times a second.
-Elsewhere a line is printed whenever nothing else was for ten seconds. A thread does both.
+On a terminal the last line shows the current activity (activity.py), several times a second.
+Elsewhere a status line is printed after ten seconds without output. A thread does both.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ _CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
 
 @contextlib.contextmanager
 def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
-  """Shows what is being done in the block, and appends its output to the file `path`.
+  """Show the current activity during the block, and append the block's output to the file `path`.
 
-  The file gets standard output, standard error and the error that ends the block, without what only
-  a terminal understands; '' keeps no file. Of several hosts only the first shows and keeps
-  anything. Not to be nested.
+  The file gets standard output, standard error and the error that ends the block, without terminal
+  escape sequences. '' keeps no file. Of several hosts only the first shows and keeps anything.
+  Must not be nested.
   """
   if not hosts.is_first():
     yield
@@ -74,7 +74,7 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
 
 
 def program() -> list[str]:
-  """Return the words by which the user started it, to begin other commands with."""
+  """Return the words that started this program; suggested commands begin with them."""
   script = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ''
   if os.path.basename(script) != 'exgrpo':
     return [sys.orig_argv[0], '-m', 'exgrpo_jax']
@@ -89,7 +89,7 @@ class _Log:
     self.last = time.monotonic()
 
   def write(self, line: str) -> None:
-    """Appends a line, without escape sequences and overwritten progress."""
+    """Append a line, without escape sequences and overwritten progress."""
     self.last = time.monotonic()
     text = _CONTROL.sub('', line).rstrip('\r').rpartition('\r')[2]
     with contextlib.suppress(OSError):  # a full disk must not end a run because of its log
@@ -101,7 +101,7 @@ class _Kept:
 
   def __init__(self, stream: IO[str], log: _Log) -> None:
     self._stream, self._log = stream, log
-    self._line = ''  # not ended yet
+    self._line = ''  # the last line, until it ends
 
   def write(self, text: str) -> int:
     *lines, self._line = (self._line + text).split('\n')
@@ -114,7 +114,7 @@ class _Kept:
 
 
 class _Terminal(rich.console.Console):
-  """A terminal whose cursor stays visible: a killed run could not bring it back."""
+  """A terminal whose cursor stays visible, because a killed run could not show it again."""
 
   def show_cursor(self, show: bool = True) -> bool:
     del show
@@ -123,7 +123,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """Sends what libraries log to the current standard error, not to that of their import."""
+  """Send the libraries' logs to the current standard error, not to the one of their import."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:
@@ -134,12 +134,12 @@ def _logging_to_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _live_line() -> Iterator[bool]:
-  """Keeps a terminal's last line up to date; yields whether standard output is a terminal."""
+  """Keep a terminal's last line up to date; yield True if standard output is a terminal."""
   terminal = _Terminal(file=sys.stdout, soft_wrap=True)
   if not sys.stdout.isatty() or terminal.is_dumb_terminal:
     yield False
     return
-  # What is printed to either stream goes above the line. Standard error may be a file.
+  # Output of either stream goes above the line. Standard error may be a file.
   with rich.live.Live(
     console=terminal,
     get_renderable=lambda: rich.text.Text(
@@ -156,10 +156,10 @@ def _break_silence(over: threading.Event, log: _Log, silence: float, is_live: bo
     doing = activity.now()
     if not doing or time.monotonic() - log.last < silence:
       continue
-    if is_live:  # readers of the file see that the run is alive
+    if is_live:  # the terminal shows it already; the file must show that the run is alive
       log.write(f'... {doing}')
       continue
     try:
       print(f'... {doing}', flush=True)
-    except OSError:  # the reader has gone
+    except OSError:  # the reader of the pipe is gone
       return

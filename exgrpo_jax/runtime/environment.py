@@ -1,4 +1,4 @@
-"""What a run runs on: machine, versions and commit, one entry per start in environment.json."""
+"""environment.json: the machine, versions and commit of each start of a run."""
 
 import contextlib
 import datetime
@@ -21,7 +21,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import write_json
 
 FILE = 'environment.json'
-PARAMETERS = 'initial_parameters'  # the entry's digest of them, see storage.digest
+PARAMETERS = 'initial_parameters'  # key of their digest, see storage.digest
 
 _PACKAGES = (
   'jax',
@@ -39,16 +39,16 @@ _GIB = 2**30
 
 
 def record_start(workdir: str, first_step: int, parameters: str = '') -> None:
-  """Appends what this start runs on; of several hosts only the first writes.
+  """Append an entry for this start; of several hosts only the first writes.
 
-  `parameters` is a digest of the initial ones; '' where the run is resumed.
+  `parameters` is a digest of the initial parameters; '' for a resumed run.
   """
   start = describe(first_step) | ({PARAMETERS: parameters} if parameters else {})
   write_json(os.path.join(workdir, FILE), [*read(workdir), start])
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """What each start of the run ran on, see `describe`; empty before the first."""
+  """Return the entry of each start of the run (see `describe`); empty before the first."""
   path = os.path.join(workdir, FILE)
   if not os.path.exists(path):
     return []
@@ -60,7 +60,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
 
 
 def describe(first_step: int) -> dict[str, Any]:
-  """The machine, the versions and the command, as JSON values."""
+  """Describe the machine, the versions and the command as JSON values."""
   device = jax.devices()[0]
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
@@ -80,7 +80,7 @@ def describe(first_step: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """The versions of this package and, where installed, of those it computes with, by name."""
+  """Return name -> version of this package and of the installed packages that it computes with."""
   found = {'exgrpo_jax': __version__}
   for name in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -89,11 +89,11 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> dict[str, float]:
-  """The peak memory of this process and of its fullest device so far, in GiB.
+  """Return the peak memory of this process and of its fullest device so far, in GiB.
 
-  A CPU does not report it, and is left out.
+  A CPU does not report its peak, so there only the process's is returned.
   """
-  unit = 1 if sys.platform == 'darwin' else 1024  # bytes there, KiB elsewhere
+  unit = 1 if sys.platform == 'darwin' else 1024  # macOS reports bytes, other systems KiB
   host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
   peaks = [
     stats['peak_bytes_in_use']
@@ -105,9 +105,9 @@ def peak_memory() -> dict[str, float]:
 
 
 def _commit(folder: pathlib.Path) -> dict[str, Any] | None:
-  """The commit of the clone that `folder` belongs to, and whether it has uncommitted changes.
+  """Return the commit of the clone that contains `folder`, and if it has uncommitted changes.
 
-  None outside a clone, or where an installed package merely lies in another project's.
+  None outside a clone, and for a package that is installed inside another project's clone.
   """
 
   def git(*words: str) -> str:

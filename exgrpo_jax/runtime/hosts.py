@@ -1,8 +1,8 @@
-"""Several hosts in one run: how they meet, who writes, and how they share what one of them knows.
+"""Several hosts in one run: how they connect, who writes, and how they exchange values.
 
 Every host runs the same program and must make the same decisions, or they wait for each other
-forever. So what a single host sees is shared (`all_gather`, `broadcast_from_first`). On a single
-host everything here is a no-op.
+forever. So anything that only one host sees is shared (`all_gather`, `broadcast_from_first`). On a
+single host everything here is a no-op.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _MEETING_SECONDS = 300
-HEARTBEAT_SECONDS = 20  # without a heartbeat for so long a host is dead, and JAX ends the others
+HEARTBEAT_SECONDS = 20  # a host without a heartbeat for so long is dead, and JAX ends the others
 # A failing host waits this long before it exits: if another host's death is the cause, JAX will
 # have reported it by then.
 _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
 
 
 class Meeting(NamedTuple):
-  """Where hosts meet, as given by hand; all None on a known cluster, or for a single host."""
+  """Flags that connect this host to the others; all None on a known cluster or a single host."""
 
   coordinator_address: str | None = None  # host:port of the first host
   num_processes: int | None = None
@@ -41,11 +41,11 @@ class Meeting(NamedTuple):
 
 @contextlib.contextmanager
 def joined(meeting: Meeting) -> Iterator[None]:
-  """Runs the block as one of a run's hosts; must come before any other use of JAX.
+  """Run the block as one of a run's hosts; must come before any other use of JAX.
 
   Cloud TPU, GKE and Slurm name the hosts in the environment; elsewhere `meeting` does. With
   neither, this host is the only one. Of several hosts only the first prints to standard output. A
-  host that fails exits without waiting for the others, which end within a minute.
+  host that fails exits without waiting for the others; these end within a minute.
 
   Raises:
     InputError: `meeting` is incomplete or wrong, or the hosts cannot meet.
@@ -67,7 +67,7 @@ def joined(meeting: Meeting) -> Iterator[None]:
 
 
 def _join(meeting: Meeting) -> None:
-  if meeting == Meeting(num_processes=1):  # do not look for others
+  if meeting == Meeting(num_processes=1):  # a single host: do not look for others
     return
   _check(meeting)
   if meeting.coordinator_address is not None:
@@ -78,8 +78,8 @@ def _join(meeting: Meeting) -> None:
       flush=True,
     )
   # Hosts agree by `all_gather` when to stop. JAX's preemption service counts steps instead, and
-  # orbax reports to it when checkpoints finish in the background: the step at which all agreed to
-  # stop could be skipped.
+  # orbax reports to it when checkpoints finish in the background. So the step where all hosts
+  # agreed to stop could be skipped.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
@@ -116,7 +116,7 @@ def _check(meeting: Meeting) -> None:
 
 
 def _fail(error: Exception) -> None:
-  """Exits without JAX's own shutdown, which waits for hosts that will never come."""
+  """Exit without JAX's own shutdown, which waits for hosts that will never come."""
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
@@ -133,46 +133,47 @@ def _fail(error: Exception) -> None:
 
 
 def are_several() -> bool:
-  """Whether this process is one of several hosts."""
-  # Does not ask for the devices, which not every command needs.
+  """Return True if this process is one of several hosts."""
+  # Does not initialize the devices, because not every command needs them.
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
-  """Whether this is the host that writes what is written once."""
+  """Return True on the first host, the only one that writes shared output."""
   return not are_several() or jax.process_index() == 0
 
 
 def warn(message: str) -> None:
-  """Prints a warning that all hosts have to standard error, once."""
+  """Print a warning that is the same on all hosts to standard error; only the first host prints."""
   if is_first():
     print(f'WARNING: {message}', file=sys.stderr, flush=True)
 
 
 def all_gather(value: Any) -> list[Any]:
-  """Every host's `value`, a JSON value, in the order of hosts. All must call it."""
+  """Return every host's `value`, a JSON value, in the order of hosts. All hosts must call it."""
   if not are_several():
     return [value]
   encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
   lengths = multihost_utils.process_allgather(np.int32(len(encoded)))
-  padded = np.zeros(1 << int(lengths.max() - 1).bit_length(), np.uint8)  # few shapes
+  # A power of two, so that few shapes are compiled.
+  padded = np.zeros(1 << int(lengths.max() - 1).bit_length(), np.uint8)
   padded[: len(encoded)] = encoded
   rows = multihost_utils.process_allgather(padded)
   return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths)]
 
 
 def broadcast_from_first(value: Any) -> Any:
-  """The first host's `value`; see `all_gather`."""
+  """Return the first host's `value`; see `all_gather`."""
   return all_gather(value)[0]
 
 
 def is_own_share(number: int) -> bool:
-  """Whether piece `number` of some work is this host's; see `merge_shares`."""
+  """Return True if this host does piece `number` of some work; see `merge_shares`."""
   return not are_several() or number % jax.process_count() == jax.process_index()
 
 
 def merge_shares(results: list[Any]) -> list[Any]:
-  """The results of all hosts, in the order of the pieces; all must call it."""
+  """Return the results of all hosts, in the order of the pieces. All hosts must call it."""
   shares = all_gather(results)
   return [
     shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))
@@ -180,14 +181,14 @@ def merge_shares(results: list[Any]) -> list[Any]:
 
 
 def barrier(name: str) -> None:
-  """Waits until every host has called it."""
+  """Wait until every host has called this."""
   if are_several():
     multihost_utils.sync_global_devices(name)
 
 
 @contextlib.contextmanager
 def first_host_first(name: str) -> Iterator[None]:
-  """Runs the block on the first host, then on the others, which find what it made."""
+  """Run the block on the first host, then on the others, which find the first one's results."""
   if not is_first():
     barrier(name)
   yield
@@ -196,7 +197,7 @@ def first_host_first(name: str) -> Iterator[None]:
 
 
 def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
-  """InputError unless all hosts have the same content, which each read from `place`."""
+  """Raise InputError unless all hosts have read the same content from `place`."""
   if not are_several():
     return
   first, *others = all_gather(hashlib.sha256(content()).hexdigest())
@@ -209,7 +210,7 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
 
 
 def check_shared(folder: str) -> None:
-  """InputError unless all hosts share `folder`."""
+  """Raise InputError unless all hosts share `folder`."""
   if not are_several():
     return
   token = broadcast_from_first(uuid.uuid4().hex)

@@ -1,11 +1,11 @@
 """Repositories of the Hugging Face Hub: the commit that a name means, and its files.
 
-`owner/name` is the default branch of a model or data set, `owner/name@revision` a branch, tag or
-commit of it. huggingface_hub fetches files into its shared cache (HF_HOME), with the token of
-`hf auth login`.
+`owner/name` is the default branch of a model or data set; `owner/name@revision` is one of its
+branches, tags or commits. huggingface_hub fetches files into its shared cache (HF_HOME), with the
+token of `hf auth login`.
 
-A branch moves, so its commit is looked up once: a name means one commit in a process, the same on
-all hosts, and in a resumed run, which reads it from workdir/hub.json (`record`, `recall`).
+A branch moves, so its commit is looked up once. In a process a name always means the same commit,
+on all hosts. A resumed run reads the commit from workdir/hub.json (`record`, `recall`).
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from exgrpo_jax.runtime.workdir import write_json
 FILE = 'hub.json'  # in a workdir: 'models/owner/name@main' -> commit
 
 _NAME = re.compile(r'(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^\s@:]+))?', re.ASCII)
-# Fetched when a commit is looked up: what every repository has, a data set's splits, and what
-# a gated model withholds, unlike its README.md.
+# Files that are fetched to look up a commit. Every repository has the first, README.md lists a data
+# set's splits, and a gated model withholds config.json but not its README.md.
 DESCRIPTION = ('.gitattributes', 'README.md', 'config.json')
 
 _recorded: dict[str, str] = {}  # `Repository.key` -> commit, from hub.json
@@ -35,7 +35,7 @@ _commits: dict[str, str] = {}  # the same, in this process
 
 
 class NoRevisionError(InputError):
-  """A repository has no such branch, tag or commit."""
+  """The error for a branch, tag or commit that a repository does not have."""
 
 
 class Repository(NamedTuple):
@@ -50,28 +50,28 @@ class Repository(NamedTuple):
 
   @property
   def key(self) -> str:
-    """Its key in hub.json."""
+    """Return the repository's key in hub.json."""
     return f'{self.kind}s/{self.name}@{self.revision or constants.DEFAULT_REVISION}'
 
   @property
   def page(self) -> str:
-    """Its URL."""
+    """Return the repository's URL."""
     folder = '' if self.kind == 'model' else f'{self.kind}s/'
     return f'{constants.ENDPOINT}/{folder}{self.name}'
 
 
 def parse(kind: str, text: str) -> Repository | None:
-  """The repository that `text` names; None unless it has the form owner/name."""
+  """Return the repository that `text` names; None unless it has the form owner/name."""
   match = _NAME.fullmatch(text)
   return Repository(kind, match['name'], match['revision'] or '') if match else None
 
 
 def recall(workdir: str) -> None:
-  """Gives names the commits that they have in the run in `workdir`, if there is one."""
+  """Resolve names to the commits of the run in `workdir` from now on, if there is one."""
   _commits.clear()
   _recorded.clear()
   path = os.path.join(workdir, FILE)
-  # Without a config.json it was left by a refused start.
+  # Without a config.json it is left over from a refused start.
   if not os.path.exists(path) or not os.path.exists(os.path.join(workdir, 'config.json')):
     return
   try:
@@ -85,7 +85,7 @@ def recall(workdir: str) -> None:
 
 @contextlib.contextmanager
 def as_in(workdir: str) -> Iterator[None]:
-  """Gives names, in the block, the commits that they have in another run."""
+  """Resolve names to the commits of another run during the block."""
   kept = dict(_recorded), dict(_commits)
   recall(workdir)
   try:
@@ -97,16 +97,16 @@ def as_in(workdir: str) -> Iterator[None]:
 
 
 def record(workdir: str) -> None:
-  """Writes the commits of names to hub.json, for `recall`; only the first host does."""
+  """Write the commits of names to hub.json, for `recall`; only the first host writes."""
   if commits := _recorded | _commits:
     write_json(os.path.join(workdir, FILE), commits)
 
 
 def pinned(repository: Repository) -> Repository:
-  """The repository at its commit, which is printed the first time; all hosts must call it.
+  """Return the repository at its commit; print the commit the first time. All hosts must call it.
 
-  Raises InputError where there is no such repository or revision, or neither the Hub nor the cache
-  can be asked.
+  Raises InputError if there is no such repository or revision, or if the Hub cannot be reached and
+  the cache is incomplete.
   """
   if repository.key not in _commits:
     commit, origin = _recorded.get(repository.key), f', as in {FILE}'
@@ -119,17 +119,17 @@ def pinned(repository: Repository) -> Repository:
 
 
 def as_known(repository: Repository) -> Repository:
-  """The repository at its commit, if this process has looked that up."""
+  """Return the repository at its commit, if this process has looked the commit up."""
   return repository._replace(revision=_commits.get(repository.key, repository.revision))
 
 
 def fetch(repository: Repository, patterns: Sequence[str]) -> str:
-  """The folder of the repository's files, with those that match a pattern.
+  """Fetch the repository's files that match a pattern; return their folder.
 
-  What the cache holds is not fetched again, and a broken download goes on where it broke.
+  Cached files are not fetched again, and an interrupted download resumes.
   """
   if not sys.stderr.isatty():
-    utils.disable_progress_bars()  # a log would have a line for each change
+    utils.disable_progress_bars()  # a log would get a line for each update
   with _refusals(repository), activity.doing(f'fetching {repository.name}'):
     return huggingface_hub.snapshot_download(
       repository.name,
@@ -140,7 +140,7 @@ def fetch(repository: Repository, patterns: Sequence[str]) -> str:
 
 
 def listing(repository: Repository) -> list[str]:
-  """The paths of all files of a pinned repository of which `fetch` has fetched something."""
+  """Return the paths of all files of a pinned repository, after a `fetch` of some of them."""
   with _refusals(repository):
     files = huggingface_hub.get_cached_repo_tree(
       repository.name, repo_type=repository.kind, revision=repository.revision
@@ -150,7 +150,6 @@ def listing(repository: Repository) -> list[str]:
 
 @contextlib.contextmanager
 def _refusals(repository: Repository) -> Iterator[None]:
-  """Turns the library's errors into an InputError of one line."""
   kind, name = repository.kind.replace('dataset', 'data set'), repository.name
   try:
     yield
@@ -183,7 +182,7 @@ def _refusals(repository: Repository) -> Iterator[None]:
       f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why}name '
       f'{local} in its place, or a mirror of the Hub by HF_ENDPOINT.'
     ) from error
-  except Exception as error:  # of the network, the disk, and what the library checks itself
+  except Exception as error:  # from the network, the disk, or the library's own checks
     raise InputError(
       f'the {kind} {name} cannot be fetched into {constants.HF_HUB_CACHE} ({_reason(error)}); the '
       'same command goes on from there. HF_HOME names another folder.'

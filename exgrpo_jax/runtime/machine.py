@@ -1,6 +1,6 @@
 """This machine: its accelerators, and how much of its memory JAX takes.
 
-Imported before JAX, which starts threads.
+Import this before JAX, which starts threads.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 
 from exgrpo_jax.errors import InputError
 
-# The share of a GPU's memory that JAX takes. Its default of three quarters leaves 6 GB of a card of
-# 24 GB unused; a tenth is enough for CUDA, its libraries and a screen.
+# The share of a GPU's memory that JAX takes. JAX's default of three quarters leaves 6 GB of a 24 GB
+# card unused; a tenth is enough for CUDA, its libraries and a screen.
 SHARE = 0.9
 _SHARE_VARIABLES = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
 # XLA's messages on its platforms.
 _EXHAUSTED = re.compile('RESOURCE_EXHAUSTED|out of memory|bad_alloc', re.IGNORECASE)
 
-_DEVICE_FILES = {  # by JAX's names of platforms
+_DEVICE_FILES = {  # JAX's platform name -> patterns
   'cuda': ('/dev/nvidia[0-9]*',),
   'tpu': ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*'),
   'rocm': ('/dev/kfd',),
@@ -36,7 +36,7 @@ _INT_MAX = 2**31 - 1  # the largest value it takes
 
 
 def platforms() -> list[str]:
-  """Platforms with a device file here, whether or not JAX can use them; not only TPUs use vfio."""
+  """Return the platforms with a device file, usable by JAX or not; not only TPUs use vfio."""
   return [
     platform
     for platform, patterns in _DEVICE_FILES.items()
@@ -46,12 +46,12 @@ def platforms() -> list[str]:
 
 @functools.cache
 def has_bfloat16_units(cpuinfo: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> bool:
-  """Whether the CPU has matrix units for bfloat16, Intel's AMX; Linux alone says it."""
+  """Return True if the CPU has bfloat16 matrix units (Intel AMX). Only Linux reports them."""
   return cpuinfo.is_file() and 'amx_bf16' in cpuinfo.read_text().split()
 
 
 def count_cores() -> int:
-  """How many cores this process may use."""
+  """Return the number of cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
@@ -72,30 +72,30 @@ def host_memory() -> int:
 
 
 def nvidia_driver() -> str:
-  """The version of NVIDIA's kernel module, such as '550.54.15'; '' where there is none."""
+  """Return the version of NVIDIA's kernel module, such as '550.54.15'; '' if there is none."""
   text = _NVIDIA.read_text() if _NVIDIA.exists() else ''
   found = re.search(r'Kernel Module.*?(\d+\.[\d.]+)', text)
   return found[1] if found else ''
 
 
 def keep_pages() -> None:
-  """Has glibc keep freed memory for the next call, where JAX computes on the CPU.
+  """Make glibc keep freed memory for the next call, if JAX computes on the CPU.
 
-  XLA:CPU allocates a program's temporary arrays anew at every call. glibc maps large ones from the
+  XLA:CPU allocates a program's temporary arrays again at every call. glibc maps large ones from the
   system and unmaps them again, so the kernel zeroes every page at its first touch: up to half of
-  the time of a small model's update. Call it before any import starts a thread: threads keep the
-  arena that they have.
+  the time of a small model's update. Call this before any import starts a thread, because threads
+  keep the arena that they have.
   """
   library = ctypes.CDLL(None) if sys.platform == 'linux' else None
   if not hasattr(library, 'gnu_get_libc_version') or platforms():
     return
   library.mallopt(_MMAP_MAX, 0)  # large arrays come from the heap as well
-  library.mallopt(_TRIM_THRESHOLD, _INT_MAX)  # whose free end is returned above 2 GiB only
+  library.mallopt(_TRIM_THRESHOLD, _INT_MAX)  # its free end is returned only above 2 GiB
   library.mallopt(_ARENA_MAX, 1)  # other arenas are too small for large arrays
 
 
 def take_share() -> None:
-  """Sets JAX's share of a GPU to SHARE, unless the environment sets it; call before JAX starts."""
+  """Set JAX's share of a GPU to SHARE, unless the environment sets it; call before JAX starts."""
   if not any(name in os.environ for name in _SHARE_VARIABLES):
     os.environ[_SHARE_VARIABLES[0]] = str(SHARE)
 
@@ -104,11 +104,11 @@ def take_share() -> None:
 def explained(largest: Callable[[], str] | None = None) -> Iterator[None]:
   """Turn running out of memory in the block into an InputError.
 
-  `largest` gives a sentence about what asks for most. It is called only if memory runs out.
+  `largest` returns a sentence about the largest array. It is called only if memory runs out.
   """
   try:
     yield
-  except (RuntimeError, MemoryError) as error:  # XLA's is a RuntimeError; on a CPU either may come
+  except (RuntimeError, MemoryError) as error:  # XLA raises RuntimeError; on a CPU either may come
     if not isinstance(error, MemoryError) and not _EXHAUSTED.search(str(error)):
       raise
     first_line = str(error).strip().partition('\n')[0][:300] or 'MemoryError'

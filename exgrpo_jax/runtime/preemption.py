@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT end a run after the current step, once it is saved.
+"""SIGTERM and SIGINT end a run after the current step, once that step is saved.
 
 Clouds send SIGTERM before they take a machine away; Ctrl-C sends SIGINT. Before the first step
-there is nothing to save, and both end the process at once: see exgrpo_jax/__init__.py.
+there is nothing to save, so both end the process at once: see exgrpo_jax/__init__.py.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 
 from exgrpo_jax.runtime import hosts
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: stopped and saved, the same command resumes
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: the run stopped and saved; the same command resumes it
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[Callable[[], str]]:
-  """Yields a function that names the signal that any host has received, or ''; in the main thread.
+  """Yield a function that returns the name of a signal that any host has received, or ''.
 
-  All hosts must call that function together. A second signal ends the process at once, even while
-  the main thread compiles or waits for the device, where Python runs no handler.
+  Enter the block in the main thread. All hosts must call the function together. A second signal
+  ends the process at once, even while Python runs no handler (compiling, waiting for the device).
   """
   received: list[str] = []
 
@@ -48,15 +48,15 @@ def listening() -> Iterator[Callable[[], str]]:
     signal.set_wakeup_fd(file)
     for number, handler in before.items():
       signal.signal(number, handler)
-    writer.close()  # which ends the thread
+    writer.close()  # this ends the thread
     thread.join()
     reader.close()
 
 
 def _answer(reader: socket.socket) -> None:
-  """Announces the stop on the first signal, and ends the process on the second."""
+  """Announce the stop on the first signal, and end the process on the second."""
   is_first = True
-  while number := reader.recv(1):  # Python writes each signal that has a handler, at once
+  while number := reader.recv(1):  # Python at once writes each signal that has a handler
     if number[0] not in _SIGNALS:
       continue
     if not is_first:

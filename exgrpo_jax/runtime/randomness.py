@@ -1,9 +1,9 @@
 """Random numbers by seed, purpose and place.
 
-Every random number of a run comes from here, and depends on the seed, the purpose and the place
-(step, update or epoch; question row, sample and position) alone: not on earlier draws, nor on
-hosts, slots or batches. So a resumed run continues as it would have, an evaluation by hand repeats
-the run's, and no two purposes share a stream.
+Every random number of a run comes from here. It depends only on the seed, the purpose and the place
+(step, update or epoch; question row, sample and position), not on earlier draws, hosts, slots or
+batches. So a resumed run continues as if it had never stopped, an evaluation by hand repeats the
+run's, and no two purposes share a stream.
 """
 
 import enum
@@ -15,37 +15,37 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-  """What random numbers are for. A purpose's number is part of its streams: never change one."""
+  """A use of random numbers. Its number is part of its streams: never change one."""
 
   INIT = 0  # parameters of a model from scratch
   ROLLOUT = 1  # responses to train on; by step
   EVALUATION = 2  # responses of an evaluation; by step
-  WARM_START_CHECK = 3  # responses that tell whether a warm start is enough; by update
+  WARM_START_CHECK = 3  # responses that decide if a warm start is enough; by update
   STOCHASTIC_ROUNDING = 4  # of the optimizer's moments; by update
   PLAN = 5  # which questions are replayed, and the order of groups; by step
-  TRAJECTORY = 6  # which stored success is replayed, where that is random; by step
+  TRAJECTORY = 6  # which stored success is replayed, if that is random; by step
   QUESTION_STREAM = 7  # the order of questions; by epoch
   WARM_START_ORDER = 8  # the order of worked solutions; by epoch
   SAMPLES = 9  # which responses samples/ shows; by step
   ALIGNMENT = 10  # held-out questions of studies/, and responses to them; by step
-  RECORDED_GROUPS = 11  # whose responses are recorded token by token; by question row
-  LORA = 12  # the adapters that a run begins with
-  GENERATE = 13  # responses to prompts that are typed
-  PREFILTER = 14  # responses that tell how hard the training questions are
-  TRAINED_ORDER = 15  # the order of the groups that a step trains, where it carries others; by step
-  ENVIRONMENT = 16  # seeds of episodes; by what they are for, step, question and sample
+  RECORDED_GROUPS = 11  # groups whose responses are recorded token by token; by question row
+  LORA = 12  # a run's initial adapters
+  GENERATE = 13  # responses to prompts that the user types
+  PREFILTER = 14  # responses that show how hard the training questions are
+  TRAINED_ORDER = 15  # the order of the groups that a step trains, if it carries others; by step
+  ENVIRONMENT = 16  # seeds of episodes; by purpose, step, question and sample
   DEMONSTRATION = 17  # episodes that a warm start learns; by question row
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
-  """The JAX key of a purpose at a place, such as a step; `place` may be traced."""
-  # int64, as JAX casts a seed that is not traced: bits beyond 32 are cut off.
+  """Return the JAX key of a purpose at a place, such as a step; `place` may be traced."""
+  # int64, to which JAX casts an untraced seed: bits beyond 32 are cut off.
   return _key(np.int64(seed), int(purpose), place)
 
 
 @functools.cache
 def key_size() -> int:
-  """X, how many numbers a key's data has."""
+  """Return X, how many numbers a key's data has."""
   return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
 
 
@@ -55,17 +55,17 @@ def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
 
 
 def generator(seed: int, purpose: Purpose, place: int = 0, *more: int) -> np.random.Generator:
-  """The NumPy generator of a purpose at a place, such as a step, or a step and a question."""
-  # A spawn key, not a tuple of entropy, whose trailing zeros do not count.
+  """Return the NumPy generator of a purpose at a place: a step, or a step and a question."""
+  # A spawn key, because trailing zeros of a tuple of entropy do not count.
   return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place, *more)))
 
 
 def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
-  """Pseudo-random uint64 [N] for int [N] places, all different.
+  """Return pseudo-random uint64 [N], all different, for int [N] places.
 
   The output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
-  OOPSLA 2014, https://doi.org/10.1145/2660193.2660195): a generator for each place takes a hundred
-  times as long, and JAX would wait for the device.
+  OOPSLA 2014, https://doi.org/10.1145/2660193.2660195). A generator for each place would take a
+  hundred times as long, and JAX would wait for the device.
   """
   start = np.random.SeedSequence(seed, spawn_key=(int(purpose),)).generate_state(1, np.uint64)
   rank_N = start + place_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
@@ -77,7 +77,7 @@ def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
 def row_keys(
   step_key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array
 ) -> jax.Array:
-  """A key for each response, from its step's key, its question's row and its sample index.
+  """Return a key for each response, from its step's key, its question's row and its sample index.
 
   `step_key` is [B], or one for all.
   """
@@ -91,7 +91,7 @@ def row_keys(
 
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
-  """float32 [B, 2] in [0, 1), from each response's key and its position."""
+  """Draw float32 [B, 2] in [0, 1), from each response's key and its position."""
   chex.assert_equal_shape([key_B, position_B])
 
   def uniform(key: jax.Array, position: jax.Array) -> jax.Array:

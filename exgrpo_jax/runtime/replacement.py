@@ -1,6 +1,6 @@
 """Files and folders that are written completely or not at all.
 
-A reader, and whoever comes after a kill, finds the old one or the new one, complete.
+A reader finds the old one or the new one, complete, even after a kill.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from etils import epath
 
 @contextlib.contextmanager
 def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Path]:
-  """Yield a path to write a file or a folder to, which takes the place of `path` in the end.
+  """Yield a temporary path for a file or a folder, which replaces `path` at the end.
 
-  Its parent is made. If the block raises, or writes nothing, `path` stays as it is, and what was
-  written is removed. With `shared`, several processes may write the same path at once; then a
-  folder that is there stays, because another process was first and may be reading it. A bucket's
-  file is written in place: it is there when it is complete.
+  The parent folder is made. If the block raises or writes nothing, `path` does not change and the
+  temporary path is removed. With `shared`, several processes may write the same path at once; then
+  an existing folder stays, because another process was first and may be reading it. A bucket's
+  file is written in place, because it appears only when it is complete.
   """
   if '://' in os.fspath(path):
     yield epath.Path(path)  # pyright: ignore[reportReturnType]  # most of pathlib's methods
@@ -28,7 +28,7 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
   target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
   unfinished = target.with_name(f'{target.name}.{uuid.uuid4().hex if shared else "new"}')
-  _remove(unfinished)  # what a kill left
+  _remove(unfinished)  # left over from a kill
   try:
     yield unfinished
     if unfinished.is_dir():

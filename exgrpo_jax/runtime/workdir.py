@@ -1,4 +1,4 @@
-"""The workdir: one run's folder, bound to one config, and what a resumed run may change."""
+"""The workdir: one run's folder, bound to one config, and the settings a resumed run may change."""
 
 import contextlib
 import datetime
@@ -25,12 +25,12 @@ from exgrpo_jax.runtime.replacement import replacing
 
 # ---- The lock of a folder ----
 
-# An flock on a file in the folder: the kernel holds it, so there is no stale one to clean up. On
-# NFS it counts for all hosts. On a file system without such locks, such as some mounted buckets,
-# other hosts or even other processes are not kept out.
+# An flock on a file in the folder. The kernel holds it, so there is no stale lock to clean up. On
+# NFS it counts for all hosts. A file system without such locks, such as some mounted buckets, does
+# not keep out other hosts or even other processes.
 
 
-# An NFS server keeps the locks of a host that died until its lease ends, mostly after 90 s.
+# An NFS server keeps the locks of a dead host until the host's lease ends, mostly after 90 s.
 LEASE_SECONDS = 120.0
 _POLL_SECONDS = 1.0
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -38,13 +38,13 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
-  """Holds the lock on the file `name` in `folder`, made where missing; yields its descriptor.
+  """Hold the lock on the file `name` in `folder`, made if missing; yield the file's descriptor.
 
   A process that inherits the descriptor holds the lock as well, even after its parent's death.
 
   Raises:
-    InputError: `refusal` and the owner, where another holds it: at once if that runs on this
-      machine, else after LEASE_SECONDS, by when the lock of a machine that is gone has ended.
+    InputError: another process holds the lock; the message is `refusal` and the owner. Raised at
+      once if the owner is on this machine, else after LEASE_SECONDS, when dead hosts' locks end.
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
@@ -52,7 +52,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
     _take(file, refusal)
     since = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
     me = f'{_machine()} process {os.getpid()} on {socket.gethostname()}, at {since}'
-    with contextlib.suppress(OSError):  # a full disk; only refusals read it
+    with contextlib.suppress(OSError):  # a full disk; only error messages read this text
       file.truncate(0)
       file.write(me.encode())
     yield file.fileno()
@@ -60,7 +60,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def in_turn_of(folder: str, name: str, waiting: str) -> Iterator[None]:
-  """Hold the lock like `folder_held`, but wait for its owner; prints `waiting` if it must."""
+  """Hold the lock like `folder_held`, but wait for its owner; print `waiting` if it must wait."""
   os.makedirs(folder, exist_ok=True)
   with open(os.path.join(folder, name), 'a') as file:
     try:
@@ -73,7 +73,6 @@ def in_turn_of(folder: str, name: str, waiting: str) -> Iterator[None]:
 
 
 def _take(file: BinaryIO, refusal: str) -> None:
-  """Takes the lock, or raises InputError; see `folder_held`."""
   deadline = time.monotonic() + LEASE_SECONDS
   is_waiting = False
   while True:
@@ -98,16 +97,16 @@ def _take(file: BinaryIO, refusal: str) -> None:
 
 
 def _machine() -> str:
-  """An id that no other machine has: containers may share host names and process ids."""
+  """Return an id that no other machine has: containers may share host names and process ids."""
   try:
     return pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
   except OSError:
     return socket.gethostname()
 
 
-# What a resumed run may change: its length, what it writes and evaluates on the way, and how it is
-# computed (mesh, slots and microbatch change only rounding). Any other change would mix two
-# experiments in one set of records.
+# Settings that a resumed run may change: what it writes and evaluates on the way, and how it is
+# computed (mesh, slots and microbatch change only rounding). `_changes` adds num_steps. Any other
+# change would mix two experiments in one set of records.
 FREE = (
   'evaluation.',
   'checkpoint.',
@@ -131,9 +130,9 @@ FREE = (
 
 _STEP_0 = re.compile(r'"step": 0\b')
 
-# Settings in the config.json of earlier versions that are gone, each with the one value it allowed.
+# Settings of earlier versions that no longer exist, each with the one value it allowed.
 _RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
-# Settings that are newer than some runs, each with the value that stands for what those did.
+# Settings that are newer than some runs, each with the value that describes what those runs did.
 _ADDED = {
   'grading.verifier': 'built_in',
   'replay.include_trajectory': True,
@@ -167,7 +166,7 @@ _ADDED = {
   'model.rope.beta_slow': 1.0,
   'model.rope.attention_factor': 1.0,
 }
-# Sections that are newer: single turns, and layers without a window.
+# Newer sections, with values that mean single turns and layers without a window.
 _ENVIRONMENT = {
   'name': '',
   'tools': [],
@@ -193,11 +192,11 @@ _LOCAL_ROPE = {
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
-  """Refuse a workdir that belongs to another config; compares only `sections` where given.
+  """Refuse a workdir that belongs to another config; compare only `sections` if given.
 
   A start that never finished a step does not own it: see `has_begun` and `release_workdir`.
-  What `FREE` names may change, and num_steps unless the learning rate's schedule depends on it;
-  such changes are printed.
+  The settings in `FREE` may change, and num_steps too unless the learning rate's schedule depends
+  on it; such changes are printed.
   """
   if '://' in workdir:
     raise InputError(
@@ -218,7 +217,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
 def _changes(
   values: ConfigDict, workdir: str, sections: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
-  """Return what differs from the workdir's config.json: what may, and what may not."""
+  """Return the differences from the workdir's config.json: the allowed ones, then the others."""
   given = _as_json(values)
   free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
   allowed, refused = [], []
@@ -230,7 +229,7 @@ def _changes(
 
 
 def has_begun(workdir: str) -> bool:
-  """Return True if a run has finished a step there, or exported a policy."""
+  """Return True if a run has finished a step in the workdir, or exported a policy."""
   folder = pathlib.Path(workdir)
   if not (folder / 'config.json').exists():
     return False
@@ -247,9 +246,10 @@ def has_begun(workdir: str) -> bool:
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
-  """Remove what a start with another config left that never finished a step.
+  """Remove the files of a start with another config that never finished a step.
 
-  The caller holds the workdir, see `owned`. A warm start is kept for whoever begins with the same.
+  The caller holds the workdir, see `owned`. A warm start stays, because a run with the same
+  warm-start settings can reuse it.
   """
   config = os.path.join(workdir, 'config.json')
   is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
@@ -258,12 +258,12 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
     shutil.rmtree(os.path.join(workdir, 'tokenizer'), ignore_errors=True)
     for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
       pathlib.Path(workdir, name).unlink(missing_ok=True)
-    os.remove(config)  # last: what is left of the others is renewed where it is missing
+    os.remove(config)  # last, because any start makes the other files again if they are missing
   hosts.barrier('release_workdir')
 
 
 def check_writable(workdir: str) -> None:
-  """Makes the folder if it is missing; InputError if it cannot be written into."""
+  """Make the folder if it is missing; raise InputError if it cannot be written into."""
   try:
     os.makedirs(workdir, exist_ok=True)
     with tempfile.TemporaryFile(dir=workdir):
@@ -276,9 +276,9 @@ def check_writable(workdir: str) -> None:
 
 
 def make_folder(key: str, folder: str) -> None:
-  """Makes a folder that the config names; InputError if it cannot.
+  """Make a folder that the config names; raise InputError if that fails.
 
-  A folder that exists may be read-only: it may hold all that is needed.
+  An existing folder may be read-only, because it may already hold everything.
   """
   if folder and '://' not in folder:
     try:
@@ -290,7 +290,7 @@ def make_folder(key: str, folder: str) -> None:
 
 
 def check_hosts(values: ConfigDict, workdir: str) -> None:
-  """Refuses hosts that do not share the workdir, or were given different configs."""
+  """Refuse hosts that do not share the workdir, or have different configs."""
   hosts.check_shared(workdir)
   first, *others = hosts.all_gather(_as_json(values))
   for number, other in enumerate(others, 1):
@@ -303,10 +303,10 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
 
 @contextlib.contextmanager
 def owned(workdir: str) -> Iterator[None]:
-  """Holds the workdir, so that no other run writes there; all hosts of the run call it.
+  """Hold the workdir, so that no other run writes there; all hosts of the run call it.
 
-  Raises InputError on all of them, with the owner's process and host, if another run holds it.
-  Reading needs no lock, and a killed run's is free at once.
+  If another run holds it, raises InputError on all hosts, with the owner's process and host.
+  Reading needs no lock, and a killed run's lock is free at once.
   """
   refusal = (
     f'--workdir={workdir}: another run is writing there, and two would destroy each other; wait '
@@ -325,9 +325,9 @@ def owned(workdir: str) -> Iterator[None]:
 
 
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
-  """Claims the workdir for this config, by writing config.json.
+  """Claim the workdir for this config, by writing config.json.
 
-  Called once all checks have passed, so that a refused start does not claim it.
+  Call this after all checks have passed, so that a refused start does not claim it.
   """
   os.makedirs(workdir, exist_ok=True)
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
@@ -335,7 +335,7 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-  """Writes `value` atomically; of several hosts only the first writes."""
+  """Write `value` atomically; of several hosts only the first writes."""
   if not hosts.is_first():
     return
   with replacing(path) as unfinished:
@@ -343,7 +343,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def read_config(workdir: str) -> dict[str, Any]:
-  """The config that claimed a workdir; InputError if none has."""
+  """Read the config that claimed a workdir; raise InputError if there is none."""
   path = os.path.join(workdir, 'config.json')
   if not os.path.exists(path):
     raise InputError(
@@ -360,7 +360,7 @@ def read_config(workdir: str) -> dict[str, Any]:
       'another folder.'
     ) from error
   values = renamed.current_settings(values)
-  values.pop('alignment', None)  # of a measurement, which studies/ makes now; it changed no step
+  values.pop('alignment', None)  # set up a measurement that studies/ makes now; changed no step
   for name, value in _RETIRED.items():
     section, key = name.split('.')
     if values.get(section, {}).get(key) == value:
@@ -383,7 +383,7 @@ def _as_json(values: ConfigDict) -> dict[str, Any]:
 def differences(
   old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
 ) -> list[tuple[str, Any, Any]]:
-  """(dotted name, old value, new value) for each difference between nested mappings."""
+  """Return (dotted name, old value, new value) for each difference between nested mappings."""
   found = []
   for name in sorted({*old, *new}):
     before, after = old.get(name), new.get(name)

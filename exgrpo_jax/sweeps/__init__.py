@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one config, their processes, and a table of them."""
+"""Sweeps: many runs of one config, their processes, and a table of their results."""

@@ -1,4 +1,4 @@
-"""Runs commands on this machine, some in parallel, each with a log; one failure stops no other."""
+"""Commands on this machine, some in parallel, each with a log; a failure stops no other command."""
 
 import collections
 import contextlib
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _POLL_SECONDS = 0.1
-# A failed log's last line need not be the error: JAX may print notes after a traceback, and Python
-# warnings at exit.
+# The error may not be the log's last line: JAX may print notes after a traceback, and Python may
+# print warnings at exit.
 _ERROR_LINE = re.compile(r'error: |[\w.]*(Error|Exception|Interrupt|Exit)\b')
 
 
@@ -23,11 +23,11 @@ class Job(NamedTuple):
 
   name: str
   command: Sequence[str]
-  log: str  # the file to which its output is appended
+  log: str  # a file; the output is appended to it
 
 
 class Outcome(NamedTuple):
-  """How jobs ended; jobs in neither field exited with status 0."""
+  """The outcome of jobs; a job in neither field exited with status 0."""
 
   failed: dict[str, str]  # job name -> exit status or signal, and the error line of its log
   unfinished: list[str]  # names of jobs that an interrupt stopped or kept from starting
@@ -46,11 +46,11 @@ class _RunningJob(NamedTuple):
 
 
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
-  """Runs `jobs`, at most `parallel` at a time, and reports their progress on stdout.
+  """Run `jobs`, at most `parallel` at a time, and report their progress on stdout.
 
   The first SIGINT, SIGTERM or SIGHUP sends SIGTERM to the running jobs and waits for them; a
-  second one kills them. Of jobs that run at the same time each has its own share of the cores: two
-  steps of SmolLM2 take 1.3 times as long on two cores, one after the other.
+  second one kills them. Jobs that run at the same time have separate cores, because that is
+  faster: two steps of SmolLM2 take 1.3 times as long one after the other on two cores.
 
   Args:
     jobs: in the order in which they start.
@@ -96,7 +96,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
 
 
 def _shares(parallel: int) -> list[Cores]:
-  """The cores of each of so many jobs; all of them where there are fewer than jobs."""
+  """Return the cores of each parallel job; every job has all cores if there are fewer than jobs."""
   cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   size = len(cores) // parallel
   return [Cores(cores[number * size :][:size] if size else cores) for number in range(parallel)]
@@ -104,9 +104,9 @@ def _shares(parallel: int) -> list[Cores]:
 
 @contextlib.contextmanager
 def _collect_signals() -> Iterator[list[int]]:
-  """Yields a list to which each interrupt in the block is appended.
+  """Yield a list to which each signal in the block is appended.
 
-  A handler that raised could do so between the start of a job and its registration.
+  The handler does not raise, because it could do so between a job's start and its registration.
   """
   received: list[int] = []
   previous = {}
@@ -126,7 +126,7 @@ def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _Run
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
     log_start = log.tell()
-    # In a session of its own: Ctrl-C in a terminal reaches only this process, which passes it on.
+    # In a new session, Ctrl-C in a terminal reaches only this process, which then stops the job.
     process = subprocess.Popen(
       job.command,
       stdin=subprocess.DEVNULL,
@@ -135,7 +135,7 @@ def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _Run
       start_new_session=True,
       pass_fds=kept_open,
     )
-  if cores:  # before it starts threads, which take over the process's cores
+  if cores:  # before the job starts threads, because threads inherit the process's cores
     with contextlib.suppress(ProcessLookupError):
       os.sched_setaffinity(process.pid, cores)
   print(f'{label}: started, see {job.log}', flush=True)
@@ -155,7 +155,7 @@ def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
 
 
 def _failure_reason(status: int, log: str, log_start: int) -> str:
-  """The exit status or signal, and the log's last error line, or else its last line."""
+  """Return the exit status or signal, with the log's last error line, or else its last line."""
   how = f'exit status {status}' if status > 0 else signal.Signals(-status).name
   with open(log, 'rb') as file:
     file.seek(log_start)

@@ -1,4 +1,4 @@
-"""The trials of a sweep: planned, run and compared."""
+"""Planning, running and comparing the trials of a sweep."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class Trial(NamedTuple):
 
 
 def print_commands(planned: Sequence[Trial]) -> None:
-  """Prints the command of each trial that is not finished, for a cluster's queue."""
+  """Print the command of each unfinished trial, for a cluster's queue."""
   left = _left(planned)
   for trial in left:
     print(shlex.join(['python', *trial.arguments]))
@@ -52,14 +52,14 @@ def plan_trials(
   given: Mapping[str, Any],
   workdir: str,
 ) -> list[Trial]:
-  """The trials of a sweep, all checked; InputError names the first bad one.
+  """Return the trials of a sweep, all checked; an InputError names the first bad one.
 
   Args:
     sweep: name -> overrides.
-    path: the file that defines it.
-    values: the config, with the overrides `given` on the command line (by dotted key).
-    config_path: where the config comes from.
-    given: those overrides.
+    path: the file that defines the sweep.
+    values: the config, with the overrides in `given`.
+    config_path: of the config.
+    given: the overrides on the command line, by dotted key.
     workdir: the sweep's; it may already hold some of these trials.
   """
   planned: list[Trial] = []
@@ -91,16 +91,16 @@ def plan_trials(
 
 
 def is_finished(trial: Trial) -> bool:
-  """Whether train has finished in the trial's workdir, where it writes report.html last.
+  """Return True if train has finished in the trial's workdir. It writes report.html last.
 
-  A run that is being prolonged has it, but records or checkpoints that end too early.
+  A run that is being extended already has that file, but its records or checkpoints end too early.
   """
   if not os.path.exists(os.path.join(trial.workdir, 'report.html')):
     return False
   try:
     records = metrics.read(trial.workdir)
   except InputError:
-    return False  # train will refuse it and say where
+    return False  # train will refuse the file and say where it is wrong
   config = parse_config(trial.values)
   wanted = alarms.last_step(alarms.scores_of(records), config.num_steps, config.evaluation.patience)
   # A run whose checkpoints were all deleted is still finished.
@@ -115,14 +115,14 @@ def run(
   command: Sequence[str],
   conclude: Callable[[], None],
 ) -> int:
-  """Runs the trials that are not finished and returns the exit status.
+  """Run the unfinished trials and return the exit status.
 
   Args:
     planned: all trials.
     workdir: the sweep's.
     parallel: how many run at a time.
-    command: the words that start such a run, before its flags; they resume what is interrupted.
-    conclude: called once every trial has ended, well or badly.
+    command: the words that start this sweep, before its flags; printed after an interrupt.
+    conclude: called once every trial has ended, with or without an error.
   """
   check_writable(workdir)
   left = _left(planned)
@@ -174,7 +174,7 @@ def _left(planned: Sequence[Trial]) -> list[Trial]:
 
 
 def report(planned: Sequence[Trial], workdir: str) -> None:
-  """Prints the table of the finished trials; writes it, and their curves, to `workdir`."""
+  """Print the table of the finished trials; write the table and their curves to `workdir`."""
   runs, wanted = {}, {}
   for label, members in by_setting(planned).items():
     wanted[label] = len(members)
@@ -200,7 +200,7 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
 
 
 def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
-  """Trials that differ only in seed, under the name that they share."""
+  """Group trials that differ only in seed, under the name that they share."""
   keys, groups = [], []
   for trial in planned:
     key = {**trial.values.to_dict(), 'seed': None}
@@ -215,7 +215,7 @@ def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
-  """InputError where the workdir is a run's, or holds trials of another sweep."""
+  """Raise InputError if the workdir is a file, a single run's, or holds trials of another sweep."""
   if os.path.exists(workdir) and not os.path.isdir(workdir):
     raise InputError(f'--workdir={workdir} must be a folder.')
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
@@ -231,9 +231,9 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
 
 
 def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Holds a lock on the workdir; refused while another sweep or its trials hold it.
+  """Lock the workdir; refuse it while another sweep or its trials hold the lock.
 
-  Trials inherit it: they outlive a sweep that is killed, and must not be run twice.
+  Trials inherit the lock because they outlive a killed sweep, and must not be run twice.
   """
   return folder_held(
     workdir,

@@ -1,7 +1,7 @@
-"""The trials of a sweep: named config overrides, made by grids and lists.
+"""The trials of a sweep: named config overrides, from grids and lists.
 
 A file in configs/sweeps/ defines a `get_sweep()` that returns trial name -> {dotted config key:
-value}. A trial runs in a folder of its name. 'seed' is a key like any other.
+value}. A trial runs in the folder of its name. 'seed' is a key like any other.
 """
 
 import itertools
@@ -18,7 +18,7 @@ _FOLDER_NAME = re.compile(r'\w[\w.,=+-]{0,199}', re.ASCII)
 
 
 def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
-  """Every combination of the values of `axes`; the last axis varies fastest.
+  """Combine all values of `axes`; the last axis varies fastest.
 
   A trial is named after its values, as in 'ratio=0.25,seed=1'.
 
@@ -35,13 +35,13 @@ def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
 
 
 def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterable[Any]]) -> Sweep:
-  """Each of the named `settings` with every combination of `axes`.
+  """Combine each of the named `settings` with every combination of `axes`.
 
   A trial is named after its setting and its values, as in 'no_shaping,seed=1'.
 
   Args:
     settings: name -> {dotted config key: value}.
-    axes: as in `grid`; may be empty. Their values override those of a setting.
+    axes: as in `grid`; may be empty. Their values override a setting's values.
 
   Raises:
     InputError: two trials have the same name.
@@ -54,11 +54,10 @@ def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterabl
 
 
 def load(path: str) -> Sweep:
-  """The trials of a sweep file.
+  """Load the trials of a sweep file.
 
   Raises:
-    InputError: the file fails, defines no trials, or names them so that they cannot all have
-      folders of their own.
+    InputError: the file fails, defines no trials, or has names that cannot all be separate folders.
   """
   sweep, _ = evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'
@@ -73,7 +72,7 @@ def load(path: str) -> Sweep:
 
 
 def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
-  """Raises InputError, beginning with `place`, unless each trial can have a folder of its name."""
+  """Raise InputError, beginning with `place`, unless each trial can have a folder of its name."""
   for name, overrides in sweep.items():
     _check_trial(place, name, overrides)
   names: dict[str, str] = {}
@@ -86,12 +85,11 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
 
 
 def without_seed(name: str) -> str:
-  """A trial's name without its seed, which the trials of one setting share."""
+  """Return a trial's name without its seed; the trials of one setting share it."""
   return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
 
 
 def _check_trial(place: str, name: Any, overrides: Any) -> None:
-  """Refuses what is not a trial."""
   if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
     raise InputError(
       f'{place}: a trial cannot be named {name!r}, because its folder gets the same name: '
@@ -105,7 +103,7 @@ def _check_trial(place: str, name: Any, overrides: Any) -> None:
 
 
 def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
-  """A dict that refuses a second trial of the same name instead of replacing the first."""
+  """Collect trials in a dict; raise InputError if two trials have the same name."""
   sweep: Sweep = {}
   for name, overrides in trials:
     if name in sweep:

@@ -1,1 +1,1 @@
-"""A run: its state, the loop of the paper, what it starts from."""
+"""A training run: its state, the paper's loop, and its start."""

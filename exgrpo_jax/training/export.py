@@ -1,4 +1,4 @@
-"""A run's policy written as a Hugging Face folder, for transformers, vLLM, or another run."""
+"""Export of a run's policy to a Hugging Face folder, for transformers, vLLM, or another run."""
 
 import contextlib
 import json
@@ -16,17 +16,16 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import write_json
 
-_SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and its score
+_SCORE = 'evaluation.json'  # in workdir/export/best: the policy's step and score
 
 
 def write(
   experiment: Experiment, params: model.Params, out: epath.PathLike, dtype: str | None = None
 ) -> None:
-  """Writes weights, config.json, generation_config.json and the tokenizer's files.
+  """Write weights, config.json, generation_config.json and the tokenizer's files.
 
-  Keeps what the original checkpoint has in its config.json. `dtype` is by default that of the
-  original, or float32 for a model from scratch. config.json is written last: a folder that
-  has it is complete.
+  Keeps the entries of the original checkpoint's config.json. `dtype` defaults to the original's,
+  or to float32 for a model from scratch. config.json is written last: a folder with it is complete.
   """
   tokenizer, values = experiment.tokenizer, _config_json(experiment)
   if hosts.is_first():
@@ -40,13 +39,13 @@ def write(
 
 
 def check(experiment: Experiment) -> None:
-  """Raises InputError where training is to export its policy, and no family has such a model."""
+  """Raise InputError if training must export its policy, and no model family can hold it."""
   if experiment.config.export.best or experiment.config.export.last:
     _config_json(experiment)
 
 
 def is_possible(experiment: Experiment) -> bool:
-  """Return True if some family has such a model."""
+  """Return True if some Hugging Face model family can hold the experiment's model."""
   try:
     _config_json(experiment)
   except InputError:
@@ -62,7 +61,7 @@ def _config_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def keep_best(experiment: Experiment, params: model.Params, step: int, score: float) -> None:
-  """Exports to workdir/export/best if `score` is above that of the policy already there."""
+  """Export to workdir/export/best if `score` is above the score of the policy there."""
   folder = os.path.join(experiment.workdir, 'export', 'best')
   if hosts.broadcast_from_first(_score(folder)) >= score:
     return
@@ -72,17 +71,17 @@ def keep_best(experiment: Experiment, params: model.Params, step: int, score: fl
 
 
 def keep_last(experiment: Experiment, params: model.Params) -> None:
-  """Exports to workdir/export/last, in place of what is there."""
+  """Export to workdir/export/last, replacing the folder if it exists."""
   with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
     write(experiment, params, unfinished)
 
 
 @contextlib.contextmanager
 def completed(folder: epath.PathLike) -> Iterator[str]:
-  """A folder to write into, beside `folder`, whose place it takes at the end of the block.
+  """Yield a temporary folder next to `folder`, which replaces it at the end of the block.
 
-  A kill or an error leaves what was there. What cannot be renamed, such as a bucket's folder, is
-  written in place: there config.json, or that of adapters, comes last.
+  After a kill or an error the old folder is still there. A folder that cannot be renamed, such as a
+  bucket's, is written in place. There config.json (or adapter_config.json) is written last.
   """
   name = os.fspath(folder)
   if '://' in name or os.path.ismount(name) or os.path.realpath(name) == os.getcwd():

@@ -1,4 +1,4 @@
-"""The loop of the paper, `take_steps`, and the movements of a step: collect, learn, remember."""
+"""The paper's loop, `take_steps`, and the parts of a step: collect, learn, remember."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, war
 
 
 class Step(NamedTuple):
-  """A step that was taken."""
+  """A finished step."""
 
   snapshot: Snapshot  # after it; the next step donates its state
   experience: Experience
@@ -32,9 +32,9 @@ class Step(NamedTuple):
 
 
 def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
-  """The loop of the paper, from the snapshot to the last step; each is taken when it is asked for.
+  """Run the paper's loop from the snapshot to the last step; yield each step after it is taken.
 
-  Exits with preemption.EXIT_CODE after the step in which the run was told to stop.
+  Exits with preemption.EXIT_CODE after the step in which a signal told the run to stop.
   """
   config, workdir = run.experiment.config, run.experiment.workdir
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
@@ -44,7 +44,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
     for step in traced(steps, config.metrics.traced_steps, workdir):
       experience = collect(run, state.params, plan)
       added = observe(run, state.params, experience)
-      state, sums = learn(run, state, experience)  # dispatched, not awaited
+      state, sums = learn(run, state, experience)  # dispatches the update, does not await it
       buffer, next_plan = remember(run, buffer, experience)
       measured = report(run, state, buffer, experience, sums, added)  # awaits the update
       # After the metrics, so that a resumed run has them all.
@@ -63,11 +63,11 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
     run.checkpoints.wait_until_finished()
 
 
-# ---- The movements of a step ----
+# ---- The parts of a step ----
 
 
 def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
-  """Fresh and replayed responses to the plan's questions, graded: no parameter changes."""
+  """Sample and grade responses to the plan's questions, and pick replays. Changes no parameter."""
   experiment, rollout, clock, policy = run.experiment, run.rollout, run.clock, run.policy(params)
   with clock('reshard'):
     decode_params = jax.block_until_ready(
@@ -98,7 +98,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
 
 
 def observe(run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
-  """Call the run's callbacks with the step before its update; return the metrics that they add."""
+  """Call the run's callbacks before the step's update; return the metrics that they add."""
   added: dict[str, float] = {}
   for callback in run.callbacks:
     with run.clock('callbacks'):
@@ -110,11 +110,11 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 def learn(
   run: Run, state: TrainState, experience: Experience
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One pass over the step's rows: an optimiser update for each minibatch of whole groups.
+  """Make one pass over the step's rows: an optimiser update for each minibatch of whole groups.
 
-  `state` is donated; use the one returned. The sums are float32 scalars on the device, not
-  awaited: those of `objective.token_loss`, 'loss', 'gradient_norm', 'learning_rate', 'skipped' and
-  'updates'.
+  `state` is donated; use the returned one. The sums are float32 scalars on the device, and are not
+  awaited: the sums of `objective.token_loss`, 'loss', 'gradient_norm', 'learning_rate', 'skipped'
+  and 'updates'.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
@@ -133,7 +133,7 @@ def learn(
 
 
 def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[replay.Buffer, Plan]:
-  """The buffer after the step, and the next step's plan: host work while the device learns."""
+  """Return the buffer after the step, and the next plan: host work while the device learns."""
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
     buffer = replay.record_step(
@@ -163,9 +163,9 @@ def report(
   sums: Mapping[str, jax.Array],
   added: Mapping[str, float],
 ) -> dict[str, float]:
-  """Awaits the update; warns, evaluates, and writes the step's records, metrics and samples.
+  """Await the update; warn, evaluate, and write the step's records, metrics and samples.
 
-  Returns the metrics, those that callbacks `added` among them. Raises InputError where training has
+  Returns the metrics, including the ones that callbacks `added`. Raises InputError if training has
   broken down.
   """
   config, plan, clock = run.experiment.config, experience.plan, run.clock
@@ -208,9 +208,9 @@ def report(
 
 
 def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
-  """Saves where it is due; exits, once saved, where the run was told to stop.
+  """Save a checkpoint if one is due. If a signal told the run to stop, save and exit.
 
-  Raises InputError, and saves nothing, where the policy gives no finite probabilities any more.
+  Raises InputError, and saves nothing, if the policy no longer gives finite probabilities.
   """
   config, is_saved = run.experiment.config, False
   if snapshot.step % config.checkpoint.every == 0 or is_last:
@@ -231,7 +231,7 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
 
 
 def _write(run: Run, snapshot: Snapshot) -> None:
-  """Starts writing a checkpoint, if its policy is sound."""
+  """Start writing a checkpoint; raise InputError if its policy gives no finite probabilities."""
   check_policy(run, snapshot)
-  run.records.flush()  # a resumed run has the rows of all steps that it does not repeat
+  run.records.flush()  # so that a resumed run has the rows of all steps that it does not repeat
   checkpoint.save(run.checkpoints, snapshot, run.base_sums)

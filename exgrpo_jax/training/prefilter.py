@@ -1,17 +1,17 @@
-r"""Keeps the questions that a policy solves sometimes: `exgrpo data prefilter`.
+r"""A filter for the questions that a policy solves sometimes: `exgrpo data prefilter`.
 
 exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 exgrpo train --config=one_gpu --workdir=/tmp/run \
     --config.data.train=filtered/questions.jsonl --config.experience.path=filtered/successes.parquet
 
-The policy that training would start from, or a run's, answers each question of config.data.train a
-few times, sampled and graded as in training. Questions that it always or never solves teach nothing
-for now, and are left out. With the successes in the replay buffer, a run knows from its first step
-on how hard each question is. In --out are
-  questions.jsonl     the questions that remain, in verl's columns, with `solution`, `pass_rate` and
-                      `columns`, the columns that they had, as JSON
-  successes.parquet   the right responses to them, for config.experience.path
-  pass_rates.jsonl    of every question the share of responses that was right
+The policy that training would start from, or a run's policy, answers each question of
+config.data.train a few times, sampled and graded as in training. Questions that it always or never
+solves teach nothing for now, and are left out. With the successes in the replay buffer, a run knows
+from its first step how hard each question is. The folder --out gets
+  questions.jsonl     the remaining questions, in verl's columns, with `solution`, `pass_rate` and
+                      `columns`, the original columns as JSON
+  successes.parquet   the correct responses to them, for config.experience.path
+  pass_rates.jsonl    the share of correct responses to every question
 """
 
 import collections
@@ -47,7 +47,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
 from exgrpo_jax.training.checks import check_rewards
 
-_TOGETHER = 1024  # questions that are asked together
+_TOGETHER = 1024  # questions per call of generate
 _SUCCESSES = pa.schema(
   [
     ('question', pa.string()),
@@ -59,7 +59,7 @@ _SUCCESSES = pa.schema(
 
 
 class Tried(NamedTuple):
-  """A question, and what the policy made of it."""
+  """A question with the policy's responses."""
 
   question: Question
   responses: Sequence[Response]
@@ -67,25 +67,25 @@ class Tried(NamedTuple):
 
   @property
   def pass_rate(self) -> float:
-    """The share of right responses."""
+    """Return the share of correct responses."""
     return sum(verdict.correct for verdict in self.verdicts) / len(self.verdicts)
 
 
 def filter_questions(
   values: ConfigDict, source: Source | None, out: str, samples: int, above: float, below: float
 ) -> None:
-  """Tries all training questions, and writes those that remain.
+  """Try all training questions, and write the remaining ones to the folder `out`.
 
   Args:
     values: the config.
-    source: the run whose policy tries them; None is the policy that training would start from.
+    source: the run whose policy answers; None is the policy that training would start from.
     out: the folder to write.
     samples: responses to each question.
-    above: a question remains where its pass rate is above this,
-    below: and below this.
+    above: lower bound of a remaining question's pass rate, exclusive.
+    below: upper bound, exclusive.
 
   Raises:
-    InputError: none remains, or the run could not start.
+    InputError: no question remains, or the run could not start.
   """
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)
@@ -117,7 +117,7 @@ def filter_questions(
 def _answered(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
 ) -> Iterator[Tried]:
-  """All questions in their order; what is drawn depends on seed, question and sample alone."""
+  """Answer and grade all questions in order; draws depend only on seed, question and sample."""
   config = experiment.config
   apart = dataclasses.replace(config.rollout, group_size=samples, partial=False)
   rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
@@ -132,7 +132,7 @@ def _answered(
 
 
 def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
-  """The three files; of several hosts only the first writes."""
+  """Write the three files; of several hosts only the first writes."""
   rates = [
     {
       'row': one.question.row,
@@ -151,7 +151,7 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
 
 
 def _row(one: Tried) -> dict[str, Any]:
-  """A question in the columns of a prefiltered set, apart from those of its own; see columns.py."""
+  """Return a question as a row of a prefiltered set, its own columns as JSON; see columns.py."""
   question = one.question
   return {
     'data_source': question.source,
@@ -164,7 +164,7 @@ def _row(one: Tried) -> dict[str, Any]:
 
 
 def _successes(one: Tried) -> Iterator[dict[str, Any]]:
-  """Its right responses, as seeding.py reads them; none where all or no responses are right."""
+  """Yield the correct responses in the form seeding.py reads; none if the pass rate is 0 or 1."""
   if not 0 < one.pass_rate < 1:
     return
   for response, verdict in zip(one.responses, one.verdicts):
@@ -178,6 +178,6 @@ def _successes(one: Tried) -> Iterator[dict[str, Any]]:
 
 
 def _spread(tried: Sequence[Tried]) -> str:
-  """How many questions have which pass rate."""
+  """Format the number of questions at each pass rate."""
   counts = collections.Counter(np.round([one.pass_rate for one in tried], 3).tolist())
   return ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))

@@ -1,7 +1,7 @@
-"""Experience from elsewhere for the replay buffer of a new run: a file's, or another run's.
+"""Experience for the replay buffer of a new run, from a file or from another run.
 
-It is read, matched and graded before anything else is computed or written, and never again once
-the run has a checkpoint, which holds the buffer.
+It is read, matched and graded before anything else is computed or written. Once the run has a
+checkpoint it is never read again, because the checkpoint holds the buffer.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from exgrpo_jax.runtime.workdir import read_config
 
 
 def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
-  """InputError where a new run in `workdir` could not read the experience that it is given."""
+  """Raise InputError if a new run in `workdir` could not read its prior experience."""
   path = experience.path
   if not path or checkpoint.steps(workdir):
     return
@@ -42,10 +42,10 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
 
 
 def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
-  """The successes that `config.experience.path` names, none without; prints how many there are.
+  """Load the successes in `config.experience.path`, none if it is ''; print how many there are.
 
-  `data` are the training questions. All hosts call it. Raises InputError where the experience
-  cannot be used, or nothing in it is right.
+  `data` are the training questions. All hosts call it. Raises InputError if the experience cannot
+  be used, or if no response in it is correct.
   """
   parsed = experiment.config
   path = parsed.experience.path
@@ -74,7 +74,7 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
 
 
 def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
-  """The buffer of another run's newest checkpoint; retired questions have left it."""
+  """Yield the trajectories in another run's newest checkpoint; retired questions have none."""
   values = read_config(path)
   with hub.as_in(path):
     own = _tokenizer_of(path, values)
@@ -122,13 +122,13 @@ def _tokenizer_of(path: str, values: dict) -> Tokenizer:
 
 
 def _same(first: Tokenizer, second: Tokenizer) -> bool:
-  """Whether the same ids mean the same text; what else lies beside their files does not matter."""
+  """Return True if the same ids mean the same text; other files in the folders do not matter."""
   names = ('tokenizer.json', 'tokenizer.model')
   return all(first.files.get(name) == second.files.get(name) for name in names)
 
 
 def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSet:
-  """The training questions of another run, as its config has them."""
+  """Load the training questions of another run by that run's config."""
   theirs = config.build(questions.DataConfig, values['data'], f'{path}/config.json: data')
   theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
   try:

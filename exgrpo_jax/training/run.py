@@ -1,4 +1,4 @@
-"""A training run: what the loop works with, where it starts, and what stops it."""
+"""A training run: the loop's objects, the first snapshot, and the checks that stop a run."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 class Run:
   """A training run that is open in this process."""
 
-  # The same from the first step to the last.
+  # These never change during a run.
   experiment: Experiment
   rollout: Rollout  # the stages that collect experience
   evaluations: tuple[QuestionSet, ...]
@@ -41,37 +41,37 @@ class Run:
   clock: Clock
   compiled: compilations.Counter
   told_to_stop: Callable[[], str]  # the signal's name, or ''
-  # Changed by `report`; rebuilt from metrics.jsonl and the buffer when resuming.
+  # `report` changes these; a resumed run rebuilds them from metrics.jsonl and the buffer.
   pace: Pace
-  bucketed: Bucketed  # the buffer after the last step that was reported
+  bucketed: Bucketed  # the buffer after the last reported step
   scores: dict[int, float]  # step -> validation score
   history: alarms.History
   callbacks: Sequence['Callback'] = ()  # called in each step, in this order
 
   @property
   def last_step(self) -> int:
-    """The step after which the run ends, as far as the scores up to now tell."""
+    """Return the step after which the run ends, judging by the scores so far."""
     config = self.experiment.config
     return alarms.last_step(self.scores, config.num_steps, config.evaluation.patience)
 
   def policy(self, params: model.Params) -> model.Params:
-    """The policy of the parameters that are trained; with LoRA they are adapters."""
+    """Return the policy of the trained parameters; with LoRA they are adapters."""
     return lora.joined(self.experiment.config.lora, self.initial, params)
 
 
-# A function of the run, the parameters before the step's update, and what the step has collected.
-# It returns metrics of the step, and changes nothing. Of several hosts, each calls it.
+# A function of the run, the parameters before the step's update, and the step's experience. It
+# returns metrics of the step and changes nothing. Every host calls it.
 Callback = Callable[[Run, model.Params, Experience], Mapping[str, float]]
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
-  """The buffer with its buckets, by the run's config."""
+  """Return the buffer with its buckets, by the run's config."""
   config = experiment.config
   return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.group_size))
 
 
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Prints what is wrong with a step, or with the last ones; `measured` are the step's metrics."""
+  """Print warnings about a step or about the last steps; `measured` are the step's metrics."""
   config, step = run.experiment.config, experience.plan.step
   setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
   run.history, warnings = alarms.observe(setup, run.history, record)
@@ -81,7 +81,7 @@ def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> Non
 
 
 def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Raises InputError where training has broken down, before the step is written or saved."""
+  """Raise InputError if training has broken down, before the step is written or saved."""
   record = {**measured, 'step': experience.plan.step}
   recent = (*run.history.recent, record)
   if why := alarms.breakdown(run.experiment.config.optimizer, recent):
@@ -89,10 +89,10 @@ def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) 
 
 
 def check_policy(run: Run, snapshot: Snapshot) -> None:
-  """Raises InputError where the policy gives no finite probabilities, before it is saved.
+  """Raise InputError if the policy gives no finite probabilities, before it is saved.
 
-  The step's metrics are of the parameters before its last update. This asks those after it for the
-  token that follows a prompt.
+  The step's metrics describe the parameters before its last update. This check scores the token
+  after a prompt with the parameters after that update.
   """
   rollout, policy = run.rollout, run.policy(snapshot.state.params)
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
@@ -111,7 +111,7 @@ def _newest_checkpoint(run: Run) -> str:
 
 
 def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:
-  """What the warnings about a run depend on besides its metrics."""
+  """Return the settings that the warnings about a run depend on, besides its metrics."""
   config = experiment.config
   return alarms.Setup(
     num_steps=config.num_steps,
@@ -128,17 +128,17 @@ def begin(
   params: model.Params | None,
   successes: Sequence[seeding.Candidate],
 ) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
-  """The newest snapshot, or one before the first step; and the initial parameters of a Run.
+  """Restore the newest snapshot, or make one before the first step.
 
   Args:
     experiment: of the run.
     rollout: of the run.
-    manager: of its checkpoints.
-    params: the initial ones; None for a run that is resumed and does not keep them.
-    successes: what the buffer of a new run begins with.
+    manager: of the run's checkpoints.
+    params: the initial parameters; None for a resumed run that does not keep them.
+    successes: the initial content of a new run's buffer.
 
   Returns:
-    The snapshot, and what the run keeps as `Run.initial` and `Run.base_sums`.
+    The snapshot, `Run.initial` and `Run.base_sums`.
   """
   config, initial, base_sums = experiment.config, None, checkpoint.NO_BASE
   if params is not None and config.keeps_initial:
@@ -156,10 +156,10 @@ def begin(
 def first_params(
   experiment: Experiment, params: model.Params
 ) -> tuple[model.Params | None, model.Params]:
-  """(initial, trained) parameters of a run that begins with `params`.
+  """Return (initial, trained) parameters of a run that begins with `params`.
 
-  The initial ones stay as they are, where the run needs them. Updates donate what is trained:
-  LoRA's adapters, or all parameters.
+  The initial ones never change; None if the run does not need them. Updates donate the trained
+  ones: LoRA's adapters, or all parameters.
   """
   config = experiment.config
   if config.lora.rank:
@@ -174,7 +174,7 @@ def first_snapshot(
   params: model.Params,
   successes: Sequence[seeding.Candidate],
 ) -> Snapshot:
-  """The snapshot before the first step; updates donate `params` unless the run keeps them."""
+  """Make the snapshot before the first step; updates donate `params` unless the run keeps them."""
   config = experiment.config
   initial, trained = first_params(experiment, params)
   policy = lora.joined(config.lora, initial, trained)

@@ -1,6 +1,6 @@
 """A training run that is open in this process: its steps, its buffer, its policy.
 
-`train` takes all of a run's steps; a notebook may take some, and look at what they did.
+`train` takes all of a run's steps; a notebook may take some steps and look at the results.
 """
 
 import contextlib
@@ -51,31 +51,31 @@ from exgrpo_jax.training.loop import Step, save, take_steps
 from exgrpo_jax.training.run import Callback, Run, alarm_setup, begin, bucketed
 
 Guard = contextlib.AbstractContextManager[tuple[Clock, Callable[[], str]]]
-# What a new run begins with; a run that is resumed has parameters only where it keeps them.
+# Initial parameters and successes of a new run. A resumed run has parameters only if it keeps them.
 Start = tuple[model.Params | None, Sequence[seeding.Candidate]]
 
 
 @dataclasses.dataclass
 class Session:
-  """A run as a notebook has it, and where it stands."""
+  """An open run and its current snapshot, for use in a notebook."""
 
   run: Run
-  snapshot: Snapshot  # after the last step that was taken
+  snapshot: Snapshot  # after the last step
 
   def steps(self) -> Iterator[Step]:
-    """The steps that are left, each taken when it is asked for; all of them end the run."""
+    """Take the remaining steps, one per iteration; the run ends after the last one."""
     for step in take_steps(self.run, self.snapshot):
       self.snapshot = step.snapshot
       yield step
 
   @property
   def buffer(self) -> Buffer:
-    """The replay buffer, a value that no later step changes."""
+    """Return the replay buffer, a value that no later step changes."""
     return self.snapshot.buffer
 
   @property
   def policy(self) -> Policy:
-    """A copy of the current policy, which no later step changes."""
+    """Return a copy of the current policy, which no later step changes."""
     experiment = self.run.experiment
     source = Source('run', experiment.workdir)
     params = self.run.policy(self.snapshot.state.params)
@@ -87,19 +87,19 @@ class Session:
 def open_run(
   config: ConfigDict, workdir: str, callbacks: Sequence[Callback] = ()
 ) -> Iterator[Session]:
-  """A run whose steps are taken by hand, resumed where the workdir holds one.
+  """Open a run to take its steps by hand; resume it if the workdir holds one.
 
-  Writes what train writes; a step that was taken and not yet saved is saved in the end. The block
-  runs on the mesh of training, and holds the workdir: no other run may write there meanwhile.
+  Writes the same files as train, and saves the last step at the end of the block. The block runs
+  on the training mesh and holds the workdir, so no other run may write there.
 
   Args:
     config: such as `config_files.load_config` returns.
     workdir: the run's.
-    callbacks: called in each step before its update, with the run, the parameters that are trained
-      and the step's Experience; they return metrics, which become the step's.
+    callbacks: called in each step before its update, with the run, the trained parameters and the
+      step's Experience. They return metrics, which are added to the step's.
 
   Raises:
-    InputError: what train refuses.
+    InputError: for everything that train refuses.
   """
   check_start(config, workdir)
   with owned(workdir), explained(workdir):
@@ -108,7 +108,7 @@ def open_run(
     full = machine.explained(lambda: memory.largest(experiment))
     with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       start = claim(config, *loaded[:2])
-      # A person may think between two steps, and stop them as any other code.
+      # No hang warnings or signal handlers: a person may pause, and interrupts as usual.
       guard = contextlib.nullcontext((Clock(), lambda: ''))
       with opened(*loaded, start, compiled, guard) as session:
         session.run.callbacks = callbacks
@@ -117,15 +117,15 @@ def open_run(
 
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
-  """Turns a full disk, or too little memory, into an InputError of one line."""
+  """Turn a full disk, or too little memory, into an InputError of one line."""
   with disk.explain_failure(workdir), machine.explained():
     yield
 
 
 def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[QuestionSet, ...]]:
-  """The experiment, its stages on the training questions, and the questions of its evaluations.
+  """Load the experiment, its stages on the training questions, and its evaluation questions.
 
-  The caller holds the workdir; what another config left there before its first step is removed.
+  The caller holds the workdir. Files of another config that never finished a step are removed.
   """
   release_workdir(config, workdir)
   with activity.doing('reading the data'):
@@ -139,12 +139,12 @@ def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[Q
 
 
 def steps_done(workdir: str) -> int:
-  """The step of the newest checkpoint; 0 of a new run. All hosts call it."""
+  """Return the step of the newest checkpoint, 0 for a new run. All hosts call it."""
   return hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
 
 
 def claim(config: ConfigDict, experiment: Experiment, rollout: Rollout) -> Start:
-  """Claims the workdir for this config; returns what the run starts from."""
+  """Claim the workdir for this config; return the run's initial parameters and successes."""
   workdir = experiment.workdir
   is_new = not steps_done(workdir)
   successes = prior_experience.load(experiment, rollout.data) if is_new else ()
@@ -158,9 +158,9 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: Rollout) -> Start
 
 
 def keep_tokenizer(experiment: Experiment) -> None:
-  """Writes the tokenizer's files into workdir/tokenizer, completely or not at all.
+  """Write the tokenizer's files into workdir/tokenizer, completely or not at all.
 
-  With them what a run recorded can be read where its model is not. A folder that is there stays.
+  With them a run's records can be read on a machine without its model. An existing folder stays.
   Of several hosts only the first writes.
   """
   folder = os.path.join(experiment.workdir, 'tokenizer')
@@ -178,7 +178,7 @@ def train(
   compiled: compilations.Counter,
   callbacks: Sequence[Callback] = (),
 ) -> None:
-  """Takes all steps; watched, and stopped by SIGTERM after a step. For `callbacks` see open_run."""
+  """Take all steps; report hangs, and stop after a step on SIGTERM. `callbacks`: see `open_run`."""
   with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
     session.run.callbacks = callbacks
     for _ in session.steps():
@@ -194,15 +194,15 @@ def opened(
   compiled: compilations.Counter,
   guard: Guard,
 ) -> Iterator[Session]:
-  """The run at its newest checkpoint, or at its start, where it is evaluated; on training's mesh.
+  """Open the run at its newest checkpoint; evaluate a new run first. Call on the training mesh.
 
-  `start` is what `claim` returned; `compiled` counts the programs from now on. `guard` is entered
-  after the evaluation at the start, and gives the clock of the steps and whether they are to end.
+  `claim` returned `start`; `compiled` counts the programs from now on. `guard` is entered after
+  the evaluation at the start. It yields the steps' clock and `Run.told_to_stop`.
   """
   config, workdir = experiment.config, experiment.workdir
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
     snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
-    first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
+    first = snapshot.step + 1 if snapshot.step else 0  # records from this step on are rewritten
     digest = '' if snapshot.step else storage.digest(snapshot.state, base_sums)
     settings = dataclasses.asdict(config)
     with (
@@ -247,7 +247,7 @@ def opened(
 
 
 def _save_rest(session: Session) -> None:
-  """Saves the last step that was taken, unless it is saved already."""
+  """Save the last step, unless it is already saved."""
   run, snapshot = session.run, session.snapshot
   if snapshot.step and snapshot.step not in run.checkpoints.all_steps():
     save(run, snapshot, is_last=True)
@@ -256,6 +256,6 @@ def _save_rest(session: Session) -> None:
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[tuple[Clock, Callable[[], str]]]:
-  """The guard of a run that is left to itself."""
+  """Guard an unattended run: report hangs, and listen for signals."""
   with watched() as clock, preemption.listening() as told_to_stop:
     yield clock, told_to_stop

@@ -1,1 +1,1 @@
-"""Processes that run a user's code under limits on time and memory, and may be killed."""
+"""Worker processes that run a user's code under limits on time and memory, and may be killed."""

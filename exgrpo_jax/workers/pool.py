@@ -1,6 +1,6 @@
-"""A pool of workers: processes that are started, limited in time, killed and replaced from here.
+"""A pool of workers: starts processes, limits their time, kills and replaces them.
 
-A request may hang or crash its worker without harm to others. What a worker runs is server.py.
+A request may hang or crash its worker without harm to other requests. Workers run server.py.
 """
 
 import concurrent.futures
@@ -19,64 +19,64 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.workers.process import WorkerProcess
 
 START_TIMEOUT = 60.0  # seconds until a worker must be ready: it may import the user's code
-MAX_DEATHS = 2  # workers that may die of a request before it is taken for the cause
-_SAY_EVERY = 10.0  # seconds, while a worker gets ready
+MAX_DEATHS = 2  # workers that may die during a request before the request is blamed
+_SAY_EVERY = 10.0  # seconds between progress lines while a worker gets ready
 
 _T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What a worker runs, as server.py takes it, and its limits."""
+  """A worker's program, in the form server.py expects, and its limits."""
 
   command: Sequence[str]
   setup: Mapping[str, Any]
   noun: str  # for messages: 'a grading process'
   late: str  # the reason of a request that is not answered in time: 'no verdict after 5 s'
-  memory_limit: int = 0  # MiB, in addition to what it uses when it is ready; 0 is none
-  starts: int = 1  # attempts to start one that may fail in a row
-  timeout: float = START_TIMEOUT  # seconds until it must be ready
-  timeout_note: str = ''  # what the timeout contains, for messages
+  memory_limit: int = 0  # MiB above the worker's use when it is ready; 0 is no limit
+  starts: int = 1  # attempts to start a worker before giving up
+  timeout: float = START_TIMEOUT  # seconds until the worker must be ready
+  timeout_note: str = ''  # for messages: the parts of the timeout
   # Seconds after which a request may hang, so that another worker is started ahead.
   standby_delay: float = math.inf
 
 
 class Failure(NamedTuple):
-  """Why a request has no reply."""
+  """The reason why a request has no reply."""
 
   outcome: str  # one of datatypes.FAILURES
   reason: str
-  is_lost: bool = False  # it hung or killed its worker
+  is_lost: bool = False  # the request hung or killed its worker
 
 
 def command(module: str) -> tuple[str, ...]:
-  """Return what runs a module of ours; -P: it does not search the folder that it starts in."""
+  """Return the command that runs a module of ours; -P keeps the current folder off its path."""
   return sys.executable, '-P', '-m', module
 
 
 class Worker:
-  """A place for one process, which is started when it is needed, and replaced when it dies.
+  """A slot for one process, which starts when needed and is replaced when it dies.
 
-  Only one thread at a time may use it; another may call `stop`.
+  Only one thread at a time may use a worker; another thread may call `stop`.
   """
 
   def __init__(self, program: Program) -> None:
     self._program = program
-    self.greeting: Mapping[str, Any] = {}  # what the process said when it was ready
+    self.greeting: Mapping[str, Any] = {}  # the process's first reply after it got ready
     self.starts = 0  # processes that got ready
-    self._trying: dict[str, Any] = {}  # what the starting process said last
+    self._trying: dict[str, Any] = {}  # the starting process's last 'trying' message
     self._process: WorkerProcess | None = None
-    self._standby: WorkerProcess | None = None  # started ahead, because its imports take a while
+    self._standby: WorkerProcess | None = None  # started ahead, because imports take a while
     self._stopped = False
     self._lock = threading.Lock()  # guards these three
 
   def call(
     self, request: Callable[[], tuple[Any, float]], deaths: int = MAX_DEATHS
   ) -> dict[str, Any] | Failure:
-    """Return the reply to a request, or why there is none; raises as `ready` does.
+    """Return the reply to a request, or a Failure; raises the errors of `ready`.
 
-    `request` gives it and its limit in seconds. It is called again for the next process where one
-    died, until `deaths` have.
+    `request` returns the request and its limit in seconds. It is called again for the next process
+    when one dies, until `deaths` processes have died.
     """
     reason = ''
     for _ in range(deaths):
@@ -98,7 +98,7 @@ class Worker:
     return Failure('crashed', reason, is_lost=True)
 
   def ready(self) -> None:
-    """Make sure that a process waits for a request; raises as `start` does."""
+    """Make sure that a process waits for a request; raises the errors of `start`."""
     if self._process is None or not self._process.is_idle():
       self.start()
 
@@ -106,9 +106,9 @@ class Worker:
     """Replace the process, by the standby if there is one, and wait until it is ready.
 
     Raises:
-      InputError: the user's code is refused, or hangs or ends the process as it is tried.
+      InputError: the user's code is refused, or a trial run of it hangs or ends the process.
       RuntimeError: no process got ready for another reason.
-      The cause of either is a TimeoutError where the time was over.
+      The cause of either is a TimeoutError if the time ran out.
     """
     failure = None
     for _ in range(self._program.starts):
@@ -134,7 +134,7 @@ class Worker:
     """Send a request to the process that is ready; return its reply.
 
     Raises:
-      TimeoutError: there is none after so many seconds.
+      TimeoutError: there is no reply after `seconds`.
       EOFError: the process died; the message has its exit status.
     """
     assert self._process is not None
@@ -168,7 +168,7 @@ class Worker:
       process.close()
 
   def _first_reply(self, process: WorkerProcess) -> dict[str, Any]:
-    """Return the reply of a process that is ready; meanwhile say what it waits for."""
+    """Wait for the first reply of a process; meanwhile print what the process is doing."""
     started, self._trying, timeout = time.monotonic(), {}, self._program.timeout
     while True:
       try:
@@ -186,7 +186,7 @@ class Worker:
         self._trying = reply
 
   def _explained(self, failure: BaseException | None) -> Exception:
-    """Return the error that says why no process got ready."""
+    """Return the error that explains why no process got ready."""
     noun, timeout = self._program.noun, self._program.timeout
     late = f'not ready after {timeout:g} s'
     reason = late if isinstance(failure, TimeoutError) else f'its process ended {failure}'
@@ -209,9 +209,9 @@ class Worker:
 
 
 class Pool:
-  """Workers of a program, and a thread for each.
+  """The workers of a program, with a thread for each.
 
-  Processes start when the first calls come. They end with the thread that started them, so with
+  Processes start with the first calls. They end with the thread that started them, and so with
   this object or with this process.
   """
 
@@ -224,7 +224,7 @@ class Pool:
     self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='worker')
 
   def submit(self, use: Callable[[Worker], _T]) -> concurrent.futures.Future[_T]:
-    """Call `use` in a thread, with a worker that is its alone meanwhile; calls wait in order."""
+    """Call `use` in a thread, with a worker that no other call uses; calls wait in order."""
     return self._threads.submit(self._lend, use)
 
   def close(self) -> None:

@@ -1,6 +1,6 @@
-"""A process that answers lines of JSON with lines of JSON, and that may be killed at any time.
+"""A process that answers lines of JSON with lines of JSON, and may be killed at any time.
 
-Nothing that it sends back can be executed. The process's side is server.py.
+JSON replies cannot contain code that runs here. The process's side is server.py.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ class WorkerProcess:
   """The process, and the socket to it.
 
   `send` and `receive` wait until a deadline, in seconds of time.monotonic(). They raise
-  TimeoutError then, and EOFError with the exit status if the process is dead.
+  TimeoutError after it, and EOFError with the exit status if the process is dead.
   """
 
   def __init__(self, command: Sequence[str], first: Any, timeout: float) -> None:
-    """Start it, and send the first line within `timeout` seconds."""
+    """Start the process, and send the first line within `timeout` seconds."""
     self._socket, child_socket = socket.socketpair()
-    self._buffer = b''  # received, but no full line yet
+    self._buffer = b''  # received bytes that are not a full line yet
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with child_socket:
-      # A session of its own: Ctrl-C reaches only the parent, and a kill reaches the worker's
-      # children too. Its standard output goes to our standard error, because ours may be a
-      # result that somebody reads.
+      # In a session of its own, Ctrl-C reaches only the parent, and a kill reaches the worker's
+      # children too. The worker's standard output goes to our standard error, because our standard
+      # output may be a result that somebody reads.
       self._process = subprocess.Popen(
         command,
         stdin=child_socket.fileno(),
@@ -44,7 +44,7 @@ class WorkerProcess:
       self.send(first, time.monotonic() + timeout)
 
   def is_idle(self) -> bool:
-    """Return True if the process lives and has sent nothing, as between two requests."""
+    """Return True if the process is alive and has sent nothing, as between two requests."""
     self._socket.setblocking(False)
     try:
       self._socket.recv(1, socket.MSG_PEEK)
@@ -84,7 +84,7 @@ class WorkerProcess:
 
   @contextlib.contextmanager
   def _until(self, deadline: float) -> Iterator[None]:
-    """Let the socket wait until the deadline, and turn its other errors into EOFError."""
+    """Let the socket wait until the deadline; turn errors other than timeouts into EOFError."""
     self._socket.settimeout(max(1e-6, deadline - time.monotonic()))  # 0 would mean non-blocking
     try:
       yield

@@ -4,13 +4,12 @@ Both sides send lines of JSON over a socket, which is the worker's standard inpu
 
   {'parent', 'memory_limit', 'setup'}   answered by {'trying': a setting, 'how': …} before any of a
                                         user's code is imported or tried; then by the greeting, or
-                                        by {'refused': what is wrong}
-  a request                             answered by the reply, or by {'reason': …} if answering it
-                                        raised, with 'must_be_replaced' if that may have left
-                                        things inconsistent
+                                        by {'refused': the error}
+  a request                             answered by the reply, or by {'reason': …} if it raised,
+                                        with 'must_be_replaced' if the worker may be inconsistent
 
-Whatever the user's code prints goes to standard error and cannot pass for a reply. No jax is
-imported here: a worker must start in an instant, and leave the accelerator alone.
+Output of the user's code goes to standard error, so it cannot be mistaken for a reply. This module
+does not import jax: a worker must start in an instant and must not touch the accelerator.
 """
 
 import ctypes
@@ -28,15 +27,15 @@ from exgrpo_jax.workers.user_code import ERRORS, summarize
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 Reply = Mapping[str, Any]
-# Says which setting's code is about to run, and how; it may never come back.
+# Reports which setting's code is about to run, and how, because that code may never return.
 Say = Callable[[str, str, str], None]  # key, value, 'importing it'
-# From a program's setup to the greeting and to what answers a request; raises InputError.
+# Takes a program's setup; returns the greeting and the answering function. Raises InputError.
 Load = Callable[[Mapping[str, Any], Say], tuple[Reply, Callable[[Any], Reply]]]
 
 
 def serve(load: Load) -> None:
   """Answer requests until the socket is closed or the parent ends."""
-  # The socket that standard input was; that is empty from now on.
+  # Standard input is the socket. Keep it under other descriptors and make standard input empty.
   requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(0), 'wb', 0)
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   if not (line := requests.readline()):
@@ -66,7 +65,7 @@ def serve(load: Load) -> None:
 
 
 def failed(error: BaseException, place: str = '') -> Reply:
-  """Return the reply to a request that raised; `place` says whose code it was."""
+  """Return the reply to a request that raised; `place` names the code that raised."""
   return {
     'reason': place + summarize(error),
     'must_be_replaced': isinstance(error, MemoryError),
@@ -74,7 +73,7 @@ def failed(error: BaseException, place: str = '') -> Reply:
 
 
 def _die_with(parent: int) -> None:
-  """Make this process end with its parent, even while it is busy."""
+  """Make this process end with its parent, even while this one is busy."""
   if sys.platform == 'linux':
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != parent:  # it ended before the call above
@@ -82,11 +81,11 @@ def _die_with(parent: int) -> None:
 
 
 def _limit_memory(mebibytes: int) -> None:
-  """Let this process use so many MiB more than it does now; on Linux only."""
+  """Let this process use at most `mebibytes` more memory than now; on Linux only."""
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no core file
   if sys.platform != 'linux':
     return  # elsewhere the limit is not enforced, or counts memory that is only reserved
-  # Imported libraries take a large address space, which is not the request's doing.
+  # Imported libraries already use a large address space, which must not count for a request.
   with open('/proc/self/statm') as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
   limit = used + mebibytes * 2**20

@@ -31,7 +31,10 @@ _CHANGING = ('PYTEST_CURRENT_TEST', 'PYTHONPATH')
 def is_running(pid):
   """Whether a process does anything; one that nobody has waited for does not."""
   try:
-    return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    place = pathlib.Path(f'/proc/{pid}')
+    state = (place / 'stat').read_text().rpartition(')')[2].split()[0]
+    # The first thread is a zombie while others, which hold the same sockets, still end.
+    return state != 'Z' or len(os.listdir(place / 'task')) > 1
   except (FileNotFoundError, ProcessLookupError):
     return False
 

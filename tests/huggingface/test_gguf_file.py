@@ -368,7 +368,7 @@ def test_the_real_model_takes_two_steps_on_questions_of_reasoning_gym(tmp_path):
   values = config_files.load_config('smollm2')
   values.model.path = str(next(found.rglob('*.gguf'), found) if found.is_dir() else found)
   values.num_steps = 2
-  values.rollout.update(dict(questions=2, samples=4, slots=8))
+  values.rollout.update(dict(questions=2, group_size=4, slots=8))
   values.data.update(dict(cache_dir=str(tmp_path / 'cache'), evaluation=()))
   with session.open_run(values, str(tmp_path / 'run')) as run:
     steps = [step.metrics for step in run.steps()]

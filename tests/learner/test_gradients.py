@@ -239,7 +239,7 @@ def alone(spec, params, batch, clip, is_first, reference=None):
 @pytest.mark.parametrize(
   'options',
   tiers.full_after_first(
-    [{}, dict(ratio='sequence', aggregation='sequence_mean', kl_coefficient=0.5)]
+    [{}, dict(importance_level='sequence', aggregation='sequence_mean', kl_coefficient=0.5)]
   ),
   ids=['paper', 'gspo_and_kl'],
 )

@@ -1,6 +1,7 @@
 """From a Hugging Face folder to training to a Hugging Face folder to training."""
 
 import dataclasses
+import io
 import json
 import pathlib
 import re
@@ -8,8 +9,10 @@ import types
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 from ml_collections import ConfigDict
+from pyarrow import parquet
 from safetensors.numpy import load_file
 
 from exgrpo_jax.commands import export as command
@@ -73,8 +76,9 @@ def hub(data, tmp_path_factory):
   """A stand-in for the Hub that has the stored checkpoint and the training questions."""
   with hub_server.serving() as served, served.in_use(tmp_path_factory.mktemp('huggingface')):
     served.add('model', 'tiny/Qwen2', {p.name: p.read_bytes() for p in STORED.iterdir()})
-    questions = pathlib.Path(data.train).read_bytes()
-    served.add('dataset', 'tiny/sums', {'train.jsonl': questions})
+    questions, packed = pathlib.Path(data.train).read_text().splitlines(), io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(list(map(json.loads, questions))), packed)
+    served.add('dataset', 'tiny/sums', {'data/train-00000-of-00001.parquet': packed.getvalue()})
     yield served
 
 

@@ -131,10 +131,10 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
         entries.pop(row, None)
       elif k == 0 and config.on_all_failed == 'bucket_0' and row in entries:
         entries[row] = (0, entries[row][1])
-      elif config.lower_bound * K < k <= config.upper_bound * K or config.keep == 'all':
+      elif config.lower_bound * K < k <= config.upper_bound * K or config.store == 'all':
         if started and row not in retired:
           _, stored = entries.get(row, (0, []))
-          keeps_all = config.keep == 'all'
+          keeps_all = config.store == 'all'
           stored = with_new(stored, responses, verdicts, keeps_all, config.max_trajectories)
           entries[row] = (k, stored)
           most = max(most, len(stored))
@@ -154,7 +154,7 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
   assert (most > tiny.STORED) == (config.max_trajectories == 0)
   assert unrecorded == ({1} if config.lower_bound else set())
   replayed = {one.correct for step in run.steps.values() for one in step.replays if one}
-  assert (False in replayed) == (config.keep == 'all')
+  assert (False in replayed) == (config.store == 'all')
 
 
 def test_a_run_leaves_out_replayed_tokens_until_their_second_moment_is_bounded(run):

@@ -1,1 +1,1 @@
-"""The embedded procedural tasks, which need no download: one file each, listed in catalogue."""
+"""Embedded procedural tasks, which need no download; catalogue lists them."""

@@ -1,21 +1,21 @@
 r"""Chains of additions and subtractions, with solutions in several styles of unequal reliability.
 
-A question is a chain such as '48+3-9+7'. The solutions of a language model's corpus differ in how
-much they write out, and some are wrong; so do those of the split 'pretraining', one to a row:
+A question is a chain such as '48+3-9+7'. The solutions in a language model's corpus differ in how
+much they write out, and some are wrong. The split 'pretraining' imitates this, one style a row:
 
   written   48+3=51 -9=42 +7=49 \boxed{49}   one term a step
   skipped   48+3-9=42 +7=49 \boxed{49}       two terms a step, wrong more often
   guess     \boxed{47}                       no steps, mostly wrong, near the truth
 
-The longer the chain, the fewer solutions are written out, and the further into a chain, the more
-often a step is wrong. So a policy that has learnt this mixture solves short chains almost always
-and long ones rarely, and has a better way to any of them than the one it mostly takes. 'train' and
-'test' have chains of every difficulty; 'train_8' and its like have those of one length, with which
-a policy can be given a start as weak as is wanted. The answer of a row is always right.
+The longer the chain, the fewer solutions are written out. The later a step in a chain, the more
+often it is wrong. So a policy that has learnt this mixture solves short chains almost always and
+long ones rarely, and for any chain it knows a better style than the one it mostly uses. 'train' and
+'test' have chains of every difficulty. 'train_8' and similar splits have chains of one length; with
+them a policy can start as weak as needed. The answer of a row is always right.
 
-What a chain is like keeps it within reach of a model of two layers and half a million parameters:
-all totals have two digits, so that steps of a style are equally long, and no digit is added or
-subtracted twice, so that the one last used tells the place in the question.
+A model of two layers and half a million parameters can learn these chains: all totals have two
+digits, so steps of a style are equally long, and no digit is added or subtracted twice, so the last
+digit used tells the place in the question.
 """
 
 import itertools
@@ -30,9 +30,9 @@ from exgrpo_jax.data.tasks.sums import NUMBER, read_steps
 
 
 class Split(NamedTuple):
-  """The questions of a split: how many, and how hard."""
+  """The number of questions of a split, and their difficulty."""
 
-  questions: int  # how many
+  questions: int
   min_terms: int  # after the start
   max_terms: int  # inclusive; uniform
   one_operator: bool  # True: all terms are added, or all subtracted; False: both operators occur
@@ -58,13 +58,13 @@ SPLITS = {
 
 # The mixture of styles.
 WRITTEN_SHARE = {3: 0.9, 4: 0.8, 5: 0.7, 6: 0.6, 7: 0.5, 8: 0.4, 9: 0.3}  # by the number of terms
-SKIPPED_SHARE = 0.6  # of those not written out; the rest are guesses
+SKIPPED_SHARE = 0.6  # of the solutions that are not written out; the rest are guesses
 # Share of wrong totals, by the number of the step.
 SLIP_RATE = (0.02, 0.02, 0.02, 0.05, 0.2, 0.4, 0.5, 0.5, 0.5)  # of steps of one term
 SKIPPED_SLIP_RATE = 0.3  # of steps of two terms, wherever they are
 SLIPS = range(1, 11)  # by how much a wrong total is off, up or down
 GUESS_RIGHT = 0.03  # share of guesses
-GUESS_ERRORS = range(1, 13)  # by how much the others are off, up or down
+GUESS_ERRORS = range(1, 13)  # by how much the other guesses are off, up or down
 
 STYLES = ('written', 'skipped', 'guess', 'other')
 
@@ -77,12 +77,9 @@ _STEP = re.compile(rf'(?P<start>{NUMBER})?(?P<terms>(?:{_TERM})+)=(?P<total>{NUM
 
 
 def chain_rows() -> dict[str, list[Record]]:
-  """The records of every split, the same on every call.
+  """Make the records of every split, the same on every call: split name -> records.
 
   No two questions, within or across splits, have the same start and the same set of terms.
-
-  Returns:
-    Split name -> records.
   """
   rng = np.random.default_rng(SEED)
   seen: set[tuple[int, ...]] = set()
@@ -92,7 +89,7 @@ def chain_rows() -> dict[str, list[Record]]:
 
 
 def _row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> Record:
-  """A new record; adds its start and sorted terms to `seen`."""
+  """Make a new record; add its start and sorted terms to `seen`."""
   start, *terms = chain = _unseen_chain(rng, split, seen)
   seen.add((start, *sorted(terms)))
   return {
@@ -107,8 +104,8 @@ def _row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> 
 def _unseen_chain(
   rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]
 ) -> tuple[int, ...]:
-  """The start, and the terms with their signs."""
-  # Drawn first, so that all answers are equally frequent whatever can be a chain.
+  """Draw a start, and terms with their signs."""
+  # The answer is drawn first, so that all answers are equally frequent despite rejected chains.
   answer = int(rng.integers(TOTALS.start, TOTALS.stop))
   while True:
     count = int(rng.integers(split.min_terms, split.max_terms, endpoint=True))
@@ -124,7 +121,7 @@ def _unseen_chain(
 
 
 def _signed(terms: Sequence[int]) -> str:
-  """[3, -9] -> '+3-9'."""
+  """Write [3, -9] as '+3-9'."""
   return ''.join(f'{term:+d}' for term in terms)
 
 
@@ -132,7 +129,7 @@ def _signed(terms: Sequence[int]) -> str:
 
 
 def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str:
-  """A solution in a style drawn by the mixture, right or wrong."""
+  """Draw a style from the mixture and a solution in it, right or wrong."""
   if rng.random() < WRITTEN_SHARE[len(terms)]:
     slips = [_slip(rng, rate) for rate in SLIP_RATE[: len(terms)]]
     return steps_and_box(start, [[term] for term in terms], slips)
@@ -145,7 +142,7 @@ def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str
 
 
 def _slip(rng: np.random.Generator, rate: float) -> int:
-  """The error of a total: 0, but in a share `rate` of cases."""
+  """Draw the error of a total: not 0 with probability `rate`."""
   return _off_by(rng, SLIPS) if rng.random() < rate else 0
 
 
@@ -154,10 +151,11 @@ def _off_by(rng: np.random.Generator, sizes: range) -> int:
 
 
 def steps_and_box(start: int, steps: Sequence[Sequence[int]], slips: Sequence[int]) -> str:
-  r"""The worked solution in the given steps, each total off by its slip.
+  r"""Write the worked solution in the given steps, each total off by its slip.
 
   48, [[3, -9], [7]], [0, 0] -> '48+3-9=42 +7=49 \boxed{49}': a step continues from the previous
-  total, wrong or not, without repeating it. A total below 0 loses its sign, which no chain has.
+  total, wrong or not, without repeating it. A total below 0 loses its sign, because no total of a
+  chain has one.
   """
   total, written = start, []
   for terms, slip in zip(steps, slips, strict=True):
@@ -173,17 +171,17 @@ class _Reading(NamedTuple):
   """A response of steps that apply the question's terms in their order, and a box."""
 
   start: int
-  steps: list[list[int]]  # the terms of each, with their signs; none for a box alone
+  steps: list[list[int]]  # the terms of each step, with their signs; empty if there is only a box
   totals: list[int]  # of each step
   answer: int
 
 
 def style(question_text: str, response: str) -> str:
-  """The style of a response, one of STYLES, by its form alone: it may be right or wrong.
+  """Return the style of a response, one of STYLES, from its form only: it may be right or wrong.
 
-  'written' applies one term a step, 'skipped' several in some step, both all terms of the question
-  in their order; 'guess' is a box alone. What has other text, other terms, another order or no box
-  is 'other'.
+  'written' applies one term a step, 'skipped' several in some step; both apply all terms of the
+  question in their order. 'guess' is only a box. A response with other text, other terms, another
+  order or no box is 'other'.
   """
   reading = _read(question_text, response)
   if not reading:
@@ -194,11 +192,12 @@ def style(question_text: str, response: str) -> str:
 
 
 def valid_steps(question_text: str, response: str) -> bool:
-  """Whether every step of `response` is right, not just its final answer.
+  """Return True if every step of `response` is right, not just its final answer.
 
-  Each step must apply one term, all terms of the question in their order, to a right total, and
-  the box must hold the last one. A step of several terms is invalid even where its total is right:
-  what was done in the head cannot be checked, and was right by chance. So is a guess.
+  Each step must apply one term and have the right total. The steps must apply all terms of the
+  question in their order, and the box must hold the last total. A guess is invalid, and so is a
+  step of several terms even if its total is right: skipped additions cannot be checked, and were
+  right by chance.
   """
   reading = _read(question_text, response)
   if not reading or any(len(terms) != 1 for terms in reading.steps):
@@ -209,7 +208,7 @@ def valid_steps(question_text: str, response: str) -> bool:
 
 
 def _read(question_text: str, response: str) -> _Reading | None:
-  """None where the response is of another form, or the question is no chain."""
+  """Parse the response; None if it has another form, or the question is no chain."""
   question = _CHAIN.fullmatch(question_text.strip())
   reading = read_steps(response, _STEP)
   if not question or not reading:
@@ -226,5 +225,5 @@ def _read(question_text: str, response: str) -> _Reading | None:
 
 
 def _terms(text: str) -> list[int]:
-  """'+3-9' -> [3, -9]."""
+  """Parse '+3-9' as [3, -9]."""
   return [int(term) for term in re.findall(_TERM, text)]

@@ -1,4 +1,4 @@
-"""Tasks that are played: numbers to guess, and frozen lakes to cross."""
+"""Games: numbers to guess, and frozen lakes to cross."""
 
 import collections
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from exgrpo_jax.data.records import Record
 
 SEED = 2510_02248
 NUMBERS = range(1, 65)
-# A question is a row, so many have the same number, in each split and across them: what is learnt
-# is how to ask.
+# A question is a row, so many have the same number, within and across splits: a policy learns how
+# to ask.
 SPLITS = {'pretraining': 8_000, 'train': 2_000, 'test': 500}
 
 
 def guess_rows() -> dict[str, list[Record]]:
-  """The records of every split, the same on every call: split name -> records."""
+  """Make the records of every split, the same on every call: split name -> records."""
   rng = np.random.default_rng(SEED)
   return {
     name: [_row(int(number)) for number in rng.choice(NUMBERS, count)]
@@ -34,7 +34,7 @@ def _row(number: int) -> Record:
 
 
 def halving(number: int) -> str:
-  """How halving finds it: '32 higher 48 lower 40' for 40."""
+  """Write the guesses and replies of a search by halving: '32 higher 48 lower 40' for 40."""
   low, high, said = NUMBERS.start, NUMBERS.stop - 1, list[str]()
   while (guess := (low + high) // 2) != number:
     said += [str(guess), 'higher' if guess < number else 'lower']
@@ -55,12 +55,12 @@ def halving(number: int) -> str:
 LAKE_SEED = 2510_02249
 HOLES = 0.25  # share of the other squares
 _MANY = {'pretraining': 4_000, 'train': 2_000, 'test': 500}
-# Maps by side and split; of the smallest there are no more than 3,828 that can be crossed.
+# Number of maps by side and split. Only 3,828 of the smallest maps can be crossed.
 LAKE_SPLITS = {4: {'pretraining': 1_200, 'train': 600, 'test': 200}, 5: _MANY, 6: _MANY}
 
 
 def lake_rows() -> dict[str, list[Record]]:
-  """The records of every split, the same on every call: split name -> records.
+  """Make the records of every split, the same on every call: split name -> records.
 
   No two maps, within or across splits, are the same.
   """
@@ -73,7 +73,7 @@ def lake_rows() -> dict[str, list[Record]]:
 
 
 def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
-  """A new record; adds its map to `seen`."""
+  """Make a new record; add its map to `seen`."""
   while True:
     squares = np.where(rng.random((side, side)) < HOLES, HOLE, FREE)
     squares[0, 0], squares[-1, -1] = PLAYER, GOAL
@@ -83,7 +83,7 @@ def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
       seen.add(text)
       return {
         'messages': [{'role': 'user', 'content': text}],
-        'answer': str(reached[0, 0]),  # moves of the shortest way; the environment ignores it
+        'answer': str(reached[0, 0]),  # length of the shortest path; the environment ignores it
         'solution': ' '.join(MOVES),  # the words of the task, for its tokenizer
         'kind': 'math',
         'source': f'lake_{side}',
@@ -100,13 +100,13 @@ Square = tuple[int, int]  # row and column
 
 
 def after(square: Square, move: str, side: int) -> Square:
-  """Where a move leads; at the edge of the map it leads nowhere."""
+  """Return the square after a move; a move off the map changes nothing."""
   row, column = (at + by for at, by in zip(square, MOVES[move]))
   return (row, column) if row in range(side) and column in range(side) else square
 
 
 def distances(lines: Sequence[str]) -> dict[Square, int]:
-  """Moves to the goal from each square from which it can be reached around the holes."""
+  """Return the number of moves to the goal from each square that can reach it around the holes."""
   side = len(lines)
   (goal,) = ((r, line.index(GOAL)) for r, line in enumerate(lines) if GOAL in line)
   found, waiting = {goal: 0}, collections.deque([goal])

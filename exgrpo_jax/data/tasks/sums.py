@@ -3,7 +3,7 @@ r"""Sums of small positive integers, with worked solutions.
 A question is a sum such as '48+9+3+7'. Its worked solution starts with the first
 term and adds the digits in random order, '48+3=51 +9=60 +7=67 \boxed{67}', so a
 question has many right solutions and the policy has something to explore. The first
-term spreads the answers over many values, so that guessing earns almost nothing; the
+term spreads the answers over many values, so that guessing earns almost nothing. The
 other terms are digits, so that a model of half a million parameters can learn the task.
 """
 
@@ -17,15 +17,15 @@ import numpy as np
 
 from exgrpo_jax.data.records import Record
 
-# Not \d, which matches the digits of every script. Bounded, since int() raises over 4,300 digits.
+# Not \d, which matches digits of every script. Bounded because int() raises over 4,300 digits.
 NUMBER = '(?:0|[1-9][0-9]{0,17})'
 _BOX = re.compile(rf'\\boxed\{{({NUMBER})\}}')
 
 
 def read_steps(response: str, step: re.Pattern[str]) -> tuple[list[re.Match[str]], int] | None:
-  """The steps of a response, which white space separates, and the number in the box after them.
+  """Return the steps of a response, separated by white space, and the number in the box after them.
 
-  None where a step does not match `step`, or no box is last.
+  None if a step does not match `step`, or the response does not end in a box.
   """
   *written, last = response.split() or ['']
   matches = [step.fullmatch(text) for text in written]
@@ -35,9 +35,9 @@ def read_steps(response: str, step: re.Pattern[str]) -> tuple[list[re.Match[str]
 
 
 class Split(NamedTuple):
-  """The questions of a split: how many, and how hard."""
+  """The number of questions of a split, and their difficulty."""
 
-  questions: int  # how many
+  questions: int
   min_digits: int  # to add to the first term
   max_digits: int  # inclusive
   is_high: bool  # True: every digit is at least ARITHMETIC_HIGH; False: some digit is below it
@@ -64,12 +64,9 @@ _STEP = re.compile(rf'(?P<start>{NUMBER})?\+(?P<term>{NUMBER})=(?P<total>{NUMBER
 
 
 def arithmetic_rows() -> dict[str, list[Record]]:
-  """The records of every split, the same on every call.
+  """Make the records of every split, the same on every call: split name -> records.
 
   No two questions, within or across splits, have the same multiset of terms.
-
-  Returns:
-    Split name -> records.
   """
   rng = np.random.default_rng(ARITHMETIC_SEED)
   seen: set[tuple[int, ...]] = set()
@@ -80,7 +77,7 @@ def arithmetic_rows() -> dict[str, list[Record]]:
 
 
 def _arithmetic_row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> Record:
-  """A new record; adds its sorted terms to `seen`."""
+  """Make a new record; add its sorted terms to `seen`."""
   start, *digits = _unseen_terms(rng, split, seen)
   terms = [start, *digits]
   seen.add(tuple(sorted(terms)))
@@ -107,7 +104,7 @@ def _unseen_terms(rng: np.random.Generator, split: Split, seen: Set[tuple[int, .
 
 
 def written_sum(terms: Sequence[int]) -> str:
-  r"""The worked solution that adds `terms` in the given order.
+  r"""Write the worked solution that adds `terms` in the given order.
 
   [48, 3, 9] -> '48+3=51 +9=60 \boxed{60}': a step continues from the previous total
   without repeating it.
@@ -118,12 +115,12 @@ def written_sum(terms: Sequence[int]) -> str:
 
 
 def valid_steps(question_text: str, response: str) -> bool:
-  """Whether every step of `response` is right, not just its final answer.
+  """Return True if every step of `response` is right, not just its final answer.
 
   The first step must add two of the terms, and every later step one more term to the
   running total; every addition must be correct, every term of the question must be used
   exactly once, and the box must hold the last total. Other text between the steps, a
-  second box or a number with leading zeros make the response invalid.
+  second box or a number with leading zeros makes the response invalid.
 
   Args:
     question_text: terms joined by '+', such as '48+9+3'; for anything else the result is False.
@@ -159,7 +156,7 @@ CALCULATOR_SPLITS = {'pretraining': 8_000, 'train': 4_000, 'test': 500}
 
 
 def calculator_rows() -> dict[str, list[Record]]:
-  """The records of every split, the same on every call: split name -> records.
+  """Make the records of every split, the same on every call: split name -> records.
 
   No two questions, within or across splits, are the same.
   """
@@ -171,7 +168,7 @@ def calculator_rows() -> dict[str, list[Record]]:
 
 
 def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
-  """A new record; adds its question to `seen`."""
+  """Make a new record; add its question to `seen`."""
   while True:
     count = int(rng.integers(CALCULATOR_TERMS.start, CALCULATOR_TERMS.stop))
     numbers = rng.integers(100, LARGEST_TOTAL, count + 1) * np.array(

@@ -1,18 +1,16 @@
-"""What an answer means, read from LaTeX or plain text, and whether two answers mean the same.
+"""Reading of answers in LaTeX or plain text, and comparison of their meanings.
 
 From text to verdict:
 
-  extraction   a response to its answer, as written; boxes are in boxes
-  spelling     one spelling for what has several
-  tokens       text to tokens
-  latex        tokens to an expression tree; its parts are cursor and grammar
-  calculus     derivatives and differentials in a tree to calls
-  answer       a tree to its reading; its parts are inequality and matrix
-  matching     two readings: do they mean the same?
-  equality     two answers as written: are they the same?
+  extraction   from a response to its answer, as written
+  tokens       from the text to one spelling, and to tokens
+  latex        from tokens to an expression tree; its grammar is in grammar
+  operators    from derivatives and differentials in a tree to calls
+  answer       from a tree to its reading, with inequalities and matrices
+  equality     comparison of two answers, as written and by their readings
 
-Below them are tree, which says what trees and readings are, number and quantity, which evaluate
-and compare trees, operators, for products whose order matters, and units. description puts a
-reading into words. sympy decides, from trees, what numbers cannot: sets, and in identity
-expressions. Nothing that a model wrote is evaluated as code.
+They use tree, which defines trees and readings; number and quantity, which evaluate and compare
+trees; operators, for products whose order matters; and units. description puts a reading into
+words. From trees, sympy decides what numbers cannot: sets, in sets, and expressions, in identity.
+Text from a model is never evaluated as code.
 """

@@ -1,4 +1,4 @@
-"""An answer's text to its reading."""
+"""From an answer's text to its reading."""
 
 import functools
 import re
@@ -41,7 +41,7 @@ _QUOTES = (('"', '"'), ("'", "'"), ('``', "''"), ('`', '`'), ('“', '”'))
 _TIME = re.compile(r'([0-9]{1,2})(?: ?: ?([0-5][0-9]))? ?([ap])\.? ?m\.?', re.IGNORECASE)
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
-# Words of up to three letters in which case does not count.
+# Words of up to three letters whose case does not count.
 _SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'one', 'two', 'six', 'ten', 'sun', 'mon'))
 _TWO_WORDS = re.compile(r'([A-Za-z]{2,}) ([A-Za-z]{2,})(?![A-Za-z(_^{])')
 _MATHEMATICAL = FUNCTIONS | SYMBOLS | {'and', 'or'}
@@ -49,7 +49,7 @@ _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 
 
 def read(text: str) -> Reading:
-  """The reading of an answer; ('text', …) where it is not understood."""
+  """Read an answer; the reading is ('text', …) if it is not understood."""
   is_money, text = r'\$' in text, normalize_spelling(_unquoted(text.strip()))
   if reading := _read_numeral(text) or _read_time(text):
     return reading
@@ -76,7 +76,7 @@ def _unquoted(text: str) -> str:
 
 
 def _read_cycles(text: str) -> tuple[int, ...] | None:
-  """Read '(12)(13)' as a permutation, the images of the digits from 0 to 9; None if it is none."""
+  """Read '(12)(13)' as a permutation: the images of the digits 0 to 9. None for anything else."""
   if not _CYCLES.fullmatch(text):
     return None
   images = list(range(10))
@@ -90,13 +90,13 @@ def _read_cycles(text: str) -> tuple[int, ...] | None:
 
 
 def _is_prose(text: str) -> bool:
-  """Return True if a text begins with two words: it is no product of their letters."""
+  """Return True if a text begins with two words, which are not products of letters."""
   words = _TWO_WORDS.match(text)
   return words is not None and not {words[1], words[2]} & _MATHEMATICAL
 
 
 def normalize_text(text: str) -> str:
-  """Text without wrappers and white space, and words in lower case.
+  """Remove wrappers and white space from a text, and put words into lower case.
 
   A space between two digits stays: '1 1/2' is not '11/2'.
   """
@@ -109,7 +109,7 @@ def normalize_text(text: str) -> str:
 
 
 def strip_wrappers(text: str) -> str:
-  r"""Replaces '\text{C}' by 'C'."""
+  r"""Replace '\text{C}' by 'C'."""
   return _WRAPPER.sub(r'\1', text)
 
 
@@ -134,7 +134,7 @@ def _read_time(text: str) -> Reading | None:
 
 
 def interpret(tree: Tree) -> Reading:
-  """The reading of a tree."""
+  """Return the reading of a tree."""
   head = tree[0]
   if head == 'letters':
     return 'letters', tree[1], interpret(tree[2])
@@ -154,7 +154,7 @@ def interpret(tree: Tree) -> Reading:
 
 
 def _interpret_one(tree: Tree) -> Reading:
-  """The reading of what is neither a relation nor a collection."""
+  """Interpret a tree that is neither a relation nor a collection."""
   if tree[0] == 'minus':
     return 'minus', interpret(tree[1]), interpret(tree[2])
   if _is_difference_of_sets(tree):
@@ -171,7 +171,7 @@ def _interpret_one(tree: Tree) -> Reading:
 
 
 def _interpret_matrix(tree: Tree) -> Reading | None:
-  """A matrix, or a vector, which as '(1, 2)^T' is no interval; None for anything else."""
+  """Interpret a matrix, or a vector like '(1, 2)^T', not an interval; else None."""
   if rows := rows_of(tree):
     return 'matrix', rows
   if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == TRANSPOSED:
@@ -187,7 +187,7 @@ def _interpret_collection(head: str, items: Sequence[Tree]) -> Reading:
 
 
 def _is_difference_of_sets(tree: Tree) -> bool:
-  r"""Whether a sum is one set less another: '(0, 36) - \{9\}'."""
+  r"""Return True if a sum is one set minus another: '(0, 36) - \{9\}'."""
   if tree[0] != 'add' or len(tree[1]) != 2:
     return False
   left, right = tree[1]
@@ -196,7 +196,7 @@ def _is_difference_of_sets(tree: Tree) -> bool:
 
 
 def _is_labelled_group(tree: Tree) -> bool:
-  """Whether a product is a name and an interval or a point: 't(0, 4]'."""
+  """Return True if a product is a name and an interval or a point: 't(0, 4]'."""
   if tree[0] != 'multiply' or len(tree[1]) != 2:
     return False
   label, group = tree[1]
@@ -223,7 +223,7 @@ def _flatten(items: Sequence[Reading]) -> Iterator[Reading]:
 
 
 def _share_labels(items: Sequence[Reading]) -> Reading:
-  """A list; a label that its items share labels the list: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
+  """Make a list; a label that its items share labels the list: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
   labels = [item[1] if item[0] == 'labelled' else None for item in items]
   if labels[0] is None or any(item[0] == 'equation' for item in items):
     return 'list', tuple(_flatten(items))
@@ -244,7 +244,7 @@ def _has_plusminus(tree: Any) -> bool:
 
 
 def _choose_sign(tree: Any, sign: int) -> Any:
-  r"""The tree with every '\pm' replaced by this sign, and every '\mp' by the other."""
+  r"""Replace every '\pm' in a tree by this sign, and every '\mp' by the other."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[0] != 'plusminus':
@@ -258,7 +258,7 @@ def _choose_sign(tree: Any, sign: int) -> Any:
 
 
 def _interpret_relation(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
-  """A relation; its first side is None where the text has none."""
+  """Interpret a relation; its first side is None if the text has none."""
   written = sides[-1]
   sides = tuple(None if side is None else with_forms(plain(side)) for side in sides)
   reading = _interpret_sides(operators, sides)
@@ -290,7 +290,7 @@ def _interpret_unequal(left: Tree | None, right: Tree) -> Reading:
 def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
   if sides[0] is None:
     return interpret(sides[-1])
-  if '~' in operators:  # what follows '≈' is rounded, except in 'x ≈ 5'
+  if '~' in operators:  # a value after '≈' is rounded, except in 'x ≈ 5'
     end = operators.index('~') + 1
     sides = sides[: max(end, 2)] if end > 1 or is_label(sides[0]) else sides[:1]
   first, last = sides[0], sides[-1]
@@ -298,7 +298,7 @@ def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Readi
     return interpret(first)
   if is_label(first) and not (is_name(first) and is_name(last)):
     return make_labelled(first, interpret(last), lhs=first, rhs=last)
-  if not any(symbols(side) for side in sides):  # '2 + 3 = 5' is 5, but '5 = 6' is no number
+  if not any(symbols(side) for side in sides):  # '2 + 3 = 5' is 5, but '5 = 6' is not a number
     is_true = all(quantity.same(side, last) for side in sides)
     return interpret(last) if is_true else ('equation', first, last)
   if last[0] == 'symbol' and not symbols(first):
@@ -313,11 +313,11 @@ _REVERSED = {'>': '<', '>=': '<='}
 
 
 def interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
-  """The interval in which an inequality's unknown lies, or a 'chain' where it is not solved.
+  """Return the interval of an inequality's unknown, or a 'chain' if it cannot be solved.
 
   Args:
-    operators: of any relations but membership.
-    sides: one more than operators; None where the text has none, as in '< 5'.
+    operators: of any relations except membership.
+    sides: one more than operators; None if the text has none, as in '< 5'.
   """
   directions = {operator[0] for operator in operators}
   if directions not in ({'<'}, {'>'}):
@@ -334,7 +334,7 @@ def interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None])
 
 
 def _solve_two_sided(operator: str, low: Tree | None, high: Tree | None) -> Reading | None:
-  """The unknown of 'low < high'."""
+  """Solve 'low < high' for its unknown."""
   if low is None or high is None:
     return make_interval(low or MINUS_INFINITY, operator, operator, high or INFINITY)
   for inner, outer, is_inside in ((low, high, True), (high, low, False)):
@@ -367,7 +367,7 @@ def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) ->
 def _solve_three_sided(
   low_operator: str, high_operator: str, low: Tree | None, middle: Tree | None, high: Tree | None
 ) -> Reading | None:
-  """The unknown of 'low < middle < high' between two numbers."""
+  """Solve 'low < middle < high', between two numbers, for its unknown."""
   if low is None or middle is None or high is None or symbols(low) or symbols(high):
     return None
   if middle[:2] == ('function', 'abs') and middle[2][0][0] == 'symbol':
@@ -391,7 +391,7 @@ def _solve_three_sided(
 
 
 def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
-  """Unknown, slope and intercept where the tree is linear in its only unknown."""
+  """Return unknown, slope and intercept if the tree is linear in its only unknown; else None."""
   unknowns = symbols(tree)
   if len(unknowns) != 1:
     return None
@@ -404,15 +404,15 @@ def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
 
 # ---- Matrices ----
 
-# sympy computes powers and inverses, once for each size and exponent: of a matrix of unknowns, for
-# which the cells stand in afterwards.
+# sympy computes powers and inverses of a matrix of unknowns, once for each size and exponent. Then
+# the cells replace the unknowns.
 
 
 Rows = tuple[tuple[Tree, ...], ...]
 
 _MAX_FACTORS = 3  # a product's cells grow by a factor with each matrix
 _MAX_CELLS = 64
-_MAX_ORDER = 4  # rows of a matrix of which a power is computed
+_MAX_ORDER = 4  # rows of a matrix whose power is computed
 _MAX_EXPONENT = 8
 _MAX_INVERSE = 8  # order to the power of the exponent: 4 by 4 once, 2 by 2 three times
 _MAX_PATHS = 64  # products that are added in a cell of a power
@@ -421,7 +421,7 @@ TRANSPOSED: Tree = ('symbol', 'T')  # an exponent
 
 
 def rows_of(tree: Tree) -> Rows | None:
-  """The rows of a matrix, or of a sum, product, power or multiple of such; else None."""
+  """Return the rows of a matrix, or of a sum, product, power or multiple of matrices; else None."""
   head = tree[0]
   if head == 'rows':
     return tree[1]
@@ -498,7 +498,7 @@ def _power(rows: Rows, exponent: Tree) -> Rows | None:
 
 @functools.cache
 def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
-  """The cells, in sympy, of a power of the matrix of unknowns c00, c01 and so on."""
+  """Return the cells, in sympy, of a power of the matrix of unknowns c00, c01 and so on."""
   import sympy
 
   matrix: Any = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))
@@ -508,7 +508,7 @@ def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
 
 
 def _substitute(expression: Any, unknowns: Mapping[str, Tree]) -> Tree:
-  """A polynomial quotient of sympy as a tree."""
+  """Convert a quotient of polynomials from sympy to a tree."""
   if expression.is_Symbol:
     return unknowns[expression.name]
   if expression.is_Rational:

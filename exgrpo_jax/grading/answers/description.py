@@ -1,4 +1,4 @@
-"""A reading in a few words, for a person who asks why an answer was judged as it was."""
+"""Descriptions of readings in a few words, which explain a verdict to a person."""
 
 from fractions import Fraction
 
@@ -9,11 +9,11 @@ _MAX_BITS = 300  # of a rational number that is written out
 _NAMES = {
   'differs': 'anything but a value',
   'chain': 'relation',
-}  # others are their heads
+}  # other readings are named by their heads
 
 
 def describe(reading: Reading) -> str:
-  """A reading in a few words, e.g. 'fraction 10/9' or 'interval [0, 1)'."""
+  """Describe a reading in a few words, e.g. 'fraction 10/9' or 'interval [0, 1)'."""
   head: str = reading[0]
   if head == 'quantity':
     return _describe_quantity(reading[1], reading[2])

@@ -1,8 +1,8 @@
-"""Whether two answers, as written, are the same: a model's, and the ground truth.
+"""Comparison of a model's answer with the ground truth, both as written.
 
 The truth decides how they are compared: a capital letter is a choice, a word is text.
-In doubt they differ, because a model is rewarded for what passes here. A rounded decimal is
-neither the fraction nor the irrational number, except that a truth of twelve digits or more
+In doubt they differ, because a model is rewarded for what passes here. A rounded decimal equals
+neither the fraction nor the irrational number, with one exception: a truth of twelve digits or more
 equals the irrational number that it rounds. `same` compares what they mean.
 """
 
@@ -30,11 +30,11 @@ _OTHER_CHOICE = re.compile(r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not)
 _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
 _LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 has a space
-_MANY_DIGITS = 12  # from which a decimal stands for the irrational number that it rounds
+_MANY_DIGITS = 12  # or more: the decimal stands for the irrational number that it rounds
 
 
 def equal(given: str, truth: str, kind: str) -> bool:
-  """Whether two answers, as written, are the same.
+  """Return True if two answers, as written, are the same.
 
   Args:
     given: the model's answer.
@@ -66,7 +66,7 @@ def _equal(given: str, truth: str, kind: str) -> bool:
 
 
 def strip_delimiters(text: str) -> str:
-  """Removes the box, dollars or asterisks around an answer."""
+  """Remove the box, dollars or asterisks around an answer."""
   text = text.strip()
   if len(text) > 4 and text.startswith('**') and text.endswith('**'):
     text = text[2:-2].strip()
@@ -78,7 +78,7 @@ def strip_delimiters(text: str) -> str:
 
 
 def _chosen_letter(given: str) -> str | None:
-  """The letter of the one choice named: 'C', 'c', '(C)', 'C.', 'C. 45 degrees'."""
+  """Return the letter of the only choice: 'C', 'c', '(C)', 'C.', 'C. 45 degrees'; else None."""
   match = _CHOSEN.fullmatch(answer.strip_wrappers(normalize_spelling(given)).strip('*{} '))
   if not match:
     return None
@@ -89,7 +89,7 @@ def _chosen_letter(given: str) -> str | None:
 
 
 def _same_decimal(given: str, truth: str) -> bool:
-  """Whether two are the same decimal, one with a comma, or the truth rounds an irrational one."""
+  """Return True if two decimals differ only in a comma, or if the truth rounds an irrational."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
   for with_comma, other, pattern in (
     (given, truth, _DECIMAL_COMMA),
@@ -107,24 +107,24 @@ def _same_decimal(given: str, truth: str) -> bool:
   return quantity.is_between(reading[1], Fraction(truth) - half, Fraction(truth) + half)
 
 
-# ---- Whether two readings mean the same ----
+# ---- Comparison of two readings ----
 
 # A numeral is its digits and its base: 204_5 is neither 204 nor 54.
-# Labels and units count where both sides give one; 20% is 0.2 and 20.
-# Lists and sets have no order, tuples have; (0, 1) is a pair or an interval as the other side
-# has it; '1, 2' is '(1, 2)' in that order.
+# Labels and units count if both sides give one; 20% is 0.2 and 20.
+# Order counts in tuples, not in lists and sets. (0, 1) is a pair or an interval, like the other
+# side. '1, 2' is '(1, 2)' in this order.
 
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
-# In which coordinates follow each other.
+# Coordinates follow each other in this order.
 _ALPHABET = string.ascii_lowercase + ' ' + string.ascii_uppercase + ' xz'
 _LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
 _MAX_PAIRWISE = 24  # items that are compared each with each, in any order
 
 
 def same(given: Reading, truth: Reading) -> bool:
-  """Whether two readings mean the same."""
+  """Return True if two readings mean the same."""
   if given == truth:
     return given[0] != 'text' or bool(given[1])
   if 'letters' in (given[0], truth[0]) or 'dashed' in (given[0], truth[0]):
@@ -147,7 +147,7 @@ def same(given: Reading, truth: Reading) -> bool:
 
 
 def _same_as_written(given: Reading, truth: Reading) -> bool:
-  """Compare words or rows of numbers as written, and one of them with anything else by value."""
+  """Compare two words or rows of numbers as written, and one with other readings by value."""
   if given[0] == truth[0]:
     return given[1] == truth[1]
   if {given[0], truth[0]} & {'labelled', 'assigned'}:
@@ -156,7 +156,7 @@ def _same_as_written(given: Reading, truth: Reading) -> bool:
   if written[2] is None or other[0] in ('letters', 'dashed'):
     return False
   if written[0] == 'letters' and len(set(written[1])) < len(written[1]):
-    return False  # 'ABA' is no square of A
+    return False  # 'ABA' is not a square of A
   if written[0] == 'dashed' and (quantity.exact(written[2][1]) or 0) < 0:
     return False  # '10-20' is a range
   return same(written[2], truth) if written is given else same(given, written[2])
@@ -181,7 +181,7 @@ def _same_time(given: Reading, truth: Reading) -> bool:
 
 
 def _hours(time: Reading) -> tuple[int, int]:
-  """Return the hour on a clock of twelve hours, and of twenty-four."""
+  """Return the hour on a clock of 12 hours, and on one of 24."""
   return time[1], time[1] % 12 + 12 * (time[3] == 'p')
 
 
@@ -194,7 +194,7 @@ def _same_quantity(given: Reading, truth: Reading) -> bool:
   has_percent = 'percent' in (x[0], y[0])
   if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
     return False
-  # 20% is 0.2, and also 20, as questions ask 'what percentage'.
+  # 20% is 0.2, and also 20, because questions ask 'what percentage'.
   if x[0] == 'percent' and y[0] == 'percent':
     return _same_number(x[1], y[1])
   if has_percent:
@@ -207,7 +207,7 @@ def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   """Return both quantities, one converted to the other's unit if it can be: 500 cm to 5 m.
 
   '6 m' is 6 times m if the other side has m as a letter. A number with pi is an angle in radians
-  where the other side has degrees.
+  if the other side has degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
   if x_unit and not y_unit:
@@ -259,7 +259,7 @@ def _same_number(x: Tree, y: Tree) -> bool:
 
 
 def _infinity_sign(tree: Tree) -> int:
-  """1 or -1 for an infinity, 0 for anything else."""
+  """Return 1 or -1 for an infinity, 0 for anything else."""
   if tree[0] == 'negate':
     return -_infinity_sign(tree[1])
   return int(tree[0] == 'infinity')
@@ -269,10 +269,10 @@ def _infinity_sign(tree: Tree) -> int:
 
 
 def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
-  """Both trees, one with its C(n, k) as binomial coefficients where it can mean nothing else.
+  """Read C(n, k) on one side as a binomial coefficient if it can mean nothing else.
 
-  C may also name a point or a constant. So a response's is a coefficient only if the truth has no C
-  of its own, and a truth's only if the response has a coefficient or a factorial instead.
+  C may also name a point or a constant. So a response's C is a coefficient only if the truth has no
+  C, and a truth's C only if the response has a coefficient or a factorial instead.
   """
   if _choose_names(given) and not _choose_names(truth):
     return _with_coefficients(given), truth
@@ -282,7 +282,7 @@ def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
 
 
 def _choose_names(tree: Tree) -> list[str]:
-  """Names of C, C_n or C()."""
+  """Return the names in a tree that are C, C_n or C()."""
   return [name for name in symbols(tree) if name.removesuffix('()').partition('_')[0] == _CHOOSE]
 
 
@@ -301,7 +301,7 @@ def _with_coefficients(tree: Any) -> Any:
 
 
 def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
-  """The coefficient, unless more are to be chosen than there are: C(2, 3) is a point."""
+  """Return the coefficient, or the same tree if count exceeds total: C(2, 3) is a point."""
   if total[0] == count[0] == 'number' and not 0 <= count[1] <= total[1]:
     return tree
   return 'function', 'binom', (total, count)
@@ -311,7 +311,7 @@ def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
 
 
 def _same_labelled(given: Reading, truth: Reading) -> bool:
-  """Whether values under labels are the same; a label that only one side gives is dropped."""
+  """Return True if values under labels are the same; a label on only one side is dropped."""
   truth = _as_product(truth)
   if given[0] == 'labelled' and truth[0] == 'labelled':
     if _same_label(given[1], truth[1]):
@@ -333,7 +333,7 @@ def _same_labelled(given: Reading, truth: Reading) -> bool:
 
 
 def _split_assignment(reading: Reading) -> Reading:
-  """'(p, q) = (3, 2)' as 'p = 3, q = 2'."""
+  """Read '(p, q) = (3, 2)' as 'p = 3, q = 2'."""
   if reading[0] == 'labelled' and reading[1][0] == 'group' and reading[2][0] == 'group':
     labels, values = reading[1][3], reading[2][3]
     if len(labels) == len(values):
@@ -342,7 +342,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare values in the order of their labels if these name coordinates: 'y = 2, x = 1'."""
+  """Compare values in the order of their labels if labels name coordinates: 'y = 2, x = 1'."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
@@ -353,7 +353,7 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
 
 
 def _are_numbered(labels: Sequence[Tree]) -> bool:
-  """Whether labels number the solutions for one unknown: 'x_1 = 5, x_2 = 3'."""
+  """Return True if labels number the solutions for one unknown: 'x_1 = 5, x_2 = 3'."""
   letter = labels[0][1][0]
   return all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
 
@@ -368,13 +368,13 @@ def _same_label(x: Tree, y: Tree) -> bool:
 
 
 def _same_equation(given: Reading, truth: Reading) -> bool:
-  """Whether two equations have the same solutions, as one is the other times a constant."""
+  """Return True if one equation is the other times a constant, so both have the same solutions."""
   x, y = _zero_form(given), _zero_form(truth)
   return x is not None and y is not None and quantity.proportional(x, y, positive=False)
 
 
 def _zero_form(reading: Reading) -> Tree | None:
-  """An equation as the tree that it sets to zero; None where the reading is no equation."""
+  """Return the tree that an equation sets to zero; None if the reading is not an equation."""
   sides = {'equation': reading[1:3], 'labelled': reading[3:5]}.get(reading[0], (None, None))
   return None if None in sides else subtract(*sides)
 
@@ -391,7 +391,7 @@ def _same_chain(given: Reading, truth: Reading) -> bool:
 
 
 def _ascending(chain: Reading) -> Reading:
-  """A chain with '>' reversed, so that it has '<'."""
+  """Reverse a chain with '>', so that it has '<'."""
   _, operators, sides = chain
   if not any(operator.startswith('>') for operator in operators):
     return chain
@@ -452,7 +452,10 @@ def _same_ratio(ratio: Reading, number: Reading) -> bool:
 
 
 def _same_brackets(x: Reading, y: Reading) -> bool:
-  """(0, 1) may be an interval or a pair and [0, 1] an interval; longer ones are vectors."""
+  """Compare brackets: (0, 1) may be an interval or a pair, [0, 1] is an interval.
+
+  Brackets around more than two items do not count, because these are a vector.
+  """
   return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
 
 
@@ -465,13 +468,13 @@ def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
 
 
 def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bool:
-  if len(given) > len(truth):  # a solution that is named twice is one
+  if len(given) > len(truth):  # a repeated solution counts once
     given = tuple(dict.fromkeys(given))
   return len(given) == len(truth) and _pair_up(given, truth, same)
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
-  """Whether each item of x can be matched with its own item of y, of which there are as many."""
+  """Return True if each item of x matches a different item of y. Both have the same length."""
   unmatched_y, unmatched_x = list(y), []
   for item in x:  # identical ones first, which is fast
     if item in unmatched_y:
@@ -488,7 +491,7 @@ def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], 
   return True
 
 
-# How two readings of the same head are compared.
+# Comparisons of two readings that have the same head.
 _COMPARISONS: dict[str, Callable[[Reading, Reading], bool]] = {
   'quantity': _same_quantity,
   'matrix': _same_matrix,

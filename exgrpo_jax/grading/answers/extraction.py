@@ -1,7 +1,7 @@
-"""The answer that a response gives, as written: after its thought, inside its last box.
+"""Extraction of a response's answer, as written: after its thought, inside its last box.
 
-A hedge stays in the answer, so that it equals neither of the two: '3 or 4' in prose gives 'or 4',
-and `read_boxes` says what two boxes give.
+A hedge stays in the answer, so that it equals neither of the two: '3 or 4' in prose gives 'or 4'.
+The section on boxes below covers answers in several boxes.
 
 Every search is linear in the length of the response or bounded by a window, because the model that
 writes it is rewarded for whatever passes here.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from exgrpo_jax.grading.answers.units import MULTIPLIERS, OPERATION_WORDS, measure, normalize_unit
 
-_WINDOW = 20_000  # characters: prose before them is not the end of the response
+_WINDOW = 20_000  # characters: earlier prose is not the end of the response
 _MAX_SENTENCE = 300  # characters of a ground truth
 _MAX_ITEMS = 50
 _HEDGE_WINDOW = 80  # characters before an answer in which an 'or' makes it a hedge
@@ -58,13 +58,13 @@ _TRUE_SENTENCE = re.compile(
   rf'[A-Z][a-z]*{_PLAIN} (?:{_VERB}){_PLAIN} '
   rf'(?:(\\?\$?{_SIGNED}%?)((?: [A-Za-z/]+)*)|\$([^$]+)\$)\.?'
 )
-# Words beside a number that make it another answer.
+# Words next to a number that make it another answer.
 _CHANGING_WORDS = """not no never least most than half twice thrice when if for and in by negative
 under over divisible fewer greater without one two three four five six seven eight nine ten twenty
 thirty base"""
 _CHANGING = OPERATION_WORDS.union(_CHANGING_WORDS.split())
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
-# What stands before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
+# Text before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
 _OR_BEFORE = re.compile(
   r'(?<![A-Za-z])or(?:[\s,]++(?:else|maybe|perhaps|possibly|even|it|is|the|my|final|equally))*+'
   r'[\s,$*]*+(?:\\[(\[]\s*)?$',
@@ -78,14 +78,10 @@ _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
 def solution(response: str, require_think: bool, require_box: bool) -> str | None:
-  """What follows a response's thought, or None where the response lacks what is required.
+  """Return the text after a response's thought, or None if the response lacks a required part.
 
   Text before the last '</think>' is thought, and so is text after a '<think>' that is never closed.
-
-  Args:
-    response: what the model wrote.
-    require_think: whether a response without '</think>' has no answer.
-    require_box: whether only a box is an answer.
+  With `require_think` there must be a '</think>'; with `require_box` only a box is an answer.
   """
   _, closing_tag, rest = response.rpartition('</think>')
   if require_think and not closing_tag:
@@ -95,10 +91,10 @@ def solution(response: str, require_think: bool, require_box: bool) -> str | Non
 
 
 def extract(response: str, require_think: bool = False, require_box: bool = False) -> str | None:
-  r"""The answer that a response gives, as written, or None; arguments as for `solution`.
+  r"""Return a response's answer, as written, or None; arguments as for `solution`.
 
-  Of several boxes the last counts, with those joined to it (read_boxes); one that is not closed, as
-  in a response cut at its limit, is no answer. Without any box the answer follows the last '####',
+  The last box counts, with the boxes joined to it (read_boxes). A box that is not closed, as in a
+  response cut at its limit, is not an answer. Without a box the answer follows the last '####',
   else the last 'answer is', else it is the last number, with the whole formula around it.
   """
   rest = solution(response, require_think, require_box)
@@ -106,7 +102,7 @@ def extract(response: str, require_think: bool = False, require_box: bool = Fals
 
 
 def extract_number(response: str) -> str | None:
-  """`extract` where the answer is a number: a calculation without its result gives none.
+  """Extract an answer that is a number; a calculation without its result gives None.
 
   Otherwise '1 - 1 + 8 =', which repeats the question, would be right by luck.
   """
@@ -114,14 +110,15 @@ def extract_number(response: str) -> str | None:
 
 
 def extract_text(response: str) -> str | None:
-  """`extract` for an answer that is no number: instead of the last number the last line counts."""
+  """Extract an answer that is not a number: the last line counts instead of the last number."""
   return _answer(solution(response, False, False) or '', _last_line)
 
 
 def final_answer(truth: str) -> str:
-  """The answer of a ground truth that is, or ends like, a worked solution: '#### 42' gives '42'.
+  """Return the answer of a truth that is or ends like a worked solution: '#### 42' gives '42'.
 
-  What follows the last '####' counts, and in it what is boxed; other truths are as they stand.
+  Text after the last '####' counts, and a box inside it. Without '####', a box counts, else the
+  answer in a sentence; other truths stay unchanged.
   """
   _, marker, tail = truth.rpartition('####')
   if marker and tail.strip():
@@ -136,7 +133,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   """Return the accepted answers of a ground truth: several in '["4", "four"]', else one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
-    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' is no form feed
+    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' has no form feed
     for read in (json.loads, ast.literal_eval):
       try:
         answers = read(escaped)
@@ -161,7 +158,7 @@ def _answer_in_sentence(truth: str) -> str | None:
 
 
 def _number_of_things(number: str, words: str) -> str | None:
-  """Return a number with its multiplier or unit, without what is counted: '5 dozen' of eggs.
+  """Return a number with its multiplier or unit, without the things counted: '5 dozen' of eggs.
 
   None if the words make it another answer, as 'squared' does.
   """
@@ -176,7 +173,7 @@ def _number_of_things(number: str, words: str) -> str | None:
 
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
-  """What stands in boxes, else what prose states; `unmarked` finds it where nothing marks it."""
+  """Return the answer in boxes, else in prose; `unmarked` finds an answer that nothing marks."""
   boxed = read_boxes(text)
   answer = boxed.answer if boxed else _extract_from_prose(text[-_WINDOW:], unmarked)
   return (answer or '').strip() or None
@@ -195,7 +192,7 @@ def _extract_from_prose(text: str, unmarked: Callable[[str], str | None]) -> str
 
 
 def _stated_answer(text: str) -> str | None:
-  """What follows the last 'answer is' or 'answer:', if that is an answer."""
+  """Return the text after the last 'answer is' or 'answer:', if it is an answer."""
   statement = _last_match(_ANSWER_IS, text)
   if not statement:
     return None
@@ -243,7 +240,7 @@ def _bare(answer: str) -> str:
 
 
 def _last_number(text: str) -> str | None:
-  """The last number, with its percent sign, or the formula that contains it."""
+  """Return the last number, with its percent sign, or the formula that contains it."""
   number = _last_match(_NUMBER, text)
   if number is None:
     return None
@@ -264,12 +261,12 @@ def _last_line(text: str) -> str:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """The answer, after an 'or' where the text before it ends in one: it is the second of two."""
+  """Put 'or' before an answer if the text before ends in one: the answer is the second of two."""
   return f'or {answer}' if _OR_BEFORE.search(before[-_HEDGE_WINDOW:]) else answer
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
-  """Start and end of the content of the math delimiters around a span."""
+  """Return start and end of the formula around a span, inside its math delimiters; else None."""
   for opening, closing in (('\\[', '\\]'), ('\\(', '\\)')):
     before, after = text.rfind(opening, 0, start), text.find(closing, end)
     if before >= 0 and after >= 0 and text.find(closing, before, start) < 0:
@@ -291,17 +288,17 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 # The last box counts, and with it every box before it that is joined to it:
 #
 #   by nothing but commas and `and`     '\boxed{3} and \boxed{4}' is the answer '3, 4'
-#   by what begins as an alternative    '\boxed{3}, or maybe \boxed{4}' is '3 or maybe 4'
+#   by words that begin an alternative  '\boxed{3}, or maybe \boxed{4}' is '3 or maybe 4'
 #
-# The second is the list '3 or 4' where there is nothing but `or`, and otherwise equals no answer.
-# Any other words part two boxes, and so do a full stop, and words that correct or restate: of
+# The second is the list '3 or 4' if there is nothing but `or`, and otherwise equals no answer.
+# Any other words separate two boxes, and so do a full stop and words that correct or restate: in
 # '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}' only the last counts.
 #
-# A box that is not closed, or does not open with a brace, is no answer. Neither is one that follows
-# in the same line, and so is inside it: '\boxed{3 or \boxed{4}'.
+# A box that is not closed, or does not open with a brace, is not an answer. Neither is a box that
+# follows in the same line, because it is inside the first: '\boxed{3 or \boxed{4}'.
 
 
-# Characters, far more than any answer has: a box that is not closed within them is not closed.
+# Characters, far more than any answer has. A box that is not closed within them is not closed.
 _BOX_WINDOW = 20_000
 _MAX_NESTED = 4
 _MAX_JOINED = 50
@@ -311,7 +308,7 @@ _BOX = '\\boxed'
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace does not group
 _OPENING = re.compile(r'\s*+\{')
 _BROKEN = re.compile(r'\s*+[}\])(\[]')  # where the brace should be
-# What LaTeX has between two boxes without saying anything.
+# LaTeX between two boxes that only affects the layout.
 _LAYOUT = re.compile(
   r'\\(?:text|textbf|mathrm|mbox|quad|qquad)(?![A-Za-z])|\\[\s,;:!()\[\]\\]|[\s$*_{}&~,;/|()]'
 )
@@ -329,9 +326,9 @@ _DOUBT, _CORRECTION = frozenset(_DOUBT_WORDS.split()), frozenset(_CORRECTION_WOR
 
 
 class Boxed(NamedTuple):
-  """What stands in boxes."""
+  """The answer in the boxes that count."""
 
-  answer: str  # '' where the last box is not closed
+  answer: str  # '' if the last box is not closed
   start: int  # of the first box that counts
 
 
@@ -342,7 +339,7 @@ class _Box(NamedTuple):
 
 
 def read_boxes(text: str) -> Boxed | None:
-  """The answer in a text's last box and those joined to it; None where there is no box."""
+  """Return the answer in a text's last box and the boxes joined to it; None if there is no box."""
   last = _last_box(text, len(text))
   if last is None:
     return None
@@ -358,14 +355,14 @@ def read_boxes(text: str) -> Boxed | None:
     if separator is None:
       break
     content, start = _content(text, box), box.start
-    if content not in contents:  # an answer that is repeated is one
+    if content not in contents:  # a repeated answer counts once
       contents.add(content)
       answer = f'{content}{separator}{answer}'
   return Boxed(answer, start)
 
 
 def _separator(between: str) -> str | None:
-  """What joins two boxes, by the text between them; None where it parts them."""
+  """Return the text to join two boxes, from the text between; None if that separates them."""
   if len(between) > _MAX_BETWEEN or '.' in between:
     return None
   rest = _LAYOUT.sub(' ', _LOGICAL_OR.sub(' or ', between)).strip()
@@ -382,7 +379,7 @@ def _separator(between: str) -> str | None:
 
 
 def _last_box(text: str, before: int) -> _Box | None:
-  """The last outermost box of those that start before a position."""
+  """Return the last outermost box that starts before a position."""
   last = None
   for _ in range(_MAX_NESTED):
     at = text.rfind(_BOX, 0, before)
@@ -412,7 +409,7 @@ def _content(text: str, box: _Box) -> str:
 
 
 def _closing_brace(text: str, start: int) -> int | None:
-  """Position of the brace that closes the one just before `start`."""
+  """Return the position of the brace that closes the one just before `start`; None if none."""
   depth = 1
   for match in _BRACE.finditer(text, start, min(len(text), start + _BOX_WINDOW)):
     depth += {'{': 1, '}': -1}.get(match[0], 0)

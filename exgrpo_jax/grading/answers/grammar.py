@@ -46,14 +46,14 @@ class Cursor:
     self._tokens = list(tokens)
     self._at = 0
     self._depth = 0  # of nesting
-    self._bars = 0  # absolute values open here, where '|' closes one instead of opening another
+    self._bars = 0  # open absolute values here; if any, '|' closes one instead of opening another
 
   def at_end(self) -> bool:
-    """Whether all tokens have been read."""
+    """Return True if all tokens have been read."""
     return self._at >= len(self._tokens)
 
   def peek(self) -> Token:
-    """The next token, not yet read; of kind 'end' after the last."""
+    """Return the next token without reading it; of kind 'end' after the last."""
     return _END if self.at_end() else self._tokens[self._at]
 
   def _advance(self) -> Token:
@@ -62,16 +62,16 @@ class Cursor:
     return token
 
   def _next_is(self, *texts: str) -> bool:
-    """Whether the next token is one of these marks or commands."""
+    """Return True if the next token is one of these marks or commands."""
     token = self.peek()
     return token.kind in ('mark', 'command') and token.text in texts
 
   def _accept(self, *texts: str) -> str:
-    """Reads the next token if it is one of these marks or commands; '' where it is not."""
+    """Read the next token if it is one of these marks or commands; return '' if it is not."""
     return self._advance().text if self._next_is(*texts) else ''
 
   def _next_is_mark(self, text: str) -> bool:
-    r"""Like `_next_is`, but '{' is only the brace that groups, not the command '\{' of a set."""
+    r"""Check for a mark: '{' is only the brace that groups, not the command '\{' of a set."""
     token = self.peek()
     return token.kind == 'mark' and token.text == text
 
@@ -79,25 +79,25 @@ class Cursor:
     return self.peek().kind == 'number' and self.peek().text.isdecimal()
 
   def _expect(self, kind: str, text: str) -> None:
-    """Reads exactly this token; raises UnreadableError at any other."""
+    """Read exactly this token; raises UnreadableError at any other."""
     token = self._advance()
     if token.kind != kind or token.text != text:
       raise UnreadableError(f'expected {text!r}, not {token.text!r}')
 
   def _split_digit(self) -> str:
-    r"""Reads the first digit of an integer, which is all that LaTeX takes in 'x_12'."""
+    r"""Read the first digit of an integer, which is all that LaTeX takes in 'x_12'."""
     digits = self.peek().text
     self._tokens[self._at] = Token('number', digits[1:], spaced=False)
     return digits[0]
 
   def _enter(self) -> None:
-    """Counts a level of nesting, which bounds the recursion; the caller decrements `_depth`."""
+    """Count a level of nesting, which bounds the recursion; the caller decrements `_depth`."""
     self._depth += 1
     if self._depth > _MAX_DEPTH:
       raise UnreadableError('nested too deeply')
 
   def _put_back(self, start: int, tree: Tree) -> None:
-    """Replaces the tokens read since `start` by one that holds their tree.
+    """Replace the tokens read since `start` by one token that holds their tree.
 
     Reading them again instead would take time exponential in the nesting.
     """
@@ -142,9 +142,9 @@ def is_roman(text: str) -> bool:
 def is_word(text: str) -> bool:
   """Return True if letters in a row are a word, numeral or sequence, not a product of variables.
 
-  Capitals are, names such as Amy, and three small letters, unless they follow each other in the
-  alphabet (abc), have no vowel (mgh), or an x or z (abx). So is aba, in which the order shows. Two
-  small letters are a product, except for a few words.
+  Words are capitals, names such as Amy, and three small letters, unless these follow each other in
+  the alphabet (abc), have no vowel (mgh), or have an x or z (abx). So is aba, because its order
+  shows. Two small letters are a product, except for a few words.
   """
   if text.isupper():
     return True
@@ -164,7 +164,7 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
 
   Args:
     trees: the quantities in order.
-    is_list: whether a comma or 'and' stands between them.
+    is_list: True if a comma or 'and' is between them.
   """
   if any(tree[0] != 'unit' for tree in trees):
     return None
@@ -180,20 +180,20 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
 
 
 class Grammar(Cursor, abc.ABC):
-  """Parses lists of relations between sums of products of powers of operands."""
+  """A parser of lists of relations between sums of products of powers of operands."""
 
   @abc.abstractmethod
   def _atom(self) -> Tree:
-    """Reads an operand."""
+    """Read an operand."""
 
   @abc.abstractmethod
   def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
-    """The symbol, or a call of it where the bracket that follows holds arguments."""
+    """Return the symbol, or a call of it if the bracket that follows holds arguments."""
 
   # Lists and relations.
 
   def answer(self) -> Tree:
-    """A whole answer: items between commas, or groups of them between semicolons."""
+    """Read a whole answer: items between commas, or groups of items between semicolons."""
     groups: list[list[Tree]] = [[]]
     while not self.at_end():
       groups[-1].append(self._relation())
@@ -228,7 +228,7 @@ class Grammar(Cursor, abc.ABC):
     return tree
 
   def _side(self) -> Tree:
-    """A ratio or sum; of nothing but letters, as 'XIV' is, with its letters in a row."""
+    """Read a ratio or sum; if it is only letters, like 'XIV', keep its letters in a row."""
     start, end = self._at, self._end_of_item('word')
     letters = [token.text for token in self._tokens[start:end]]
     tree = self._ratio()
@@ -239,7 +239,7 @@ class Grammar(Cursor, abc.ABC):
     return ('letters', ''.join(letters), tree) if is_word(''.join(letters)) else tree
 
   def _dashed(self) -> Tree | None:
-    """Numbers or capitals with '-' between them, or '/' in a date; None at anything else."""
+    """Read numbers or capitals with '-' between them, or '/' in a date; None at anything else."""
     start, end = self._at, self._end_of_item('number', 'word', '-', '/')
     texts = [token.text for token in self._tokens[start:end]]
     items, marks = texts[::2], set(texts[1::2])
@@ -254,13 +254,13 @@ class Grammar(Cursor, abc.ABC):
     has_year = len(items[0]) == 4 and '.' not in items[0]
     is_padded = any(item[0] == '0' and item.isdecimal() and len(item) > 1 for item in items)
     numbers = tuple(map(Fraction, items))
-    if is_date or has_year or is_padded:  # no difference
+    if is_date or has_year or is_padded:  # not a difference
       self._at = end
       return 'dashed', numbers, None
     return 'dashed', numbers, self._ratio()
 
   def _end_of_item(self, *kinds: str) -> int:
-    """Where tokens of these kinds or texts end, if an item ends there too; else this position."""
+    """Return the position after tokens of these kinds if an item ends there; else this position."""
     end = self._at
     while end < len(self._tokens) and (
       self._tokens[end].kind in kinds or self._tokens[end].text in kinds
@@ -287,14 +287,14 @@ class Grammar(Cursor, abc.ABC):
     return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
 
   def _union(self) -> Tree:
-    r"""A sum, or sets joined, or all before and after '\choose'."""
+    r"""Read a sum, or joined sets, or all of that before and after '\choose'."""
     tree = self._sets()
     if self._accept('choose'):
       tree = 'function', 'binom', (tree, self._sets())
     return tree
 
   def _sets(self) -> Tree:
-    r"""A sum, or sets: unions, of which others may be taken away, or intersections."""
+    """Read a sum, or sets: unions, possibly minus other sets, or intersections."""
     members = [self._sum()]
     if self._next_is('cap'):
       tree = 'intersection', tuple(self._members('cap', members))
@@ -333,7 +333,7 @@ class Grammar(Cursor, abc.ABC):
     return self._signed(self._factors)
 
   def _signed(self, operand: Callable[[], Tree]) -> Tree:
-    """Reads any '+' and '-', then the operand that they belong to."""
+    """Read any '+' and '-', then the operand that they belong to."""
     negative = False
     while sign := self._accept('+', '-'):
       negative ^= sign == '-'
@@ -360,7 +360,7 @@ class Grammar(Cursor, abc.ABC):
       starts_with_integer = False  # nothing but the integer may precede the fraction
 
   def _operated(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
-    """The factors with what follows an operator, which has been read."""
+    """Combine the factors with the operand after an operator, which has been read."""
     *others, last = factors
     if operator == 'compose':
       return [*others, ('compose', (last, self._power()))]
@@ -372,14 +372,14 @@ class Grammar(Cursor, abc.ABC):
     return [*factors, factor]
 
   def _differential(self) -> Tree | None:
-    """Reads the 'dx' of 'dy/dx'; None at anything else."""
+    """Read the 'dx' of 'dy/dx'; None at anything else."""
     sign, *after = self._tokens[self._at : self._at + 2]
     if sign.text not in ('d', 'partial') or not after or after[0].kind != 'word':
       return None
     return make_product([self._power(), self._power()])
 
   def _mixed_number(self, integer: Tree) -> Tree | None:
-    r"""Reads the fraction of '1 1/2' or '1\frac{1}{2}' and adds it; None where there is none."""
+    r"""Read the fraction of '1 1/2' or '1\frac{1}{2}' and add it; None if there is none."""
     kinds = ''.join(
       token.text if token.kind in ('mark', 'command') else token.kind[0]
       for token in self._tokens[self._at : self._at + 7]
@@ -409,7 +409,7 @@ class Grammar(Cursor, abc.ABC):
   # Units.
 
   def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
-    """The factors with a multiplier or unit that follows them; None where there is none."""
+    """Read a multiplier or unit and return the factors with it; None if there is none."""
     if self._multiplier_is_next(factors):
       return [*factors, ('number', MULTIPLIERS[self._advance().text.lower()])]
     if unit := self._letter_unit(factors):
@@ -419,7 +419,7 @@ class Grammar(Cursor, abc.ABC):
     return None
 
   def _with_smaller_unit(self, factors: Sequence[Tree]) -> Tree:
-    """Reads the '30 minutes' of '1 hour 30 minutes' and adds them."""
+    """Read the '30 minutes' of '1 hour 30 minutes' and add them."""
     smaller = [self._power()]
     while smaller[0][0] != 'unit' and (measured := self._measured(smaller)):
       smaller = measured
@@ -434,7 +434,7 @@ class Grammar(Cursor, abc.ABC):
     return is_word and factors[-1][0] != 'unit' and not symbols(tuple(factors))
 
   def _letter_unit(self, factors: Sequence[Tree]) -> str | None:
-    """Reads a unit that begins with a letter, as in '5 m/s' and '20°C'; None at anything else."""
+    """Read a unit that begins with a letter, as in '5 m/s' and '20°C'; None at anything else."""
     token, start = self.peek(), self._at
     if len(factors) == 1 and factors[0][0] == 'number' and token.text == 'Omega' and token.spaced:
       return 'ohm' if self._ends_item(self._at + 1) and self._advance() else None
@@ -464,7 +464,7 @@ class Grammar(Cursor, abc.ABC):
     return None
 
   def _letters_in_row(self) -> str:
-    """The letters ahead with no space between them: 'kPa'."""
+    """Return the letters ahead with no space between them: 'kPa'."""
     end = self._at + 1
     while end < len(self._tokens) and self._tokens[end].kind == 'word':
       if self._tokens[end].spaced:
@@ -473,7 +473,7 @@ class Grammar(Cursor, abc.ABC):
     return ''.join(token.text for token in self._tokens[self._at : end])
 
   def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
-    """Whether a unit follows these factors; letters among them are multiplied instead."""
+    """Return True if a unit follows these factors; letters after letters are multiplied instead."""
     token = self.peek()
     if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
       return False
@@ -502,7 +502,7 @@ class Grammar(Cursor, abc.ABC):
       self._expect('mark', '}')
     return exponent
 
-  # Powers and what follows an operand.
+  # Powers and marks after an operand.
 
   def _power(self) -> Tree:
     tree = self._postfixed(self._atom())
@@ -542,9 +542,9 @@ class Grammar(Cursor, abc.ABC):
         return tree
 
   def _argument(self, split: bool = True) -> Tree:
-    r"""What LaTeX takes as an argument: a group in braces, or one operand.
+    r"""Read what LaTeX takes as an argument: a group in braces, or one operand.
 
-    With `split` only the first digit of an integer: '\frac12' is a half, but '2^12' is 2^{12}.
+    With `split`, read only the first digit of an integer: '\frac12' is a half, '2^12' is 2^{12}.
     """
     if self._next_is_mark('{'):
       self._advance()

@@ -1,9 +1,10 @@
-"""Whether two expressions are the same by algebra, where numbers at several points do not decide.
+"""Comparison of two expressions by algebra, if numbers at several points do not decide.
 
 An expression becomes a fraction of two polynomials, which sympy multiplies and adds. Their unknowns
-are the letters, and whatever is no polynomial of them: a root, a sine, a factorial, a power with a
-letter in its exponent. What is the same for any value of these is the same, and if there are only
-letters and factorials, what is not the same differs. All work is bounded, in products of terms.
+are the letters and everything that is not a polynomial in them: a root, a sine, a factorial, a
+power with a letter in its exponent. Expressions that are equal for any values of the unknowns are
+the same. If there are only letters and factorials, other expressions differ. All work is bounded,
+in products of terms.
 """
 
 import functools
@@ -17,27 +18,27 @@ from exgrpo_jax.grading.answers.tree import Tree, heads, size, subtract, symbols
 Polynomial = Any  # a sympy.polys.rings.PolyElement; sympy takes most of a second to import
 Quotient = tuple[Polynomial, Polynomial]
 
-_NUM_GENERATORS = 24  # letters and what else counts as an unknown
+_NUM_GENERATORS = 24  # letters and everything else that counts as an unknown
 _MAX_NODES = 300
 _MAX_PRODUCTS = 20_000  # of terms, over a whole comparison
 _MAX_BITS = 40_000  # of a coefficient
 _MAX_EXPONENT = 10**12
-_MAX_GAP = 60  # between two factorials of which one is computed from the other
+_MAX_GAP = 60  # between two factorials if one is computed from the other
 _MAX_PRIME = 10**6  # beyond it, numbers are not factored
 _CONSTANTS = frozenset({'pi', 'e', 'i'})
 
 
 class _UndecidedError(ValueError):
-  """The expression has no such form within the bounds, or divides by what may be zero."""
+  """The expression has no such form within the bounds, or its divisor may be zero."""
 
 
 def same_expression(x: Tree, y: Tree) -> bool | None:
-  """Whether two trees are the same quantity; None where algebra does not tell."""
+  """Return True if two trees are the same quantity, False if not; None if algebra does not tell."""
   return _decide(x, y, lambda a, b: a == b)
 
 
 def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
-  """Whether x is a constant times y, positive if so required, and neither is zero."""
+  """Return True if x is a constant times y, positive if required, and neither is zero."""
 
   def are_proportional(a: Polynomial, b: Polynomial) -> bool:
     if not a or not b or a.monic() != b.monic():
@@ -48,7 +49,7 @@ def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
 
 
 def _decide(x: Tree, y: Tree, compare: Callable[[Polynomial, Polynomial], bool]) -> bool | None:
-  """What `compare` says of two polynomials in the same ratio as x and y; None where undecided."""
+  """Return `compare` of two polynomials in the same ratio as x and y; None if undecided."""
   if size(x) + size(y) > _MAX_NODES:
     return None
   try:
@@ -63,7 +64,7 @@ def _decide(x: Tree, y: Tree, compare: Callable[[Polynomial, Polynomial], bool])
 
 
 class _Algebra:
-  """Trees to quotients of polynomials in one ring."""
+  """Conversion of trees to quotients of polynomials in one ring."""
 
   def __init__(self, has_letters: bool) -> None:
     self.is_decisive = True  # as long as no two unknowns can be related
@@ -71,8 +72,8 @@ class _Algebra:
     self._ring = _ring()
     self._one = self._ring.one, self._ring.one
     self._products = 0
-    self._unknowns: list[tuple[Any, ...]] = []  # what each generator in use stands for
-    self._functions: set[int] = set()  # generators that may be zero where letters are not
+    self._unknowns: list[tuple[Any, ...]] = []  # the meaning of each generator in use
+    self._functions: set[int] = set()  # generators that may be zero even if letters are not
     self._factorials: dict[Polynomial, list[int]] = {}  # argument without its integer: integers
 
   def quotient(self, tree: Tree) -> Quotient:
@@ -119,9 +120,9 @@ class _Algebra:
     )
 
   def _inverse(self, x: Quotient) -> Quotient:
-    """One over x, unless x may be zero everywhere, as sqrt(2) sqrt(2) - 2 is.
+    """Return one over x, unless x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
 
-    A polynomial in letters is not, nor are powers and factorials, by which all of it is multiplied.
+    A polynomial in letters is not zero, even if it is multiplied by powers and factorials.
     """
     top, bottom = x
     unknowns = _generators(top)
@@ -136,7 +137,7 @@ class _Algebra:
     return self._ring.ground_new(self._ring.domain(value.numerator, value.denominator))
 
   def _unknown(self, meaning: tuple[Any, ...]) -> Polynomial:
-    """The generator that stands for something, a new one where it has none."""
+    """Return the generator with this meaning, a new one if there is none."""
     if meaning not in self._unknowns:
       self._unknowns.append(meaning)
     index = self._unknowns.index(meaning)
@@ -145,7 +146,7 @@ class _Algebra:
     return self._ring.gens[index]
 
   def _polynomial(self, tree: Tree) -> Polynomial:
-    """A tree that is a polynomial, as an exponent and a factorial's argument must be."""
+    """Convert a tree to a polynomial, which exponents and arguments of factorials must be."""
     top, bottom = self.quotient(tree)
     if not bottom.is_ground or not bottom:
       raise _UndecidedError
@@ -154,7 +155,7 @@ class _Algebra:
   # Powers.
 
   def _power(self, base: Quotient, exponent: Polynomial) -> Quotient:
-    """A sum in the exponent is a product of powers: x^(n + 3/2) is x^n, x and x^(1/2)."""
+    """Make a product of powers if the exponent is a sum: x^(n + 3/2) is x^n, x and x^(1/2)."""
     if not base[0]:
       raise _UndecidedError
     result = self._one
@@ -168,7 +169,7 @@ class _Algebra:
     return result
 
   def _unknown_power(self, base: Quotient, exponent: tuple[Any, ...], count: int) -> Quotient:
-    """(base^(m/d))^count for an exponent (m, d) that is no integer; each prime has its own."""
+    """Return (base^(m/d))^count if m/d is not an integer; each prime has its own unknown."""
     self.is_decisive = False
     primes = self._positive_factors(base)
     if primes is None:
@@ -189,7 +190,7 @@ class _Algebra:
     return result
 
   def _positive_factors(self, base: Quotient) -> list[tuple[Any, int]] | None:
-    """The primes in a positive rational number and how often each is in it, else None."""
+    """Return the primes in a positive rational number and how often each is in it; else None."""
     top, bottom = base
     if not (top.is_ground and bottom.is_ground):
       return None
@@ -233,7 +234,7 @@ class _Algebra:
   # Factorials and functions.
 
   def find_factorials(self, tree: Any) -> None:
-    """Notes the arguments of all factorials, so that (n + 2)! becomes n! if there is one."""
+    """Store the arguments of all factorials: with n! among them, (n + 2)! is a multiple of n!."""
     if not isinstance(tree, tuple) or not tree or not heads(tree) & {'factorial', 'binom'}:
       return
     for child in tree:
@@ -249,7 +250,7 @@ class _Algebra:
         self._factorials.setdefault(rest, []).append(integer)
 
   def _split(self, argument: Polynomial) -> tuple[Polynomial, int]:
-    """A polynomial as one whose constant is from 0 to 1, and an integer."""
+    """Split a polynomial into one whose constant is at least 0 and below 1, and an integer."""
     constant = argument.coeff(1)
     integer = int(constant.numerator // constant.denominator)
     rest = argument - integer
@@ -257,7 +258,7 @@ class _Algebra:
     return rest, integer
 
   def _factorial(self, argument: Polynomial) -> Quotient:
-    """(r + i)! as the smallest factorial (r + j)! nearby, times the factors between."""
+    """Return (r + i)! as the smallest factorial (r + j)! nearby, times the factors between."""
     rest, integer = self._split(argument)
     if rest not in self._factorials or (not rest and integer < 0):
       raise _UndecidedError
@@ -267,7 +268,7 @@ class _Algebra:
         start = other
     if not rest and start <= _MAX_GAP:
       return self._number(Fraction(math.factorial(integer))), self._ring.one
-    # Two factorials far apart are related, and so is a number's to other numbers.
+    # Two factorials far apart are related, and a factorial of a number is related to other numbers.
     self.is_decisive &= bool(rest) and others[0] - others[-1] <= _MAX_GAP
     factors = (rest + factor for factor in range(start + 1, integer + 1))
     result = self._unknown(('factorial', rest, start))
@@ -295,7 +296,7 @@ class _Algebra:
     return unknown, self._ring.one
 
   def _normal(self, x: Quotient) -> Quotient:
-    """A quotient whose denominator is 1 where it is a number."""
+    """Make a quotient's denominator 1 if it is a number."""
     top, bottom = x
     return (top * (1 / bottom.LC), self._ring.one) if bottom.is_ground and bottom else x
 
@@ -308,12 +309,12 @@ def _factor(number: int) -> Iterator[tuple[int, int]]:
 
 
 def _generators(polynomial: Polynomial) -> set[int]:
-  """The places of the generators that are in a polynomial."""
+  """Return the indices of the generators that are in a polynomial."""
   return {index for monomial in polynomial for index, power in enumerate(monomial) if power}
 
 
 def _bits(polynomial: Polynomial) -> int:
-  """The bits of the largest coefficient; 1 for 1 and -1."""
+  """Return the bits of the largest coefficient; 1 for 1 and -1."""
   return max(
     (
       int(value.numerator).bit_length() + int(value.denominator).bit_length() - 1

@@ -1,6 +1,6 @@
-"""Tokens to an expression tree, by recursive descent of bounded depth.
+"""From tokens to an expression tree, by recursive descent of bounded depth.
 
-Here are the operands: numbers, names, brackets, functions, matrices. Letters in a row are
+This module reads the operands: numbers, names, brackets, functions, matrices. Letters in a row are
 multiplied, except that f(x), x(t) and I(0) are calls.
 """
 
@@ -17,7 +17,7 @@ _MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
 
 def parse(tokens: Sequence[Token]) -> Tree:
-  """The tree of an answer's tokens; raises UnreadableError."""
+  """Parse an answer's tokens into a tree; raises UnreadableError."""
   parser = _Parser(tokens)
   tree = parser.answer()
   if not parser.at_end():
@@ -28,7 +28,7 @@ def parse(tokens: Sequence[Token]) -> Tree:
 
 
 class _Parser(Grammar):
-  """Parses whole answers."""
+  """A parser of whole answers."""
 
   def _atom(self) -> Tree:
     self._enter()
@@ -76,7 +76,7 @@ class _Parser(Grammar):
     return self._symbol_or_call(('symbol', name), name.rpartition(' ')[2][0])
 
   def _subscript(self) -> str:
-    """Reads a subscript, or another argument that is a name; its tokens run together."""
+    """Read a subscript, or another argument that is a name, and join its tokens."""
     if not self._next_is_mark('{'):
       if self._integer_is_next() and len(self.peek().text) > 1:
         return self._split_digit()
@@ -93,7 +93,6 @@ class _Parser(Grammar):
     return ''.join(parts[:-1])
 
   def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
-    """The symbol, or a call of it where the bracket that follows holds arguments."""
     if not self._next_is_mark('('):
       return symbol
     start = self._at
@@ -121,7 +120,7 @@ class _Parser(Grammar):
     return items
 
   def _bracketed(self, mark: str) -> Tree:
-    """Reads on after an opening bracket, brace or bar."""
+    """Read the rest after an opening bracket, brace or bar."""
     if mark in _CLOSING:
       return self._parenthesised(mark)
     if mark == '{':
@@ -152,8 +151,8 @@ class _Parser(Grammar):
     return ('add', (item,)) if item[0] == 'number' else item
 
   def _set(self) -> Tree:
-    r"""Reads on after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
-    bars, self._bars = self._bars, 1  # '|' ends the variable, it opens no absolute value
+    r"""Read the rest after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
+    bars, self._bars = self._bars, 1  # '|' ends the variable and opens no absolute value
     items = [] if self._next_is('}') else self._items()
     self._bars = bars
     if len(items) == 1 and self._accept('|'):
@@ -198,7 +197,7 @@ class _Parser(Grammar):
     if name == 'emptyset':
       return 'set', ()
     if name == 'Delta' and (self.peek().kind == 'word' or self.peek().text in SYMBOLS):
-      return self._accented(name)  # a change in what follows
+      return self._accented(name)  # a change in the next name
     if name in SYMBOLS:
       return self._name(name)
     raise UnreadableError(f'\\{name} is unknown')
@@ -218,7 +217,7 @@ class _Parser(Grammar):
     return 'symbol', f'{name} {"".join(parts)}'
 
   def _big_operator(self, name: str) -> Tree:
-    """A sum, integral or limit, as a call that is not evaluated: of its upper bound and operand."""
+    """Read a sum, integral or limit as a call of its upper bound and operand, never evaluated."""
     lower = ''
     upper: Tree = ('number', Fraction(0))
     while self._next_is('_', '^'):
@@ -258,7 +257,7 @@ class _Parser(Grammar):
     return 'function', 'sqrt', (argument,) if index is None else (argument, index)
 
   def _unbracketed_argument(self) -> Tree:
-    """The argument in 'sin 2 t', which ends at a sign, a bracket or another function."""
+    """Read the argument in 'sin 2 t', which ends at a sign, a bracket or another function."""
 
     def product() -> Tree:
       factors = [self._power()]

@@ -1,4 +1,4 @@
-"""Evaluates expression trees: rational numbers exactly, others to a given number of digits.
+"""Evaluation of expression trees: rational numbers exactly, others to a given number of digits.
 
 Everything is bounded: a number too large to hold is undefined here.
 """
@@ -31,27 +31,27 @@ class UndefinedError(ArithmeticError):
   """The value does not exist, or lies outside the bounds."""
 
 
-# What `evaluate` may raise.
+# Errors that `evaluate` may raise.
 ERRORS = (ArithmeticError, ValueError, TypeError, KeyError)
 
 
 @functools.cache
 def context_of(digits: int) -> Context:
-  """The mpmath context of a precision; never modified, so threads may share it."""
+  """Return the mpmath context of a precision; it is never modified, so threads may share it."""
   context = mpmath.MPContext()
   context.dps = digits
   return context
 
 
 def is_complex(value: Number) -> bool:
-  """Whether the imaginary part is more than rounding error."""
+  """Return True if the imaginary part is more than rounding error."""
   if isinstance(value, Fraction) or not hasattr(value, 'imag'):
     return False
   return abs(value.imag) > abs(value) * mpmath.mpf(10) ** -40
 
 
 def evaluate(tree: Tree, point: Point, context: Context) -> Number:
-  """The value of a tree at a point; raises one of ERRORS where it has none."""
+  """Return the value of a tree at a point; raises one of ERRORS if it has none."""
   head = tree[0]
   if head == 'number':
     return _check_bounds(tree[1], context)
@@ -95,7 +95,7 @@ def _evaluate_symbol(name: str, point: Point, context: Context) -> Number:
 
 
 def _evaluate_call(tree: Tree, point: Point, context: Context) -> Fraction:
-  """A pseudo-random value of an unknown function, by its name and its arguments' values."""
+  """Return a pseudo-random value of an unknown function, by name and arguments' values."""
   values = [context.nstr(to_float(evaluate(a, point, context), context), 25) for a in tree[2]]
   checksum = zlib.crc32(' '.join([tree[1], *values]).encode())
   return Fraction(checksum % 100_003 + 40_000, 50_021)
@@ -125,7 +125,7 @@ def _product(values: Iterable[Number], context: Context) -> Number:
 
 
 def divide(a: Number, b: Number, context: Context) -> Number:
-  """The quotient a / b; raises one of ERRORS where it has no value."""
+  """Return the quotient a / b; raises one of ERRORS if it has no value."""
   if b == 0:
     raise UndefinedError('division by zero')
   if isinstance(a, Fraction) and isinstance(b, Fraction):
@@ -155,7 +155,7 @@ def _power(base: Number, exponent: Number, context: Context) -> Number:
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
-  """The rational root of a number that is not negative; None where it is irrational."""
+  """Return the rational root of a number from 0 up; None if it is irrational or too large."""
   parts = []
   for part in (value.numerator, value.denominator):
     if index == 2:
@@ -210,7 +210,7 @@ def _evaluate_function(
 
 
 def _apply(name: str, value: Number, context: Context) -> Number:
-  """A function of one number; angles are in radians."""
+  """Apply a function of one number; angles are in radians."""
   if name in _RECIPROCALS:
     return divide(Fraction(1), _apply(_RECIPROCALS[name], value, context), context)
   value = to_float(value, context)
@@ -225,7 +225,7 @@ def _apply(name: str, value: Number, context: Context) -> Number:
 
 
 def _in_radians(tree: Any) -> Any:
-  """A tree, or a tuple of trees, with degrees converted."""
+  """Convert the degrees in a tree, or in a tuple of trees."""
   if not isinstance(tree, tuple):
     return tree
   if tree[:1] == ('degrees',):
@@ -234,7 +234,7 @@ def _in_radians(tree: Any) -> Any:
 
 
 def _count(value: Number) -> int:
-  """The argument of a factorial or a binomial coefficient."""
+  """Return the argument of a factorial or a binomial coefficient as an int."""
   if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= _MAX_FACTORIAL:
     raise UndefinedError(f'a count must be an integer from 0 to {_MAX_FACTORIAL}')
   return int(value)
@@ -263,7 +263,7 @@ def _floor_or_ceil(name: str, value: Number, context: Context) -> Fraction:
 
 
 def _check_bounds(value: Number, context: Context) -> Number:
-  """The value; raises UndefinedError where it is too large to be exact or to be accurate."""
+  """Return the value; raises UndefinedError if it is too large to be exact or accurate."""
   if isinstance(value, Fraction):
     limit = _MAX_INTEGER_BITS if value.denominator == 1 else _MAX_FRACTION_BITS
     if value.numerator.bit_length() + value.denominator.bit_length() > limit:
@@ -278,7 +278,7 @@ def _check_bounds(value: Number, context: Context) -> Number:
 
 
 def to_float(value: Number, context: Context) -> Number:
-  """A Fraction as an mpf of the context; another number as it is."""
+  """Convert a Fraction to an mpf of the context; return other numbers unchanged."""
   if isinstance(value, Fraction):
     return context.mpf(value.numerator) / value.denominator
   return value

@@ -1,6 +1,6 @@
 r"""Products whose order can matter: of matrices, vectors, operators, functions and group elements.
 
-Letters commute unless something says that they may not: an inverse beside other letters
+Letters commute unless something says that they may not: an inverse next to other letters
 (`P^{-1}AP`), a transpose (`A^T`), a commutator (`AB - BA`), `\circ`, a vector's arrow or bold
 face, a hat, `\nabla` or `\partial`. Then such letters become matrices of three rows, and two
 expressions are the same if they agree at several choices of them. Vectors become antisymmetric
@@ -39,7 +39,7 @@ _DIGITS = 50
 _NUM_CHOICES = 2
 _MAX_EXPONENT = 12
 _MAX_NODES = 400  # of two trees; larger ones differ
-_MAX_TERMS = 24  # of a sum in which commutators are looked for
+_MAX_TERMS = 24  # of a sum that is searched for commutators
 _QUANTITIES = frozenset('mnrtvpqlde')  # small letters that name numbers, not elements of a group
 _VECTORS = ('vec ', 'overrightarrow ', 'mathbf ')
 _DERIVATIVES = ('nabla', 'partial')
@@ -85,8 +85,8 @@ def _in_bold(tree: Any, names: set[str]) -> Any:
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
   """Return the letters of two trees whose order in a product can matter; often none.
 
-  A truth that divides by a capital letter says that capitals are numbers, and a side that divides
-  by a small letter says so of small ones.
+  A capital letter that the truth divides by counts as a number, and so does a small letter that
+  either side divides by.
   """
   names = symbols(given) | symbols(truth)
   found = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
@@ -102,7 +102,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Return the letters that one node shows not to commute; vectors have marks of their own."""
+  """Return the letters that one node shows not to commute, except for vectors, which have marks."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))
@@ -125,7 +125,7 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
   """Return the letters of a product with an inverse, 'a^{-1}b', 'xyx^{-1}', or transpose, X'y."""
   letters = {name for factor in factors for name in _letters(factor)}
   if any(name.startswith(_DERIVATIVES) for name in letters):
-    return letters  # they act on what follows
+    return letters  # they act on the next factors
   if any(name.endswith("'") and name[0].isupper() for name in letters):
     return letters  # X' may be the transpose of X
   inverses = [factor[1] for factor in factors if _is_inverse(factor)]
@@ -140,7 +140,7 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
 
 
 def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
-  """Return the letters of 'AB + BA' or 'xy - yx': two terms are one product in two orders."""
+  """Return the letters of 'AB + BA' or 'xy - yx': two terms that are a product in two orders."""
   if len(terms) > _MAX_TERMS:  # in doubt they do not commute
     return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
@@ -207,7 +207,7 @@ def proportional_in_order(x: Tree, y: Tree, letters: frozenset[str], positive: b
 
 
 def _values(x: Tree, y: Tree, letters: frozenset[str]) -> list[tuple[Matrix, Matrix]]:
-  """Return the values of both at each choice of matrices; none if one has no value."""
+  """Return the values of both trees at each choice of matrices; [] if one has no value."""
   if (heads(x) | heads(y)) & {'plusminus', 'percent', 'unit'} or size(x) + size(y) > _MAX_NODES:
     return []
   names, are_transposed = symbols(x) | symbols(y), _has_transpose(x) or _has_transpose(y)
@@ -231,7 +231,7 @@ def _norm(matrix: Matrix) -> Any:
 
 
 class _Algebra:
-  """Values of trees as matrices; a number is that multiple of the identity."""
+  """Evaluation of trees as matrices; a number becomes that multiple of the identity."""
 
   def __init__(
     self, letters: frozenset[str], names: frozenset[str], are_transposed: bool, index: int
@@ -270,7 +270,7 @@ class _Algebra:
     raise UndefinedError(f'{head!r} is no matrix')
 
   def _composition(self) -> Matrix:
-    """Return the matrix between two composed functions, which sets f after g apart from fg.
+    """Return the matrix between two composed functions, so that f after g differs from fg.
 
     It is its own inverse, so inverting a composition inverts the functions and swaps them.
     """
@@ -287,17 +287,17 @@ class _Algebra:
     if not isinstance(number, Fraction) or number.denominator != 1 or abs(number) > _MAX_EXPONENT:
       return self._unknown('power', repr(exponent), (base,))
     if number < 0 and base[0] in ('add', 'multiply') and _has_transpose(base):
-      return self._unknown('power', repr(exponent), (base,))  # of a matrix that may not be square
+      return self._unknown('power', repr(exponent), (base,))  # the matrix may not be square
     return value ** int(number)
 
   def _product_of_vectors(self, head: str, x: Tree, y: Tree) -> Matrix:
     if any(name.startswith(_DERIVATIVES) for name in symbols(x) | symbols(y)):
-      return self._unknown(head, '', (x, y))  # an operator acts on what follows it
+      return self._unknown(head, '', (x, y))  # an operator acts on the next factors
     a, b = self.value(x), self.value(y)
     return a * b - b * a if head == 'cross' else self._number(_dot(a, b))
 
   def _unknown(self, head: str, name: str, arguments: Sequence[Tree]) -> Matrix:
-    """Return a pseudo-random matrix, by a function's name and its arguments' values."""
+    """Return a pseudo-random matrix, from a function's name and its arguments' values."""
     values = list(map(self.value, arguments))
     if name == 'abs' and self._is_vector_value(values[0]):
       return self._number(self._context.sqrt(_dot(values[0], values[0])))
@@ -327,7 +327,7 @@ class _Algebra:
 
 
 def _dot(a: Matrix, b: Matrix) -> Any:
-  """The dot product of two antisymmetric matrices as vectors."""
+  """Return the dot product of two antisymmetric matrices as vectors."""
   product = a * b
   return -sum(product[i, i] for i in range(3)) / 2
 
@@ -335,14 +335,14 @@ def _dot(a: Matrix, b: Matrix) -> Any:
 # ---- Derivatives, differentials and integrals ----
 
 # They become calls of unknown functions: `\frac{ds}{dt}` is the call 'd/dt' of s, and `dx` the call
-# 'd' of x. So they equal themselves, with any spelling of their operand, but no product of letters.
+# 'd' of x. So they equal themselves, however the operand is spelled, but no product of letters.
 
 
 _SIGNS = ('d', 'partial', 'delta')
 # Letters that a differential without a fraction or an integral may have.
 _GREEK = ('theta', 'phi', 'rho', 'tau', 'omega', 'lambda')
 _VARIABLES = frozenset((*'xyztrsuvwpqfVASEQTPNIUHLRWM', *_GREEK))
-_COEFFICIENTS = {'b', 'c'}  # beside them d is the next letter
+_COEFFICIENTS = {'b', 'c'}  # if both occur, d is the next letter
 
 
 def with_forms(tree: Tree) -> Tree:
@@ -352,7 +352,7 @@ def with_forms(tree: Tree) -> Tree:
 
 
 def without_differentials(tree: Any) -> Any:
-  """Return a tree with 'dv' as a product, as it is where the ground truth has a distance d."""
+  """Return a tree with 'dv' as a product, for a ground truth that has d as a distance."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[:2] == ('call', 'd'):
@@ -404,7 +404,7 @@ def _factors(tree: Tree) -> Sequence[Tree]:
 
 
 def _variables(factors: Sequence[Tree]) -> str:
-  """Return what a derivative is taken by, such as 'dxdx' for `dx^2`; '' for another product."""
+  """Return the variables of a derivative, such as 'dxdx' for `dx^2`; '' for another product."""
   text = ''
   for sign, variable in zip(factors[::2], factors[1::2], strict=len(factors) % 2 == 0):
     times = 1
@@ -438,7 +438,7 @@ def _differentials(factors: Sequence[Tree]) -> list[Tree]:
 
 
 def _count_lone_signs(tree: Any) -> int:
-  """Count the times that 'd' stands without a variable after it, outside of derivatives."""
+  """Count the letters 'd' without a variable after them, outside of derivatives."""
   if not isinstance(tree, tuple) or not tree:
     return 0
   if tree == ('symbol', 'd'):

@@ -1,9 +1,9 @@
-"""Whether two expression trees are the same quantity, and the value of one.
+"""Values of expression trees, and comparison of two trees as quantities.
 
-Rational numbers are compared exactly, others to 100 digits, and to 600 where 100 do not decide.
+Rational numbers are compared exactly, others to 100 digits, and to 600 if 100 do not decide.
 Expressions with unknowns are compared at several points. Everything is bounded: a number too
-large to hold has no value here. Where no values decide, and on counts of unknowns, which may agree
-at all the points by chance, algebra has the last word (identity.py).
+large to hold has no value here. Algebra (identity.py) decides if values do not. It also has the
+last word on counts of unknowns, because these may agree at all the points by chance.
 """
 
 import zlib
@@ -34,7 +34,7 @@ from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 _DIGITS = (100, 600)
 _MAX_NODES_TWICE = 80  # two trees that are larger together are evaluated to 100 digits only
 _NUM_POINTS = 6  # three positive, two of mixed sign, one negative
-_INTEGERS = frozenset('ijklmnNMKpq')  # letters that stand for integers where numbers are rounded
+_INTEGERS = frozenset('ijklmnNMKpq')  # letters that stand for integers if numbers are rounded
 _LARGEST_COUNTS = (14, 14, 14, 60, 14, 900)
 _ROUNDING = frozenset({'floor', 'ceil'})
 _WHOLE = frozenset({'binom', 'factorial', 'gcd', 'lcm'})  # of integers only
@@ -43,19 +43,19 @@ _NUM_ROUNDED_POINTS = 24
 
 
 def exact(tree: Tree) -> Fraction | None:
-  """The value of a tree without unknowns, if the evaluation stays rational throughout."""
+  """Return the value of a tree without unknowns if evaluation stays rational; else None."""
   value = _value(tree, {})
   return value if isinstance(value, Fraction) else None
 
 
 def real_value(tree: Tree) -> Number | None:
-  """The value of a tree without unknowns, to 100 digits; None where it has no real value."""
+  """Return the value of a tree without unknowns, to 100 digits; None if it has no real value."""
   value, context = _value(tree, {}), context_of(_DIGITS[0])
   return None if value is None or is_complex(value) else context.re(to_float(value, context))
 
 
 def _value(tree: Tree, point: Point) -> Number | None:
-  """The value of a tree at a point, to 100 digits; None where it has none."""
+  """Return the value of a tree at a point, to 100 digits; None if it has none."""
   try:
     return evaluate(tree, point, context_of(_DIGITS[0]))
   except ERRORS:
@@ -63,7 +63,7 @@ def _value(tree: Tree, point: Point) -> Number | None:
 
 
 def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
-  """Whether a tree without unknowns has a real value from `low` to `high`, both included."""
+  """Return True if a tree without unknowns has a real value from `low` to `high`, both included."""
   value, context = real_value(tree), context_of(_DIGITS[0])
   return value is not None and to_float(low, context) <= value <= to_float(high, context)
 
@@ -71,7 +71,7 @@ def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
 def same(x: Tree, y: Tree) -> bool:
   """Return True if two trees are the same quantity wherever both have a value.
 
-  `y` is the ground truth's: whether the order of factors matters is for it to say (operators.py).
+  `y` is the ground truth, which can say that the order of factors does not matter (operators.py).
   """
   if x == y:
     return True
@@ -91,12 +91,9 @@ def same(x: Tree, y: Tree) -> bool:
 
 
 def proportional(x: Tree, y: Tree, positive: bool) -> bool:
-  """Whether x is a constant times y, and neither is zero.
+  """Return True if x is a constant times y, and neither is zero.
 
-  Args:
-    x: a tree.
-    y: another one; if their unknowns differ they are not proportional.
-    positive: whether the constant must be positive.
+  Trees with different unknowns are not proportional. `positive` requires a positive constant.
   """
   x, y = in_one_face(x, y)
   if letters := ordered_letters(x, y):
@@ -117,7 +114,7 @@ def proportional(x: Tree, y: Tree, positive: bool) -> bool:
 
 
 def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
-  """(a, b) where the tree is a·unknown + b with rational a and b, else None."""
+  """Return (a, b) if the tree is a·unknown + b with rational a and b, else None."""
   values: list[Number] = [_value(tree, {unknown: Fraction(x)}) for x in (0, 1, 2, -3)]
   if not all(isinstance(v, Fraction) for v in values):
     return None
@@ -126,7 +123,7 @@ def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | None:
-  """Whether two trees agree at every point where both have a value; None for too few points."""
+  """Return True if two trees agree at each point where both have values; None for few points."""
   x_heads, y_heads = heads(x), heads(y)
   if (x_heads | y_heads) & _COUNTING:
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
@@ -137,7 +134,7 @@ def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | No
       real = _letters_between_integers(x, y, unknowns)
       points = (_point_to_round(unknowns, real, index) for index in range(_NUM_ROUNDED_POINTS))
       return _all_same((_same_at(x, y, point) for point in points), at_least=3)
-  # From index 3 on unknowns may be negative; complex values may differ by a branch only.
+  # From index 3 on, unknowns may be negative; complex values may differ only by a branch.
   verdicts = (
     _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
     for index in range(_NUM_POINTS)
@@ -146,7 +143,7 @@ def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | No
 
 
 def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
-  """False as soon as a verdict is False, True if enough are True, else None."""
+  """Return False at the first verdict that is False, True if enough are True, else None."""
   count = 0
   for verdict in verdicts:
     if verdict is False:
@@ -155,17 +152,17 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
   return True if count >= at_least else None
 
 
-# Pseudo-random, by name and index: the same point in every comparison.
+# Points are pseudo-random, by name and index, so every comparison has the same ones.
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Small numbers at first, then larger ones, at which n/20 and n/30 differ when rounded."""
+  """Return small integers at first, then larger ones, so that n/20 and n/30 differ if rounded."""
   largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
   return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 
 
 def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Unknowns with a subscript are positive: they stand for quantities such as a radius r_0."""
+  """Return a point; unknowns with a subscript are positive, like a radius r_0."""
   point = {}
   for name in unknowns:
     value = Fraction(_checksum(name, index) + 4000, 5003)
@@ -176,7 +173,7 @@ def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
 
 
 def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[str]:
-  """Return the letters that stand for real numbers where numbers are rounded.
+  """Return the letters that stand for real numbers if numbers are rounded.
 
   n and k are integers, as in the ceiling of n/2, unless that would leave nothing to round.
   """
@@ -224,7 +221,7 @@ def _round_point(point: Point, context: Context) -> Point:
 
 
 def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool | None:
-  """Whether two trees agree at a point; None where one has no value, or it is not real."""
+  """Return True if two trees agree at a point; None if one has no value or no real one."""
   may_repeat = size(x) + size(y) < _MAX_NODES_TWICE
   for digits in _DIGITS if may_repeat else _DIGITS[:1]:
     context = context_of(digits)
@@ -255,7 +252,7 @@ def _ratio_at(x: Tree, y: Tree, point: Point) -> Number | None:
 
 
 def _num_digits(value: Number) -> int:
-  """Digits of a rational number; 0 for an approximation."""
+  """Return the number of digits of a rational number; 0 for an approximation."""
   if not isinstance(value, Fraction):
     return 0
   return (value.numerator.bit_length() + value.denominator.bit_length()) * 3 // 10

@@ -1,7 +1,7 @@
 """Sets of real numbers: intervals and finite sets, united, intersected and subtracted.
 
-sympy decides whether two are the same. Only the order of their ends matters, so each end becomes
-its rank among all of them, and small integers are all that sympy sees.
+sympy decides if two sets are the same. Only the order of their ends matters, so each end becomes
+its rank among all ends, and sympy sees only small integers.
 """
 
 import functools
@@ -11,19 +11,19 @@ from typing import Any
 from exgrpo_jax.grading.answers import quantity
 from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
-Set = Any  # a sympy.Set; sympy takes most of a second to import, so only who needs it pays
+Set = Any  # a sympy.Set; sympy takes most of a second to import, so it is imported on demand
 
-_MAX_ENDS = 16  # different ones, which are compared each with each
+_MAX_ENDS = 16  # different ends, each compared with each
 _MAX_MEMBERS = 100
 _OPERATIONS = {'union': 'Union', 'intersection': 'Intersection', 'minus': 'Complement'}
 
 
 class _NoSetError(ValueError):
-  """The reading is no set of real numbers, or has too many ends."""
+  """The reading is not a set of real numbers, or has too many ends."""
 
 
 def same_set(x: Reading, y: Reading) -> bool:
-  """Whether two readings are the same set of real numbers; False where one is none."""
+  """Return True if two readings are the same set of real numbers; False if one is not a set."""
   if 'quantity' in (x[0], y[0]):
     return False
   try:
@@ -37,7 +37,7 @@ def same_set(x: Reading, y: Reading) -> bool:
 
 
 def is_interval(reading: Reading) -> bool:
-  """Whether a pair in brackets can only be an interval: [0, 1) and (0, ∞), not (0, 1)."""
+  """Return True if a pair in brackets can only be an interval: [0, 1) and (0, ∞), not (0, 1)."""
   return (
     reading[0] == 'group'
     and len(reading[3]) == 2
@@ -65,7 +65,7 @@ def _members(reading: Reading) -> Sequence[Reading]:
 
 
 def _ends(reading: Reading) -> Iterator[Tree]:
-  """The numbers in a set: ends of its intervals, members of its finite sets."""
+  """Yield the numbers in a set: ends of its intervals, members of its finite sets."""
   if reading[0] != 'quantity':
     for member in _members(reading):
       yield from _ends(member)
@@ -76,7 +76,7 @@ def _ends(reading: Reading) -> Iterator[Tree]:
 
 
 def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
-  """The place of each end in their order; unknowns have none, unless there is one end only."""
+  """Return the rank of each end; an end with unknowns has none, unless it is the only one."""
   sympy = _sympy()
   equal: list[list[Tree]] = []  # ends that are the same number
   for end in ends:
@@ -114,7 +114,7 @@ def _build(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
 
 
 def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
-  """The set that conditions leave: all of 'x > 0, x != 9', one of 'x < 2 or x > 3'.
+  """Return the set that meets all conditions of 'x > 0, x != 9', or one of 'x < 2 or x > 3'.
 
   'and' and 'or' are both a comma here, so intervals that overlap could mean either.
   """
@@ -132,7 +132,7 @@ def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
 
 
 def _excluded(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
-  r"""A set that is taken away; '\setminus 9' is taken for '\setminus \{9\}'."""
+  r"""Return a set to subtract; '\setminus 9' counts as '\setminus \{9\}'."""
   if reading[0] == 'quantity':
     return _sympy().FiniteSet(_point(reading, ranks))
   return _build(reading, ranks)

@@ -1,4 +1,4 @@
-r"""An answer's text, in its normal spelling, to tokens.
+r"""From an answer's text to its normal spelling, and to tokens.
 
 Synonyms become one token ('\leq', '\le' and '<='), and wrappers are removed ('\text{17}' is 17).
 """
@@ -17,7 +17,7 @@ from exgrpo_jax.grading.answers.units import MULTIPLIERS, UNITS
 
 
 def paired(text: str) -> dict[str, str]:
-  """The words of a text in pairs: what is written, and what it is taken for."""
+  """Return the words of a text in pairs, as a dict: a spelling to its replacement."""
   words = text.split()
   return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -35,7 +35,7 @@ _SPACES = '\u00a0\u202f\u2009'
 _INVISIBLE = '\u200b\u200c\u200d\ufeff\u2061\u2062'
 _UNICODE = str.maketrans(
   {
-    # A space parts a command from what follows, and a fraction from an integer before it.
+    # A space separates a command from the next text, and a fraction from an integer before it.
     **{
       character: f' {text}' if text.startswith('\\frac') else text + ' ' * text[-1].isalpha()
       for character, text in _SIGNS.items()
@@ -63,7 +63,7 @@ _REPLACEMENTS = tuple(
       r'\s?\.?',
       '',
     ),
-    # '@' marks what can only be a thousands separator, until `_remove_thousands`.
+    # '@' replaces a mark that can only separate thousands, until `_remove_thousands`.
     (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
     (r'(?<=[0-9])\s+@', '@'),
@@ -103,9 +103,9 @@ _THOUSANDS = re.compile(
 _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
 
 
-@functools.lru_cache(maxsize=16)  # an answer is asked for several times in one comparison
+@functools.lru_cache(maxsize=16)  # one comparison needs an answer several times
 def normalize_spelling(text: str) -> str:
-  """The text in its normal spelling, on one line."""
+  """Return the text in its normal spelling, on one line."""
   text = ' '.join(text.translate(_UNICODE).split())
   for pattern, replacement in _REPLACEMENTS:
     text = pattern.sub(replacement, text)
@@ -117,7 +117,7 @@ def normalize_spelling(text: str) -> str:
 
 
 def _remove_thousands(text: str) -> str:
-  """Removes thousands separators, but not the commas that separate items in brackets.
+  """Remove thousands separators, but not the commas that separate items in brackets.
 
   '7,425,000' is one number; '(3,331)' is a pair, and so is '3, 331'. '(1,050, 2)'
   is 1050 and 2, because no number starts with a zero.
@@ -157,7 +157,7 @@ class Token(NamedTuple):
 
   kind: str  # 'number', 'command', 'word', 'text', 'mark', 'tree' (already parsed) or 'end'
   text: str  # a command without its backslash
-  spaced: bool  # whether white space precedes it
+  spaced: bool  # True if white space precedes it
   tree: Tree = ()  # of kind 'tree' only
 
 
@@ -185,7 +185,7 @@ _COMMAND_MARKS = frozenset('*/|:,()[]<>%')
 
 
 def tokenize(text: str) -> list[Token] | None:
-  """Tokens of a text in normal spelling; None for an unknown character, or too many tokens."""
+  """Split a text in normal spelling into tokens; None for unknown characters or too many tokens."""
   tokens: list[Token] = []
   at, end = 0, len(text)
   while at < end:
@@ -221,7 +221,7 @@ def _make_tokens(match: re.Match[str], spaced: bool) -> list[Token]:
 
 
 def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
-  r"""Tokens of '\wrapper{inner}': what it says where it is mathematics, else one of text."""
+  r"""Return the tokens of '\wrapper{inner}': of its mathematics, or one token of text."""
   content = ' '.join(inner.split())
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
@@ -243,7 +243,7 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
 
 
 def _split_letters(word: str, spaced: bool) -> list[Token]:
-  """Tokens of letters in a row: one name, or one-letter variables to be multiplied."""
+  """Split letters in a row into tokens: one name, or one-letter variables to multiply."""
   if word in _KEYWORDS:
     keyword = _KEYWORDS[word]
     return [Token('mark' if keyword == ',' else 'command', keyword, spaced)]

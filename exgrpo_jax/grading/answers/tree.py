@@ -14,13 +14,13 @@ A tree is a tuple: its head, then its children. The heads that the parser makes:
   ('letters', 'XIV', x)        ('dashed', (numbers…), x)
 
 'set' is \{1, 2\}, 'braces' {1, 2}, 'minus' a difference of sets, 'call' an unknown function. A
-side of a relation is None where the text has none ('< 5'), and so is x in '\pm y'. 'letters' in a
-row and numbers with a dash between them, as in '10-8', are also the product or the difference x,
-but a date, whose x is None, is nothing else.
+side of a relation is None if the text has none ('< 5'), and so is x in '\pm y'. 'letters' in a row
+can also be the product x, and numbers with a dash between them, as in '10-8', the difference x. A
+date is nothing else: its x is None.
 
-A reading says what an answer means: a tuple too, with some of these heads and some of its own:
+A reading says what an answer means. It is a tuple too, with some of these heads and some others:
 
-  ('quantity', tree, unit)   a number or expression; unit '' where none is given
+  ('quantity', tree, unit)   a number or expression; unit '' if none is given
   ('labelled', label, reading, lhs, rhs)   'x = 5', 'x ∈ [0, 1]', 'x < 5' solved for x
   ('assigned', ((label, reading)…))        'x = 5, y = 3'
   ('equation', lhs, rhs)   ('differs', reading)   ('chain', operators, sides)
@@ -30,7 +30,7 @@ A reading says what an answer means: a tuple too, with some of these heads and s
   ('union' | 'intersection', (readings…))
   ('minus', reading, reading)   ('matrix', ((trees…)…))   ('text', text)
 
-A label is a tree. lhs and rhs are the trees of an equation's sides, None where it was none.
+A label is a tree. lhs and rhs are the trees of an equation's sides, None if there was no equation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ _CONSTANTS = ('pi', 'e', 'i')
 
 
 def is_too_deep(tree: Tree) -> bool:
-  """Whether walking the tree by recursion could exhaust the stack."""
+  """Return True if recursion over the tree could exhaust the stack."""
   level = [tree]
   for _ in range(_MAX_DEPTH):
     level = [child for node in level for child in node if isinstance(child, tuple)]
@@ -60,22 +60,22 @@ def is_too_deep(tree: Tree) -> bool:
 
 
 def make_sum(terms: Sequence[Tree]) -> Tree:
-  """The sum of one or more terms."""
+  """Return the sum of one or more terms."""
   return terms[0] if len(terms) == 1 else ('add', tuple(terms))
 
 
 def make_product(factors: Sequence[Tree]) -> Tree:
-  """The product of one or more factors."""
+  """Return the product of one or more factors."""
   return factors[0] if len(factors) == 1 else ('multiply', tuple(factors))
 
 
 def subtract(left: Tree, right: Tree) -> Tree:
-  """The tree of left - right."""
+  """Return the tree of left - right."""
   return 'add', (left, ('negate', right))
 
 
 def symbols(tree: Any) -> frozenset[str]:
-  """Names of the unknowns in a tree, or in a tuple of trees; a call counts as 'f()'."""
+  """Return the names of the unknowns in a tree, or in a tuple of trees; a call counts as 'f()'."""
   if not isinstance(tree, tuple) or not tree:
     return frozenset()
   if tree[0] == 'symbol':
@@ -85,7 +85,7 @@ def symbols(tree: Any) -> frozenset[str]:
 
 
 def heads(tree: Any) -> frozenset[str]:
-  """All heads in a tree, and the names of the functions in it."""
+  """Return all heads in a tree, and the names of the functions in it."""
   if not isinstance(tree, tuple) or not tree:
     return frozenset()
   names = {tree[0]} if isinstance(tree[0], str) else set()
@@ -104,7 +104,7 @@ def nodes(tree: Any) -> Iterator[Tree]:
 
 
 def plain(tree: Any) -> Any:
-  """Return a tree in which letters in a row are products, and dashes differences."""
+  """Return a tree in which letters in a row are products and dashes are differences."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[0] in ('letters', 'dashed'):
@@ -113,12 +113,12 @@ def plain(tree: Any) -> Any:
 
 
 def size(tree: Tree) -> int:
-  """The number of tuples in a tree."""
+  """Count the tuples in a tree."""
   return 1 + sum(size(child) for child in tree if isinstance(child, tuple))
 
 
 def is_label(tree: Tree) -> bool:
-  """Whether a tree that another one equals is only its name, as in 'x = 5' and 'dy/dx = 2x'."""
+  """Return True if one side of an equation only names the other: 'x = 5', 'dy/dx = 2x'."""
   head = tree[0]
   if head == 'symbol':
     return tree[1] not in _CONSTANTS
@@ -138,7 +138,7 @@ def is_label(tree: Tree) -> bool:
 
 
 def is_name(tree: Tree) -> bool:
-  """Whether a tree is a word, or capital letters in a row such as name a segment."""
+  """Return True if a tree is a word, or capital letters in a row, which may name a segment."""
   if tree[0] == 'symbol':
     return len(tree[1]) > 3 and tree[1].isalpha()
   return tree[0] == 'multiply' and all(f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
@@ -149,7 +149,7 @@ def _is_differential(tree: Tree) -> bool:
 
 
 def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) -> Reading:
-  """The interval of low < x < high; an operator is '<' or '<='."""
+  """Return the interval of low < x < high; an operator is '<' or '<='."""
   return (
     'group',
     '[' if low_operator == '<=' and low != MINUS_INFINITY else '(',
@@ -161,5 +161,5 @@ def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) 
 def make_labelled(
   label: Tree, value: Reading, lhs: Tree | None = None, rhs: Tree | None = None
 ) -> Reading:
-  """A value under a name; lhs and rhs are the sides where an equation gave it."""
+  """Return a value under a label; lhs and rhs are the sides if an equation gave the value."""
   return 'labelled', label, value, lhs, rhs

@@ -1,8 +1,8 @@
-"""Names of units of measurement, which of them mean the same unit, and how they are converted.
+"""Units of measurement: their names, synonyms and conversion.
 
-Two units measure the same if their dimensions are the same, as those of 'km/h' and 'm/s' are.
-Temperatures are not converted, because their scales begin at different points. Case counts in a
-prefix only: 5 Mm is not 5 mm.
+Two units measure the same if their dimensions are the same, like 'km/h' and 'm/s'. Temperatures are
+not converted, because their scales begin at different points. Case counts only in a prefix: 5 Mm is
+not 5 mm.
 """
 
 import functools
@@ -83,7 +83,7 @@ _PREFIXES = {
 
 
 class Measure(NamedTuple):
-  """What a unit measures."""
+  """The size and the dimensions of a unit."""
 
   size: Fraction  # in units of its dimensions
   dimensions: tuple[tuple[str, int], ...]  # names and exponents, in order, without zeros
@@ -161,7 +161,7 @@ _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
-  """One spelling of a unit: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
+  """Normalize the spelling: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
   name = _PER.sub('/', name).replace('{', '').replace('}', '')
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
@@ -174,7 +174,7 @@ def normalize_unit(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def measure(unit: str) -> Measure | None:
-  """Return what a unit in its normal spelling measures; None if a part of it is unknown."""
+  """Return the size and dimensions of a unit in normal spelling; None if a part is unknown."""
   size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
   while at < len(unit):
     match = _PART.match(unit, at)
@@ -192,18 +192,18 @@ def measure(unit: str) -> Measure | None:
 
 
 def conversion(unit: str, other: str) -> Fraction | None:
-  """Return how many of `other` one `unit` is; None if they do not measure the same."""
+  """Return how many of `other` make one `unit`; None if they do not measure the same."""
   x, y = measure(unit), measure(other)
   return x.size / y.size if x and y and x.dimensions == y.dimensions else None
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return how many of the first unit one of the second is, if a quantity may have both.
+  """Return the smaller unit's size in larger ones, if a quantity may have both; else None.
 
   Args:
     larger: the unit that comes first, such as 'hour'.
     smaller: the next one, such as 'minutes'.
-    is_list: whether a comma or 'and' stands between them, which makes '5 m, 3 cm' two answers.
+    is_list: True if a comma or 'and' is between them, which makes '5 m, 3 cm' two answers.
   """
   units = normalize_unit(larger), normalize_unit(smaller)
   for system in _SYSTEMS[:4] if is_list else _SYSTEMS:
