@@ -173,7 +173,7 @@ def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
 # ---- When a run ends early ----
 
 
-CONFIG = optimizer.Config(minibatches=2)
+CONFIG = optimizer.OptimizerConfig(minibatches=2)
 WELL = {'entropy': 0.5, 'loss': 0.1, 'gradient_norm': 0.01, 'optimizer/skipped': 0.0}
 FALLS = {0: 0.5, 10: 0.6, 20: 0.4, 30: 0.6, 40: 0.7, 50: 0.1}  # 0.6 again is no better
 
