@@ -222,5 +222,5 @@ def test_a_run_most_of_whose_updates_are_skipped_stops():
   half, all_of_it = {'optimizer/skipped': 1.0}, {'optimizer/skipped': 2.0, 'gradient_norm': 100.0}
   assert not breakdown(*[half] * 8, all_of_it), 'too few steps to say'
   why = breakdown(*[{}] * 5, *[half] * 9, all_of_it)
-  assert '11 of the 20 updates' in why and 'config.optimizer.skip_norm=7.8' in why
+  assert '11 of the 20 updates' in why and 'config.optimizer.skip_above_norm=7.8' in why
   assert not breakdown(*[all_of_it] * 9, *[{}] * 5), 'steps that are past'
