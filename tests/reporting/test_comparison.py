@@ -129,6 +129,7 @@ def test_too_few_or_equal_values_have_no_interval(values):
   assert value == pytest.approx(np.mean(values)) and math.isnan(low) and math.isnan(high)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(('count', 'expected'), [(5, 0.83), (16, 0.91)])
 def test_the_interval_of_the_mean_covers_the_truth_as_often_as_the_module_says(
   count, expected, monkeypatch
