@@ -105,6 +105,7 @@ def test_a_resumed_run_may_have_files_of_other_sizes(tmp_path, before, after):
   assert steps(tmp_path) == {step: 0.5 * (step >= 6) for step in range(1, 13)}
 
 
+@pytest.mark.full
 def test_what_has_been_flushed_outlives_a_kill(tmp_path):
   code = """
 import sys, os, signal
