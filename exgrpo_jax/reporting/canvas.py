@@ -1,7 +1,7 @@
 """Figures: size, colours, axes over steps, files; and the curves of a sweep.
 
-Colours are Okabe and Ito's, which any kind of colour vision tells apart; lines differ in their
-dashes too.
+The colours are Okabe and Ito's, which people with any colour vision can distinguish. Lines also
+differ in their dashes.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ _COLORS = (BLUE, ORANGE, GREEN, PURPLE, '#E69F00', '#56B4E9', '#000000')
 _DASHES = ('-', '--', '-.', ':')
 _PANEL = (3.3, 2.5)  # inches
 _INCHES_OF_HANDLE, INCH = 0.65, 0.07  # of a line's sample in a legend; of a small character
-_TITLE = 38  # characters in a line of a panel's title, which its axes' labels push to the right
-_SPARSE = 20  # points; fewer are not smoothed, however many steps they span
+_TITLE = 38  # characters in a line of a panel's title; the axis labels push it to the right
+_SPARSE = 20  # points; a line with fewer is not smoothed, however many steps it spans
 _DOTS_PER_INCH = 150
 _TRAINING_METRICS = ('reward', 'entropy', 'length/mean')  # of a sweep
 _COLUMNS = 3
@@ -49,26 +49,29 @@ _STYLE: Any = {
   'pdf.fonttype': 42,
   'svg.hashsalt': 'exgrpo_jax',
 }
-# No date, so that equal runs have equal figures.
+# Without a date, so that equal runs have equal figures.
 _METADATA = {'png': None, 'svg': {'Date': None}, 'pdf': {'CreationDate': None}}
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-  """Fonts and lines of all figures, within the block."""
+  """Apply the fonts and lines of all figures within the block."""
   with matplotlib.rc_context(_STYLE):
     yield
 
 
 def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
-  """A figure of panels and its axes [rows, columns]; `options` are those of Figure.subplots."""
+  """Make a figure of panels; return it and its axes [rows, columns].
+
+  `options` go to Figure.subplots.
+  """
   figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows + 0.4), layout='constrained')
   FigureCanvasAgg(figure)  # not through pyplot, which keeps every figure alive
   return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
-  """A figure with a grid of panels; places that are left stay empty."""
+  """Make a figure with a grid of `count` panels; unused places stay empty."""
   columns = min(columns, count)
   figure, axes = grid(-(-count // columns), columns)
   for ax in axes.flat[count:]:
@@ -77,13 +80,13 @@ def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-  """Colour and dashes for one line after the other, no two alike up to 28."""
+  """Yield the colour and dashes of each line; the first 28 are all different."""
   for color, dashes in zip(itertools.cycle(_COLORS), itertools.cycle(_DASHES)):
     yield {'color': color, 'linestyle': dashes}
 
 
 def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
-  """Title and axis labels of a panel, and a faint grid."""
+  """Set a panel's title and axis labels, and draw a faint grid."""
   ax.set_title('\n'.join(wrap(line, _TITLE) for line in title.splitlines()))
   ax.set_xlabel(x)
   ax.set_ylabel(unit)
@@ -94,12 +97,12 @@ def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
 
 
 def wrap(text: str, width: int) -> str:
-  """The text broken at spaces into lines of limited length."""
+  """Break a text at spaces into lines of at most `width` characters."""
   return '\n'.join(textwrap.wrap(text, width, break_long_words=False))
 
 
 def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: Any) -> np.ndarray:
-  """Draws values over steps, smoothed where there are many steps; returns what is drawn."""
+  """Draw values over steps, smoothed if there are many steps; return the drawn values."""
   is_long = steps[-1] >= SMOOTHED_FROM and len(steps) >= _SPARSE
   drawn = smoothed(values) if is_long else np.asarray(values, float)
   marker = None if is_long else 'o'
@@ -108,9 +111,9 @@ def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: An
 
 
 def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = False) -> None:
-  """One legend for all panels, of every label once: below them, or beside them from the top.
+  """Draw one legend for all panels, with every label once: below them, or to their right.
 
-  `note` stands above it, and says what bands and whiskers are.
+  `note` is printed above it and explains bands and whiskers.
   """
   found: dict[str, Any] = {}
   for ax in axes:
@@ -132,18 +135,18 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = 
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-  """Write a figure; the suffix is the format."""
+  """Write a figure; the suffix of `path` is the format."""
   kind = path.suffix[1:]
   with replacing(path) as unfinished:
     figure.savefig(unfinished, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
 
 
 def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
-  """Plot every evaluation score and some training metrics of a sweep, a line per setting.
+  """Plot every evaluation score and some training metrics of a sweep, one line per setting.
 
   A line is the mean over the runs of a setting, at the steps where all of them have a finite
-  value; the band around it is one sample standard deviation (n - 1). Metrics without any values
-  are left out; raises InputError where none is left.
+  value; the band around it is one sample standard deviation (n - 1). Metrics without values are
+  left out. Raises InputError if none has values.
   """
   names = (*tabulated(runs), *_TRAINING_METRICS)
   found = {
@@ -154,7 +157,9 @@ def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
   }
   shown = {name: lines for name, lines in found.items() if lines}
   if not shown:
-    raise InputError(f'{path}: nothing to draw: no run has any of {", ".join(names)}.')
+    raise InputError(
+      f'{path}: nothing to draw: no run has any of {", ".join(names)}. Check their metrics.jsonl.'
+    )
   looks = dict(zip(runs, styles()))  # the same for a setting in all panels
   with style():
     figure, axes = wrapped(len(shown), _COLUMNS)

@@ -1,10 +1,10 @@
 """Comparisons of policies and of runs: scores over seeds, paired differences, 95% intervals.
 
 Intervals over questions are cluster-robust; intervals over seeds are percentile bootstraps by SciPy
-(Efron, Annals of Statistics 7, 1979). With few seeds the latter are too narrow. For normal values
-they cover the true mean in 95% of cases in the limit, in about 91% with 16 seeds, 87% with 8 and
-83% with 5. Two seeds, with which it would be 50%, have none; nor have equal values, whose resamples
-are all alike.
+(Efron, Annals of Statistics 7, 1979). With few seeds these bootstraps are too narrow. For normal
+values they cover the true mean in 95% of cases in the limit, in about 91% with 16 seeds, 87% with 8
+and 83% with 5. With two seeds it would be 50%, so two seeds have no interval. Equal values have
+none either, because all resamples would be equal.
 """
 
 import math
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
   """A statistic of some values and its 95% interval."""
 
   value: float
-  low: float  # NaN where there is no interval: of too few values, or of equal ones
+  low: float  # NaN without an interval: too few values, or equal ones
   high: float
 
 
@@ -37,14 +37,13 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of an evaluation.
 
   Rows with the same prompt are not independent (AIME lists each of its 30 questions 32 times), and
-  neither are samples of one question. So this takes the cluster-robust standard error of the mean,
-  with the G / (G - 1) correction for G clusters; from it the effective sample size
-  n = p(1-p) / se^2, the number of independent samples that would have this error; and Wilson's
-  score interval (JASA 22, 1927) for n, which stays inside [0, 1] and does not collapse to a point
-  when 0 of 100 are correct.
+  neither are samples of one question. So the standard error of the mean is cluster-robust, with the
+  G / (G - 1) correction for G clusters. It gives the effective sample size n = p(1-p) / se^2: the
+  number of independent samples with the same error. The interval is Wilson's score interval (JASA
+  22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0 of 100 are correct.
 
-  A standard error of 0, for example when all or none are correct, carries no information, and n
-  is G. n never exceeds the number of samples.
+  A standard error of 0, for example if all or none are correct, carries no information; then n is
+  G. n never exceeds the number of samples.
 
   Args:
     correct_QK: [questions, samples], bool or float in [0, 1].
@@ -61,13 +60,14 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
-  The standard error is cluster-robust, as in `interval_95`. It is 0, and says nothing, where all
-  differences are equal: G clusters have not shown a different one, so its probability is at most
-  b = 1 - 0.05^(1/G), about 3 / G, and the interval is what such ones in [-1, 1] leave open.
+  The standard error is cluster-robust, as in `interval_95`. If all differences are equal it is 0
+  and carries no information. None of G clusters has shown another value, so another value has at
+  most the probability b = 1 - 0.05^(1/G), about 3 / G. The interval holds every mean that is
+  possible if a share b of the differences lies anywhere in [-1, 1].
 
   Args:
-    difference_Q: [questions], between two policies' shares of right responses.
-    cluster_Q: [questions]: equal ones form a cluster.
+    difference_Q: [questions], between two policies' shares of correct responses.
+    cluster_Q: [questions]; equal ones form a cluster.
   """
   chex.assert_rank(difference_Q, 1)
   mean = float(difference_Q.mean())
@@ -99,15 +99,15 @@ def _wilson_interval(mean: float, n: float) -> tuple[float, float]:
 # ---- Intervals over seeds ----
 
 RESAMPLES = 10_000
-FEWEST = 3  # values that have an interval
+FEWEST = 3  # values for which there is an interval
 ROUNDING = 1e-12  # an interval narrower than this has no width
-_SEED = 0  # the same resamples each time, so that a table can be made again
+_SEED = 0  # the same resamples each time, so that a table can be reproduced
 
 Statistic = Callable[..., np.ndarray]  # (values [..., N], axis=-1) -> [...]
 
 
 def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-  """[..., N] -> [...]."""
+  """Return the mean over `axis`: [..., N] -> [...]."""
   return values.mean(axis=axis)
 
 
@@ -116,7 +116,7 @@ def bootstrap(values: np.ndarray, statistic: Statistic = mean) -> Estimate:
   value = float(statistic(values))
   if len(values) < FEWEST:
     return Estimate(value, np.nan, np.nan)
-  from scipy import stats  # three quarters of a second, which few commands need
+  from scipy import stats  # takes three quarters of a second, and few commands need it
 
   found = stats.bootstrap(
     (values,),
@@ -136,7 +136,7 @@ def bootstrap(values: np.ndarray, statistic: Statistic = mean) -> Estimate:
 
 
 class Comparison(NamedTuple):
-  """By how much the second of two is better, over the pairs that both have."""
+  """The difference between two policies or settings over their common pairs."""
 
   difference: np.ndarray  # [N], second minus first
   pairs: int  # seeds, or different questions
@@ -148,8 +148,8 @@ def compare(
 ) -> Comparison:
   """Compare the scores of two policies, or of two settings, pair by pair.
 
-  What a seed or a question does to both cancels. Keys are seeds; with `of_questions` they are
-  (row, question), and rows of the same question (AIME lists each of its own 32 times) are one pair.
+  The effect of a seed or a question on both cancels. Keys are seeds; with `of_questions` they are
+  (row, question), and rows of the same question (AIME lists each question 32 times) are one pair.
   """
   keys = sorted(first.keys() & second.keys())
   difference = np.array([second[key] - first[key] for key in keys], np.float64)
@@ -182,14 +182,14 @@ class Summary(NamedTuple):
   """The scores of a setting's runs."""
 
   seeds: int
-  last_steps: Sequence[int]  # at which the runs were evaluated last, each once, ascending
-  common: Spread | None  # at the last step that all settings have; None where there is none
+  last_steps: Sequence[int]  # steps of the runs' last evaluations, without repeats, ascending
+  common: Spread | None  # at the last step that all settings have; None if there is none
   last: Spread
   best: Spread
 
 
 def scores_of(run: Run, name: str) -> dict[int, float]:
-  """Step -> value of a metric, where the run has it."""
+  """Return step -> value of a metric for the records that have it."""
   return {int(record['step']): record[name] for record in run if name in record}
 
 
@@ -221,7 +221,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def last_common_step(evaluated: Sequence[Collection[int]]) -> int | None:
-  """Return the last step after 0 at which all runs were evaluated; None where there is none.
+  """Return the last step after 0 at which all runs were evaluated; None if there is none.
 
   Step 0 is the policy before training, which says nothing about a run.
   """
@@ -230,9 +230,9 @@ def last_common_step(evaluated: Sequence[Collection[int]]) -> int | None:
 
 
 def best(name: str, values: Iterable[float]) -> float:
-  """Return the highest finite value; the lowest where less is better ('eval/gsm8k/truncated').
+  """Return the highest finite value; the lowest if less is better ('eval/gsm8k/truncated').
 
-  NaN without a finite value.
+  Returns NaN without a finite value.
   """
   finite = filter(math.isfinite, values)
   is_falling = _FALLING.fullmatch(name) is not None
@@ -245,12 +245,12 @@ def best(name: str, values: Iterable[float]) -> float:
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Return the final and best score of every evaluation of a sweep, over seeds, in Markdown.
 
-  A run's final score is its last one, at the step in the column before it; its best is `best`, the
-  evaluation before training included.
+  A run's final score is its last one, at the step in the column before. Its best score is `best`,
+  which includes the evaluation before training.
 
   Args:
     runs: setting -> its finished runs.
-    wanted: setting -> how many runs the sweep has of it; the rows come in this order.
+    wanted: setting -> number of runs that the sweep plans; the rows come in this order.
   """
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in tabulated(runs):
@@ -266,7 +266,7 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
 
 
 def tabulated(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-  """Return the metrics of these runs that are scores of evaluations."""
+  """Return the names of these runs' metrics that are scores of evaluations."""
   names = {name for seeds in runs.values() for run in seeds for record in run for name in record}
   return sorted(filter(_TABULATED.fullmatch, names))
 
@@ -278,7 +278,7 @@ def steps(last: Iterable[int]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-  """Return a table, its head first, with columns of even width."""
+  """Return a Markdown table with columns of even width; the first row is the head."""
   widths = [max(map(len, column)) for column in zip(*rows)]
   ruled = [rows[0], ['-' * width for width in widths], *rows[1:]]
   return '\n'.join('| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in ruled)

@@ -30,7 +30,7 @@ Run = Sequence[Mapping[str, float]]  # the records of its metrics.jsonl, oldest 
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-  """What a run records in addition to metrics.jsonl and TensorBoard files."""
+  """Settings of the files that a run writes next to metrics.jsonl and TensorBoard's."""
 
   sampled_rows: int = setting(16, '[0, inf)', 'responses of each step that are written to samples/')
   records_every: int = setting(
@@ -42,7 +42,7 @@ class MetricsConfig:
   traced_steps: tuple[int, ...] = setting(
     (),
     None,
-    "steps of which JAX's profiler writes a trace into the workdir's traces/, such as (10,)",
+    "steps whose trace JAX's profiler writes into the workdir's traces/, such as (10,)",
   )
   wandb_project: str = setting(
     '', None, "the Weights & Biases project that metrics are also sent to; '' is none"
@@ -50,10 +50,10 @@ class MetricsConfig:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
-  """The records of metrics.jsonl, oldest first; none if the file does not exist.
+  """Read the records of metrics.jsonl, oldest first; none if the file does not exist.
 
-  A last line without a newline, as a killed process leaves it, is skipped. Raises InputError for
-  any other line that is not a record.
+  Skips a last line without a newline, which a killed process leaves. Raises InputError for any
+  other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
   if not path.exists():
@@ -64,7 +64,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes one JSON object per line to `path`, atomically; creates its folder.
+  """Write one JSON object per line to `path`, atomically; create its folder.
 
   With several hosts only the first one writes.
   """
@@ -75,7 +75,7 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-  """The record as strict JSON, with its newline; NaN and infinity become text."""
+  """Return a record as strict JSON with a newline; NaN and infinity become text."""
   strict = {
     name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
     for name, value in record.items()
@@ -102,7 +102,7 @@ def _parse(line: str, location: str) -> dict[str, float]:
     return {'step': step} | renamed.current_metrics({k: float(v) for k, v in record.items()})
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise InputError(
-      f'{location}: {line[:80]!r} is not a record of metrics ({error}); delete the line to read '
+      f'{location}: {line[:80]!r} is not a record of metrics ({error}). Delete the line to read '
       'the others.'
     ) from error
 
@@ -111,25 +111,25 @@ def _parse(line: str, location: str) -> dict[str, float]:
 
 
 def check_wandb(project: str) -> None:
-  """Refuse a project if wandb is not installed or not logged in; '' is no project.
+  """Raise InputError if wandb is not installed or not logged in; '' is no project.
 
-  Called before anything that takes long. Where there is a terminal, wandb asks for the key.
+  Called before anything that takes long. In a terminal wandb asks for the key.
   """
   if project and hosts.is_first():
-    with _explained(project, 'set WANDB_API_KEY, run wandb login, or set WANDB_MODE=offline'):
+    with _explained(project, 'Set WANDB_API_KEY, run wandb login, or set WANDB_MODE=offline'):
       _wandb(project).login()
 
 
 def _start_wandb(
   project: str, workdir: pathlib.Path, first_step: int, settings: Mapping[str, Any]
 ) -> Any:
-  """Start a run in the project, with the resolved config; its files lie in workdir/wandb.
+  """Start a wandb run with the resolved config; its files are in workdir/wandb.
 
-  Weights & Biases cannot take back steps, and a resumed run repeats those since its checkpoint. So
-  each start is a run of its own there, in a group with the name of the workdir.
+  Weights & Biases cannot delete steps, and a resumed run repeats the steps since its checkpoint.
+  So each start is a separate run there, in a group with the name of the workdir.
   """
   group = workdir.resolve().name
-  remedy = 'the same command tries again, and WANDB_MODE=offline keeps the metrics in the workdir'
+  remedy = 'Run the same command again; WANDB_MODE=offline keeps the metrics in the workdir'
   with _explained(project, remedy):
     return _wandb(project).init(
       project=project,
@@ -142,16 +142,16 @@ def _start_wandb(
 
 @contextlib.contextmanager
 def _explained(project: str, remedy: str) -> Iterator[None]:
-  """Make an InputError of wandb's own."""
+  """Turn wandb's errors into InputError."""
   try:
     yield
   except _wandb(project).Error as error:
     why = ' '.join(str(error).split()).rstrip('.')
-    raise InputError(f"config.metrics.wandb_project='{project}': {why}; {remedy}.") from error
+    raise InputError(f"config.metrics.wandb_project='{project}': {why}. {remedy}.") from error
 
 
 def _wandb(project: str) -> Any:
-  """Return the wandb module; InputError if it is not installed."""
+  """Import wandb; raise InputError if it is not installed."""
   try:
     wandb = importlib.import_module('wandb')
   except ImportError:
@@ -159,7 +159,7 @@ def _wandb(project: str) -> Any:
   # A folder wandb/, such as wandb leaves behind, can be imported too.
   if not hasattr(wandb, 'init'):
     raise InputError(
-      f"config.metrics.wandb_project='{project}' needs wandb, which is not installed: run "
+      f"config.metrics.wandb_project='{project}': wandb is not installed. Run "
       "pip install -e '.[wandb]' in the clone (elsewhere pip install wandb), or leave the project "
       'empty.'
     )
@@ -170,7 +170,7 @@ def _wandb(project: str) -> Any:
 
 _TEXTS = 2  # completions of each kind in a step
 _TEXT_LIMIT = 4000  # characters of a prompt or a completion; samples/ has all of them
-# Tags of the metrics that have no group in their name.
+# Tags of the metrics whose name has no group.
 _TAGS = {
   'reward': 'reward/mean',
   'reward_std': 'reward/std',
@@ -182,12 +182,12 @@ _TAGS = {
   'learning_rate': 'update/learning_rate',
   'epoch': 'update/epoch',
 }
-_PREFIX = 'patient:'  # of a folder, for tensorboardX alone
+_PREFIX = 'patient:'  # of a folder; only tensorboardX sees it
 _BOUNDS = ('_low', '_high')  # of an evaluation's interval
 
 
 def tag(name: str) -> str:
-  """Return the tag of a metric, always in a group; ends of intervals have a group of their own."""
+  """Return the tag of a metric, always in a group; ends of intervals have a separate group."""
   if name.endswith(_BOUNDS):
     name = name.replace('eval/', 'eval_interval/', 1)
   # tensorboardX allows no other characters.
@@ -195,7 +195,7 @@ def tag(name: str) -> str:
 
 
 def markdown(row: Mapping[str, Any]) -> str:
-  """Return a row of `step_rows.sample_rows` as TensorBoard's text page shows it."""
+  """Format a row of `step_rows.sample_rows` for TensorBoard's text page."""
   facts = {name: row[name] for name in ('row', 'answer', 'outcome', 'reward', 'truncated')}
   if row['replayed']:
     facts['written in step'] = row['written_in_step']
@@ -209,15 +209,15 @@ def markdown(row: Mapping[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-  """Indent a text, which makes it code whatever is in it."""
+  """Indent a text, which makes any text a code block."""
   return '\n'.join(f'    {line}' for line in text.split('\n'))
 
 
 class _EventFile:
   """A file that skips what it cannot write.
 
-  An error would end tensorboardX's thread, and the run would wait for that forever. metrics.jsonl,
-  which has the same values, notices a disk that fails.
+  An error would end tensorboardX's thread, and the run would wait for it forever. A disk that fails
+  is noticed when the same values are written to metrics.jsonl.
   """
 
   def __init__(self, path: str) -> None:
@@ -285,9 +285,9 @@ class Writer:
     wandb_project: str = '',
     settings: Mapping[str, Any] | None = None,
   ) -> None:
-    """Opens the files in `workdir`; raises InputError for a damaged metrics.jsonl or no wandb.
+    """Open the files in `workdir`; raise InputError for a damaged metrics.jsonl or missing wandb.
 
-    `settings` is the resolved config of a run, nested; None for a warm start.
+    `settings` is the run's resolved config, nested; None for a warm start.
     """
     self._writes = hosts.is_first()
     if not self._writes:
@@ -300,10 +300,10 @@ class Writer:
     path = workdir / FILE
     _write(path, (record for record in read(workdir) if record['step'] < first_step))
     self._file = path.open('a', encoding='utf-8')
-    # Steps from `first_step` on in earlier files are no longer shown.
+    # TensorBoard no longer shows steps from `first_step` on in earlier files.
     folder = f'{_PREFIX}{workdir / "tensorboard"}'
     self._board = tensorboardX.SummaryWriter(folder, purge_step=first_step)
-    if settings and first_step == 0:  # a resumed run's are there already
+    if settings and first_step == 0:  # a resumed run has written them already
       self._board.add_text('settings', _code(json.dumps(settings, indent=2, default=str)), 0)
 
   def __enter__(self) -> Self:
@@ -315,9 +315,9 @@ class Writer:
   def write(
     self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]] = ()
   ) -> None:
-    """Records the `metrics` of `step`: name -> Python or array scalar; and the time.
+    """Record the `metrics` of `step` (name -> Python or array scalar) and the time.
 
-    `rows` are the step's `step_rows.sample_rows`, some of which TensorBoard shows.
+    `rows` are the step's `step_rows.sample_rows`; TensorBoard shows some of them.
     """
     if not self._writes:
       return
@@ -329,7 +329,7 @@ class Writer:
       self._wandb.log(values, step=step)
 
   def close(self, failed: bool = False) -> None:
-    """Closes the files and finishes the wandb run, marked as `failed` or not."""
+    """Close the files and finish the wandb run, marked as `failed` or not."""
     if not self._writes:
       return
     self._file.close()

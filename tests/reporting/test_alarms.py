@@ -1,4 +1,4 @@
-"""When a run is warned that it learns nothing or its questions run out, and when it ends."""
+"""Warnings that a run learns nothing or runs out of questions, and the end of a run."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ TAUGHT = {
 
 
 def observed(records, setup=SETUP):
-  """What is printed of steps 1, 2, ... with these changes to TAUGHT."""
+  """Return the warnings printed for steps 1, 2, ... with these changes to TAUGHT."""
   past, printed = alarms.History(), []
   for step, record in enumerate(records, 1):
     past, warnings = alarms.observe(setup, past, TAUGHT | record | {'step': step})
@@ -91,7 +91,7 @@ def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, r
 def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all, by_none, remedy):
   solved = {'groups/solved_by_all': by_all, 'groups/solved_by_none': by_none}
   (warning,) = observed([solved | {'groups/zero_advantage': 0.8}] * STEPS)
-  assert '80% of the groups in steps 1 to 20' in warning and f'Give {remedy} questions' in warning
+  assert '80% of the groups in steps 1 to 20' in warning and f'Use {remedy} questions' in warning
   assert f'{by_all:.0%} were solved by all responses, {by_none:.0%} by none' in warning
   assert (
     alarms.silent_groups([])
@@ -194,7 +194,7 @@ def test_scores_are_those_of_the_validation_set():
 
 
 def breakdown(*changes):
-  """After steps with these changes to WELL, the last of which is the newest."""
+  """Return the breakdown after steps with these changes to WELL, oldest first."""
   steps = [WELL | change | {'step': step} for step, change in enumerate(changes, 1)]
   return alarms.breakdown(CONFIG, steps)
 

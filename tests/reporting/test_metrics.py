@@ -1,4 +1,4 @@
-"""What a run records and reads back: metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Metrics are written and read back: metrics.jsonl, TensorBoard, Weights & Biases."""
 
 import json
 import math
@@ -253,7 +253,7 @@ def test_a_missing_package_is_refused_before_anything_is_prepared(
   """A folder wandb/, which wandb leaves where it ran, is no package either."""
   monkeypatch.setitem(sys.modules, 'wandb', installed)
   config.metrics.wandb_project = 'replay'
-  with pytest.raises(InputError, match=r"run pip install -e '\.\[wandb\]' in the clone"):
+  with pytest.raises(InputError, match=r"Run pip install -e '\.\[wandb\]' in the clone"):
     train.main(types.SimpleNamespace(config=config, workdir=str(tmp_path / 'run')))
   assert not (tmp_path / 'run').exists()
 
@@ -261,7 +261,9 @@ def test_a_missing_package_is_refused_before_anything_is_prepared(
 def test_without_a_key_it_is_refused_in_one_line(package, config, tmp_path, monkeypatch):
   monkeypatch.setattr(package, 'login', refuse)
   config.metrics.wandb_project = 'replay'
-  with pytest.raises(InputError, match=r'no-tty\)\. call wandb\.login\(\); set WANDB_API_KEY, run'):
+  with pytest.raises(
+    InputError, match=r'no-tty\)\. call wandb\.login\(\)\. Set WANDB_API_KEY, run'
+  ):
     train.main(types.SimpleNamespace(config=config, workdir=str(tmp_path / 'run')))
   assert not (tmp_path / 'run').exists()
 

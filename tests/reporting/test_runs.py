@@ -18,7 +18,7 @@ CONFIG = {
 
 @pytest.fixture
 def workdir(tmp_path):
-  """Makes the workdir of a run with such a config and metrics of one step."""
+  """Make the workdir of a run with such a config and metrics of one step."""
 
   def make(name, config=CONFIG, metrics='{"step": 1, "eval/sums/pass@1": 0.5}\n'):
     folder = tmp_path / name
@@ -76,7 +76,7 @@ def test_what_is_no_run_is_refused(workdir, tmp_path):
     ([workdir('new', metrics='')], 'not written any metrics yet'),
     ([one, f'{one}/'], 'is named twice'),
     ([one, workdir('twin')], r'same seed \(0, 0\)'),
-    ([workdir('broken', {})], r"config.json is no run's config: it lacks seed, num_steps"),
+    ([workdir('broken', {})], r"config.json: not a run's config, because it lacks seed, num_steps"),
   ):
     with pytest.raises(InputError, match=words):
       runs.read(folders)

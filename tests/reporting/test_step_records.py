@@ -56,7 +56,7 @@ def steps(workdir):
   """The steps recorded, and the reward of the first response of each."""
   responses, questions = step_records.read(workdir)
   assert responses['step'].to_pylist() == questions['step'].to_pylist()
-  # By steps where files overlap, as those of another size may.
+  # In the order of steps even if files overlap, as files of another size may.
   assert responses['step'].to_pylist() == sorted(row['step'] for row in recorded_tokens(workdir))
   return dict(zip(questions['step'].to_pylist()[::2], responses['reward'].to_pylist()[::2]))
 
@@ -175,7 +175,7 @@ def test_without_a_file_there_are_no_rows(tmp_path):
 
 
 def rewrite(workdir, name, change):
-  """Writes the files of a table anew, changed."""
+  """Write the files of a table again, changed."""
   for path in step_records.files(workdir, name):
     step_records.write_file(path, change(step_records.read_file(path, name)))
 
@@ -219,5 +219,5 @@ def test_a_damaged_file_is_named(tmp_path):
   path = tmp_path / 'records' / 'questions_000001.parquet'
   path.write_bytes(path.read_bytes()[:50])
   for use in (step_records.read, lambda workdir: write(workdir, 2, 2)):
-    with pytest.raises(InputError, match=r'questions_000001\.parquet cannot be read as questions'):
+    with pytest.raises(InputError, match=r'questions_000001\.parquet: cannot be read as questions'):
       use(tmp_path)

@@ -65,14 +65,14 @@ def mean(rows, name):
 
 
 def experience_of(step, **changed):
-  """What the step collected, with some of it changed."""
+  """Return the step's experience, with some of it changed."""
   names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch', 'left')
   values = {name: getattr(step, name) for name in names} | changed
   return Experience(**values, sampling={}, mismatch={})
 
 
 def rows_with(recorded, step, **changed):
-  """The rows of a recorded step of which something is changed, of tokens those of group 0."""
+  """Return the rows of a changed step; only group 0 has token rows."""
   config, tokenizer = recorded.experiment.config.replay, recorded.experiment.tokenizer
   experience = experience_of(step, **changed)
   return step_rows.rows(config, tokenizer, experience, *bucketed(config, step), with_tokens=[0])

@@ -1,4 +1,4 @@
-"""Panels as JSON values, which browser/panels.js draws: their kinds, and those of a run."""
+"""Panels as JSON values for browser/panels.js: the kinds of panels, and the panels of a run."""
 
 import math
 import re
@@ -11,7 +11,7 @@ import pyarrow as pa
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.reporting.runs import SMOOTHED_FROM, smoothed
 
-_DIGITS = 6  # significant ones that are kept of a value
+_DIGITS = 6  # significant digits that a value keeps
 
 Values = Sequence[float] | np.ndarray
 Panel = dict[str, Any]
@@ -36,16 +36,16 @@ def lines(
   share: bool = False,
   smooth: bool = True,
 ) -> Panel:
-  """A panel of lines.
+  """Return a panel of lines.
 
   Args:
     title: of the panel.
     unit: of the vertical axis.
     drawn: the lines.
-    x: what the horizontal axis is.
-    log: a logarithmic vertical axis.
-    share: values lie in [0, 1].
-    smooth: where the longest line has many points, all become smooth ones over the faint values.
+    x: label of the horizontal axis.
+    log: True for a logarithmic vertical axis.
+    share: True if values lie in [0, 1].
+    smooth: if the longest line has many points, draw all lines smoothed, over the faint values.
   """
   points = max((len(line.values) for line in drawn), default=0)
   reach = points if smooth and points >= SMOOTHED_FROM else 0
@@ -55,7 +55,7 @@ def lines(
 
 
 def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], top: float) -> Panel:
-  """A panel of areas, one on top of the other, on an axis that ends at `top`."""
+  """Return a panel of stacked areas on an axis that ends at `top`."""
   return {
     'kind': 'stack',
     'title': title,
@@ -68,7 +68,7 @@ def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], to
 
 
 def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str) -> Panel:
-  """A panel of counts as colours: a row for each k = 0, 1, …, a column for each step."""
+  """Return a panel of counts as colours: a row for each k = 0, 1, …, a column for each step."""
   return {
     'kind': 'heat',
     'title': title,
@@ -81,8 +81,8 @@ def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str)
 
 
 def numbers(values: Values) -> list[float | None]:
-  """Values as JSON holds them, with six significant digits; null where they are not finite."""
-  # In long columns most values recur: each is made once, and takes memory once.
+  """Return values for JSON with six significant digits; null if they are not finite."""
+  # In long columns most values repeat. Each distinct value is made once, and takes memory once.
   distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
   made = np.empty(len(distinct), object)
   made[:] = [_number(value) for value in distinct.tolist()]
@@ -90,19 +90,19 @@ def numbers(values: Values) -> list[float | None]:
 
 
 def rounded(values: Values, digits: int) -> list[float | None]:
-  """`numbers` rounded to `digits` places."""
+  """Return `numbers` rounded to `digits` places."""
   return numbers(np.round(np.asarray(values, np.float64), digits))
 
 
 def known(column: pa.ChunkedArray) -> np.ndarray:
-  """Numbers or booleans of a table as float64, NaN where the column is null."""
+  """Return numbers or booleans of a table as float64, NaN where the column is null."""
   if pa.types.is_boolean(column.type):
     column = column.cast(pa.int8())
   return column.cast(pa.float64()).to_numpy()
 
 
 def flags(column: pa.ChunkedArray) -> np.ndarray:
-  """Booleans of a table, none of them null."""
+  """Return booleans of a table without nulls as an array."""
   return column.to_numpy(zero_copy_only=False)
 
 
@@ -113,7 +113,7 @@ def _number(value: float) -> float | None:
 
 
 def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
-  """A line, with 'smooth' as of so many points unless these are 0."""
+  """Describe a line; unless `points` is 0, add 'smooth' with the window for so many points."""
   values = np.asarray(line.values, np.float64)
   described: dict[str, Any] = {
     'label': line.label,
@@ -128,7 +128,7 @@ def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
   return described
 
 
-# ---- Of one run's metrics over steps ----
+# ---- Panels of one run's metrics over steps ----
 
 _SHARE, _LOG, _RAW = {'share': True}, {'log': True}, {'smooth': False}
 # Part of the overview -> its panels: title, unit, {metric: label}, options of lines.
@@ -195,14 +195,14 @@ _EVALUATIONS = {  # kind of score -> title, unit
   'pass@1': ('Evaluation: pass@1, 95% interval', 'share correct'),
   'valid_steps': ('Evaluation: valid steps', 'share of responses'),
 }
-_ABSENT_AT_ZERO = ('Skipped updates', 'Replay buffer')  # counts of what never happened
+_ABSENT_AT_ZERO = ('Skipped updates', 'Replay buffer')  # left out if always 0
 OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')  # from the bottom
-_PHASES = 6  # the longest ones have a layer of their own
+_PHASES = 6  # the longest phases have a separate layer
 _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
-  """The panels for which the run has data, by part; without replay that part is empty."""
+  """Return the panels with data by part; 'replay' is empty for a run without replay."""
   made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = made['replay']
   return {
@@ -219,7 +219,7 @@ def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
 
 
 def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Panel]:
-  """A panel per kind of score, with a line per data source."""
+  """Return a panel per kind of score, with a line per data source."""
   names = sorted({name for record in run for name in record})
   made = []
   for kind in kinds:
@@ -235,7 +235,7 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
 
 
 def buckets(run: Run) -> list[Panel]:
-  """The buffer's questions by bucket, as a panel; none where nothing was ever in it."""
+  """Return a panel of the buffer's questions by bucket; none if it was always empty."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):
     names.append(f'buffer/bucket_{len(names)}')
@@ -259,7 +259,7 @@ def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str
 
 
 def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
-  """The steps at which all of these metrics have a value that can be drawn, and the values."""
+  """Return the steps at which all these metrics have a value that can be drawn, and the values."""
 
   def can_be_drawn(value: float) -> bool:
     return math.isfinite(value) and (value > 0 or not log)
@@ -273,7 +273,7 @@ def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[floa
 
 
 def _outcomes(run: Run) -> list[Panel]:
-  """Shares of the verdicts' outcomes, of those that occur."""
+  """Plot the shares of the outcomes that occur."""
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
   is_long = len(steps) >= SMOOTHED_FROM
   layers = {
@@ -285,9 +285,9 @@ def _outcomes(run: Run) -> list[Panel]:
 
 
 def _phases(run: Run) -> list[Panel]:
-  """Seconds of a step by phase: the longest phases, and all the rest as one.
+  """Plot the seconds of a step by phase: the longest phases, and the rest as one.
 
-  The axis ends where few steps reach, since the first ones compile and take far longer.
+  Few steps reach the end of the axis, because the first steps compile and take far longer.
   """
   timed = [record for record in run if 'time/step' in record]
   if not timed:
@@ -300,7 +300,7 @@ def _phases(run: Run) -> list[Panel]:
   longest = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
   total = np.array([record['time/step'] for record in timed])
   layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
-  # What a phase takes after the clock has been read counts in the next step.
+  # The time that a phase takes after the clock was read counts in the next step.
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
   steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
   return [stack('Time of a step by phase', 'seconds', steps, layers, top)]

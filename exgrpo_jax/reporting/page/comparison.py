@@ -1,4 +1,4 @@
-"""Several runs beside each other: curves with seeds as bands, and paired differences."""
+"""Comparison of several runs: curves with bands over seeds, and paired differences."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from exgrpo_jax.reporting.runs import Group, over_seeds
 Benchmarks = Mapping[str, Sequence[Benchmark]]  # of each run, by its workdir
 
 _SHARE = {'share': True}
-# What is compared besides the evaluations: metric, title, unit, options of charts.lines.
+# Curves besides the evaluations: metric, title, unit, options of charts.lines.
 _METRICS: Sequence[tuple[str, str, str, dict[str, bool]]] = (
   ('reward', 'Reward', 'mean over responses', {}),
   ('pass_rate/fresh', 'Pass rate of fresh questions', 'share of responses', _SHARE),
@@ -29,7 +29,7 @@ _METRICS: Sequence[tuple[str, str, str, dict[str, bool]]] = (
   ('groups/solved_by_all', 'Groups that all responses solved', 'share of groups', _SHARE),
   ('buffer/questions', 'Questions in the buffer', 'questions', {}),
   ('buffer/retired', 'Retired questions', 'questions', {}),
-  ('replay/age_mean', 'Age of what is replayed', 'steps', {}),
+  ('replay/age_mean', 'Age of replayed trajectories', 'steps', {}),
   (
     'replay/effective_sample_size',
     'Effective sample size of replay',
@@ -41,11 +41,11 @@ _METRICS: Sequence[tuple[str, str, str, dict[str, bool]]] = (
 )
 _OF_REPLAY = ('buffer/', 'replay/')  # metrics that mean nothing in a run without replay
 
-_SHOWN_STEPS = 6  # of evaluations, in a sentence
+_SHOWN_STEPS = 6  # most steps of evaluations that a sentence lists
 
 
 def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
-  """Settings, curves, scores and differences of the groups; `benchmarks` of each run."""
+  """Return settings, curves, scores and differences of the groups."""
   if len(groups) > 1 and all(len(group.runs) == 1 for group in groups):
     names = run_names([group.runs[0].workdir for group in groups])
     groups = [dataclasses.replace(group, label=name) for group, name in zip(groups, names)]
@@ -70,9 +70,9 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
 def _panel(
   groups: Sequence[Group], name: str, title: str, unit: str, options: Mapping[str, Any]
 ) -> Panel | None:
-  """A line for each group: the mean over seeds, with a band of one standard deviation.
+  """Plot a line for each group: the mean over seeds, with a band of one standard deviation.
 
-  Metrics of replay have lines only for groups that replay, each in its group's colour.
+  Metrics of replay have lines only for groups that replay. Each group keeps its colour.
   """
   lines, places = [], []
   for place, group in enumerate(groups):
@@ -91,7 +91,7 @@ def _panel(
 
 
 def _settings(groups: Sequence[Group]) -> list[list[str]]:
-  """The settings other than the seed in which the groups differ, with each one's value."""
+  """Return the settings in which the groups differ, without the seed, and their values."""
   configs = [group.runs[0].config for group in groups]
   names = sorted({name for config in configs for name in config} - {'seed'})
   table = [[name, *(str(config.get(name, '-')) for config in configs)] for name in names]
@@ -101,8 +101,8 @@ def _settings(groups: Sequence[Group]) -> list[list[str]]:
 def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, Any]]:
   """Return each group's score at the last step that all groups have, its last one, and its best.
 
-  A score is the mean over seeds with their deviation. 'step' and the score there are None where
-  the groups have no evaluation after step 0 in common.
+  A score is the mean over seeds with their deviation. 'step' and 'common' are None if the groups
+  have no evaluation after step 0 in common.
   """
   scored = {group.label: [scores_of(run, name) for run in group.metrics] for group in groups}
   step, found = comparison.summaries(name, scored)
@@ -124,7 +124,7 @@ def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, A
 def _compared(
   groups: Sequence[Group], benchmarks: Benchmarks, scores: Mapping[str, str]
 ) -> dict[str, list[Any]]:
-  """'differences' between any two groups on each evaluation, and 'not_compared' in words."""
+  """Return 'differences' of all pairs of groups on each evaluation, and why some are missing."""
   differences: list[dict[str, Any]] = []
   without: dict[str, list[str]] = {}  # why two groups are not compared -> on which evaluations
   for source, name in scores.items():
@@ -144,8 +144,8 @@ def _difference(
 ) -> dict[str, Any] | str:
   """Return the paired difference at the last evaluation that both groups have, or why none.
 
-  Pairs are seeds; where the groups have no two seeds in common, they are the questions of one run
-  of each.
+  Pairs are seeds. If the groups have fewer than two seeds in common, one run of each is compared
+  and pairs are questions.
   """
   runs_by_seed = [{run.config['seed']: run for run in group.runs} for group in pair]
   scored = [
@@ -173,7 +173,7 @@ def _difference(
 
 
 def _nothing_common(pair: tuple[Group, Group], evaluated: Sequence[Collection[int]]) -> str:
-  """Why two groups are not compared, by the steps of their evaluations."""
+  """Explain why two groups are not compared, with the steps of their evaluations."""
   shown = []
   for group, steps in zip(pair, evaluated):
     after = [str(step) for step in sorted(steps) if step > 0]
@@ -186,7 +186,7 @@ def _nothing_common(pair: tuple[Group, Group], evaluated: Sequence[Collection[in
 
 
 def run_names(workdirs: Sequence[str]) -> list[str]:
-  """The names of the runs' folders, with as much of their paths as tells them apart."""
+  """Name runs by their folders, with as much of the paths as is needed to distinguish them."""
   paths = [pathlib.Path(os.path.realpath(workdir)).parts for workdir in workdirs]
   names: list[str] = []
   for count in range(1, max(map(len, paths)) + 1):

@@ -1,4 +1,4 @@
-"""Every evaluation question by question: who was right when, and what was extracted."""
+"""Every evaluation question by question: correct responses by step, and extracted answers."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from exgrpo_jax.errors import InputError
 
 Benchmark = Mapping[str, Any]  # see describe
-Shares = Mapping[tuple[int, str], float]  # (row, question) -> its share of right responses
+Shares = Mapping[tuple[int, str], float]  # (row, question) -> its share of correct responses
 
 FOLDER = 'evaluation'
 _FILE = re.compile(
@@ -25,14 +25,14 @@ class _File(NamedTuple):
   path: pathlib.Path
   step: int
   name: str  # of the benchmark
-  made: str  # how, if it was made by hand; '' for those of the run
+  made: str  # temperature and time if it was made by hand; '' if the run made it
 
 
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
-  """Each benchmark's questions, and how many responses were right at each evaluation.
+  """Describe each benchmark: its questions, and their correct responses at each evaluation.
 
-  Responses are there for as many questions as `max_characters` allows, evenly spaced, and for
-  each of these at all evaluations. A file is read line by line.
+  The texts of responses are limited to `max_characters`: evenly spaced questions keep them, each at
+  all evaluations. Files are read line by line.
   """
   files = _files(workdir)
   share = max_characters // max(1, len({file.name for file in files}))
@@ -55,7 +55,7 @@ def _files(workdir: pathlib.Path) -> list[_File]:
 
 
 def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None:
-  """Adds one evaluation to the benchmarks on which it was made."""
+  """Add one evaluation to its benchmarks."""
   records = list(_read(file.path, every))
   sources = dict.fromkeys(record['source'] for record in records)
   for source in sources:
@@ -69,7 +69,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
       'evaluations': [],
     }
     benchmark = benchmarks.setdefault(name, new)
-    if benchmark['rows'] != new['rows']:  # by hand, on other questions of that name
+    if benchmark['rows'] != new['rows']:  # by hand, on other questions with this name
       benchmark = benchmarks.setdefault(f'{name} ({file.made or file.step})', new)
     benchmark['evaluations'].append(
       {
@@ -87,7 +87,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
 
 
 def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
-  """The records of a file; only every n-th keeps its responses."""
+  """Yield the records of a file; only each `every`-th keeps its responses."""
   with path.open(encoding='utf-8') as file:
     for index, line in enumerate(file):
       try:
@@ -96,14 +96,14 @@ def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
         kept['responses'] = _responses(record) if index % every == 0 else None
       except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-          f'{path}:{index + 1}: not a record of an evaluation ({error!r}); delete the line to read '
+          f'{path}:{index + 1}: not a record of an evaluation ({error!r}). Delete the line to read '
           'the others.'
         ) from error
       yield kept
 
 
 def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-  """What was written for a question; earlier versions kept no extracted answer."""
+  """Return the responses to a question; earlier versions kept no extracted answer."""
   names = {'text': 'responses', 'outcome': 'outcomes', 'length': 'lengths'}
   shown = [dict(zip(names, row)) for row in zip(*(record[name] for name in names.values()))]
   for response, answer in zip(shown, record.get('extracted', ())):
@@ -112,7 +112,10 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
-  """Return the shares of right responses on one source by step, without evaluations by hand."""
+  """Return each question's share of correct responses on one source, by step of the run.
+
+  Evaluations made by hand are left out.
+  """
   return {
     evaluation['step']: {
       key: count / evaluation['samples']

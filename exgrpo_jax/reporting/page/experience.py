@@ -1,4 +1,4 @@
-"""What a run experienced: the replay buffer, visits of questions, responses token by token."""
+"""A run's experience: the replay buffer, visits of questions, responses token by token."""
 
 import dataclasses
 import itertools
@@ -30,14 +30,14 @@ class Group(NamedTuple):
 
 # ---- The buffer ----
 
-_MOST_REPLAYED = 50  # questions of the table
+_MOST_REPLAYED = 50  # questions in the table
 _AGE_BINS = 40  # at most
 
 
 def describe(run: Recorded) -> dict[str, Any]:
-  """Heat map, curves and tables of the buffer, as far as recorded.
+  """Describe the buffer by a heat map, curves and tables, as far as recorded.
 
-  A run without replay has none of them: what its buffer keeps is never read.
+  A run without replay has none of them, because it never reads its buffer.
   """
   if not run.config['replay.ratio']:
     return {'is_used': False, 'panels': [], 'replayed': []}
@@ -51,7 +51,7 @@ def describe(run: Recorded) -> dict[str, Any]:
 
 
 def _flow(questions: pa.Table) -> Panel:
-  """Questions that entered the buffer, moved in it, retired and were replayed, by step."""
+  """Plot the questions that entered the buffer, moved in it, retired and were replayed."""
   step = questions['step'].to_numpy()
   before, after = (known(questions[f'bucket_{when}']) for when in ('before', 'after'))
   was_in, is_in = ~np.isnan(before), ~np.isnan(after)
@@ -66,19 +66,19 @@ def _flow(questions: pa.Table) -> Panel:
     Line(label, steps, np.bincount(np.searchsorted(steps, step[chosen]), minlength=len(steps)))
     for label, chosen in flows.items()
   ]
-  return charts.lines('Into the buffer, within it and out of it', 'questions', lines)
+  return charts.lines('Questions entering, moving in and leaving the buffer', 'questions', lines)
 
 
 def _ages(replays: pa.Table) -> Panel:
-  """Median age of what is replayed, and the range of its middle eight tenths."""
+  """Plot the median age of replayed trajectories, with a band from 10% to 90%."""
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   steps, (low, median, high) = _quantiles(replays['step'].to_numpy(), age, (0.1, 0.5, 0.9))
   line = Line('median; band: 10% to 90%', steps, median, (steps, low, high))
-  return charts.lines('Age of what is replayed', 'steps', [line])
+  return charts.lines('Age of replayed trajectories', 'steps', [line])
 
 
 def _entropies(replays: pa.Table) -> Panel:
-  """Mean token entropy of what was chosen, and of all there was to choose from."""
+  """Plot the mean token entropy of the chosen trajectories, and of all candidates."""
   step, chosen = replays['step'].to_numpy(), known(replays['entropy'])
   steps = np.unique(step)
   lines = [Line('chosen', steps, _means(steps, step, chosen))]
@@ -90,16 +90,16 @@ def _entropies(replays: pa.Table) -> Panel:
     values = np.asarray(candidates.flatten(), np.float64)[np.repeat(several, counts)]
     among = np.unique(offered)
     of_several = _means(among, step[several], chosen[several])
-    lines.append(Line('chosen where there were several', among, of_several))
-    lines.append(Line('all there were to choose from', among, _means(among, offered, values)))
-  return charts.lines('Entropy of what is replayed', 'nats per token', lines)
+    lines.append(Line('chosen from several', among, of_several))
+    lines.append(Line('all candidates', among, _means(among, offered, values)))
+  return charts.lines('Entropy of replayed trajectories', 'nats per token', lines)
 
 
 def _by_age(replays: pa.Table) -> list[Panel]:
-  """Panels of importance ratio, effective sample size and number of replays by age.
+  """Plot importance ratio, effective sample size and number of replays by age.
 
   The effective sample size is (sum w)^2 / (n sum w^2) over the tokens of an age, as in the metric
-  of that name. Earlier versions did not record the variance of w that it takes.
+  with this name. It needs the variance of w, which earlier versions did not record.
   """
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   width = max(1, -(-int(age.max() + 1) // _AGE_BINS))
@@ -130,7 +130,7 @@ def _by_age(replays: pa.Table) -> list[Panel]:
 
 
 def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any]]:
-  """The questions that were replayed most often, and where they stand now."""
+  """Return the questions that were replayed most often, with their latest visit."""
   rows, counts = np.unique(replays['question'].to_numpy(), return_counts=True)
   chosen = rows[np.argsort(-counts, kind='stable')][:_MOST_REPLAYED]
   visits = {row: [] for row in chosen.tolist()}
@@ -155,7 +155,7 @@ def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any
 def _quantiles(
   step: np.ndarray, values: np.ndarray, shares: tuple[float, ...]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Steps, and for each share its quantile at each step; `step` is sorted."""
+  """Return the steps, and for each share its quantile at each step; `step` is sorted."""
   steps, starts = np.unique(step, return_index=True)
   found = [np.quantile(part, shares) for part in np.split(values, starts[1:])]
   return steps, list(np.array(found).T)
@@ -169,13 +169,13 @@ def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarra
 
 # ---- Visits of questions ----
 
-# A visit is a question in a step. A run has a hundred thousand of them, and eight times as many
-# responses, so there is a limit to these.
+# A visit is a question in a step. A run has a hundred thousand visits, and eight times as many
+# responses, so the page limits the responses.
 
 
 _MAX_ANSWER = 60  # characters of an extracted answer
-_WHOLE_TEXTS = 2_000_000  # characters up to which the texts of all questions together stay whole
-# Of each text beyond that; most questions are visited once, and only need to be found.
+_WHOLE_TEXTS = 2_000_000  # characters; up to this total all questions keep their whole text
+# Characters of each text beyond that. Most questions are visited once, and only need to be found.
 _MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
@@ -183,12 +183,12 @@ _ENTROPY_DIGITS = 4
 def describe_visits(
   run: Recorded, max_responses: float, with_texts: Collection[Group] = ()
 ) -> dict[str, Any]:
-  """Columns of questions, visits, responses and replays; nothing where there are no records.
+  """Return the columns of questions, visits, responses and replays; nothing without records.
 
-  The responses of a visit are those from its 'first' on; 'replays' has a value for each visit that
-  replayed, in their order. Where there are more than `max_responses`, 'every' is n > 1: only every
-  n-th step and the groups `with_texts` have their responses. 'cut' counts the questions of whose
-  text only the beginning is there: none where `max_responses` is infinite.
+  The responses of a visit start at its 'first'. 'replays' has a value for each visit that replayed,
+  in their order. With more than `max_responses` responses, 'every' is n > 1: only every n-th step
+  and the groups `with_texts` have their responses. 'cut' counts the questions whose text is cut; it
+  is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -196,7 +196,7 @@ def describe_visits(
   every = int(-(-responses.num_rows // max_responses))
   place = _place(visits, responses)
   is_kept = np.isin(place, np.flatnonzero(_kept(visits, every, with_texts)))
-  # A response whose visit is lost with a damaged file has place -1, and is not kept either.
+  # A response whose visit is lost with a damaged file has place -1, and is dropped too.
   kept = responses.filter(pa.array(is_kept))
   first = np.full(visits.num_rows, -1)
   with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
@@ -213,19 +213,19 @@ def describe_visits(
 
 
 def _key(table: pa.Table) -> np.ndarray:
-  """The step and group of each row, as one number."""
+  """Return the step and group of each row as one number."""
   return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
 
 
 def _place(visits: pa.Table, responses: pa.Table) -> np.ndarray:
-  """The visit of each response, both in the order of steps and groups; -1 where it is missing."""
+  """Return the visit of each response, or -1; both are in the order of steps and groups."""
   keys, wanted = _key(visits), _key(responses)
   found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
   return np.where(keys[found] == wanted, found, -1)
 
 
 def _kept(visits: pa.Table, every: int, with_texts: Collection[Group]) -> np.ndarray:
-  """Which visits have their responses on the page."""
+  """Return a mask of the visits whose responses are on the page."""
   step = visits['step'].to_numpy()
   recorded = [key.step << 32 | key.group for key in with_texts]
   return np.isin(step, np.unique(step)[::every]) | np.isin(_key(visits), recorded)
@@ -240,7 +240,7 @@ def _visits(visits: pa.Table) -> dict[str, list]:
 
 
 def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, Any]:
-  """An extracted answer that is the question's own is written as true."""
+  """Return the columns of responses; True as 'answer' stands for the ground truth."""
   outcome = responses['outcome'].dictionary_encode().unify_dictionaries().combine_chunks()
   names = outcome.dictionary.to_pylist() if responses.num_rows else []
   answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
@@ -261,14 +261,14 @@ def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, An
 
 
 def _reasons(responses: pa.Table) -> dict[str, str]:
-  """Why grading failed, by the number of the response, where it did."""
+  """Return number of the response -> why grading failed."""
   failed = np.flatnonzero(responses['reason'].is_valid().to_numpy())
   reasons = responses['reason'].take(pa.array(failed)).to_pylist()
   return {str(index): reason for index, reason in zip(failed.tolist(), reasons)}
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """The replayed response of each visit that replayed; null where it is lost."""
+  """Return the replayed response of each visit that replayed; null if its record is lost."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -287,7 +287,7 @@ def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[s
 
 
 def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
-  """Each question that was visited, once: its row, its text and its answer."""
+  """Return row, text and answer of each visited question, once."""
   rows, index, counts = np.unique(
     visits['question'].to_numpy(), return_index=True, return_counts=True
   )
@@ -306,13 +306,13 @@ def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
 
 
 def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
-  """The answer to the question of each response."""
+  """Return the ground truth of each response's question."""
   answers = np.array(visits['answer'].to_pylist(), object)
   return answers[place].tolist()
 
 
 def _cut(text: str | None, limit: int) -> str | None:
-  """Its beginning, with three dots where something is left out."""
+  """Cut a text to `limit` characters, with three dots if something is left out."""
   return text if text is None or len(text) <= limit else f'{text[:limit]} …'
 
 
@@ -330,7 +330,7 @@ class Size:
 
 
 def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
-  """All groups whose tokens are recorded, in the order of steps."""
+  """Return all groups whose tokens are recorded, in the order of steps."""
   found: dict[Group, Size] = {}
   for path in step_records.files(workdir, 'tokens'):
     table = step_records.read_file(path, 'tokens')
@@ -344,9 +344,9 @@ def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
 
 
 def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
-  """The groups that are shown: whole stories of the questions that were visited most often.
+  """Choose the groups to show: all groups of the questions that were visited most often.
 
-  Questions are taken one after the other as long as all of their groups fit.
+  A question is added if all of its groups still fit.
   """
   by_question: dict[int, list[Group]] = {}
   for key, size in found.items():
@@ -362,7 +362,7 @@ def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
 
 
 def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterator[dict[str, Any]]:
-  """The recorded responses of the wanted groups, one by one; a file at a time is in memory."""
+  """Yield the recorded responses of the wanted groups; one file at a time is in memory."""
   for path in step_records.files(workdir, 'tokens'):
     table = step_records.read_file(path, 'tokens')
     keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
@@ -370,7 +370,7 @@ def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterat
 
 
 def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-  """Yield all recorded responses of each step; a file at a time is in memory."""
+  """Yield all recorded responses of each step; one file at a time is in memory."""
   responses = read_texts(workdir, lambda _: True)
   for step, members in itertools.groupby(responses, operator.itemgetter('step')):
     yield step, list(members)
@@ -391,7 +391,7 @@ def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
 
 def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
-  """Recorded responses by 'step/group', each with its sample, pieces of text and their values."""
+  """Describe recorded responses by 'step/group': sample, pieces of text and their values."""
   vocabulary = _Vocabulary(pieces)
   groups: dict[str, list[dict[str, Any]]] = {}
   for response in responses:
@@ -412,10 +412,10 @@ def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[
 def read_stored(
   workdir: str, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]] | None:
-  """Trajectories of these questions in the newest checkpoint's buffer, oldest first.
+  """Read these questions' trajectories in the newest checkpoint's buffer, oldest first.
 
-  Questions are taken in order as long as their tokens fit. None where no checkpoint can be read;
-  a run that goes on may delete one meanwhile, so older ones are tried too.
+  Questions are read in order as long as their tokens fit. Returns None if no checkpoint can be
+  read. The run may delete a checkpoint meanwhile, so older ones are tried too.
   """
   for step in reversed(checkpoint.steps(workdir)):
     try:
@@ -426,7 +426,7 @@ def read_stored(
 
 
 def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) -> dict[str, Any]:
-  """Stored successes by question, oldest first."""
+  """Describe stored successes by question, oldest first."""
   vocabulary = _Vocabulary(pieces)
   questions = {
     str(row): [
@@ -445,7 +445,7 @@ def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) 
 
 
 class _Vocabulary:
-  """The distinct pieces of some responses, numbered as they come."""
+  """The distinct pieces of some responses, numbered in the order of appearance."""
 
   def __init__(self, pieces: Pieces) -> None:
     self._pieces = pieces

@@ -1,4 +1,4 @@
-"""The page of a run in a browser: what it says is read off it and held to what was recorded."""
+"""The page of a run in a browser, compared with the records of the run."""
 
 import collections
 import datetime
@@ -26,7 +26,7 @@ WARNING = 'step 7: no learning signal <b>at all</b>'
 
 
 def change(folder, name, changed):
-  """Rewrites the rows of a table of records, each by `changed`."""
+  """Rewrite the rows of a table of records, each by `changed`."""
   for path in step_records.files(folder, name):
     rows = [changed(row) for row in step_records.read_file(path, name).to_pylist()]
     step_records.write_file(path, pa.Table.from_pylist(rows, step_records.SCHEMAS[name]))
@@ -124,7 +124,7 @@ def test_pages_are_reached_and_charts_read_by_keyboard(tab, report, run):
 
 def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, report, run):
   go(tab, report, 'page=overview')
-  assert tab.locator('h2').all_inner_texts()[:3] == ['Score', 'What next', 'Learning signal']
+  assert tab.locator('h2').all_inner_texts()[:3] == ['Score', 'Next steps', 'Learning signal']
   evaluated = [r for r in run.metrics if 'eval/data_evaluation/pass@1' in r]
   first, last = (evaluated[place]['eval/data_evaluation/pass@1'] for place in (0, -1))
   ends = [evaluated[-1][f'eval/data_evaluation/pass@1_{end}'] for end in ('low', 'high')]
@@ -158,7 +158,7 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   assert facts['tokens per second, median'] == f'{np.median(speeds):,.0f}'
   seconds = round(sum(r.get('time/step', 0) for r in run.metrics))
   assert re.fullmatch(
-    rf'0:\d\d:\d\d, of it {datetime.timedelta(seconds=seconds)} in steps', facts['took']
+    rf'0:\d\d:\d\d, {datetime.timedelta(seconds=seconds)} of it in steps', facts['took']
   )
   assert WARNING in tab.locator('main').inner_text()
 
@@ -252,7 +252,7 @@ def test_first_and_latest_solution_are_of_those_that_have_a_text(tab, recorded, 
 def test_numbers_are_set_right_also_with_a_sign_or_in_a_link(tab, report, run):
   replay = next(r for r in run.responses if r['is_replay'])
   for address, names in (
-    (f'page=question&question={replay["question"]}', ('step', 'pass rate', 'after')),
+    (f'page=question&question={replay["question"]}', ('step', 'pass rate', 'bucket after')),
     (f'page=responses&group={replay["step"]}/{replay["group"]}', ('advantage', 'reward')),
   ):
     go(tab, report, address)
@@ -380,7 +380,7 @@ def responses(recorded):
 
 
 def click(tab, step, count=1):
-  """Clicks on a step in the chart of the reward."""
+  """Click on a step in the chart of the reward."""
   area = tab.locator('figure[data-title="Reward"] .plot')
   place = area.evaluate(f'area => area.plot.valToPos({step}, "x")')
   area.locator('.u-over').click(position={'x': place, 'y': 60}, click_count=count)
@@ -388,7 +388,7 @@ def click(tab, step, count=1):
 
 
 def counted(tab, count):
-  """Waits until the list says that it has so many responses; what it says."""
+  """Wait until the list says that it has so many responses; return its text."""
   found = tab.locator('#count', has_text=re.compile(f'^{count:,} response'))
   found.wait_for()
   return found.inner_text()
@@ -525,9 +525,9 @@ def test_where_steps_are_left_out_the_list_says_which(
   monkeypatch.setattr(contents, '_TOKENS', 0)
   write_report([str(recorded.workdir)], tmp_path / 'page.html')
   go(tab, tmp_path / 'page.html', 'page=responses')
-  assert 'Of one step in 3 the responses are in this file' in tab.locator('main').inner_text()
+  assert 'This file has the responses of one step in 3' in tab.locator('main').inner_text()
   go(tab, tmp_path / 'page.html', 'page=responses&from=5&to=5')
-  assert 'of one step in 3 they are in this file' in tab.locator('#count').inner_text()
+  assert 'this file has the responses of one step in 3' in tab.locator('#count').inner_text()
   tab.locator('#count a', has_text='step 4').click()
   counted(tab, tiny.QUESTIONS * tiny.ROLLOUTS)
 

@@ -1,4 +1,4 @@
-"""Runs beside each other on the page: what they are called, and where they are compared."""
+"""The comparison of runs on the page: their names, and the steps at which they are compared."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def group(*runs, label='label'):
 
 
 def benchmark(rights_by_step):
-  """What the page has of the evaluations of a run: which question was right when."""
+  """The evaluations of a run as the page has them: which question was right at which step."""
   evaluations = [
     {'step': step, 'made': '', 'correct': list(rights), 'samples': 1, 'responses': {}}
     for step, rights in rights_by_step.items()
@@ -99,7 +99,7 @@ def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
   assert (row['from'], row['to']) == ('replay.ratio=0.5', 'replay.ratio=0.0')
 
 
-# ---- What they are called ----
+# ---- Names of runs ----
 
 
 def test_runs_are_called_by_their_folders():

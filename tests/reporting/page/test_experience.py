@@ -1,4 +1,4 @@
-"""What the page says of a run's experience, counted again from the records."""
+"""The page's description of a run's experience, counted again from the records."""
 
 import collections
 import math
@@ -37,7 +37,7 @@ def test_flows_of_the_buffer_are_those_of_the_records(run, panels):
     flows['moved to another bucket'][row['step']] += None not in (before, after) and before != after
     flows['retired'][row['step']] += row['retired_step'] is not None
     flows['replayed'][row['step']] += row['is_replay']
-  lines = panels['Into the buffer, within it and out of it']['lines']
+  lines = panels['Questions entering, moving in and leaving the buffer']['lines']
   assert {line['label'] for line in lines} == set(flows)
   for line in lines:
     assert dict(zip(line['steps'], line['values'])) == flows[line['label']]
