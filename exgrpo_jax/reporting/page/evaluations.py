@@ -55,7 +55,6 @@ def _files(workdir: pathlib.Path) -> list[_File]:
 
 
 def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None:
-  """Add one evaluation to its benchmarks."""
   records = list(_read(file.path, every))
   sources = dict.fromkeys(record['source'] for record in records)
   for source in sources:

@@ -205,7 +205,6 @@ def _next(
 
 
 def _start(start: Mapping[str, Any]) -> dict[str, Any]:
-  """Return one start of the run as texts."""
   commit = start.get('commit')
   changed = ' and uncommitted changes' if commit and commit['has_uncommitted_changes'] else ''
   return {
