@@ -110,7 +110,7 @@ def empty_pool(setup: Setup, recent: Run) -> str:
 
 
 def silent_groups(recent: Run) -> str:
-  """Return a warning if most groups of these steps had equal rewards and so no advantages."""
+  """Return a warning if most groups of these steps had equal rewards (advantages 0), else ''."""
   if not recent or not all(name in record for record in recent for name in _SHARES):
     return ''
   equal, by_all, by_none = (statistics.mean(row[name] for row in recent) for name in _SHARES)
@@ -125,7 +125,7 @@ def silent_groups(recent: Run) -> str:
 
 
 def grading(step: int, verdicts: Sequence[Sequence[Verdict]], max_failures: float) -> str:
-  """Return a warning if grading failed for more than a share `max_failures` of the responses."""
+  """Return a warning if grading failed for more than a share `max_failures`, else ''."""
   graded = [verdict for group in verdicts for verdict in group]
   failed = [verdict for verdict in graded if verdict.outcome in FAILURES]
   if len(failed) <= max_failures * len(graded):

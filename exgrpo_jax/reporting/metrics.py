@@ -30,7 +30,7 @@ Run = Sequence[Mapping[str, float]]  # the records of its metrics.jsonl, oldest 
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-  """Settings of the files that a run writes next to metrics.jsonl and TensorBoard's."""
+  """Settings of the records that a run keeps besides metrics.jsonl and TensorBoard files."""
 
   sampled_rows: int = setting(16, '[0, inf)', 'responses of each step that are written to samples/')
   records_every: int = setting(
@@ -209,7 +209,7 @@ def markdown(row: Mapping[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-  """Indent a text, which makes any text a code block."""
+  """Indent a text so that it is shown as code, whatever it contains."""
   return '\n'.join(f'    {line}' for line in text.split('\n'))
 
 
@@ -238,7 +238,7 @@ class _EventFile:
 
 
 class _EventFiles:
-  """Opens tensorboardX's files in folders that begin with _PREFIX."""
+  """The factory of tensorboardX's files in folders that begin with _PREFIX."""
 
   def open(self, path: str) -> _EventFile:
     return _EventFile(path.removeprefix(_PREFIX))
@@ -270,7 +270,7 @@ def _write_board(
 
 
 class Writer:
-  """Writes each step's metrics to metrics.jsonl, to TensorBoard and optionally to wandb.
+  """A writer of each step's metrics to metrics.jsonl, TensorBoard and optionally wandb.
 
   With several hosts only the first one writes.
 

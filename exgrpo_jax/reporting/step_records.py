@@ -166,7 +166,7 @@ def read_file(path: pathlib.Path, name: str) -> pa.Table:
 
 
 def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-  """Add the nullable columns of `schema` that the table lacks, in their order, as nulls."""
+  """Return the table with each nullable column of `schema` that it lacks added as nulls."""
   for place, field in enumerate(schema):
     if field.nullable and field.name not in table.column_names:
       nulls = pa.nulls(table.num_rows, field.type)
@@ -189,7 +189,7 @@ Rows = Mapping[str, Columns]  # of a step, by the table's name (SCHEMAS)
 
 
 class Writer:
-  """Writes each step's rows in a thread; with several hosts only the first one writes.
+  """A writer of each step's rows, in a thread; with several hosts only the first one writes.
 
   A file holds the steps of a window, such as 11 to 20. It is written when the window is complete,
   and with the steps so far before each checkpoint. So every step that a checkpoint covers is on

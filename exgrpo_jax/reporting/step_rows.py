@@ -263,7 +263,7 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
 
 
 def _written(tokenizer: Tokenizer, tokens: np.ndarray) -> _Row:
-  """Return a response's text; 'truncated' if it was cut at the limit, so has no end token."""
+  """Return a response's text; it is 'truncated' if it was cut at the limit, before an end token."""
   return {
     'response': tokenizer.decode(tokens, special=True),
     'truncated': int(tokens[-1]) not in tokenizer.eos_ids,

@@ -81,7 +81,7 @@ def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str)
 
 
 def numbers(values: Values) -> list[float | None]:
-  """Return values for JSON with six significant digits; null if they are not finite."""
+  """Return values for JSON with six significant digits; None if they are not finite."""
   # In long columns most values repeat. Each distinct value is made once, and takes memory once.
   distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
   made = np.empty(len(distinct), object)
@@ -113,7 +113,7 @@ def _number(value: float) -> float | None:
 
 
 def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
-  """Describe a line; unless `points` is 0, add 'smooth' with the window for so many points."""
+  """Describe a line; if `points` is not 0, add 'smooth' with the window for that many points."""
   values = np.asarray(line.values, np.float64)
   described: dict[str, Any] = {
     'label': line.label,

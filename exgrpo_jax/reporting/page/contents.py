@@ -184,7 +184,7 @@ _SCRIPTS = (  # concatenated in this order into one script
 
 
 def render(parts: Parts) -> str:
-  """Return the document with these parts."""
+  """Render the HTML document of these parts."""
   style = _read(_CHART_STYLES) + _read(_HERE / 'browser' / 'page.css')
   own = '\n'.join(_read(_HERE / 'browser' / f'{name}.js') for name in _SCRIPTS)
   script = f'{_read(_CHARTS)}\n{own}'

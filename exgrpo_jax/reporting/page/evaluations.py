@@ -102,7 +102,7 @@ def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
 
 
 def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-  """Return the responses to a question; earlier versions kept no extracted answer."""
+  """Return the responses to a question; earlier versions recorded no extracted answers."""
   names = {'text': 'responses', 'outcome': 'outcomes', 'length': 'lengths'}
   shown = [dict(zip(names, row)) for row in zip(*(record[name] for name in names.values()))]
   for response, answer in zip(shown, record.get('extracted', ())):
