@@ -118,7 +118,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
     means = {name: found.mean for name, found in series.items() if found}
     shared = {'setting': group.label, 'step': steps, 'seeds': len(group.runs)}
     rows += drawing.rows(**shared, **means, **counts, **absent)
-  canvas.legend(figure, list(axes.flat), beside=True)
+  canvas.legend(figure, list(axes.flat), at_right=True)
   return Drawing(figure, rows)
 
 

@@ -110,7 +110,7 @@ def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: An
   return drawn
 
 
-def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = False) -> None:
+def legend(figure: Figure, axes: Sequence[Axes], note: str = '', at_right: bool = False) -> None:
   """Draw one legend for all panels, with every label once: below them, or to their right.
 
   `note` is printed above it and explains bands and whiskers.
@@ -118,9 +118,9 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = 
   found: dict[str, Any] = {}
   for ax in axes:
     handles, texts = ax.get_legend_handles_labels()
-    for handle, text in list(zip(handles, texts))[:: -1 if beside else 1]:
+    for handle, text in list(zip(handles, texts))[:: -1 if at_right else 1]:
       found.setdefault(text, handle)
-  if beside:
+  if at_right:
     figure.legend(list(found.values()), list(found), loc='outside right center')
     return
   columns = int(figure.get_figwidth() / (_INCHES_OF_HANDLE + INCH * max(map(len, found))))

@@ -129,8 +129,7 @@ def _replayed(
   return {
     'is_replay': True,
     'reward': replayed.reward,
-    # It is not known if a stored failure had an answer.
-    'outcome': 'correct' if replayed.correct else 'wrong',
+    'outcome': _outcome(replayed),
     'length': replayed.num_own,
     'truncated': int(replayed.tokens[-1]) not in tokenizer.eos_ids,
     'entropy': float(np.mean(scores.entropy)),
@@ -145,6 +144,11 @@ def _replayed(
     'shaped_variance': float(np.var(scores.weight)),
     'times_replayed': replayed.times_replayed + 1,
   }
+
+
+def _outcome(stored: Trajectory) -> str:
+  # The buffer does not tell if a wrong response had an answer.
+  return 'correct' if stored.correct else 'wrong'
 
 
 def _variance(ratio: np.ndarray) -> float:
@@ -253,8 +257,8 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
         | _written(tokenizer, replayed.tokens)
         | {
           'reward': replayed.reward,
-          'correct': True,  # only successes are stored
-          'outcome': 'correct',
+          'correct': replayed.correct,
+          'outcome': _outcome(replayed),
           'replayed': True,
           'written_in_step': replayed.step,
         }

@@ -415,6 +415,15 @@ def test_samples_are_a_response_of_each_group_and_what_it_replays(recorded, expe
   assert not replayed
 
 
+def test_a_replayed_response_that_was_wrong_is_sampled_as_wrong(experiences, sample):
+  """With `replay.store='all'` the buffer holds such responses."""
+  experience = next(one for one in experiences if any(one.replays))
+  replays = [one and dataclasses.replace(one, correct=False) for one in experience.replays]
+  rows = sample(dataclasses.replace(experience, replays=replays), 100)
+  marks = {(row['correct'], row['outcome']) for row in rows if row['replayed']}
+  assert marks == {(False, 'wrong')}
+
+
 def test_special_tokens_are_shown(recorded, experiences, sample):
   """In a prompt they are a chat template's."""
   end = recorded.experiment.tokenizer.eos_ids[0]

@@ -23,7 +23,7 @@ async function solutions(run, rows, row, visits, recordings, replays) {
     ...recordedSuccesses(rows, visits, recordings),
   ].sort((a, b) => a.step - b.step);
   return [
-    section('Stored successes', items.length ? items : quiet(whyNone(rows, visits, all))),
+    section('Stored responses', items.length ? items : quiet(whyNone(rows, visits, all))),
     section('First and latest solution with text', firstAndLatest(solved)),
   ];
 }
