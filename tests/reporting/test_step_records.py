@@ -1,5 +1,6 @@
 """The files of records/: written in the background, resumed, and read from older versions too."""
 
+import collections
 import os
 import signal
 import subprocess
@@ -58,6 +59,7 @@ def steps(workdir):
   assert responses['step'].to_pylist() == questions['step'].to_pylist()
   # In the order of steps even if files overlap, as files of another size may.
   assert responses['step'].to_pylist() == sorted(row['step'] for row in recorded_tokens(workdir))
+  assert set(collections.Counter(responses['step'].to_pylist()).values()) == {2}
   return dict(zip(questions['step'].to_pylist()[::2], responses['reward'].to_pylist()[::2]))
 
 
