@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from exgrpo_jax.reporting import bootstrap, canvas
+from exgrpo_jax.reporting import canvas, comparison
 from studies import drawing, tables
 from studies.drawing import Drawing, NothingToDrawError, Row
 from studies.protocol import Study
-from studies.runs import COSTS, Evaluation, StudyRun, compared, finished, paired
+from studies.runs import COSTS, Evaluation, StudyRun, compared, finished
 
 _COLUMNS = 2
 _INCHES_OF_ARM = 0.28
@@ -65,7 +65,7 @@ def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
   for step in sorted(set.intersection(*map(set, by_step))):
     found = [one[step] for one in by_step]
     score = np.array([evaluation.scores[measure] for evaluation in found])
-    mean, low, high = bootstrap.estimate(score, bootstrap.mean)
+    mean, low, high = comparison.bootstrap(score)
     costs = {cost: float(np.mean([getattr(one, cost) for one in found])) for cost in COSTS}
     rows.append({**costs, 'seeds': len(found), 'mean': mean, 'low_95': low, 'high_95': high})
   return rows
@@ -119,7 +119,7 @@ def _compared(
   }
   rows = []
   for arm in arms:
-    found = paired(value_of[arm], value_of[study.baseline])
+    found = comparison.compare(value_of[study.baseline], value_of[arm]).difference
     if len(found):
       mean, low, high = tables.student_t(found, study.num_comparisons)
       rows.append(

@@ -14,6 +14,7 @@ from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime import environment
 from exgrpo_jax.runtime.clock import NO_TRAINING
+from exgrpo_jax.runtime.replacement import replacing
 
 # The costs of training up to an evaluation, fields of Evaluation, and their units.
 COSTS = {
@@ -168,11 +169,6 @@ def _mean_over(at: Sequence[int], values: Sequence[float], tokens: int) -> float
   return float(np.trapezoid(np.interp(corners, at, values), corners)) / tokens
 
 
-def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> np.ndarray:
-  """Return the differences to the baseline [N], for the seeds that both have."""
-  return np.array([values[seed] - baseline[seed] for seed in values if seed in baseline])
-
-
 def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
   """Write a row for each evaluation of each run, finished or not, atomically.
 
@@ -182,11 +178,13 @@ def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
   explaining = sorted({*EXPLAINING, *itertools.chain(*(one.explaining for one in written))})
   names = sorted(set(itertools.chain(*(one.scores for one in written))))
   head = ['setting', 'arm', 'seed', 'finished', *COSTS, 'distinct_questions', *explaining, *names]
-  with open(f'{path}.new', 'w', encoding='utf-8', newline='') as file:
+  with (
+    replacing(path) as unfinished,
+    unfinished.open('w', encoding='utf-8', newline='') as file,
+  ):
     writer = csv.DictWriter(file, [*head, 'warm_start', 'commit', 'command'])
     writer.writeheader()
     writer.writerows(_rows(runs))
-  os.replace(f'{path}.new', path)
 
 
 def _rows(runs: Sequence[StudyRun]) -> Iterator[dict[str, object]]:

@@ -14,7 +14,7 @@ from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files, warm_start
 from exgrpo_jax.experiment.experiment import model_config, parse_config, with_folders
-from exgrpo_jax.reporting import bootstrap
+from exgrpo_jax.reporting import comparison
 from exgrpo_jax.sweeps import sweep
 from exgrpo_jax.sweeps.sweep import Trial
 from studies import drawing, protocol, results_figures, runs, tables
@@ -138,8 +138,8 @@ def _head(chosen: Protocol, found: Sequence[StudyRun], written: str) -> str:
       chosen.words,
       f'{written}{finished} of {len(found)} '
       f'runs finished. Commits: {", ".join(commits) or "unknown"}{changed}. Intervals: 95%, '
-      f'percentile bootstrap over seeds, {bootstrap.RESAMPLES:,} resamples; of differences, '
-      f'paired by seed. With few seeds they are too narrow; fewer than {bootstrap.FEWEST}, or '
+      f'percentile bootstrap over seeds, {comparison.RESAMPLES:,} resamples; of differences, '
+      f'paired by seed. With few seeds they are too narrow; fewer than {comparison.FEWEST}, or '
       'values that are all equal, have none. The t interval of a difference, which decides, is at '
       f'1 - .05 / {chosen.study.num_comparisons}: all of the study together hold in 95% of cases.',
     ]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from exgrpo_jax.reporting import bootstrap, comparison
-from exgrpo_jax.reporting.bootstrap import Estimate
+from exgrpo_jax.reporting import comparison
+from exgrpo_jax.reporting.comparison import Estimate
 from studies.protocol import Study
-from studies.runs import Evaluation, StudyRun, compared, finished, paired
+from studies.runs import Evaluation, StudyRun, compared, finished
 
 Scored = Mapping[int, Sequence[Evaluation]]  # seed -> evaluations, of an arm
 
@@ -73,8 +73,10 @@ def student_t(values: np.ndarray, comparisons: int) -> Estimate:
   With this width, all `comparisons` intervals together hold the truth in 95% of cases (Bonferroni),
   if values are normal.
   """
-  value = float(bootstrap.mean(values))
-  if len(values) < bootstrap.FEWEST or math.isclose(np.ptp(values), 0, abs_tol=bootstrap.ROUNDING):
+  value = float(comparison.mean(values))
+  if len(values) < comparison.FEWEST or math.isclose(
+    np.ptp(values), 0, abs_tol=comparison.ROUNDING
+  ):
     return Estimate(value, np.nan, np.nan)
   interval = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / comparisons)
   return Estimate(value, float(interval.low), float(interval.high))
@@ -136,7 +138,7 @@ def _differences(value_of: Mapping[str, Mapping[int, float]], study: Study) -> s
   ]
   for arm, values in value_of.items():
     if arm != study.baseline:
-      found = paired(values, value_of[study.baseline])
+      found = comparison.compare(value_of[study.baseline], values).difference
       interval = said = '-'
       if len(found):
         estimate = student_t(found, study.num_comparisons)
@@ -158,8 +160,8 @@ def _both(values: Sequence[float], sign: str = '') -> tuple[str, str, str, str]:
   if not values:
     return '-', '-', '-', '-'
   cells = []
-  for statistic in (bootstrap.mean, interquartile_mean):
-    estimate = bootstrap.estimate(np.array(values), statistic)
+  for statistic in (comparison.mean, interquartile_mean):
+    estimate = comparison.bootstrap(np.array(values), statistic)
     cells += [f'{estimate.value:{sign}.4f}', _interval(estimate, sign)]
   return tuple(cells)
 

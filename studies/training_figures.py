@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from exgrpo_jax.reporting import canvas
-from exgrpo_jax.reporting.runs import Group, scores
-from exgrpo_jax.reporting.series import Series, last_common_step, over_seeds
+from exgrpo_jax.reporting.comparison import last_common_step
+from exgrpo_jax.reporting.runs import Group, Series, over_seeds, scores
 from studies import drawing
 from studies.drawing import Drawing, NothingToDrawError, num_rollouts
 
@@ -118,7 +118,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
     means = {name: found.mean for name, found in series.items() if found}
     shared = {'setting': group.label, 'step': steps, 'seeds': len(group.runs)}
     rows += drawing.rows(**shared, **means, **counts, **absent)
-  canvas.legend(figure, list(axes.flat), beside=True)
+  canvas.legend(figure, list(axes.flat), at_right=True)
   return Drawing(figure, rows)
 
 

@@ -27,7 +27,7 @@ from exgrpo_jax.experiment.policies import Policy, Source
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import alarms, intervals, metrics
+from exgrpo_jax.reporting import alarms, comparison, metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime import activity, console, hosts, machine
@@ -170,11 +170,12 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
   lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
   width = max(map(len, pairs))
   for source, records in pairs.items():
-    right_Q2 = np.array(
-      [[np.mean(r['correct']), np.mean(r['other']['correct'])] for r in records], np.float64
+    keys = [(index, _asked(record)) for index, record in enumerate(records)]
+    shares = (
+      {key: float(np.mean(record['correct'])) for key, record in zip(keys, of_policy)}
+      for of_policy in (records, [record['other'] for record in records])
     )
-    difference_Q = right_Q2[:, 1] - right_Q2[:, 0]
-    mean, low, high = intervals.difference_95(difference_Q, [_asked(r) for r in records])
+    difference_Q, _, (mean, low, high) = comparison.compare(*shares, of_questions=True)
     samples = len(records[0]['correct'])
     measure = 'pass@1' if samples == 1 else f'avg@{samples}'
     lines.append(
@@ -273,7 +274,7 @@ def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
     }
   scores = {f'eval/{group}/questions': float(len(records))}
   for name, values_QK in measures.items():
-    mean, low, high = intervals.interval_95(values_QK, cluster_Q)
+    mean, low, high = comparison.interval_95(values_QK, cluster_Q)
     scores |= {
       f'eval/{group}/{name}': mean,
       f'eval/{group}/{name}_low': low,

@@ -19,7 +19,7 @@ from exgrpo_jax.datatypes import Question, QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.experiment import RunConfig
-from exgrpo_jax.reporting import benchmark_table, intervals
+from exgrpo_jax.reporting import benchmark_table, comparison
 from exgrpo_jax.reporting.benchmark_table import GROUPS, Benchmark, Suite
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.workdir import write_json
@@ -145,7 +145,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
   rows = [record for record in records if record['source'] == source]
   correct_QK = np.array([record['correct'] for record in rows], float)
   asked = [record['question'] for record in rows]
-  value, low, high = intervals.interval_95(correct_QK, asked)
+  value, low, high = comparison.interval_95(correct_QK, asked)
   return {
     'score': value,
     'low': low,

@@ -1,1 +1,1 @@
-"""What a run reports: metrics files, metrics of one step, learning curves, comparisons of runs."""
+"""Reports on runs: metrics files, metrics of one step, learning curves, comparisons of runs."""

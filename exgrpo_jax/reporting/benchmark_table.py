@@ -1,7 +1,7 @@
-"""The table of a suite: policies by benchmarks, in Markdown, CSV and LaTeX.
+"""The table of a suite: policies by benchmarks, in Markdown and CSV.
 
-A row is a JSON file in a folder of its own, as `exgrpo_jax.evaluate --suite` writes it; the tables
-are made anew from all of them.
+Each row is a JSON file that `exgrpo evaluate --suite` writes into the rows' folder. The tables are
+written again from all rows each time.
 """
 
 import csv
@@ -20,15 +20,6 @@ from exgrpo_jax.runtime.replacement import replacing
 GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # as in Benchmark.group
 Row = Mapping[str, Any]  # the content of a row's file; see `suites.row`
 
-_LATEX = {
-  '\\': r'\textbackslash{}',
-  '~': r'\textasciitilde{}',
-  '^': r'\textasciicircum{}',
-  '<': r'\textless{}',
-  '>': r'\textgreater{}',
-  **{character: f'\\{character}' for character in '&%$#_{}'},
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
@@ -37,30 +28,30 @@ class Benchmark:
   label: str
   data: str  # the data spec that has its questions, unless the user names others
   source: str  # of its questions
-  group: str  # of GROUPS: over which it is averaged
-  samples: int  # responses to each question, those to its copies included: k of avg@k
+  group: str  # key of GROUPS: the average that includes it
+  samples: int  # responses to each question, its copies included: k of avg@k
 
   @property
   def measure(self) -> str:
-    """The score of a question: the share of right responses, or whether its only one is right."""
+    """Return the score: avg@k, the share of correct responses, or pass@1 for a single response."""
     return f'avg@{self.samples}' if self.samples > 1 else 'pass@1'
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-  """The columns of a table, and what all of its rows have in common."""
+  """The columns of a table, and the settings that all its rows share."""
 
   benchmarks: tuple[Benchmark, ...]
   settings: Mapping[str, Any]  # dotted config key -> value
 
   @property
   def data(self) -> tuple[str, ...]:
-    """The data specs that have the questions, unless the user names others."""
+    """Return the data specs that have the questions, unless the user names others."""
     return tuple(dict.fromkeys(benchmark.data for benchmark in self.benchmarks))
 
 
 class Score(NamedTuple):
-  """A share of right responses with its 95% confidence interval, all in [0, 1]."""
+  """A share of correct responses with its 95% confidence interval, all in [0, 1]."""
 
   value: float
   low: float
@@ -68,48 +59,48 @@ class Score(NamedTuple):
 
   @property
   def half_width(self) -> float:
-    """Half of the interval's width."""
+    """Return half of the interval's width."""
     return (self.high - self.low) / 2
 
 
 class Cell(NamedTuple):
-  """What a column says of a row: a benchmark's score, or the average over some of a group."""
+  """One column of a row: a benchmark's score, or the average over benchmarks of a group."""
 
-  score: Score | None  # None where there is none
-  over: int = 0  # how many benchmarks an average is over
-  of: int = 0  # how many it should be over; 0 of a benchmark
+  score: Score | None  # None if it was not evaluated
+  over: int = 0  # number of benchmarks that an average is over
+  of: int = 0  # number that it should be over; 0 for a benchmark's score
 
 
 def average(scores: Sequence[Score]) -> Score:
-  """The mean of m benchmarks, each counting once, with its 95% interval.
+  """Return the mean of m benchmarks with equal weights, and its 95% interval.
 
   The benchmarks' errors are independent, so their squares add up. With (l_i, u_i) the interval of
   benchmark i and p_i its value, the mean p has the interval
 
     p - sqrt(Σ (p_i - l_i)²) / m  to  p + sqrt(Σ (u_i - p_i)²) / m.
 
-  Where the intervals are symmetric, p_i ± 1.96 se_i, it is p ± 1.96 sqrt(Σ se_i²) / m. Where a
-  benchmark has none or all right, its standard error says nothing and Wilson's limits still do.
-  This is the method of variance estimates recovery (Zou and Donner, Statistics in Medicine 27,
-  2008), applied to a sum.
+  For symmetric intervals p_i ± 1.96 se_i this is p ± 1.96 sqrt(Σ se_i²) / m. If a benchmark has no
+  correct response or only correct ones, its standard error carries no information, but Wilson's
+  limits still do. This is the method of variance estimates recovery (Zou and Donner, Statistics in
+  Medicine 27, 2008), applied to a sum.
   """
   m = len(scores)
   value = sum(score.value for score in scores) / m
   below = math.sqrt(sum((score.value - score.low) ** 2 for score in scores)) / m
   above = math.sqrt(sum((score.high - score.value) ** 2 for score in scores)) / m
-  return Score(value, max(value - below, 0.0), min(value + above, 1.0))  # but for rounding
+  return Score(value, max(value - below, 0.0), min(value + above, 1.0))  # against rounding
 
 
 # ---- Rows ----
 
 
 def row_path(folder: str, name: str) -> pathlib.Path:
-  """The file of the row called `name`."""
+  """Return the path of the file of the row called `name`."""
   return pathlib.Path(folder, re.sub(r'[^\w.-]+', '_', name) + '.json')
 
 
 def read(folder: str) -> list[dict[str, Any]]:
-  """The rows in a folder, in the order in which they were evaluated."""
+  """Read the rows in a folder, in the order in which they were evaluated."""
   rows = []
   for path in sorted(pathlib.Path(folder).glob('*.json')):
     try:
@@ -117,17 +108,17 @@ def read(folder: str) -> list[dict[str, Any]]:
       rows.append(row | {'evaluated': row['evaluated'], 'name': row['name']})
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise InputError(
-        f'{path} cannot be read as a row of a table ({type(error).__name__}: {error}); delete it, '
-        'or name another --out.'
+        f'{path}: cannot be read as a row of a table ({type(error).__name__}: {error}). Delete it, '
+        'or choose another --out.'
       ) from error
   return sorted(rows, key=lambda row: row['evaluated'])
 
 
 def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
-  """Refuses a row whose settings or questions are not those of the rows that are there.
+  """Raise InputError if a row's settings or questions differ from the other rows'.
 
-  Of a row that is yet to be evaluated, `settings` and `benchmarks` with `content` and `responses`
-  are enough. Benchmarks that one of them lacks are not compared.
+  A row that is not evaluated yet needs only `settings`, and `benchmarks` with `content` and
+  `responses`. Benchmarks that one of two rows lacks are not compared.
   """
   for other in others:
     where = f"{row_path(folder, other['name'])} ('{other['name']}')"
@@ -135,8 +126,8 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
       here, there = row['settings'].get(key), other['settings'].get(key)
       if here != there:
         raise InputError(
-          f'config.{key}={here} does not compare with {where}, which was evaluated with {there}; '
-          'rows of one table have the same settings, so choose these, or another --out.'
+          f'config.{key}={here} does not compare with {where}, which was evaluated with {there}. '
+          'All rows of a table need the same settings: use its value, or choose another --out.'
         )
     for label in row['benchmarks'].keys() & other['benchmarks'].keys():
       here, there = row['benchmarks'][label], other['benchmarks'][label]
@@ -144,7 +135,7 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
         if here[key] != there[key]:
           raise InputError(
             f'{label} does not compare with {where}, which was evaluated on {what} ({key} '
-            f'{there[key]}, here {here[key]}); name the same --data, or another --out.'
+            f'{there[key]}, here {here[key]}). Use the same --data, or choose another --out.'
           )
 
 
@@ -152,12 +143,8 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
 
 
 def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> list[str]:
-  """Writes out/{suite}.md, .csv and .tex over these rows; returns their paths."""
-  texts = {
-    'md': markdown(benchmarks, rows),
-    'csv': comma_separated(benchmarks, rows),
-    'tex': latex(benchmarks, rows),
-  }
+  """Write out/{suite}.md and .csv over these rows, and return their paths."""
+  texts = {'md': markdown(benchmarks, rows), 'csv': comma_separated(benchmarks, rows)}
   paths = []
   for ending, text in texts.items():
     path = pathlib.Path(out, f'{suite}.{ending}')
@@ -168,21 +155,19 @@ def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[
 
 
 def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Per cent, each with half the width of its interval, and below it how it was measured."""
+  """Return a Markdown table in percent, each ± half its interval, and how it was measured."""
   header = ['']
   for group, members in _grouped(benchmarks).items():
     header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
   lines = [header, ['---', *['---:'] * (len(header) - 1)]]
-  lines += [
-    [row['name'], *(_text(cell, ' ± ', '–') for cell in _cells(benchmarks, row))] for row in rows
-  ]
+  lines += [[row['name'], *(_text(cell) for cell in _cells(benchmarks, row))] for row in rows]
   lines = [[cell.replace('|', r'\|') for cell in line] for line in lines]
   table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
   return f'{table}\n\n{_legend(benchmarks, rows)}\n'
 
 
 def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Per cent: for each column its value and its interval, for an average what it is over too."""
+  """Return CSV: value and interval of each column in percent, plus the benchmarks per average."""
   header, text = ['name'], io.StringIO(newline='')
   for group, members in _grouped(benchmarks).items():
     for column in (*(benchmark.label for benchmark in members), f'average {GROUPS[group]}'):
@@ -199,46 +184,14 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
   return text.getvalue()
 
 
-def latex(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """A tabular of booktabs, per cent, each with half the width of its interval."""
-  groups = _grouped(benchmarks)
-  titles, rules, labels, first = [''], [], [''], 2
-  for group, members in groups.items():
-    width = len(members) + 1
-    titles.append(rf'\multicolumn{{{width}}}{{c}}{{{GROUPS[group].capitalize()}}}')
-    rules.append(rf'\cmidrule(lr){{{first}-{first + width - 1}}}')
-    labels += [*(_escaped(benchmark.label) for benchmark in members), 'Average']
-    first += width
-  body = [
-    [_escaped(row['name']), *(_text(cell, r' {\scriptsize$\pm$', '--', '}') for cell in cells)]
-    for row in rows
-    for cells in [_cells(benchmarks, row)]
-  ]
-  return '\n'.join(
-    [
-      *(f'% {line}' for line in _legend(benchmarks, rows).splitlines()),
-      rf'\begin{{tabular}}{{l{"".join("r" * (len(members) + 1) for members in groups.values())}}}',
-      r'\toprule',
-      ' & '.join(titles) + r' \\',
-      ' '.join(rules),
-      ' & '.join(labels) + r' \\',
-      r'\midrule',
-      *(' & '.join(line) + r' \\' for line in body),
-      r'\bottomrule',
-      r'\end{tabular}',
-      '',
-    ]
-  )
-
-
 def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
-  """Group -> its benchmarks, in the order of the table's columns; groups without any left out."""
+  """Return group -> its benchmarks, in the order of the columns, without empty groups."""
   grouped = {group: [item for item in benchmarks if item.group == group] for group in GROUPS}
   return {group: members for group, members in grouped.items() if members}
 
 
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
-  """The cells of one row: for each group its benchmarks, then their average."""
+  """Return the cells of one row: for each group its benchmarks, then their average."""
   cells = []
   for members in _grouped(benchmarks).values():
     found = [row['benchmarks'].get(benchmark.label) for benchmark in members]
@@ -251,17 +204,15 @@ def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
   return cells
 
 
-def _text(cell: Cell, separator: str, absent: str, end: str = '') -> str:
+def _text(cell: Cell) -> str:
   if cell.score is None:
-    return absent
+    return '–'
   incomplete = f' ({cell.over} of {cell.of})' if cell.over < cell.of else ''
-  return (
-    f'{100 * cell.score.value:.1f}{separator}{100 * cell.score.half_width:.1f}{end}{incomplete}'
-  )
+  return f'{100 * cell.score.value:.1f} ± {100 * cell.score.half_width:.1f}{incomplete}'
 
 
 def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """What the numbers are, and which are missing."""
+  """Explain what the numbers are, and which are missing."""
   measures: dict[str, list[str]] = {}
   for benchmark in benchmarks:
     measures.setdefault(benchmark.measure, []).append(benchmark.label)
@@ -277,12 +228,8 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
     absent = [item.label for item in benchmarks if item.label not in row['benchmarks']]
     without.setdefault(', '.join(absent), []).append(row['name'])
   lines += [
-    f'Without {absent}, of which there were no questions: {", ".join(names)}.'
+    f'Without {absent} (no questions): {", ".join(names)}.'
     for absent, names in without.items()
     if absent
   ]
   return '\n'.join(filter(None, lines))
-
-
-def _escaped(text: str) -> str:
-  return ''.join(_LATEX.get(character, character) for character in text)

@@ -1,15 +1,14 @@
-"""What figures share: size, colours, axes over steps, files.
+"""Figures: size, colours, axes over steps, files; and the curves of a sweep.
 
-Colours are Okabe and Ito's, which any kind of colour vision tells apart; lines differ in their
-dashes too.
+The colours are Okabe and Ito's, which people with any colour vision can distinguish. Lines also
+differ in their dashes.
 """
 
 import contextlib
 import itertools
-import os
 import pathlib
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -19,7 +18,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from exgrpo_jax.reporting.series import SMOOTHED_FROM, smoothed
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting.comparison import tabulated
+from exgrpo_jax.reporting.metrics import Run
+from exgrpo_jax.reporting.runs import SMOOTHED_FROM, over_seeds, smoothed
+from exgrpo_jax.runtime.replacement import replacing
 
 BLUE, ORANGE, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
 GREY = '#666666'
@@ -27,9 +30,11 @@ _COLORS = (BLUE, ORANGE, GREEN, PURPLE, '#E69F00', '#56B4E9', '#000000')
 _DASHES = ('-', '--', '-.', ':')
 _PANEL = (3.3, 2.5)  # inches
 _INCHES_OF_HANDLE, INCH = 0.65, 0.07  # of a line's sample in a legend; of a small character
-_TITLE = 38  # characters in a line of a panel's title, which its axes' labels push to the right
-_SPARSE = 20  # points; fewer are not smoothed, however many steps they span
+_TITLE = 38  # characters in a line of a panel's title; the axis labels push it to the right
+_SPARSE = 20  # points; a line with fewer is not smoothed, however many steps it spans
 _DOTS_PER_INCH = 150
+_TRAINING_METRICS = ('reward', 'entropy', 'length/mean')  # of a sweep
+_COLUMNS = 3
 _STYLE: Any = {
   'font.size': 9,
   'axes.titlesize': 10,
@@ -44,26 +49,29 @@ _STYLE: Any = {
   'pdf.fonttype': 42,
   'svg.hashsalt': 'exgrpo_jax',
 }
-# No date, so that equal runs have equal figures.
+# Without a date, so that equal runs have equal figures.
 _METADATA = {'png': None, 'svg': {'Date': None}, 'pdf': {'CreationDate': None}}
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-  """Fonts and lines of all figures, within the block."""
+  """Apply the fonts and lines of all figures within the block."""
   with matplotlib.rc_context(_STYLE):
     yield
 
 
 def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
-  """A figure of panels and its axes [rows, columns]; `options` are those of Figure.subplots."""
+  """Make a figure of panels; return it and its axes [rows, columns].
+
+  `options` go to Figure.subplots.
+  """
   figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows + 0.4), layout='constrained')
   FigureCanvasAgg(figure)  # not through pyplot, which keeps every figure alive
   return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
-  """A figure with a grid of panels; places that are left stay empty."""
+  """Make a figure with a grid of `count` panels; unused places stay empty."""
   columns = min(columns, count)
   figure, axes = grid(-(-count // columns), columns)
   for ax in axes.flat[count:]:
@@ -72,13 +80,13 @@ def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-  """Colour and dashes for one line after the other, no two alike up to 28."""
+  """Yield the colour and dashes of each line; the first 28 are all different."""
   for color, dashes in zip(itertools.cycle(_COLORS), itertools.cycle(_DASHES)):
     yield {'color': color, 'linestyle': dashes}
 
 
 def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
-  """Title and axis labels of a panel, and a faint grid."""
+  """Set a panel's title and axis labels, and draw a faint grid."""
   ax.set_title('\n'.join(wrap(line, _TITLE) for line in title.splitlines()))
   ax.set_xlabel(x)
   ax.set_ylabel(unit)
@@ -89,12 +97,12 @@ def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
 
 
 def wrap(text: str, width: int) -> str:
-  """The text broken at spaces into lines of limited length."""
+  """Break a text at spaces into lines of at most `width` characters."""
   return '\n'.join(textwrap.wrap(text, width, break_long_words=False))
 
 
 def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: Any) -> np.ndarray:
-  """Draws values over steps, smoothed where there are many steps; returns what is drawn."""
+  """Draw values over steps, smoothed if there are many steps; return the drawn values."""
   is_long = steps[-1] >= SMOOTHED_FROM and len(steps) >= _SPARSE
   drawn = smoothed(values) if is_long else np.asarray(values, float)
   marker = None if is_long else 'o'
@@ -102,17 +110,17 @@ def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: An
   return drawn
 
 
-def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = False) -> None:
-  """One legend for all panels, of every label once: below them, or beside them from the top.
+def legend(figure: Figure, axes: Sequence[Axes], note: str = '', at_right: bool = False) -> None:
+  """Draw one legend for all panels, with every label once: below them, or to their right.
 
-  `note` stands above it, and says what bands and whiskers are.
+  `note` is printed above it and explains bands and whiskers.
   """
   found: dict[str, Any] = {}
   for ax in axes:
     handles, texts = ax.get_legend_handles_labels()
-    for handle, text in list(zip(handles, texts))[:: -1 if beside else 1]:
+    for handle, text in list(zip(handles, texts))[:: -1 if at_right else 1]:
       found.setdefault(text, handle)
-  if beside:
+  if at_right:
     figure.legend(list(found.values()), list(found), loc='outside right center')
     return
   columns = int(figure.get_figwidth() / (_INCHES_OF_HANDLE + INCH * max(map(len, found))))
@@ -127,8 +135,41 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = 
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a figure atomically; the suffix is the format."""
+  """Write a figure; the suffix of `path` is the format."""
   kind = path.suffix[1:]
-  temporary = path.with_name(path.name + '.new')
-  figure.savefig(temporary, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
-  os.replace(temporary, path)
+  with replacing(path) as unfinished:
+    figure.savefig(unfinished, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
+
+
+def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
+  """Plot every evaluation score and some training metrics of a sweep, one line per setting.
+
+  A line is the mean over the runs of a setting, at the steps where all of them have a finite
+  value; the band around it is one sample standard deviation (n - 1). Metrics without values are
+  left out. Raises InputError if none has values.
+  """
+  names = (*tabulated(runs), *_TRAINING_METRICS)
+  found = {
+    name: {
+      setting: series for setting, seeds in runs.items() if (series := over_seeds(seeds, name))
+    }
+    for name in names
+  }
+  shown = {name: lines for name, lines in found.items() if lines}
+  if not shown:
+    raise InputError(
+      f'{path}: nothing to draw: no run has any of {", ".join(names)}. Check their metrics.jsonl.'
+    )
+  looks = dict(zip(runs, styles()))  # the same for a setting in all panels
+  with style():
+    figure, axes = wrapped(len(shown), _COLUMNS)
+    for ax, (name, lines) in zip(axes, shown.items()):
+      for setting, series in lines.items():
+        low, high = series.mean - series.std, series.mean + series.std
+        ax.fill_between(
+          series.steps, low, high, color=looks[setting]['color'], alpha=0.15, linewidth=0
+        )
+        line(ax, series.steps, series.mean, setting, **looks[setting])
+      label(ax, name, 'mean over seeds, ± 1 SD')
+    legend(figure, axes)
+    save(figure, path)

@@ -1,4 +1,4 @@
-"""What a run prints: as it starts, after each step, and when it is done."""
+"""Messages that a run prints: as it starts, after each step, and when it ends."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import counted
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import series
+from exgrpo_jax.reporting import comparison
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.rollout.stages import Rollout
 
@@ -27,7 +27,7 @@ def banner(
   num_steps: int,
   workdir: str,
 ) -> str:
-  """What is about to be trained, on what and where.
+  """Return the opening message: method, devices, model, data, steps and workdir.
 
   `every` is the number of steps between evaluations; `done` steps are done already.
   """
@@ -53,7 +53,7 @@ def banner(
     ),
     *[('evaluation', _size(questions)) for questions in evaluations],
     *[('', f'at the start, every {counted(every, "step")} and at the end')] * bool(evaluations),
-    ('steps', f'{num_steps:,}' + (f', of which {done:,} are done' if done else '')),
+    ('steps', f'{num_steps:,}' + (f' ({done:,} done already)' if done else '')),
     ('workdir', workdir),
   ]
   return _columns(rows)
@@ -62,13 +62,13 @@ def banner(
 def progress_line(
   step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None
 ) -> str:
-  """One line about a step, in columns of fixed width; '-' for what is not known."""
+  """Format one line about a step, in columns of fixed width; '-' marks an unknown value."""
 
   def show(name: str, spec: str, width: int) -> str:
     return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
 
   left = '-' if seconds_left is None else _duration(seconds_left)
-  memory = 'memory/device_peak'  # not known on a CPU
+  memory = 'memory/device_peak'  # unknown on a CPU
   return ' | '.join(
     (
       f'step {step:>{len(str(num_steps))}}/{num_steps}',
@@ -86,20 +86,20 @@ def progress_line(
 
 
 def finished(workdir: str, done: int, num_steps: int) -> str:
-  """Says that the run already has as many steps as it is asked for, or more."""
+  """Return the message that the run already has config.num_steps steps, or more."""
   return (
     f'{workdir}: the run is finished: it has taken {counted(done, "step")}, and '
-    f'config.num_steps={num_steps}; nothing was changed. With a larger --config.num_steps it goes '
-    'on.'
+    f'config.num_steps={num_steps}; nothing was changed. Set a larger --config.num_steps to '
+    'continue it.'
   )
 
 
 def ended_early(step: int, num_steps: int, patience: int) -> str:
-  """Says that the run stopped early."""
+  """Return the message that the run stopped early."""
   return (
     f'ended after step {step} of {num_steps}: validation/score has not improved in '
-    f'{counted(patience, "evaluation")} in a row (config.evaluation.patience); with a larger '
-    'one, or 0, the run goes on'
+    f'{counted(patience, "evaluation")} in a row (config.evaluation.patience). Set a larger '
+    'patience, or 0, to continue it.'
   )
 
 
@@ -111,14 +111,14 @@ def farewell(
   can_evaluate: bool = True,
   can_export: bool = True,
 ) -> str:
-  """What was learnt, where all of it is, and what can be done with it.
+  """Return the closing message: results, output files and suggested next commands.
 
   Args:
     records: the run's metrics.
     workdir: of the run.
     program: the words that start a command, such as ['exgrpo'].
-    can_evaluate: whether it has a checkpoint, and its config names data to evaluate on.
-    can_export: whether it has a checkpoint that can be exported.
+    can_evaluate: True if it has a checkpoint, and its config names evaluation data.
+    can_export: True if it has a checkpoint that can be exported.
   """
   summary = summary_table(records)
   commands = next_commands(workdir, program, can_evaluate, can_export)
@@ -127,11 +127,11 @@ def farewell(
 
 
 def summary_table(run: Run) -> str:
-  """A text table of the first, last and best values of a run's main metrics and evaluations.
+  """Return a text table of first, last and best values of a run's main metrics and evaluations.
 
   First and last are means over the first and last tenth of the records that have the metric, at
-  least one record. Best is `series.best`, with its step; entropy and length have no best. A metric
-  that no record has is left out.
+  least one record. Best is `comparison.best`, with its step; entropy and length have no best value.
+  A metric that no record has is left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
   evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]
@@ -143,7 +143,7 @@ def summary_table(run: Run) -> str:
       values = [value for _, value in points]
       tenth = max(1, len(values) // 10)
       first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
-      best = math.nan if name in without_best else series.best(name, values)
+      best = math.nan if name in without_best else comparison.best(name, values)
       at = next((str(step) for step, value in points if value == best), '-')
       shown = '-' if math.isnan(best) else _shown(best)
       rows.append((name, _shown(first), _shown(last), shown, at))
@@ -162,9 +162,9 @@ def _axes(mesh: Mesh) -> str:
 
 
 def _learnt(records: Run) -> str:
-  """The first and the last evaluation of each source, with 95% intervals; '' without any.
+  """List the first and the last score of each source with 95% intervals; '' without evaluations.
 
-  The score is avg@k, or pass@1 where each question has one response.
+  The score is avg@k, or pass@1 if each question has one response.
   """
   evaluated = [record for record in records if any(map(_is_score, record))]
   if not evaluated:
@@ -184,7 +184,7 @@ def _learnt(records: Run) -> str:
 
 
 def _places(workdir: str) -> str:
-  """Which file of the workdir holds what."""
+  """List the workdir's main files with their contents."""
   names = ('report', 'metrics', 'responses', 'evaluations', 'this text')
   files = ('report.html', 'metrics.jsonl', 'samples', 'evaluation', 'console.log')
   return _columns([(name, os.path.join(workdir, file)) for name, file in zip(names, files)])
@@ -193,10 +193,10 @@ def _places(workdir: str) -> str:
 def next_commands(
   workdir: str, program: Sequence[str], can_evaluate: bool = True, can_export: bool = True
 ) -> list[str]:
-  """Return commands to copy and paste once a run is finished; for the arguments see `farewell`."""
+  """Return commands to paste once a run is finished; see `farewell` for the arguments."""
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
-  # In an environment that is not activated no shell finds the script.
+  # A shell does not find the script if the environment is not activated.
   named = shutil.which('tensorboard')
   viewer = ['tensorboard'] if named else [sys.executable, '-m', 'tensorboard.main']
   commands = [[*viewer, f'--logdir={os.path.join(workdir, "tensorboard")}']]

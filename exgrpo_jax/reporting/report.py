@@ -1,4 +1,4 @@
-"""Writing, watching and serving the page of one or several runs."""
+"""Write, watch and serve the report page of one or several runs."""
 
 import datetime
 import http
@@ -28,26 +28,26 @@ _TEXTS = re.compile(r'/texts/(\d+)_(\d+)\.js')
 
 
 class Source(NamedTuple):
-  """Where the server gets what it serves; its functions are called by one thread at a time."""
+  """The functions that make the server's answers; one thread at a time calls them."""
 
-  version: Callable[[], str]  # of what is on the disk now; cheap
-  document: Callable[[str], str]  # the page of a version
-  texts: Callable[[int, int], str | None]  # script with the texts of a run's step, see texts_script
+  version: Callable[[], str]  # of the files on disk now; cheap
+  document: Callable[[str], str]  # version -> its page
+  texts: Callable[[int, int], str | None]  # run, step -> script with its texts, see texts_script
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Answers GET on the loopback address; makes a document at most every `every` seconds."""
+  """A server on the loopback address that makes a document at most every `every` seconds."""
 
   daemon_threads = True
 
   def __init__(self, source: Source, port: int, every: float) -> None:
-    """Binds the port, 0 for any free one; InputError where it is taken."""
+    """Bind the port, 0 for any free one; raise InputError if it cannot be bound."""
     try:
       super().__init__((ADDRESS, port), _Handler)
     except OSError as error:
       raise InputError(
-        f'--port={port} cannot be bound on {ADDRESS} ({error}); name another one, or 0 for any '
-        'that is free.'
+        f'--port={port}: cannot be bound on {ADDRESS} ({error}). Choose another port, or 0 for any '
+        'free one.'
       ) from error
     self.source, self._every = source, every
     self.lock = threading.Lock()
@@ -56,16 +56,16 @@ class Server(http.server.ThreadingHTTPServer):
 
   @property
   def url(self) -> str:
-    """Where the page is."""
+    """Return the address of the page."""
     return f'http://{ADDRESS}:{self.server_address[1]}/'
 
   def version(self) -> str:
-    """The version of the page that a reader would get now."""
+    """Return the version of the page that a reader would get now."""
     with self.lock:
       return self._version if time.monotonic() < self._next else self.source.version()
 
   def document(self) -> bytes:
-    """The page, made anew where the runs have gone on and the last one is old enough."""
+    """Return the page; render it again if the runs have new records and it is old enough."""
     with self.lock:
       version = self.source.version()
       if version != self._version and time.monotonic() >= self._next:
@@ -74,7 +74,7 @@ class Server(http.server.ThreadingHTTPServer):
       return self._document
 
   def texts(self, run: int, step: int) -> str | None:
-    """The script with the texts of a step."""
+    """Return the script with the texts of a step."""
     with self.lock:
       return self.source.texts(run, step)
 
@@ -83,7 +83,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   server: Server
 
   def do_GET(self) -> None:
-    # A page elsewhere whose name was made to mean this machine must not read the runs.
+    # A foreign page whose host name was made to resolve to this machine must not read the runs.
     if urlsplit(f'//{self.headers.get("Host", "")}').hostname not in _OWN_NAMES:
       self.send_error(http.HTTPStatus.FORBIDDEN, 'only for this machine')
       return
@@ -102,7 +102,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.send_error(http.HTTPStatus.NOT_FOUND)
 
   def log_message(self, format: str, *args: object) -> None:
-    """Says nothing: a page asks every few seconds."""
+    """Log nothing, because a page asks every few seconds."""
 
   def _answer(self, content: bytes, kind: str) -> None:
     self.send_response(http.HTTPStatus.OK)
@@ -121,16 +121,16 @@ _POLL = 2.0  # seconds from one look at the files to the next
 def write_report(
   workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
 ) -> list[Group]:
-  """Writes the page of these runs, and returns them as it shows them.
+  """Write the page of these runs, and return the runs as the page shows them.
 
   Args:
     workdirs: of the runs.
-    out: the file; its folder is made where it is missing.
-    all_texts: also write all texts into a folder beside it.
-    again: seconds after which the page of runs that go on reloads itself; 0 is never.
+    out: the file; its folder is created if missing.
+    all_texts: also write all texts into a folder next to the file.
+    again: seconds after which the page looks for newer steps of unfinished runs; 0 is never.
 
   Raises:
-    InputError: a folder is no run's, has no metrics yet, or the file cannot be written.
+    InputError: a folder is not a run's, has no metrics yet, or the file cannot be written.
   """
   groups = runs.read(workdirs)
   folder = out.with_name(f'{out.stem}_texts')
@@ -145,12 +145,12 @@ def write_report(
       _write_texts(groups, folder)
     contents.write(out, text)
   except OSError as error:
-    raise InputError(f'--out={out} cannot be written ({error}); name another file.') from error
+    raise InputError(f'--out={out}: cannot be written ({error}). Choose another file.') from error
   return groups
 
 
 def write_at_end(workdir: str) -> None:
-  """Writes the page of a run that has ended into its workdir; failing that, warns."""
+  """Write the page of a run that has ended into its workdir; warn if that fails."""
   try:
     with activity.doing(f'writing {PAGE}'):
       write_report([workdir], pathlib.Path(workdir, PAGE))
@@ -159,7 +159,7 @@ def write_at_end(workdir: str) -> None:
 
 
 def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any) -> str:
-  """The document; `options` go into its first part, see browser/start.js."""
+  """Render the document; `options` go into its first part, see browser/start.js."""
   parts = contents.describe(groups, all_responses)
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
@@ -168,7 +168,7 @@ def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any
 
 
 def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
-  """A file for each step of each run whose responses are recorded."""
+  """Write a file for each step of each run with recorded responses."""
   folder.mkdir(exist_ok=True)
   for index, run in enumerate(_runs(groups)):
     for step, found in contents.describe_steps(run):
@@ -177,7 +177,7 @@ def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
-  """The runs in the order of the page."""
+  """Return the runs in the order of the page."""
   return [run for group in groups for run in group.runs]
 
 
@@ -186,7 +186,7 @@ def _have_ended(groups: Sequence[Group]) -> bool:
 
 
 def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
-  """Prints the page's path and size, and how far each run has come."""
+  """Print the page's path and size, and each run's progress."""
   steps = ', '.join(
     f'{run.workdir}: step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}'
     for run in _runs(groups)
@@ -198,7 +198,7 @@ def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
 
 
 def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:
-  """Writes the page whenever the runs have gone on, until all of them have ended."""
+  """Write the page whenever the runs have new records, until all of them have ended."""
   os.nice(19)  # the run comes first
   _await_metrics(workdirs)
   seen = ''
@@ -214,7 +214,7 @@ def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: fl
 
 
 def serve(workdirs: Sequence[str], port: int, every: float) -> None:
-  """Serves the page until Ctrl-C."""
+  """Serve the page until Ctrl-C."""
   os.nice(19)  # the run comes first
   shown: list[tuple[Recorded, contents.Pieces | None]] = []  # in the newest page, in its order
 
@@ -231,12 +231,12 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   source = Source(lambda: _signature(workdirs), render, texts_of)
   with Server(source, port, every) as server:
     _await_metrics(workdirs)
-    print(f'{server.url} shows {", ".join(workdirs)}; Ctrl-C ends it', flush=True)
+    print(f'{server.url} shows {", ".join(workdirs)}; Ctrl-C stops it', flush=True)
     server.serve_forever()
 
 
 def _await_metrics(workdirs: Sequence[str]) -> None:
-  """Returns once all runs have written metrics; InputError at once where a folder is no run's."""
+  """Wait until all runs have written metrics; raise InputError if a folder is not a run's."""
   waiting = [workdir for workdir in workdirs if not runs.has_metrics(workdir)]
   if waiting:
     print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
@@ -245,7 +245,7 @@ def _await_metrics(workdirs: Sequence[str]) -> None:
 
 
 def _signature(workdirs: Sequence[str]) -> str:
-  """Changes whenever one of the runs has written something that the page shows."""
+  """Return a text that changes whenever a run has written something that the page shows."""
   names = (metrics.FILE, step_records.FOLDER, evaluations.FOLDER)
   paths = [pathlib.Path(workdir, name) for workdir in workdirs for name in names]
   return ' '.join(str(path.stat().st_mtime_ns) for path in paths if path.exists())

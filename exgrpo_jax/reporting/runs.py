@@ -1,12 +1,14 @@
-"""Recorded runs, grouped by setting: what the page and figures are made of."""
+"""Recorded runs, grouped by setting, and their metrics over steps."""
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from exgrpo_jax.errors import InputError
@@ -14,7 +16,7 @@ from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import read_config
 
-# Runs that differ only in these are of one setting: seeds, places, and what changes no result.
+# Runs that differ only in these have the same setting: seed, paths, and keys that change no result.
 _SAME_SETTING = (
   'seed',
   'compilation_cache',
@@ -36,7 +38,7 @@ _NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.gr
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-  """A run, as far as it has been recorded."""
+  """The records of a run so far."""
 
   workdir: str
   config: Mapping[str, Any]  # by dotted name
@@ -46,8 +48,8 @@ class Recorded:
 
   @property
   def last_step(self) -> int:
-    """The step after which the run ends, as far as its scores up to now tell."""
-    patience = self.config.get('evaluation.patience', 0)  # workdirs of older versions lack it
+    """Return the step after which the run ends, according to its scores so far."""
+    patience = self.config.get('evaluation.patience', 0)  # missing in older versions
     return alarms.last_step(alarms.scores_of(self.metrics), self.config['num_steps'], patience)
 
 
@@ -55,24 +57,24 @@ class Recorded:
 class Group:
   """The runs of one setting, which differ in their seeds."""
 
-  label: str  # the settings in which it differs from other groups
+  label: str  # the few settings that distinguish it from the other groups
   runs: tuple[Recorded, ...]
 
   @property
   def metrics(self) -> list[Run]:
-    """The metrics of each of its runs."""
+    """Return the metrics of each run."""
     return [run.metrics for run in self.runs]
 
 
 def read(workdirs: Sequence[str]) -> list[Group]:
-  """The runs of these workdirs by setting, in their order.
+  """Read the runs of these workdirs, grouped by setting, in their order.
 
-  Raises InputError where one is not a run's workdir, is named twice, or holds no metrics yet.
+  Raises InputError if one is not a run's workdir, is named twice, or has no metrics yet.
   """
   names = [os.path.realpath(workdir) for workdir in workdirs]
   for index, workdir in enumerate(workdirs):
     if names[index] in names[:index]:
-      raise InputError(f'{workdir} is named twice; a run counts once.')
+      raise InputError(f'{workdir}: is named twice. Name each run once.')
   by_setting: dict[str, list[Recorded]] = {}
   for run in map(_read, workdirs):
     by_setting.setdefault(json.dumps(setting(run), sort_keys=True), []).append(run)
@@ -84,21 +86,21 @@ def read(workdirs: Sequence[str]) -> list[Group]:
     seeds = [run.config['seed'] for run in group.runs]
     if len(set(seeds)) < len(seeds):
       raise InputError(
-        f'{group.runs[0].workdir}: of {len(seeds)} runs of this setting two have the same seed '
-        f'({", ".join(map(str, sorted(seeds)))}), so they are one run twice; name one of them.'
+        f'{group.runs[0].workdir}: two of the {len(seeds)} runs of this setting have the same seed '
+        f'({", ".join(map(str, sorted(seeds)))}), so they are the same run. Name one of them.'
       )
   return groups
 
 
 def has_metrics(workdir: str) -> bool:
-  """Whether the run has written any yet; InputError where there is no run in the folder."""
+  """Return True if the run has written metrics; raise InputError if there is no run."""
   return bool(_read_metrics(workdir))
 
 
 def _read_metrics(workdir: str) -> Run:
   if not os.path.exists(os.path.join(workdir, 'config.json')):
     raise InputError(
-      f"{workdir} is no run's workdir: it holds no config.json; name train's --workdir."
+      f"{workdir}: not a run's workdir, because it holds no config.json. Name train's --workdir."
     )
   return metrics.read(workdir)
 
@@ -107,19 +109,20 @@ def _read(workdir: str) -> Recorded:
   records = _read_metrics(workdir)
   if not records:
     raise InputError(
-      f'{workdir}: the run has not written any metrics yet; wait for its first step.'
+      f'{workdir}: the run has not written any metrics yet. Wait for its first step.'
     )
   config = flat(read_config(workdir))
   if missing := [name for name in _NEEDED if name not in config]:
     raise InputError(
-      f"{workdir}/config.json is no run's config: it lacks {', '.join(missing)}; bring back a copy."
+      f"{workdir}/config.json: not a run's config, because it lacks {', '.join(missing)}. "
+      'Restore a copy.'
     )
   tables = step_records.read(workdir)
   return Recorded(workdir, config, records, tables.responses, tables.questions)
 
 
 def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """A config by dotted names."""
+  """Return a nested config as dotted name -> value."""
   found: dict[str, Any] = {}
   for name, value in values.items():
     is_section = isinstance(value, Mapping)
@@ -128,33 +131,91 @@ def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def setting(run: Recorded) -> dict[str, Any]:
-  """The part of its config that makes a run's setting, by dotted name."""
+  """Return the part of a run's config that defines its setting, by dotted name."""
   return {k: v for k, v in run.config.items() if not k.startswith(_SAME_SETTING)}
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-  """For each setting what differs between them; for a single one how it replays."""
-  names = sorted({name for setting in settings for name in setting})
-  values = {name: [json.dumps(s.get(name)) for s in settings] for name in names}
-  differing = [name for name in names if len(set(values[name])) > 1]
-  if not differing:
+  """Name each setting by the fewest values that distinguish them: replay.ratio, then short ones.
+
+  A single setting is named by its replay.ratio.
+  """
+  if len(settings) == 1:
     ratio = settings[0]['replay.ratio']
     return [f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'GRPO']
-  return [
-    ', '.join(f'{name}={setting.get(name, "-")}' for name in differing) for setting in settings
-  ]
+  values = {
+    name: [f'{name}={setting.get(name, "-")}' for setting in settings]
+    for name in sorted({name for setting in settings for name in setting})
+  }
+  by_length = sorted(values, key=lambda name: (name != 'replay.ratio', sum(map(len, values[name]))))
+  labels = [''] * len(settings)
+  for name in by_length:
+    longer = [', '.join(filter(None, pair)) for pair in zip(labels, values[name])]
+    if len(set(longer)) > len(set(labels)):
+      labels = longer
+  return labels
 
 
 def scores(groups: Sequence[Group]) -> dict[str, str]:
-  """Source of an evaluation -> the metric of its score: avg@k, or pass@1 where k is 1."""
+  """Return evaluation source -> metric of its score: avg@k, or pass@1 if k is 1."""
   return score_names([run.metrics for group in groups for run in group.runs])
 
 
 def score_names(found: Sequence[Run]) -> dict[str, str]:
-  """`scores` from the metrics of some runs."""
+  """Return the same as `scores`, from the metrics of some runs."""
   names = {name for run in found for record in run for name in record}
   of_source: dict[str, str] = {}
-  for name in sorted(names, reverse=True):  # pass@1 first, avg@k in its place
+  for name in sorted(names, reverse=True):  # pass@1 first, then avg@k replaces it
     if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
       of_source[match[1]] = name
   return dict(sorted(of_source.items()))
+
+
+# ---- Metrics over steps ----
+
+SMOOTHED_FROM = 40  # points; a shorter line is drawn as it is, with a marker at each
+_SMOOTHED_SHARE = 1 / 40  # of a line's points, to either side
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+  """A metric over the steps at which every seed has a finite value."""
+
+  steps: np.ndarray  # [S]
+  value_SN: np.ndarray  # one column per seed
+
+  @property
+  def mean(self) -> np.ndarray:
+    """Return the mean over seeds, [S]."""
+    return self.value_SN.mean(axis=1)
+
+  @property
+  def std(self) -> np.ndarray:
+    """Return the sample standard deviation over seeds (n - 1), [S]; 0 for a single seed."""
+    steps, seeds = self.value_SN.shape
+    return self.value_SN.std(axis=1, ddof=1) if seeds > 1 else np.zeros(steps)
+
+
+def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
+  """Return a metric of several runs; None if they have it at no common step."""
+  series = [
+    {int(row['step']): row[name] for row in run if math.isfinite(row.get(name, math.nan))}
+    for run in runs
+  ]
+  steps = sorted(set.intersection(*map(set, series)))
+  if not steps:
+    return None
+  return Series(np.array(steps), np.array([[values[s] for values in series] for s in steps]))
+
+
+def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
+  """Return the moving average over a fortieth of all points to either side, fewer at the ends.
+
+  `points` replaces the number of `values`, so that several lines are smoothed alike.
+  """
+  array = np.asarray(values, np.float64)
+  reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))
+  window = np.ones(2 * reach + 1)
+  # Not mode 'same': its result is as long as the window if the window is longer than the line.
+  sums, counts = np.convolve(array, window), np.convolve(np.ones_like(array), window)
+  return (sums / counts)[reach : reach + len(array)]

@@ -1,62 +1,67 @@
-"""What a run records of every response and of every question, step by step: the folder records/.
+"""Records of every response and every question of a run, step by step: the folder records/.
 
-Three tables in parquet files of some steps each. A file's name ends in the first of its steps, but
-what is in it is found by its column `step` alone. record_writer.py writes them while the run goes
-on, and step_rows.py computes the values.
+Three tables in parquet files of several steps each. A file's name ends in its first step, but only
+the column `step` says which steps it holds. `Writer` writes the files during the run, so that a
+resumed run has the rows of one that was never stopped. step_rows.py computes the values.
 
 A later version may add nullable columns, which are null in older files.
 """
 
+import concurrent.futures
+import contextlib
 import os
 import pathlib
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
 
 FOLDER = 'records'  # in the workdir
 
 # A response of a step, generated or replayed; its tokens include the end token.
-# "Now" is under the policy as it was when the step began.
+# "Now" means under the policy with which the step began.
 RESPONSES = pa.schema(
   [
     pa.field('step', pa.int32(), nullable=False),
     pa.field('question', pa.int32(), nullable=False),  # its row in the data
-    pa.field('group', pa.int32(), nullable=False),  # place of its question in the step, from 0
+    pa.field('group', pa.int32(), nullable=False),  # index of its question in the step, from 0
     pa.field('sample', pa.int32(), nullable=False),  # 0 … K - 1; a replayed one is the last
     pa.field('is_replay', pa.bool_(), nullable=False),
     pa.field('reward', pa.float64(), nullable=False),
-    # What each function of config.grading.rewards gave, by its name, before its weight; null where
-    # grading failed, and of a replayed one, which keeps only their weighted sum.
+    # The value of each function of config.grading.rewards, by its name, before its weight. Null if
+    # grading failed, and for a replayed response, which keeps only their weighted sum.
     pa.field('components', pa.map_(pa.string(), pa.float64())),
-    pa.field('outcome', pa.string(), nullable=False),  # of the verdict; 'correct' of a replayed one
-    pa.field('reason', pa.string()),  # why grading failed, in words; null where it did not
-    # As the verifier extracted it, cut at worker.MAX_ANSWER characters; null where there is none,
-    # grading failed, or the response is a replayed one.
+    # Of the verdict; 'correct' or 'wrong' if replayed.
+    pa.field('outcome', pa.string(), nullable=False),
+    pa.field('reason', pa.string()),  # why grading failed, in words; null if it did not
+    # As the verifier extracted it, cut at worker.MAX_ANSWER characters. Null if there is none, if
+    # grading failed, or if the response is replayed.
     pa.field('answer', pa.string()),
     pa.field('length', pa.int32(), nullable=False),  # tokens
     pa.field('truncated', pa.bool_(), nullable=False),  # cut at the limit, without an end token
-    # Means over tokens of entropy, in nats, and of probability, exp(logp): the sampler's for a
+    # Means over tokens of the entropy in nats and of the probability exp(logp): the sampler's for a
     # fresh response, now for a replayed one.
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
     pa.field('advantage', pa.float32(), nullable=False),
-    # The step that wrote it, or its first token.
+    # The step in which it, or its first token, was written.
     pa.field('policy_step', pa.int32(), nullable=False),
     pa.field('has_code_block', pa.bool_(), nullable=False),
-    pa.field('valid_steps', pa.bool_()),  # null where the task cannot check steps
-    # Null for fresh responses from here on.
-    # Mean token entropies now of all its question's stored ones, oldest first; null where
-    # replay.trajectory_selection chooses without them.
+    pa.field('valid_steps', pa.bool_()),  # null if the task cannot check steps
+    # From here on null for fresh responses.
+    # Mean token entropies now of all stored trajectories of its question, oldest first. Null if
+    # replay.trajectory_selection does not need them.
     pa.field('candidate_entropies', pa.list_(pa.float32())),
     # Over tokens, of w = pi_now / pi_past; 1 without objective.importance_correction.
     pa.field('ratio_mean', pa.float32()),
     pa.field('ratio_max', pa.float32()),
     pa.field('ratio_variance', pa.float32()),
-    # Over tokens, of what multiplies the advantage: f(w), or what objective.shaping makes of w.
+    # Over tokens, of the factor of the advantage: f(w), or the result of objective.shaping on w.
     pa.field('shaped_mean', pa.float32()),
     pa.field('shaped_variance', pa.float32()),
     pa.field('times_replayed', pa.int32()),  # this time included
@@ -73,16 +78,16 @@ QUESTIONS = pa.schema(
     pa.field('text', pa.string()),
     pa.field('answer', pa.string()),  # the ground truth
     pa.field('is_replay', pa.bool_(), nullable=False),
-    # Share of successes, the replayed one counted in with replay.count_replayed.
+    # Share of successes; includes the replayed one with replay.count_replayed.
     pa.field('correctness', pa.float64(), nullable=False),
-    pa.field('bucket_before', pa.int32()),  # null where it is not in the buffer
+    pa.field('bucket_before', pa.int32()),  # null if it is not in the buffer
     pa.field('bucket_after', pa.int32()),
     pa.field('retired_step', pa.int32()),  # this step, if the question retired in it; else null
   ]
 )
 
-# A response that is recorded token by token (config.metrics.recorded_groups). One value for each
-# token, the end token included; in nats.
+# A response that is recorded token by token (config.metrics.recorded_groups). Each token, the end
+# token included, has one value in nats.
 TOKENS = pa.schema(
   [
     pa.field('step', pa.int32(), nullable=False),
@@ -95,7 +100,7 @@ TOKENS = pa.schema(
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
     # Under the policy that wrote a replayed response; null for fresh ones.
     pa.field('past_logp', pa.list_(pa.float32())),
-    # Of an episode, see datatypes.Turn: the other values are 0 at tokens of its environment. Null
+    # Of an episode, see datatypes.Turn; all other values are 0 at the environment's tokens. Null
     # for single turns.
     pa.field(
       'turns',
@@ -121,10 +126,10 @@ class Records(NamedTuple):
 
 
 def read(workdir: str | os.PathLike) -> Records:
-  """The records of a run, as far as they are written; tables without rows where there are none.
+  """Read the records that a run has written; the tables are empty if there are none.
 
-  A column as NumPy array: `read(workdir).responses['entropy'].to_numpy()`. While the run goes on
-  the steps since the newest file are missing. Raises InputError for a damaged file.
+  A column as NumPy array: `read(workdir).responses['entropy'].to_numpy()`. During the run, the
+  steps since the newest file are missing. Raises InputError for a damaged file.
   """
   return Records(*(_read_table(workdir, name) for name in Records._fields))
 
@@ -137,31 +142,31 @@ def _read_table(workdir: str | os.PathLike, name: str) -> pa.Table:
 
 
 def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:
-  """The files of the table `name`."""
+  """Return the paths of the files of the table `name`, sorted."""
   return sorted((pathlib.Path(workdir) / FOLDER).glob(f'{name}_*.parquet'))
 
 
 def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.Path:
-  """The file of the table `name` that begins with `first_step`."""
+  """Return the path of the file of the table `name` that begins with `first_step`."""
   return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
 
 
 def read_file(path: pathlib.Path, name: str) -> pa.Table:
-  """One file of the table `name`, with nulls in columns that an older version did not write.
+  """Read one file of the table `name`; columns that an older version did not write are null.
 
-  Raises InputError where it cannot be read.
+  Raises InputError if it cannot be read.
   """
   try:
     return _completed(parquet.read_table(path), SCHEMAS[name]).cast(SCHEMAS[name])
   except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
     raise InputError(
-      f'{path} cannot be read as {name} of a run ({str(error).splitlines()[0]:.200}); bring back a '
-      'copy of it, or delete it to go on without its rows.'
+      f'{path}: cannot be read as {name} of a run ({str(error).splitlines()[0]:.200}). Restore a '
+      'copy, or delete it to go on without its rows.'
     ) from error
 
 
 def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-  """The table with nulls for the nullable columns of `schema` that it lacks, in their place."""
+  """Return the table with each nullable column of `schema` that it lacks added as nulls."""
   for place, field in enumerate(schema):
     if field.nullable and field.name not in table.column_names:
       nulls = pa.nulls(table.num_rows, field.type)
@@ -175,3 +180,108 @@ def write_file(path: pathlib.Path, table: pa.Table) -> None:
     parquet.write_table(table, file, compression='zstd')
     file.flush()
     os.fsync(file.fileno())
+
+
+# ---- The writer ----
+
+Columns = Mapping[str, Sequence[Any]]  # of rows of a table, by name
+Rows = Mapping[str, Columns]  # of a step, by the table's name (SCHEMAS)
+
+
+class Writer:
+  """A writer of each step's rows, in a thread; with several hosts only the first one writes.
+
+  A file holds the steps of a window, such as 11 to 20. It is written when the window is complete,
+  and with the steps so far before each checkpoint. So every step that a checkpoint covers is on
+  disk, and at most one window is in memory.
+
+  Opening a writer at `first_step` drops the rows of that step and later ones, because a resumed run
+  starts from its last checkpoint and repeats the steps after it. The next call raises an error of
+  the thread.
+  """
+
+  def __init__(self, workdir: str | os.PathLike, first_step: int, every: int) -> None:
+    """Open records/ for files of `every` steps; raise InputError for a damaged file."""
+    self._writes = hosts.is_first()
+    if not self._writes:
+      return
+    self._workdir, self._every = pathlib.Path(workdir), every
+    (self._workdir / FOLDER).mkdir(parents=True, exist_ok=True)
+    _drop(self._workdir, first_step)
+    # Only this one thread uses what follows, so there is nothing to lock.
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='records')
+    self._pending: list[concurrent.futures.Future[None]] = []
+    self._window = 0  # the first step of the open file; 0 for none
+    self._tables: dict[str, pa.Table] = {}  # its content, by the table's name
+    self._is_written = True  # all of the content
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    if not self._writes:
+      return
+    # Another error must not hide the one that ends the run.
+    with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
+      self.flush()
+    self._thread.shutdown()
+
+  def add(self, step: int, rows: Rows) -> None:
+    """Queue the rows of a step without waiting; each step must be later than the one before."""
+    if not self._writes:
+      return
+    self._await([future for future in self._pending if future.done()])
+    self._pending.append(self._thread.submit(self._take, step, rows))
+
+  def flush(self) -> None:
+    """Wait until all rows so far are on disk."""
+    if not self._writes:
+      return
+    self._pending.append(self._thread.submit(self._write))
+    self._await(list(self._pending))
+
+  def _await(self, futures: Sequence[concurrent.futures.Future[None]]) -> None:
+    for future in futures:
+      self._pending.remove(future)
+      future.result()
+
+  def _take(self, step: int, rows: Rows) -> None:
+    window = (step - 1) // self._every * self._every + 1
+    if window != self._window:
+      self._write()
+      self._window = window
+      self._tables = {name: self._present(name) for name in rows}
+    for name, columns in rows.items():
+      new = pa.table(dict(columns), schema=SCHEMAS[name])
+      self._tables[name] = pa.concat_tables([self._tables[name], new])
+    self._is_written = False
+    if step == window + self._every - 1:
+      self._write()
+
+  def _present(self, name: str) -> pa.Table:
+    """Read the rows that the window's file has already if a run resumes within the window."""
+    path = path_of(self._workdir, name, self._window)
+    if not path.exists():
+      return SCHEMAS[name].empty_table()
+    return read_file(path, name)
+
+  def _write(self) -> None:
+    if not self._is_written:
+      for name, table in self._tables.items():
+        if table.num_rows:  # there may be no tokens
+          write_file(path_of(self._workdir, name, self._window), table)
+      self._is_written = True
+
+
+def _drop(workdir: pathlib.Path, first_step: int) -> None:
+  """Remove the rows from `first_step` on, and the incomplete files of a killed process."""
+  for path in (workdir / FOLDER).glob('*.new'):
+    path.unlink()
+  for name in SCHEMAS:
+    for path in files(workdir, name):
+      table = read_file(path, name)
+      kept = table.filter(compute.field('step') < first_step)
+      if not kept.num_rows:
+        path.unlink()
+      elif kept.num_rows < table.num_rows:
+        write_file(path, kept)

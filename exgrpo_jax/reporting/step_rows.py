@@ -1,4 +1,4 @@
-"""What a step collected as rows: those of records/ (see step_records.py), and samples to read."""
+"""The experience of a step as rows of records/ (see step_records.py), samples and metrics."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from exgrpo_jax.datatypes import (
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.rewards import has_code_block
 from exgrpo_jax.reporting import step_records
-from exgrpo_jax.reporting.record_writer import Columns, Rows
+from exgrpo_jax.reporting.step_records import Columns, Rows
 from exgrpo_jax.rollout import partial
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -34,10 +34,10 @@ _Row = dict[str, Any]
 
 
 def recorded_groups(plan: Plan, count: int, seed: int) -> list[int]:
-  """The groups of a step whose responses are recorded token by token, ascending; at most `count`.
+  """Choose at most `count` groups of a step to record token by token; return them ascending.
 
-  A question's priority depends on seed and row alone, so one that was recorded once is likely to be
-  recorded at each later visit too, and its story is complete.
+  A question's priority depends only on the seed and its row. So a question that was recorded once
+  is likely to be recorded at each later visit too, and its history is complete.
   """
   row_Q = np.array([question.row for question in plan.questions])
   rank_Q = randomness.ranks(seed, Purpose.RECORDED_GROUPS, row_Q)
@@ -52,11 +52,11 @@ def rows(
   after: Bucketed,
   with_tokens: Collection[int],
 ) -> Rows:
-  """The step's rows of all tables; of tokens those of the groups `with_tokens`.
+  """Return the step's rows for every table. Token rows are limited to the groups `with_tokens`.
 
-  The policy as the step begins wrote the fresh responses and scored what is replayed, so entropies,
-  probabilities and ratios are those of the first minibatch's loss, up to rounding. `before` is the
-  buffer from which the step was planned, `after` has what the step found.
+  The policy at the start of the step wrote the fresh responses and scored the replayed ones. So
+  entropies, probabilities and ratios equal those in the first minibatch's loss, up to rounding.
+  `before` is the buffer from which the step was planned, `after` the buffer after the step.
   """
   return {
     'responses': _columns('responses', _responses(tokenizer, experience)),
@@ -116,7 +116,7 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
 
 
 def _escaped(text: str) -> str:
-  """Text without lone surrogates, which Arrow refuses."""
+  """Escape lone surrogates, which Arrow refuses."""
   return text.encode(errors='backslashreplace').decode()
 
 
@@ -124,13 +124,12 @@ def _replayed(
   tokenizer: Tokenizer, question: Question, replayed: Trajectory, scores: ReplayScores
 ) -> _Row:
   text, check_steps = tokenizer.decode(replayed.tokens), step_checker(question)
-  with np.errstate(over='ignore'):  # what the past policy found absurd has an infinite ratio
+  with np.errstate(over='ignore'):  # a token that the past policy found absurd: infinite ratio
     ratio = np.exp(scores.logp - replayed.logp[replayed.own])
   return {
     'is_replay': True,
     'reward': replayed.reward,
-    # Whether a stored failure had an answer is not known.
-    'outcome': 'correct' if replayed.correct else 'wrong',
+    'outcome': _outcome(replayed),
     'length': replayed.num_own,
     'truncated': int(replayed.tokens[-1]) not in tokenizer.eos_ids,
     'entropy': float(np.mean(scores.entropy)),
@@ -147,8 +146,13 @@ def _replayed(
   }
 
 
+def _outcome(stored: Trajectory) -> str:
+  # The buffer does not tell if a wrong response had an answer.
+  return 'correct' if stored.correct else 'wrong'
+
+
 def _variance(ratio: np.ndarray) -> float:
-  """Infinite as soon as one ratio is, where NumPy would say NaN."""
+  """Return the variance; infinity if one ratio is infinite, where NumPy returns NaN."""
   # float64: the square of a large float32 is infinite.
   return math.inf if np.isinf(ratio).any() else float(np.var(ratio, dtype=np.float64))
 
@@ -179,7 +183,7 @@ def _questions(
 def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
   plan = experience.plan
   for group in groups:
-    # The arrays as they are: the writer's thread turns them into lists, which may be long.
+    # Arrays, not lists: the writer's thread converts them, which may take long.
     members: list[_Row] = [
       {
         'tokens': response.tokens,
@@ -218,10 +222,10 @@ def _turns(written: Response | Trajectory) -> list[_Row] | None:
 
 
 def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
-  """At most `count` rows: a random response of random groups, and what each of these replays.
+  """Draw at most `count` rows: one response of each of some random groups, and its replay.
 
-  Prompts and responses have their special tokens, so that a chat template can be checked. The draw
-  depends on seed and step alone.
+  Prompts and responses show their special tokens, so that a chat template can be checked. The draw
+  depends only on seed and step.
   """
   plan = experience.plan
   rows: list[_Row] = []
@@ -253,8 +257,8 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
         | _written(tokenizer, replayed.tokens)
         | {
           'reward': replayed.reward,
-          'correct': True,  # only successes are stored
-          'outcome': 'correct',
+          'correct': replayed.correct,
+          'outcome': _outcome(replayed),
           'replayed': True,
           'written_in_step': replayed.step,
         }
@@ -263,7 +267,7 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
 
 
 def _written(tokenizer: Tokenizer, tokens: np.ndarray) -> _Row:
-  """A response's text, and whether it was cut at the limit and lacks an end token."""
+  """Return a response's text; it is 'truncated' if it was cut at the limit, before an end token."""
   return {
     'response': tokenizer.decode(tokens, special=True),
     'truncated': int(tokens[-1]) not in tokenizer.eos_ids,
@@ -273,7 +277,7 @@ def _written(tokenizer: Tokenizer, tokens: np.ndarray) -> _Row:
 # ---- Metrics of a step ----
 
 
-OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # every way in which grading a response can end
+OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # all possible results of grading a response
 
 
 def measure_step(
@@ -282,13 +286,13 @@ def measure_step(
   rows: Rows,
   sums: Mapping[str, ArrayLike],
 ) -> dict[str, float]:
-  """All metrics of a step except its times.
+  """Compute all metrics of a step except its times.
 
   Args:
-    experience: what the step collected.
+    experience: the step's rollouts, verdicts and replays.
     after: the buffer after the step.
     rows: the step's records.
-    sums: of the update, as the loop's `learn` returns them, on the host.
+    sums: the update's sums, as the loop's `learn` returns them, on the host.
   """
   arrays = {name: np.asarray(value) for name, value in sums.items()}
   totals = {name: float(array) for name, array in arrays.items() if not array.ndim}
@@ -317,21 +321,21 @@ def rollout_metrics(
   replays: Sequence[Trajectory | None],
   verdicts: Sequence[Sequence[Verdict]],
 ) -> dict[str, float]:
-  """Rewards, pass rates and lengths of fresh responses; ages of replayed trajectories.
+  """Compute rewards, pass rates and lengths of fresh responses, and ages of replayed trajectories.
 
-  'reward_std' is over all fresh responses; 'reward_std_within' is the mean over groups of the
-  standard deviation within, the replayed reward included, which advantages are made of.
+  'reward_std' is over all fresh responses. 'reward_std_within' is the mean over groups of the
+  standard deviation within a group, the replayed reward included, because advantages include it.
   'groups/zero_advantage' is the share of groups with equal rewards in float32, the replayed one
   included: their advantages are 0, so they give no learning signal. 'rewards/…' are the means of
   the reward's components before their weights, over the responses that have one. 'grading/…' are
-  the shares of each outcome; the clock decides what timed out, so a run of the same seed may differ
+  the shares of each outcome. Time-outs depend on the clock, so a run of the same seed may differ
   there. Lengths are in tokens, ages in steps.
 
   Args:
-    plan: which questions the step worked on.
+    plan: the step's questions.
     responses: the fresh responses, by group.
     replays: the replayed trajectory of each group; None in a group of a fresh question.
-    verdicts: of `responses`, in the same order.
+    verdicts: the verdict on each response, in the same order.
   """
   fresh = [verdict for group in verdicts for verdict in group]
   lengths = [response.num_own for group in responses for response in group]
@@ -370,13 +374,13 @@ def rollout_metrics(
 
 
 def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
-  """What the rows of a step's records add up to; step_records.py says what each column means.
+  """Compute the metrics that follow from a step's rows; step_records.py describes the columns.
 
-  'groups/…' are shares of groups, in whose correctness the replayed row counts as
-  `replay.count_replayed` says. 'replay/bucket_…' counts the replayed questions by their bucket
-  before the step. The others are means over fresh or replayed responses, each with the same weight:
+  'groups/…' are shares of groups; `replay.count_replayed` decides if the replayed row counts in a
+  group's correctness. 'replay/bucket_…' counts the replayed questions by their bucket before the
+  step. The others are means over fresh or replayed responses, each with the same weight:
   'entropy/incorrect' over all fresh ones that are not correct, 'valid_steps/correct' over the fresh
-  correct ones whose steps can be checked. A mean over nothing is left out.
+  correct ones whose steps can be checked. A mean over no response is left out.
   """
   responses, questions = rows['responses'], rows['questions']
 
@@ -411,7 +415,7 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
 
 
 def buffer_metrics(bucketed: replay.Bucketed, num_rollouts: int) -> dict[str, float]:
-  """Sizes of the replay buffer and of each of its K = `num_rollouts` buckets, in questions."""
+  """Measure the replay buffer and each of its K = `num_rollouts` buckets, in questions."""
   buffer = bucketed.buffer
   count_K = np.bincount(list(bucketed.bucket_of.values()), minlength=num_rollouts)
   stored = (one for entry in buffer.entries.values() for one in entry.trajectories)

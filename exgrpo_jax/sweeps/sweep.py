@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import alarms, comparison, metrics
+from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import check_workdir, check_writable, folder_held
 from exgrpo_jax.sweeps import launcher, trials
 
@@ -182,15 +184,18 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
   if not runs:
     print('no trial has finished: nothing to compare', flush=True)
     return
+  from exgrpo_jax.reporting import canvas  # matplotlib takes half a second
+
   text = comparison.table(runs, wanted)
-  path, picture = os.path.join(workdir, 'sweep.md'), os.path.join(workdir, 'sweep.png')
-  with open(path, 'w', encoding='utf-8') as file:
-    file.write(
+  path, picture = pathlib.Path(workdir, 'sweep.md'), pathlib.Path(workdir, 'sweep.png')
+  with replacing(path) as unfinished:
+    unfinished.write_text(
       'Mean ± standard deviation over seeds; final is the last evaluation, best the highest of '
       'each run (of what should fall, such as truncated, the lowest), the start included.'
-      f'\n\n{text}\n'
+      f'\n\n{text}\n',
+      encoding='utf-8',
     )
-  comparison.picture(runs, picture)
+  canvas.picture(runs, picture)
   print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)
 
 

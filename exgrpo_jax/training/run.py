@@ -15,7 +15,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, gradients, optimizer, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import alarms, metrics, record_writer
+from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
@@ -36,7 +36,7 @@ class Run:
   base_sums: Mapping[str, int]  # with LoRA; see `checkpoint.save`
   grader: pool.Grader
   writer: metrics.Writer
-  records: record_writer.Writer
+  records: step_records.Writer
   checkpoints: ocp.CheckpointManager
   clock: Clock
   compiled: compilations.Counter

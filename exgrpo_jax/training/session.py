@@ -29,7 +29,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, disk, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import alarms, metrics, record_writer
+from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
@@ -207,7 +207,7 @@ def opened(
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
-      record_writer.Writer(workdir, first, config.metrics.records_every) as records,
+      step_records.Writer(workdir, first, config.metrics.records_every) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
       past = metrics.read(workdir)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from exgrpo_jax.reporting import bootstrap
+from exgrpo_jax.reporting import comparison
 from studies import tables as study_tables
 from studies.tests.examples import run, study
 
@@ -33,7 +33,7 @@ def tables(*runs, settings=('sums',), **fields):
   ],
 )
 def test_a_difference_is_judged_by_all_of_its_interval(low, high, said):
-  assert study_tables.judgement(bootstrap.Estimate(0.1, low, high), 0.05) == said
+  assert study_tables.judgement(comparison.Estimate(0.1, low, high), 0.05) == said
 
 
 def test_three_seeds_have_intervals_and_a_conclusion():

@@ -1,18 +1,20 @@
-"""When a run is warned that its steps teach nothing, or that its questions run out."""
+"""Warnings that a run learns nothing or runs out of questions, and the end of a run."""
 
 import dataclasses
+import math
 
 import pytest
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Verdict
+from exgrpo_jax.learner import optimizer
 from exgrpo_jax.reporting import alarms, metrics
 from exgrpo_jax.training import run
 from tests.helpers import tiny
 
 STEPS = alarms.WINDOW
 SETUP = alarms.Setup(num_steps=500, pool=1000, questions=32, max_response=64)
-WELL = {
+TAUGHT = {
   'length/truncated': 0.9,
   'pass_rate/all': 0.125,
   'buffer/retired': 10,
@@ -23,10 +25,10 @@ WELL = {
 
 
 def observed(records, setup=SETUP):
-  """What is printed of steps 1, 2, ... with these changes to WELL."""
+  """Return the warnings printed for steps 1, 2, ... with these changes to TAUGHT."""
   past, printed = alarms.History(), []
   for step, record in enumerate(records, 1):
-    past, warnings = alarms.observe(setup, past, WELL | record | {'step': step})
+    past, warnings = alarms.observe(setup, past, TAUGHT | record | {'step': step})
     printed += warnings
   return printed
 
@@ -89,7 +91,7 @@ def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, r
 def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all, by_none, remedy):
   solved = {'groups/solved_by_all': by_all, 'groups/solved_by_none': by_none}
   (warning,) = observed([solved | {'groups/zero_advantage': 0.8}] * STEPS)
-  assert '80% of the groups in steps 1 to 20' in warning and f'Give {remedy} questions' in warning
+  assert '80% of the groups in steps 1 to 20' in warning and f'Use {remedy} questions' in warning
   assert f'{by_all:.0%} were solved by all responses, {by_none:.0%} by none' in warning
   assert (
     alarms.silent_groups([])
@@ -144,7 +146,7 @@ def test_the_recorded_run_is_warned_of_its_pool(recorded):
 def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
   with metrics.Writer(tmp_path, 0) as writer:
     for step, share in enumerate((1.0, 0.5, 1.0, 1.0), 1):
-      writer.write(step, WELL | {'groups/zero_advantage': share})
+      writer.write(step, TAUGHT | {'groups/zero_advantage': share})
     setup = run.alarm_setup(recorded.experiment, recorded.rollout)
   history = alarms.history(setup, metrics.read(tmp_path))
   assert history.silent_steps == 2 and len(history.recent) == 4
@@ -153,7 +155,7 @@ def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
 @pytest.mark.parametrize('stopped', [5, 20, 43])
 def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
   records = [
-    WELL | {'groups/zero_advantage': 0.9 + step % 7 / 60, 'step': step} for step in range(1, 130)
+    TAUGHT | {'groups/zero_advantage': 0.9 + step % 7 / 60, 'step': step} for step in range(1, 130)
   ]
 
   def warned(past, records):
@@ -166,3 +168,59 @@ def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
     list(warned(alarms.history(SETUP, records[:stopped]), records[stopped:])) == whole[stopped:]
   )
   assert sum(map(len, whole)) == 2
+
+
+# ---- When a run ends early ----
+
+
+CONFIG = optimizer.OptimizerConfig(minibatches=2)
+WELL = {'entropy': 0.5, 'loss': 0.1, 'gradient_norm': 0.01, 'optimizer/skipped': 0.0}
+FALLS = {0: 0.5, 10: 0.6, 20: 0.4, 30: 0.6, 40: 0.7, 50: 0.1}  # 0.6 again is no better
+
+
+@pytest.mark.parametrize(
+  ('num_steps', 'patience', 'step'),
+  [(60, 0, 60), (60, 1, 20), (60, 2, 30), (60, 3, 60), (10, 2, 10)],
+)
+def test_a_run_ends_where_patience_evaluations_are_no_better_than_the_best(
+  num_steps, patience, step
+):
+  assert alarms.last_step(FALLS, num_steps, patience) == step
+
+
+def test_scores_are_those_of_the_validation_set():
+  records = [{'step': 0.0, alarms.SCORE: 0.5}, {'step': 1.0}, {'step': 2, 'reward': 1.0}]
+  assert alarms.scores_of(records) == {0: 0.5}
+
+
+def breakdown(*changes):
+  """Return the breakdown after steps with these changes to WELL, oldest first."""
+  steps = [WELL | change | {'step': step} for step, change in enumerate(changes, 1)]
+  return alarms.breakdown(CONFIG, steps)
+
+
+@pytest.mark.parametrize('entropy', [math.nan, math.inf])
+def test_an_entropy_that_is_not_finite_stops_a_run_at_once(entropy):
+  why = breakdown({}, {'entropy': entropy, 'gradient_norm': math.nan, 'optimizer/skipped': 1.0})
+  assert f'entropy {entropy}' in why and 'config.optimizer.learning_rate=1e-06' in why
+
+
+def test_where_no_update_was_made_the_weights_are_at_fault():
+  why = breakdown({'entropy': math.nan, 'optimizer/skipped': 2.0})
+  assert 'config.model.path' in why and 'learning_rate' not in why
+
+
+@pytest.mark.parametrize('norm', [math.nan, 100.0])
+def test_a_gradient_that_is_not_finite_or_too_large_is_tolerated_singly(norm):
+  skipped = {'loss': math.nan, 'gradient_norm': norm, 'optimizer/skipped': 2.0}
+  assert not breakdown(*[{}] * 5, skipped)
+  assert not breakdown(*[skipped, {}] * 10), 'half of them'
+
+
+def test_a_run_most_of_whose_updates_are_skipped_stops():
+  """11 of the 20 of ten steps."""
+  half, all_of_it = {'optimizer/skipped': 1.0}, {'optimizer/skipped': 2.0, 'gradient_norm': 100.0}
+  assert not breakdown(*[half] * 8, all_of_it), 'too few steps to say'
+  why = breakdown(*[{}] * 5, *[half] * 9, all_of_it)
+  assert '11 of the 20 updates' in why and 'config.optimizer.skip_above_norm=7.8' in why
+  assert not breakdown(*[all_of_it] * 9, *[{}] * 5), 'steps that are past'

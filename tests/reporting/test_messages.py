@@ -1,4 +1,4 @@
-"""What a run tells its user, at its start, after each step and at its end."""
+"""The messages of a run to its user: at its start, after each step and at its end."""
 
 import math
 import os
@@ -25,7 +25,7 @@ def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
     f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each',
     f'4 questions of {recorded.evaluations[0].spec}',
     'every 16 steps',
-    '32, of which 8 are done',
+    '32 (8 done already)',
     '/tmp/run',
   ):
     assert words in text, words

@@ -1,13 +1,19 @@
-"""What a run records and reads back."""
+"""Metrics are written and read back: metrics.jsonl, TensorBoard, Weights & Biases."""
 
 import json
 import math
+import struct
+import sys
+import types
 
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
 
+from exgrpo_jax.commands import train
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
+from tests.helpers import tiny
 
 
 def write_steps(workdir, first_step, steps, value):
@@ -16,12 +22,13 @@ def write_steps(workdir, first_step, steps, value):
       writer.write(step, {'reward': value})
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def at_noon(monkeypatch):
   """Every record is written at second 12."""
   monkeypatch.setattr('time.time', lambda: 12.0)
 
 
+@pytest.mark.usefixtures('at_noon')
 def test_a_step_is_one_line_of_strict_json_that_can_be_read_at_once(tmp_path):
   with metrics.Writer(tmp_path, 0) as writer:
     writer.write(0, {'reward': np.float64(1 / 3), 'entropy': math.nan, 'max': math.inf, 'n': 2})
@@ -34,6 +41,7 @@ def test_a_step_is_one_line_of_strict_json_that_can_be_read_at_once(tmp_path):
   assert record['reward'] == 1 / 3 and math.isnan(record['entropy']) and record['max'] == math.inf
 
 
+@pytest.mark.usefixtures('at_noon')
 def test_a_resumed_run_drops_the_records_of_steps_that_it_repeats(tmp_path):
   write_steps(tmp_path, 0, range(4), 0.0)
   write_steps(tmp_path, 2, [2], 1.0)
@@ -95,3 +103,179 @@ def test_rows_are_written_atomically(tmp_path):
   with pytest.raises(TypeError):
     metrics.write_rows(path, [{'question': 'b'}, {'question': object()}])
   assert path.read_text() == '{"question": "a"}\n'
+
+
+# ---- TensorBoard ----
+
+
+def events(workdir):
+  """The events under workdir/tensorboard; a file repeats length, checksum, event, checksum."""
+  for path in sorted((workdir / 'tensorboard').iterdir()):
+    data = path.read_bytes()
+    while data:
+      (length,) = struct.unpack('<Q', data[:8])
+      yield event_pb2.Event.FromString(data[12 : 12 + length])
+      data = data[16 + length :]
+
+
+def of_plugin(workdir, name):
+  """(step, value) of the summaries that a plugin shows."""
+  return [
+    (event.step, value)
+    for event in events(workdir)
+    for value in event.summary.value
+    if value.metadata.plugin_data.plugin_name == name
+  ]
+
+
+def scalars(workdir):
+  return [
+    (event.step, value.tag, value.simple_value)
+    for event in events(workdir)
+    for value in event.summary.value
+    if not value.metadata.plugin_data.plugin_name
+  ]
+
+
+def test_a_resumed_run_drops_the_scalars_of_steps_that_it_repeats(tmp_path):
+  with metrics.Writer(tmp_path, 3) as writer:
+    for step in (3, 4):
+      writer.write(step, {'reward': 0.5})
+  assert scalars(tmp_path) == [(3, 'reward/mean', 0.5), (4, 'reward/mean', 0.5)]
+  starts = [e.step for e in events(tmp_path) if e.session_log.status == event_pb2.SessionLog.START]
+  assert starts == [3]
+
+
+def test_every_tag_of_a_real_run_is_in_a_group_and_every_metric_has_one(recorded):
+  written = {(step, tag) for step, tag, _ in scalars(recorded.workdir)}
+  assert all('/' in tag for _, tag in written)
+  assert written == {
+    (record['step'], metrics.tag(name))
+    for record in metrics.read(recorded.workdir)
+    for name in record
+    if name not in ('step', 'timestamp')
+  }
+  assert all('/' in tag for _, tag, _ in scalars(recorded.workdir / 'warm_start'))
+  assert metrics.tag('eval/a b/pass@1_low') == 'eval_interval/a_b/pass_at_1_low'
+
+
+def test_completions_of_every_step_can_be_read_and_the_settings_once(recorded):
+  texts = of_plugin(recorded.workdir, 'text')
+  # tensorboardX itself adds the last part.
+  named = [(step, value.tag.removesuffix('/text_summary'), value) for step, value in texts]
+  (settings,) = [(step, value) for step, name, value in named if name == 'settings']
+  assert settings[0] == 0
+  assert f'"ratio": {tiny.RATIO}'.encode() in settings[1].tensor.string_val[0]
+  completions = [(step, name, value) for step, name, value in named if name != 'settings']
+  assert {step for step, _, _ in completions} == set(range(1, tiny.NUM_STEPS + 1))
+  assert {name for _, name, _ in completions} == {
+    f'completions/{kind}_{number}' for kind in ('fresh', 'replayed') for number in (1, 2)
+  }
+  assert all(b'**response**' in value.tensor.string_val[0] for _, _, value in completions)
+
+
+def test_a_completion_is_code_whatever_is_in_it_and_is_cut_where_it_is_long():
+  row = dict(row=3, answer='7', outcome='wrong', reward=0.0, truncated=True, replayed=False)
+  row |= {'question': '<|user|>3+4\n```', 'response': 'x' * 4100}
+  text = metrics.markdown(row)
+  assert text.startswith('row: 3, answer: 7, outcome: wrong, reward: 0.0, truncated: True\n\n')
+  assert '**question**\n\n    <|user|>3+4\n    ```\n\n' in text
+  assert text.endswith(f'    {"x" * 4000} … (100 more characters)')
+  replayed = metrics.markdown(row | {'replayed': True, 'written_in_step': 2})
+  assert 'written in step: 2' in replayed
+
+
+def test_a_full_disk_neither_ends_nor_blocks_a_run(tmp_path):
+  """The board's thread would die of it, and its queue of ten events would never empty again."""
+  with open('/dev/full', 'wb') as full, metrics.Writer(tmp_path, 0) as writer:
+    (board,) = writer._board.all_writers.values()
+    file = board.event_writer._ev_writer._py_recordio_writer._writer
+    file._file.close()
+    file._file = full
+    for step in range(1000):
+      writer.write(step, {'reward': 1.0})
+
+
+# ---- Weights & Biases, by a stand-in for the package ----
+
+
+class WandbError(Exception):
+  """Stands in for wandb.Error."""
+
+
+@pytest.fixture
+def package(monkeypatch):
+  """A stand-in for wandb; `calls` has what it was given."""
+  calls = []
+  run = types.SimpleNamespace(
+    log=lambda values, step: calls.append((values, step)),
+    finish=lambda exit_code: calls.append(f'finished with {exit_code}'),
+  )
+  module = types.SimpleNamespace(
+    init=lambda **options: calls.append(options) or run,
+    login=lambda: True,
+    Error=WandbError,
+    calls=calls,
+  )
+  monkeypatch.setitem(sys.modules, 'wandb', module)
+  return module
+
+
+def refuse(*_, **__):
+  raise WandbError('api_key not configured (no-tty).\n  call wandb.login()')
+
+
+def test_a_run_gets_the_config_and_the_metrics(package, tmp_path):
+  settings = {'seed': 3, 'replay': {'ratio': 0.5}}
+  with metrics.Writer(tmp_path / 'run', 7, 'replay', settings) as writer:
+    writer.write(7, {'reward': 1})
+  options, (values, step), end = package.calls
+  assert options == {
+    'project': 'replay',
+    'group': 'run',
+    'name': 'run-from-7',
+    'dir': str(tmp_path / 'run'),
+    'config': settings,
+  }
+  assert values['reward'] == 1.0 and step == 7 and end == 'finished with 0'
+
+
+def test_a_run_that_fails_is_marked_as_failed(package, tmp_path):
+  with pytest.raises(SystemExit), metrics.Writer(tmp_path, 0, 'replay', {}):
+    sys.exit(75)
+  assert package.calls[-1] == 'finished with 1'
+
+
+@pytest.mark.parametrize('installed', [None, types.ModuleType('wandb')], ids=['absent', 'a_folder'])
+def test_a_missing_package_is_refused_before_anything_is_prepared(
+  config, tmp_path, monkeypatch, installed
+):
+  """A folder wandb/, which wandb leaves where it ran, is no package either."""
+  monkeypatch.setitem(sys.modules, 'wandb', installed)
+  config.metrics.wandb_project = 'replay'
+  with pytest.raises(InputError, match=r"Run pip install -e '\.\[wandb\]' in the clone"):
+    train.main(types.SimpleNamespace(config=config, workdir=str(tmp_path / 'run')))
+  assert not (tmp_path / 'run').exists()
+
+
+def test_without_a_key_it_is_refused_in_one_line(package, config, tmp_path, monkeypatch):
+  monkeypatch.setattr(package, 'login', refuse)
+  config.metrics.wandb_project = 'replay'
+  with pytest.raises(
+    InputError, match=r'no-tty\)\. call wandb\.login\(\)\. Set WANDB_API_KEY, run'
+  ):
+    train.main(types.SimpleNamespace(config=config, workdir=str(tmp_path / 'run')))
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_start_that_fails_is_one_line(package, tmp_path, monkeypatch):
+  monkeypatch.setattr(package, 'init', refuse)
+  with pytest.raises(InputError, match='WANDB_MODE=offline keeps the metrics in the workdir'):
+    metrics.Writer(tmp_path, 0, 'replay', {})
+  assert not (tmp_path / 'metrics.jsonl').exists()
+
+
+def test_without_a_project_nothing_is_asked_for(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  metrics.check_wandb('')
+  assert tiny.values('', '').metrics.wandb_project == ''

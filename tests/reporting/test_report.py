@@ -1,4 +1,4 @@
-"""The command report: which files it writes, reads and serves, and what it refuses."""
+"""The command report: the files that it writes, reads and serves, and its errors."""
 
 import http.client
 import itertools
@@ -11,6 +11,7 @@ import types
 import pytest
 
 from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.page import contents
 from exgrpo_jax.reporting.report import write_at_end
 from tests.helpers import forked, other_runs, tiny
 from tests.helpers.tabs import await_page, go, rows_of, shown, values_of
@@ -86,7 +87,7 @@ def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, re
   tab.evaluate(f"location.hash = '#page=responses&group={last['step']}/{last['group']}'")
   tab.wait_for_selector('.tokens')
   tab.evaluate(f"location.hash = '#page=responses&from={last['step']}&to={last['step']}'")
-  tab.locator('main', has_text='Of a single step all that is recorded is read').wait_for()
+  tab.locator('main', has_text='For a single step, everything recorded is loaded').wait_for()
   of_step = [row for row in table if row['step'] == last['step']]
   assert tab.locator('td .text:not(:has(a)) .excerpt').count() == len(of_step)
   found = tab.evaluate(f'textsOf(0, {last["step"]})')
@@ -110,7 +111,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
   page = tmp_path / 'old.html'
   for name in ('overview', 'buffer', 'question', 'responses', 'evaluation'):
     go(tab, page, f'page={name}')
-    notes = tab.get_by_label('What is missing').inner_text()
+    notes = tab.get_by_label('Missing data').inner_text()
     assert 'There are no step records (the folder records/)' in notes, name
     assert 'No evaluation is recorded (the folder evaluation/)' in notes, name
     assert 'stored successes' not in notes  # their questions are not known, whatever is stored
@@ -156,6 +157,14 @@ def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
   assert 'before the first step' in text and 'the only one so far' in text
   assert text.count('No step is finished yet') == 2  # as what is missing, and of the signal
   assert 'There are no' not in text
+
+
+def test_the_document_takes_nothing_of_its_data_for_its_own_words():
+  parts = {'page': {'title': '{{script}}</title><b>', 'runs': []}, 'visits-0': None}
+  text = contents.render(parts)
+  assert '<title>{{script}}&lt;/title&gt;&lt;b&gt;</title>' in text
+  assert text.count('id="part-') == 1  # None is no part
+  assert contents.pack({'text': '\udc80'})  # a lone surrogate can be written
 
 
 # ---- Several runs ----
@@ -205,7 +214,7 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
 
 @pytest.fixture
 def growing(run):
-  """A run of which only the first records are there, and a function that adds the next one."""
+  """A run with only its first records, and a function that adds the next ones."""
   lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
   (run / 'metrics.jsonl').write_text(''.join(lines[:20]))
   (run / 'report.html').unlink()
@@ -292,7 +301,7 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999 must be'),
     ([run, '--watch', '--every=nan'], '--every=nan must be'),
-    ([broken], 'config.json is no run'),
+    ([broken], "config.json: not a run's config"),
   )
   for arguments, words in refused:
     outcome = report(*arguments)

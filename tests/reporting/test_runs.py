@@ -1,6 +1,7 @@
 """Workdirs read as runs, by setting."""
 
 import json
+import math
 
 import pytest
 
@@ -17,7 +18,7 @@ CONFIG = {
 
 @pytest.fixture
 def workdir(tmp_path):
-  """Makes the workdir of a run with such a config and metrics of one step."""
+  """Make the workdir of a run with such a config and metrics of one step."""
 
   def make(name, config=CONFIG, metrics='{"step": 1, "eval/sums/pass@1": 0.5}\n'):
     folder = tmp_path / name
@@ -39,6 +40,26 @@ def test_runs_that_differ_in_their_seed_and_layout_alone_are_of_one_setting(work
   assert [group.label for group in runs.read(folders[:1])] == ['ExGRPO, replay.ratio=0.5']
 
 
+def test_settings_are_called_by_as_little_as_tells_them_apart(workdir):
+  def labels(*settings):
+    folders = [
+      workdir(
+        f'{len(settings)}{place}',
+        CONFIG | {'num_steps': steps, 'data': {'train': spec}, 'replay': {'ratio': ratio}},
+      )
+      for place, (ratio, spec, steps) in enumerate(settings)
+    ]
+    return [group.label for group in runs.read(folders)]
+
+  first, second = (0.5, 'a specification', 60), (0.0, 'of some length', 24)
+  assert labels(first, second) == ['replay.ratio=0.5', 'replay.ratio=0.0']
+  assert labels(first, second, (0.0, 'of some length', 60)) == [
+    'replay.ratio=0.5, num_steps=60',
+    'replay.ratio=0.0, num_steps=24',
+    'replay.ratio=0.0, num_steps=60',
+  ]
+
+
 def test_a_benchmarks_score_is_its_average_where_it_has_one():
   names = ('eval/a/pass@1', 'eval/a/avg@4', 'eval/a/pass@4', 'eval/b/c/pass@1', 'eval/a/avg@4_low')
   assert runs.score_names([[{name: 0.5} for name in names]]) == {
@@ -55,7 +76,28 @@ def test_what_is_no_run_is_refused(workdir, tmp_path):
     ([workdir('new', metrics='')], 'not written any metrics yet'),
     ([one, f'{one}/'], 'is named twice'),
     ([one, workdir('twin')], r'same seed \(0, 0\)'),
-    ([workdir('broken', {})], r"config.json is no run's config: it lacks seed, num_steps"),
+    ([workdir('broken', {})], r"config.json: not a run's config, because it lacks seed, num_steps"),
   ):
     with pytest.raises(InputError, match=words):
       runs.read(folders)
+
+
+# ---- Metrics over steps ----
+
+
+def test_seeds_have_a_series_where_all_of_them_have_a_finite_value():
+  of_seeds = [
+    [{'step': 0, 'reward': 0.0}, {'step': 1, 'reward': 1.0}, {'step': 2, 'reward': 5.0}],
+    [{'step': 0, 'reward': 2.0}, {'step': 1, 'reward': 1.0}, {'step': 2, 'reward': math.nan}],
+  ]
+  found = runs.over_seeds(of_seeds, 'reward')
+  assert (found.steps.tolist(), found.mean.tolist()) == ([0, 1], [1, 1])
+  assert found.std.tolist() == [pytest.approx(2**0.5), 0]
+  assert runs.over_seeds(of_seeds, 'loss') is None
+
+
+def test_a_value_is_smoothed_with_a_fortieth_of_all_to_either_side():
+  # Of 80 points two: the mean of 0 1 0 1 0 is .4, at the end of 0 1 0 it is 1/3.
+  values = [0.0, 1.0] * 40
+  assert runs.smoothed(values)[[10, 11, 0]] == pytest.approx([0.4, 0.6, 1 / 3])
+  assert runs.smoothed(values[:3], points=80) == pytest.approx([1 / 3] * 3)

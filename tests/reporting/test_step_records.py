@@ -1,4 +1,10 @@
-"""The files of records/: read back as written, from this version and from older ones."""
+"""The files of records/: written in the background, resumed, and read from older versions too."""
+
+import collections
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -6,7 +12,144 @@ import pytest
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import step_records
-from tests.reporting.test_record_writer import recorded_tokens, rows_of, write
+
+VALUES = {  # of a column, by its type
+  pa.int32(): 7,
+  pa.bool_(): True,
+  pa.string(): 'x = \ufffd',
+  pa.float32(): 0.25,
+  pa.float64(): 0.5,
+  pa.list_(pa.int32()): np.array([5, 6, 1], np.int32),
+  pa.list_(pa.float32()): np.array([0.25, -np.inf, 0.5], np.float32),
+  pa.map_(pa.string(), pa.float64()): [('correctness', 1.0)],
+  step_records.TOKENS.field('turns').type: [{'written': 2, 'observed': 1, 'reward': 0.5}],
+}
+
+
+def rows_of(step, value=0.0):
+  """Two rows of each table; in the second all that may be null is."""
+  rows = {
+    name: {
+      field.name: [VALUES[field.type], None if field.nullable else VALUES[field.type]]
+      for field in schema
+    }
+    for name, schema in step_records.SCHEMAS.items()
+  }
+  for columns in rows.values():
+    columns['step'] = [step] * 2
+  rows['responses']['reward'] = [value, 1.0]
+  return rows
+
+
+def write(workdir, first, last, every=4, value=0.0):
+  with step_records.Writer(workdir, first, every) as writer:
+    for step in range(max(1, first), last + 1):
+      writer.add(step, rows_of(step, value))
+
+
+def recorded_tokens(workdir):
+  """All rows of tokens."""
+  paths = step_records.files(workdir, 'tokens')
+  return [row for path in paths for row in step_records.read_file(path, 'tokens').to_pylist()]
+
+
+def steps(workdir):
+  """The steps recorded, and the reward of the first response of each."""
+  responses, questions = step_records.read(workdir)
+  assert responses['step'].to_pylist() == questions['step'].to_pylist()
+  # In the order of steps even if files overlap, as files of another size may.
+  assert responses['step'].to_pylist() == sorted(row['step'] for row in recorded_tokens(workdir))
+  assert set(collections.Counter(responses['step'].to_pylist()).values()) == {2}
+  return dict(zip(questions['step'].to_pylist()[::2], responses['reward'].to_pylist()[::2]))
+
+
+def content(workdir):
+  return {path.name: path.read_bytes() for path in (workdir / 'records').iterdir()}
+
+
+def test_where_no_tokens_are_recorded_there_is_no_file_of_them(tmp_path):
+  rows = rows_of(1)
+  rows['tokens'] = {name: [] for name in rows['tokens']}
+  with step_records.Writer(tmp_path, 0, 4) as writer:
+    writer.add(1, rows)
+  assert sorted(content(tmp_path)) == ['questions_000001.parquet', 'responses_000001.parquet']
+  assert step_records.files(tmp_path, 'tokens') == []
+
+
+def test_a_file_holds_the_steps_of_a_window(tmp_path):
+  write(tmp_path, 0, 9)
+  assert sorted(content(tmp_path)) == [
+    f'{name}_{first:06d}.parquet'
+    for name in ('questions', 'responses', 'tokens')
+    for first in (1, 5, 9)
+  ]
+
+
+@pytest.mark.parametrize('stopped', [2, 4, 5, 8])
+def test_a_run_that_is_resumed_leaves_the_files_of_one_that_was_not(tmp_path, stopped):
+  write(tmp_path / 'once', 0, 9)
+  write(tmp_path / 'twice', 0, stopped)
+  write(tmp_path / 'twice', stopped + 1, 9)
+  assert content(tmp_path / 'twice') == content(tmp_path / 'once')
+
+
+@pytest.mark.parametrize('first', [0, 1, 3, 5, 6])
+def test_a_resumed_run_drops_the_rows_of_steps_that_it_repeats(tmp_path, first):
+  write(tmp_path, 0, 7)
+  write(tmp_path, first, 8, value=0.5)
+  assert steps(tmp_path) == {step: 0.5 * (step >= first) for step in range(1, 9)}
+
+
+@pytest.mark.parametrize(('before', 'after'), [(2, 8), (8, 2), (3, 5)])
+def test_a_resumed_run_may_have_files_of_other_sizes(tmp_path, before, after):
+  write(tmp_path, 0, 7, every=before)
+  write(tmp_path, 6, 12, every=after, value=0.5)
+  assert steps(tmp_path) == {step: 0.5 * (step >= 6) for step in range(1, 13)}
+
+
+@pytest.mark.full
+def test_what_has_been_flushed_outlives_a_kill(tmp_path):
+  code = """
+import sys, os, signal
+from exgrpo_jax.reporting import step_records
+from tests.reporting.test_step_records import rows_of
+writer = step_records.Writer(sys.argv[1], 0, 4)
+for step in range(1, 7):
+  writer.add(step, rows_of(step))
+writer.flush()
+writer.add(7, rows_of(7))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+  process = subprocess.run([sys.executable, '-c', code, str(tmp_path)])
+  assert process.returncode == -signal.SIGKILL
+  assert set(steps(tmp_path)) == set(range(1, 7))
+  (tmp_path / 'records' / 'responses_000005.parquet.new').write_text('cut')  # by another kill
+  write(tmp_path, 6, 9)
+  write(tmp_path / 'once', 0, 9)
+  assert content(tmp_path) == content(tmp_path / 'once')
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch):
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(os, 'fsync', full)
+  with pytest.raises(OSError, match='No space left'):
+    write(tmp_path, 0, 1)
+
+
+def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(tmp_path):
+  def fail():
+    with step_records.Writer(tmp_path, 0, 4) as writer:
+      writer.add(1, {'responses': {}})  # no such table can be made
+      raise ZeroDivisionError
+
+  with pytest.raises(ZeroDivisionError):
+    fail()
+
+
+# ---- Read back ----
+
 
 LATER = {  # columns that earlier versions did not write
   'responses': ('components', 'reason', 'ratio_variance'),
@@ -34,7 +177,7 @@ def test_without_a_file_there_are_no_rows(tmp_path):
 
 
 def rewrite(workdir, name, change):
-  """Writes the files of a table anew, changed."""
+  """Write the files of a table again, changed."""
   for path in step_records.files(workdir, name):
     step_records.write_file(path, change(step_records.read_file(path, name)))
 
@@ -78,5 +221,5 @@ def test_a_damaged_file_is_named(tmp_path):
   path = tmp_path / 'records' / 'questions_000001.parquet'
   path.write_bytes(path.read_bytes()[:50])
   for use in (step_records.read, lambda workdir: write(workdir, 2, 2)):
-    with pytest.raises(InputError, match=r'questions_000001\.parquet cannot be read as questions'):
+    with pytest.raises(InputError, match=r'questions_000001\.parquet: cannot be read as questions'):
       use(tmp_path)

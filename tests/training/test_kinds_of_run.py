@@ -25,7 +25,7 @@ from exgrpo_jax.evaluation import responses
 from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import metrics, step_records
-from exgrpo_jax.reporting.page import texts
+from exgrpo_jax.reporting.page import experience
 from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, kinds, losses, recording, tiny
 from tests.helpers.chance import is_correct
@@ -530,12 +530,12 @@ def test_records_and_the_page_have_the_turns_of_each_episode(run):
         assert [tuple(turn.values()) for turn in row['turns']] == list(member.turns)
         assert len(row['logp']) == len(row['entropy']) == len(row['tokens'])
         assert not np.array(row['entropy'])[~member.own].any()
-  shown = texts.describe(written.values(), lambda ids: list(map(str, ids)))
+  shown = experience.describe_texts(written.values(), lambda ids: list(map(str, ids)))
   first = shown['groups']['1/0'][0]
   assert first['turns'] == [list(turn) for turn in run.steps[1].responses[0][0].turns]
   last = run.steps[max(run.steps)].after
   stored = {row: entry.trajectories for row, entry in last.entries.items()}
-  shown = texts.describe_stored(stored, lambda ids: list(map(str, ids)))
+  shown = experience.describe_stored(stored, lambda ids: list(map(str, ids)))
   row, (one, *_) = next(iter(stored.items()))
   assert shown['questions'][str(row)][0]['turns'] == one.turns
 

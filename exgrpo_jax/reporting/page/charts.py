@@ -1,15 +1,17 @@
-"""Panels of lines, areas and heat maps as JSON values, which browser/panels.js draws."""
+"""Panels as JSON values for browser/panels.js: the kinds of panels, and the panels of a run."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from exgrpo_jax.reporting.series import SMOOTHED_FROM, smoothed
+from exgrpo_jax.reporting.metrics import Run
+from exgrpo_jax.reporting.runs import SMOOTHED_FROM, smoothed
 
-_DIGITS = 6  # significant ones that are kept of a value
+_DIGITS = 6  # significant digits that a value keeps
 
 Values = Sequence[float] | np.ndarray
 Panel = dict[str, Any]
@@ -34,16 +36,16 @@ def lines(
   share: bool = False,
   smooth: bool = True,
 ) -> Panel:
-  """A panel of lines.
+  """Return a panel of lines.
 
   Args:
     title: of the panel.
     unit: of the vertical axis.
     drawn: the lines.
-    x: what the horizontal axis is.
-    log: a logarithmic vertical axis.
-    share: values lie in [0, 1].
-    smooth: where the longest line has many points, all become smooth ones over the faint values.
+    x: label of the horizontal axis.
+    log: True for a logarithmic vertical axis.
+    share: True if values lie in [0, 1].
+    smooth: if the longest line has many points, draw all lines smoothed, over the faint values.
   """
   points = max((len(line.values) for line in drawn), default=0)
   reach = points if smooth and points >= SMOOTHED_FROM else 0
@@ -53,7 +55,7 @@ def lines(
 
 
 def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], top: float) -> Panel:
-  """A panel of areas, one on top of the other, on an axis that ends at `top`."""
+  """Return a panel of stacked areas on an axis that ends at `top`."""
   return {
     'kind': 'stack',
     'title': title,
@@ -66,7 +68,7 @@ def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], to
 
 
 def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str) -> Panel:
-  """A panel of counts as colours: a row for each k = 0, 1, …, a column for each step."""
+  """Return a panel of counts as colours: a row for each k = 0, 1, …, a column for each step."""
   return {
     'kind': 'heat',
     'title': title,
@@ -79,8 +81,8 @@ def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str)
 
 
 def numbers(values: Values) -> list[float | None]:
-  """Values as JSON holds them, with six significant digits; null where they are not finite."""
-  # In long columns most values recur: each is made once, and takes memory once.
+  """Return values for JSON with six significant digits; None if they are not finite."""
+  # In long columns most values repeat. Each distinct value is made once, and takes memory once.
   distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
   made = np.empty(len(distinct), object)
   made[:] = [_number(value) for value in distinct.tolist()]
@@ -88,19 +90,19 @@ def numbers(values: Values) -> list[float | None]:
 
 
 def rounded(values: Values, digits: int) -> list[float | None]:
-  """`numbers` rounded to `digits` places."""
+  """Return `numbers` rounded to `digits` places."""
   return numbers(np.round(np.asarray(values, np.float64), digits))
 
 
 def known(column: pa.ChunkedArray) -> np.ndarray:
-  """Numbers or booleans of a table as float64, NaN where the column is null."""
+  """Return numbers or booleans of a table as float64, NaN where the column is null."""
   if pa.types.is_boolean(column.type):
     column = column.cast(pa.int8())
   return column.cast(pa.float64()).to_numpy()
 
 
 def flags(column: pa.ChunkedArray) -> np.ndarray:
-  """Booleans of a table, none of them null."""
+  """Return booleans of a table without nulls as an array."""
   return column.to_numpy(zero_copy_only=False)
 
 
@@ -111,7 +113,7 @@ def _number(value: float) -> float | None:
 
 
 def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
-  """A line, with 'smooth' as of so many points unless these are 0."""
+  """Describe a line; if `points` is not 0, add 'smooth' with the window for that many points."""
   values = np.asarray(line.values, np.float64)
   described: dict[str, Any] = {
     'label': line.label,
@@ -124,3 +126,181 @@ def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
   if line.band:
     described['band'] = dict(zip(('steps', 'low', 'high'), map(numbers, line.band)))
   return described
+
+
+# ---- Panels of one run's metrics over steps ----
+
+_SHARE, _LOG, _RAW = {'share': True}, {'log': True}, {'smooth': False}
+# Part of the overview -> its panels: title, unit, {metric: label}, options of lines.
+_LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]] = {
+  'score': (
+    ('Reward', 'mean over responses', {'reward': 'reward'}, {}),
+    (
+      'Pass rate',
+      'share of responses',
+      {'pass_rate/fresh': 'fresh questions', 'pass_rate/replay': 'replayed questions'},
+      _SHARE,
+    ),
+  ),
+  'signal': (
+    (
+      'Groups that teach nothing',
+      'share of groups',
+      {
+        'groups/zero_advantage': 'equal rewards',
+        'groups/solved_by_all': 'solved by all',
+        'groups/solved_by_none': 'solved by none',
+      },
+      _SHARE,
+    ),
+    ('Clipped tokens', 'share of fresh tokens', {'policy/clip_fraction': 'clipped'}, _SHARE),
+    ('Skipped updates', 'updates of a step', {'optimizer/skipped': 'skipped'}, _RAW),
+    ('Learning rate', 'mean over updates', {'learning_rate': 'learning rate'}, _RAW),
+  ),
+  'training': (
+    ('Gradient norm', 'L2 norm, log scale', {'gradient_norm': 'gradient norm'}, _LOG),
+    ('Entropy', 'nats per token', {'entropy': 'entropy'}, {}),
+    ('Response length', 'tokens', {'length/mean': 'mean'}, {}),
+    ('Truncated responses', 'share of responses', {'length/truncated': 'truncated'}, _SHARE),
+    (
+      'Importance ratio of carried tokens',
+      'ratio, log scale',
+      {'staleness/ratio_mean': 'mean', 'staleness/ratio_max': 'max'},
+      _LOG,
+    ),
+  ),
+  'replay': (
+    (
+      'Replay buffer',
+      'questions',
+      {'buffer/questions': 'in the buffer', 'buffer/retired': 'retired'},
+      _RAW,
+    ),
+    (
+      'Importance ratio of replayed tokens',
+      'ratio, log scale',
+      {'replay/ratio_mean': 'mean', 'replay/ratio_max': 'max'},
+      _LOG,
+    ),
+    (
+      'Effective sample size of replay',
+      'share of replayed tokens',
+      {'replay/effective_sample_size': 'effective sample size'},
+      _SHARE,
+    ),
+    ('Age of replayed trajectories', 'steps', {'replay/age_mean': 'mean'}, {}),
+  ),
+}
+_EVALUATIONS = {  # kind of score -> title, unit
+  'pass@1': ('Evaluation: pass@1, 95% interval', 'share correct'),
+  'valid_steps': ('Evaluation: valid steps', 'share of responses'),
+}
+_ABSENT_AT_ZERO = ('Skipped updates', 'Replay buffer')  # left out if always 0
+OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')  # from the bottom
+_PHASES = 6  # the longest phases have a separate layer
+_NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
+
+
+def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
+  """Return the panels with data by part; 'replay' is empty for a run without replay."""
+  made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
+  buffer = made['replay']
+  return {
+    'score': [*evaluations(run, ('pass@1',)), *made['score']],
+    'signal': made['signal'],
+    'training': [
+      *evaluations(run, ('valid_steps',)),
+      *made['training'],
+      *_outcomes(run),
+      *_phases(run),
+    ],
+    'replay': [*buffer[:1], *buckets(run), *buffer[1:]] if replays else [],
+  }
+
+
+def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Panel]:
+  """Return a panel per kind of score, with a line per data source."""
+  names = sorted({name for record in run for name in record})
+  made = []
+  for kind in kinds:
+    shown = []
+    for match in filter(None, (re.fullmatch(f'eval/(.+)/{kind}', name) for name in names)):
+      steps, values = _points(run, [match[0]])
+      at, low, high = _points(run, [f'{match[0]}_low', f'{match[0]}_high'])
+      if steps:
+        shown.append(Line(match[1], steps, values, (at, low, high) if at else None))
+    if shown:
+      made.append(lines(*_EVALUATIONS[kind], shown, share=True, smooth=False))
+  return made
+
+
+def buckets(run: Run) -> list[Panel]:
+  """Return a panel of the buffer's questions by bucket; none if it was always empty."""
+  names = []
+  while any(f'buffer/bucket_{len(names)}' in record for record in run):
+    names.append(f'buffer/bucket_{len(names)}')
+  steps, *counts = _points(run, names)
+  if not names or not np.any(counts):
+    return []
+  unit = f'bucket: successes of {len(names)}'
+  return [heat('Replay buffer by bucket', unit, steps, np.array(counts), 'questions')]
+
+
+def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str, Any]]]) -> list:
+  made = []
+  for title, unit, labels, options in rows:
+    found = {
+      label: _points(run, [name], options.get('log', False)) for name, label in labels.items()
+    }
+    shown = [Line(label, steps, values) for label, (steps, values) in found.items() if steps]
+    if shown and (title not in _ABSENT_AT_ZERO or any(any(line.values) for line in shown)):
+      made.append(lines(title, unit, shown, **options))
+  return made
+
+
+def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
+  """Return the steps at which all these metrics have a value that can be drawn, and the values."""
+
+  def can_be_drawn(value: float) -> bool:
+    return math.isfinite(value) and (value > 0 or not log)
+
+  rows = [
+    (record['step'], *(record[name] for name in names))
+    for record in run
+    if all(name in record and can_be_drawn(record[name]) for name in names)
+  ]
+  return list(map(list, zip(*rows))) if rows else [[] for _ in range(len(names) + 1)]
+
+
+def _outcomes(run: Run) -> list[Panel]:
+  """Plot the shares of the outcomes that occur."""
+  steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
+  is_long = len(steps) >= SMOOTHED_FROM
+  layers = {
+    outcome: smoothed(values) if is_long else values
+    for outcome, values in zip(OUTCOMES, shares)
+    if any(values)
+  }
+  return [stack('Outcomes', 'share of responses', steps, layers, 1.0)] if layers else []
+
+
+def _phases(run: Run) -> list[Panel]:
+  """Plot the seconds of a step by phase: the longest phases, and the rest as one.
+
+  Few steps reach the end of the axis, because the first steps compile and take far longer.
+  """
+  timed = [record for record in run if 'time/step' in record]
+  if not timed:
+    return []
+  names = {name for record in timed for name in record if name.startswith('time/')}
+  seconds = {
+    name: np.array([record.get(name, 0.0) for record in timed])
+    for name in sorted(names.difference(_NO_PHASES))
+  }
+  longest = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
+  total = np.array([record['time/step'] for record in timed])
+  layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
+  # The time that a phase takes after the clock was read counts in the next step.
+  layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
+  steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
+  return [stack('Time of a step by phase', 'seconds', steps, layers, top)]

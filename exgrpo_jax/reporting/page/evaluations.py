@@ -1,4 +1,4 @@
-"""Every evaluation question by question: who was right when, and what was extracted."""
+"""Every evaluation question by question: correct responses by step, and extracted answers."""
 
 import json
 import pathlib
@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import intervals
 
 Benchmark = Mapping[str, Any]  # see describe
-Evaluated = tuple[Benchmark, Mapping[str, Any]]  # a benchmark, and one evaluation on it
+Shares = Mapping[tuple[int, str], float]  # (row, question) -> its share of correct responses
 
 FOLDER = 'evaluation'
 _FILE = re.compile(
@@ -28,14 +25,14 @@ class _File(NamedTuple):
   path: pathlib.Path
   step: int
   name: str  # of the benchmark
-  made: str  # how, if it was made by hand; '' for those of the run
+  made: str  # temperature and time if it was made by hand; '' if the run made it
 
 
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
-  """Each benchmark's questions, and how many responses were right at each evaluation.
+  """Describe each benchmark: its questions, and their correct responses at each evaluation.
 
-  Responses are there for as many questions as `max_characters` allows, evenly spaced, and for
-  each of these at all evaluations. A file is read line by line.
+  The texts of responses are limited to `max_characters`: evenly spaced questions keep them, each at
+  all evaluations. Files are read line by line.
   """
   files = _files(workdir)
   share = max_characters // max(1, len({file.name for file in files}))
@@ -58,7 +55,6 @@ def _files(workdir: pathlib.Path) -> list[_File]:
 
 
 def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None:
-  """Adds one evaluation to the benchmarks on which it was made."""
   records = list(_read(file.path, every))
   sources = dict.fromkeys(record['source'] for record in records)
   for source in sources:
@@ -72,7 +68,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
       'evaluations': [],
     }
     benchmark = benchmarks.setdefault(name, new)
-    if benchmark['rows'] != new['rows']:  # by hand, on other questions of that name
+    if benchmark['rows'] != new['rows']:  # by hand, on other questions with this name
       benchmark = benchmarks.setdefault(f'{name} ({file.made or file.step})', new)
     benchmark['evaluations'].append(
       {
@@ -90,7 +86,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
 
 
 def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
-  """The records of a file; only every n-th keeps its responses."""
+  """Yield the records of a file; only each `every`-th keeps its responses."""
   with path.open(encoding='utf-8') as file:
     for index, line in enumerate(file):
       try:
@@ -99,14 +95,14 @@ def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
         kept['responses'] = _responses(record) if index % every == 0 else None
       except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-          f'{path}:{index + 1}: not a record of an evaluation ({error!r}); delete the line to read '
+          f'{path}:{index + 1}: not a record of an evaluation ({error!r}). Delete the line to read '
           'the others.'
         ) from error
       yield kept
 
 
 def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-  """What was written for a question; earlier versions kept no extracted answer."""
+  """Return the responses to a question; earlier versions recorded no extracted answers."""
   names = {'text': 'responses', 'outcome': 'outcomes', 'length': 'lengths'}
   shown = [dict(zip(names, row)) for row in zip(*(record[name] for name in names.values()))]
   for response, answer in zip(shown, record.get('extracted', ())):
@@ -114,37 +110,18 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
   return shown
 
 
-# ---- Differences ----
+def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
+  """Return each question's share of correct responses on one source, by step of the run.
 
-
-def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Evaluated]:
-  """Return the evaluations on one source by step, without those made by hand."""
+  Evaluations made by hand are left out.
+  """
   return {
-    evaluation['step']: (benchmark, evaluation)
+    evaluation['step']: {
+      key: count / evaluation['samples']
+      for key, count in zip(zip(benchmark['rows'], benchmark['texts']), evaluation['correct'])
+    }
     for benchmark in benchmarks
     if benchmark['name'] == source
     for evaluation in benchmark['evaluations']
     if not evaluation['made']
   }
-
-
-def difference(first: Evaluated, second: Evaluated) -> tuple[tuple[float, float, float], int]:
-  """Return the paired difference (mean, low, high), and over how many common questions it is.
-
-  Rows of the same text (AIME lists each of its questions 32 times) count as one question. With
-  fewer than two questions the difference is NaN.
-  """
-  shares = [_shares(*evaluated) for evaluated in (first, second)]
-  by_text: dict[str, list[float]] = {}
-  for row, text in sorted(shares[0].keys() & shares[1].keys()):
-    by_text.setdefault(text, []).append(shares[1][row, text] - shares[0][row, text])
-  paired = np.array([np.mean(differences) for differences in by_text.values()])
-  if len(paired) < 2:
-    return (np.nan, np.nan, np.nan), len(paired)
-  return intervals.difference_95(paired, np.arange(len(paired))), len(paired)
-
-
-def _shares(benchmark: Benchmark, evaluation: Mapping[str, Any]) -> dict[tuple[int, str], float]:
-  """Return the share of right responses to each question, by its row and text."""
-  keys = zip(benchmark['rows'], benchmark['texts'])
-  return {key: count / evaluation['samples'] for key, count in zip(keys, evaluation['correct'])}

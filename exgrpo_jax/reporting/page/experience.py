@@ -1,30 +1,48 @@
-"""The replay buffer over a run: what entered and left it, and what was replayed of it."""
+"""A run's experience: the replay buffer, visits of questions, responses token by token."""
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+import operator
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from exgrpo_jax.reporting.page import charts, curves
+from exgrpo_jax.datatypes import Trajectory
+from exgrpo_jax.learner import buffer_files, checkpoint
+from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.page.charts import Line, Panel, flags, known, rounded
-from exgrpo_jax.reporting.page.texts import Group
 from exgrpo_jax.reporting.runs import Recorded
 
-_MOST_REPLAYED = 50  # questions of the table
+Pieces = Callable[[Sequence[int]], list[str]]  # token ids -> the text of each
+
+
+class Group(NamedTuple):
+  """A question's responses in a step."""
+
+  step: int
+  group: int
+
+
+# ---- The buffer ----
+
+_MOST_REPLAYED = 50  # questions in the table
 _AGE_BINS = 40  # at most
 
 
 def describe(run: Recorded) -> dict[str, Any]:
-  """Heat map, curves and tables of the buffer, as far as recorded.
+  """Describe the buffer by a heat map, curves and tables, as far as recorded.
 
-  A run without replay has none of them: what its buffer keeps is never read.
+  A run without replay has none of them, because it never reads its buffer.
   """
   if not run.config['replay.ratio']:
     return {'is_used': False, 'panels': [], 'replayed': []}
   replays = run.responses.filter(run.responses['is_replay'])
-  panels = curves.buckets(run.metrics)
+  panels = charts.buckets(run.metrics)
   if run.questions.num_rows:
     panels.append(_flow(run.questions))
   if replays.num_rows:
@@ -33,7 +51,7 @@ def describe(run: Recorded) -> dict[str, Any]:
 
 
 def _flow(questions: pa.Table) -> Panel:
-  """Questions that entered the buffer, moved in it, retired and were replayed, by step."""
+  """Plot the questions that entered the buffer, moved in it, retired and were replayed."""
   step = questions['step'].to_numpy()
   before, after = (known(questions[f'bucket_{when}']) for when in ('before', 'after'))
   was_in, is_in = ~np.isnan(before), ~np.isnan(after)
@@ -48,19 +66,19 @@ def _flow(questions: pa.Table) -> Panel:
     Line(label, steps, np.bincount(np.searchsorted(steps, step[chosen]), minlength=len(steps)))
     for label, chosen in flows.items()
   ]
-  return charts.lines('Into the buffer, within it and out of it', 'questions', lines)
+  return charts.lines('Questions entering, moving in and leaving the buffer', 'questions', lines)
 
 
 def _ages(replays: pa.Table) -> Panel:
-  """Median age of what is replayed, and the range of its middle eight tenths."""
+  """Plot the median age of replayed trajectories, with a band from 10% to 90%."""
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   steps, (low, median, high) = _quantiles(replays['step'].to_numpy(), age, (0.1, 0.5, 0.9))
   line = Line('median; band: 10% to 90%', steps, median, (steps, low, high))
-  return charts.lines('Age of what is replayed', 'steps', [line])
+  return charts.lines('Age of replayed trajectories', 'steps', [line])
 
 
 def _entropies(replays: pa.Table) -> Panel:
-  """Mean token entropy of what was chosen, and of all there was to choose from."""
+  """Plot the mean token entropy of the chosen trajectories, and of all candidates."""
   step, chosen = replays['step'].to_numpy(), known(replays['entropy'])
   steps = np.unique(step)
   lines = [Line('chosen', steps, _means(steps, step, chosen))]
@@ -72,16 +90,16 @@ def _entropies(replays: pa.Table) -> Panel:
     values = np.asarray(candidates.flatten(), np.float64)[np.repeat(several, counts)]
     among = np.unique(offered)
     of_several = _means(among, step[several], chosen[several])
-    lines.append(Line('chosen where there were several', among, of_several))
-    lines.append(Line('all there were to choose from', among, _means(among, offered, values)))
-  return charts.lines('Entropy of what is replayed', 'nats per token', lines)
+    lines.append(Line('chosen from several', among, of_several))
+    lines.append(Line('all candidates', among, _means(among, offered, values)))
+  return charts.lines('Entropy of replayed trajectories', 'nats per token', lines)
 
 
 def _by_age(replays: pa.Table) -> list[Panel]:
-  """Panels of importance ratio, effective sample size and number of replays by age.
+  """Plot importance ratio, effective sample size and number of replays by age.
 
   The effective sample size is (sum w)^2 / (n sum w^2) over the tokens of an age, as in the metric
-  of that name. Earlier versions did not record the variance of w that it takes.
+  with this name. It needs the variance of w, which earlier versions did not record.
   """
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   width = max(1, -(-int(age.max() + 1) // _AGE_BINS))
@@ -112,7 +130,7 @@ def _by_age(replays: pa.Table) -> list[Panel]:
 
 
 def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any]]:
-  """The questions that were replayed most often, and where they stand now."""
+  """Return the questions that were replayed most often, with their latest visit."""
   rows, counts = np.unique(replays['question'].to_numpy(), return_counts=True)
   chosen = rows[np.argsort(-counts, kind='stable')][:_MOST_REPLAYED]
   visits = {row: [] for row in chosen.tolist()}
@@ -137,7 +155,7 @@ def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any
 def _quantiles(
   step: np.ndarray, values: np.ndarray, shares: tuple[float, ...]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Steps, and for each share its quantile at each step; `step` is sorted."""
+  """Return the steps, and for each share its quantile at each step; `step` is sorted."""
   steps, starts = np.unique(step, return_index=True)
   found = [np.quantile(part, shares) for part in np.split(values, starts[1:])]
   return steps, list(np.array(found).T)
@@ -151,13 +169,13 @@ def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarra
 
 # ---- Visits of questions ----
 
-# A visit is a question in a step. A run has a hundred thousand of them, and eight times as many
-# responses, so there is a limit to these.
+# A visit is a question in a step. A run has a hundred thousand visits, and eight times as many
+# responses, so the page limits the responses.
 
 
 _MAX_ANSWER = 60  # characters of an extracted answer
-_WHOLE_TEXTS = 2_000_000  # characters up to which the texts of all questions together stay whole
-# Of each text beyond that; most questions are visited once, and only need to be found.
+_WHOLE_TEXTS = 2_000_000  # characters; up to this total all questions keep their whole text
+# Characters of each text beyond that. Most questions are visited once, and only need to be found.
 _MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
@@ -165,12 +183,12 @@ _ENTROPY_DIGITS = 4
 def describe_visits(
   run: Recorded, max_responses: float, with_texts: Collection[Group] = ()
 ) -> dict[str, Any]:
-  """Columns of questions, visits, responses and replays; nothing where there are no records.
+  """Return the columns of questions, visits, responses and replays; nothing without records.
 
-  The responses of a visit are those from its 'first' on; 'replays' has a value for each visit that
-  replayed, in their order. Where there are more than `max_responses`, 'every' is n > 1: only every
-  n-th step and the groups `with_texts` have their responses. 'cut' counts the questions of whose
-  text only the beginning is there: none where `max_responses` is infinite.
+  The responses of a visit start at its 'first'. 'replays' has a value for each visit that replayed,
+  in their order. With more than `max_responses` responses, 'every' is n > 1: only every n-th step
+  and the groups `with_texts` have their responses. 'cut' counts the questions whose text is cut; it
+  is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -178,7 +196,7 @@ def describe_visits(
   every = int(-(-responses.num_rows // max_responses))
   place = _place(visits, responses)
   is_kept = np.isin(place, np.flatnonzero(_kept(visits, every, with_texts)))
-  # A response whose visit is lost with a damaged file has place -1, and is not kept either.
+  # A response whose visit is lost with a damaged file has place -1, and is dropped too.
   kept = responses.filter(pa.array(is_kept))
   first = np.full(visits.num_rows, -1)
   with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
@@ -195,19 +213,19 @@ def describe_visits(
 
 
 def _key(table: pa.Table) -> np.ndarray:
-  """The step and group of each row, as one number."""
+  """Return the step and group of each row as one number."""
   return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
 
 
 def _place(visits: pa.Table, responses: pa.Table) -> np.ndarray:
-  """The visit of each response, both in the order of steps and groups; -1 where it is missing."""
+  """Return the visit of each response, or -1; both are in the order of steps and groups."""
   keys, wanted = _key(visits), _key(responses)
   found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
   return np.where(keys[found] == wanted, found, -1)
 
 
 def _kept(visits: pa.Table, every: int, with_texts: Collection[Group]) -> np.ndarray:
-  """Which visits have their responses on the page."""
+  """Return a mask of the visits whose responses are on the page."""
   step = visits['step'].to_numpy()
   recorded = [key.step << 32 | key.group for key in with_texts]
   return np.isin(step, np.unique(step)[::every]) | np.isin(_key(visits), recorded)
@@ -222,7 +240,7 @@ def _visits(visits: pa.Table) -> dict[str, list]:
 
 
 def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, Any]:
-  """An extracted answer that is the question's own is written as true."""
+  """Return the columns of responses; True as 'answer' stands for the ground truth."""
   outcome = responses['outcome'].dictionary_encode().unify_dictionaries().combine_chunks()
   names = outcome.dictionary.to_pylist() if responses.num_rows else []
   answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
@@ -243,14 +261,14 @@ def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, An
 
 
 def _reasons(responses: pa.Table) -> dict[str, str]:
-  """Why grading failed, by the number of the response, where it did."""
+  """Return number of the response -> why grading failed."""
   failed = np.flatnonzero(responses['reason'].is_valid().to_numpy())
   reasons = responses['reason'].take(pa.array(failed)).to_pylist()
   return {str(index): reason for index, reason in zip(failed.tolist(), reasons)}
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """The replayed response of each visit that replayed; null where it is lost."""
+  """Return the replayed response of each visit that replayed; null if its record is lost."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -269,7 +287,7 @@ def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[s
 
 
 def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
-  """Each question that was visited, once: its row, its text and its answer."""
+  """Return row, text and answer of each visited question, once."""
   rows, index, counts = np.unique(
     visits['question'].to_numpy(), return_index=True, return_counts=True
   )
@@ -288,11 +306,153 @@ def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
 
 
 def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
-  """The answer to the question of each response."""
+  """Return the ground truth of each response's question."""
   answers = np.array(visits['answer'].to_pylist(), object)
   return answers[place].tolist()
 
 
 def _cut(text: str | None, limit: int) -> str | None:
-  """Its beginning, with three dots where something is left out."""
+  """Cut a text to `limit` characters, with three dots if something is left out."""
   return text if text is None or len(text) <= limit else f'{text[:limit]} …'
+
+
+# ---- Token by token ----
+
+_DIGITS = 3  # of entropies and log-probabilities, in nats
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """A recorded group before its tokens are read."""
+
+  question: int
+  tokens: int  # of all its responses
+
+
+def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
+  """Return all groups whose tokens are recorded, in the order of steps."""
+  found: dict[Group, Size] = {}
+  for path in step_records.files(workdir, 'tokens'):
+    table = step_records.read_file(path, 'tokens')
+    lengths = table['tokens'].combine_chunks().value_lengths().to_pylist()
+    keys = zip(*(table[name].to_pylist() for name in ('step', 'group', 'question')))
+    for (step, group, question), length in zip(keys, lengths):
+      key = Group(step, group)
+      before = found[key].tokens if key in found else 0
+      found[key] = Size(question, before + length)
+  return found
+
+
+def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
+  """Choose the groups to show: all groups of the questions that were visited most often.
+
+  A question is added if all of its groups still fit.
+  """
+  by_question: dict[int, list[Group]] = {}
+  for key, size in found.items():
+    by_question.setdefault(size.question, []).append(key)
+  chosen: set[Group] = set()
+  room = max_tokens
+  for groups in sorted(by_question.values(), key=len, reverse=True):
+    tokens = sum(found[key].tokens for key in groups)
+    if tokens <= room:
+      chosen.update(groups)
+      room -= tokens
+  return chosen
+
+
+def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterator[dict[str, Any]]:
+  """Yield the recorded responses of the wanted groups; one file at a time is in memory."""
+  for path in step_records.files(workdir, 'tokens'):
+    table = step_records.read_file(path, 'tokens')
+    keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
+    yield from table.filter(pa.array([wanted(key) for key in keys], pa.bool_())).to_pylist()
+
+
+def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+  """Yield all recorded responses of each step; one file at a time is in memory."""
+  responses = read_texts(workdir, lambda _: True)
+  for step, members in itertools.groupby(responses, operator.itemgetter('step')):
+    yield step, list(members)
+
+
+def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
+  """Return all recorded responses of one step.
+
+  They are in one file, named after it or an earlier one.
+  """
+  last = step_records.path_of(workdir, 'tokens', step)
+  for path in reversed(step_records.files(workdir, 'tokens')):
+    if path <= last:
+      table = step_records.read_file(path, 'tokens')
+      if found := table.filter(pa.array(table['step'].to_numpy() == step)).to_pylist():
+        return found
+  return []
+
+
+def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
+  """Describe recorded responses by 'step/group': sample, pieces of text and their values."""
+  vocabulary = _Vocabulary(pieces)
+  groups: dict[str, list[dict[str, Any]]] = {}
+  for response in responses:
+    members = groups.setdefault(f'{response["step"]}/{response["group"]}', [])
+    members.append(
+      {
+        'sample': response['sample'],
+        'pieces': vocabulary.numbers(response['tokens']),
+        'entropy': rounded(response['entropy'], _DIGITS),
+        'logp': rounded(response['logp'], _DIGITS),
+        'past': response['past_logp'] and rounded(response['past_logp'], _DIGITS),
+        'turns': response['turns'] and [list(turn.values()) for turn in response['turns']],
+      }
+    )
+  return {'groups': groups, 'pieces': vocabulary.words()}
+
+
+def read_stored(
+  workdir: str, rows: Sequence[int], max_tokens: int
+) -> dict[int, tuple[Trajectory, ...]] | None:
+  """Read these questions' trajectories in the newest checkpoint's buffer, oldest first.
+
+  Questions are read in order as long as their tokens fit. Returns None if no checkpoint can be
+  read. The run may delete a checkpoint meanwhile, so older ones are tried too.
+  """
+  for step in reversed(checkpoint.steps(workdir)):
+    try:
+      return buffer_files.read_some(checkpoint.buffer_folder(workdir, step), rows, max_tokens)
+    except (OSError, ValueError):
+      continue
+  return None
+
+
+def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) -> dict[str, Any]:
+  """Describe stored successes by question, oldest first."""
+  vocabulary = _Vocabulary(pieces)
+  questions = {
+    str(row): [
+      {
+        'step': trajectory.step,
+        'times': trajectory.times_replayed,
+        'pieces': vocabulary.numbers(trajectory.tokens.tolist()),
+        'logp': rounded(trajectory.logp, _DIGITS),
+        'turns': trajectory.turns or None,
+      }
+      for trajectory in trajectories
+    ]
+    for row, trajectories in stored.items()
+  }
+  return {'questions': questions, 'pieces': vocabulary.words()}
+
+
+class _Vocabulary:
+  """The distinct pieces of some responses, numbered in the order of appearance."""
+
+  def __init__(self, pieces: Pieces) -> None:
+    self._pieces = pieces
+    self._number: dict[str, int] = {}
+
+  def numbers(self, tokens: Sequence[int]) -> list[int]:
+    return [self._number.setdefault(text, len(self._number)) for text in self._pieces(tokens)]
+
+  def words(self) -> list[str]:
+    return list(self._number)

@@ -1,4 +1,4 @@
-"""How a run goes, what it has to learn from, and what ran: the page's first view of it."""
+"""Overview of a run: scores, learning signal, settings and starts; the first page."""
 
 import datetime
 import importlib
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import counted
-from exgrpo_jax.reporting import alarms, messages, runs, series
+from exgrpo_jax.reporting import alarms, comparison, messages, runs
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.reporting.page import charts, curves, evaluations
-from exgrpo_jax.reporting.page.evaluations import Benchmark, Evaluated
+from exgrpo_jax.reporting.page import charts, evaluations
+from exgrpo_jax.reporting.page.evaluations import Benchmark, Shares
 from exgrpo_jax.reporting.runs import Recorded
 from exgrpo_jax.runtime import environment
 
-_SIGNAL = (  # metric -> which share of a step's groups or tokens it is
+_SIGNAL = (  # metric -> label of this share of a step's groups or tokens
   ('groups/zero_advantage', 'groups that taught nothing'),
   ('groups/solved_by_all', 'groups solved by all responses'),
   ('groups/solved_by_none', 'groups solved by none'),
@@ -32,11 +32,11 @@ _PROGRESS = re.compile(r'step +(\d+)/\d+ \|')  # the line that follows a step's 
 
 
 def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-  """Scores, learning signal, facts, curves, warnings and settings of a run, as far as recorded.
+  """Return scores, learning signal, facts, curves, warnings and settings of a run.
 
-  `benchmarks` are the run's, see `evaluations.describe`.
+  `benchmarks` are the run's, see `evaluations.describe`. Missing records are left out.
   """
-  # Earlier versions also recorded a start where the run was finished and no step was left.
+  # Earlier versions also recorded a start if the run was finished and no step was left.
   starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
   replays = bool(run.config['replay.ratio'])
   scores = _scores(run.metrics, benchmarks)
@@ -47,23 +47,23 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     'scores': scores,
     'next': _next(run, starts, scores),
     'signal': _signal(run),
-    'panels': curves.overview(run.metrics, replays),
+    'panels': charts.overview(run.metrics, replays),
     'replays': replays,
     'warnings': warnings_of(pathlib.Path(run.workdir)),
   }
 
 
 def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """What the run printed as warnings, by step, as {'step', 'text'}; each warning once.
+  """Return the run's printed warnings by step, as {'step', 'text'}; each warning once.
 
-  The step is the one that the warning names or, where it names none, the one that was going on.
+  The step is the one that the warning names or, if it names none, the step during which it came.
   """
   path = workdir / _LOG
   if not path.exists():
     return []
   found: set[tuple[int, str]] = set()
   waiting: list[str] = []
-  step = 0  # the last one that was finished
+  step = 0  # the last finished step
 
   def place() -> None:
     for text in waiting:
@@ -83,7 +83,7 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _settings(run: Recorded) -> list[list[str]]:
-  """[name, value in the base config, value of the run] of each setting that differs."""
+  """Return [name, value in the base config, value of the run] of each setting that differs."""
 
   def shown(value: Any) -> str:
     return 'not set' if value is None else str(value)
@@ -95,7 +95,7 @@ def _settings(run: Recorded) -> list[list[str]]:
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Means of what the last tenth of the steps, at least ten, had to learn from."""
+  """Return means of the learning signal over the last tenth of the steps, at least ten."""
   taken = [record for record in run.metrics if record['step'] > 0]
   recent = taken[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
@@ -116,7 +116,7 @@ def _signal(run: Recorded) -> dict[str, Any] | None:
 
 
 def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-  """Pairs of what and how much, for a reader who has never seen the run."""
+  """Return [name, value] pairs for a reader who has never seen the run."""
   config, records = run.config, run.metrics
   ratio = config['replay.ratio']
   speeds = [r['perf/tokens_per_second'] for r in records if 'perf/tokens_per_second' in r]
@@ -151,9 +151,9 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
 
 
 def _took(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
-  """Return the time from each start to its last record, and how much of it was spent in steps.
+  """Return the time from each start to its last record, and the time spent in steps.
 
-  What a start did after the checkpoint that the next one resumed is not in the records.
+  Steps that a later start repeated are not counted, because their old records are dropped.
   """
 
   def shown(seconds: float) -> str:
@@ -165,13 +165,13 @@ def _took(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
   seconds = 0.0
   for begin, end in itertools.pairwise([*begun, math.inf]):
     seconds += max((time - begin for time in written if begin <= time < end), default=0.0)
-  return f'{shown(seconds)}, of it {in_steps} in steps' if seconds else f'{in_steps} in steps'
+  return f'{shown(seconds)}, {in_steps} of it in steps' if seconds else f'{in_steps} in steps'
 
 
 def _next(
   run: Recorded, starts: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
-  """Return pairs of an advice and a command, which is '' where the advice needs none."""
+  """Return [advice, command] pairs; the command is '' if the advice needs none."""
   command, left = starts[-1]['command'] if starts else '', run.last_step - run.metrics[-1]['step']
   if left > 0:
     return [[f'{left:.0f} steps are left. If the run has stopped, this resumes it:', command]]
@@ -182,15 +182,15 @@ def _next(
 
   advice = []
   if names := where('change', -1):
-    advice.append([f'The score fell on {names}: docs/not_learning.md says what to look at.', ''])
+    advice.append([f'The score fell on {names}. docs/not_learning.md lists what to check.', ''])
   if names := where('change', 0):
     text = (
-      f'On {names} the change may be chance. More questions in config.data.evaluation, or a larger '
-      'config.evaluation.samples, narrow the interval.'
+      f'On {names} the change may be chance. Narrow the interval with more questions in '
+      'config.data.evaluation or a larger config.evaluation.samples.'
     )
     advice.append([text, ''])
   if names := where('latest', 1):
-    text = f'Between the last two evaluations the score still rose on {names}. To go on:'
+    text = f'Between the last two evaluations the score still rose on {names}. To train longer:'
     longer = command and f'{command} --config.num_steps={2 * run.last_step}'
     advice.append([text, longer])
   if names := where('latest', -1):
@@ -200,12 +200,11 @@ def _next(
     )
     advice.append([text, ''])
   commands = messages.next_commands(run.workdir, ['exgrpo'])
-  text = 'The run is finished. To see all of its metrics, to measure it more precisely, to use it:'
+  text = 'The run is finished. To see all metrics, to evaluate it more precisely, to export it:'
   return [*advice, [text, '\n'.join(commands)]]
 
 
 def _start(start: Mapping[str, Any]) -> dict[str, Any]:
-  """One start of the run, in words."""
   commit = start.get('commit')
   changed = ' and uncommitted changes' if commit and commit['has_uncommitted_changes'] else ''
   return {
@@ -220,14 +219,15 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
-  """First, last and best score of each evaluation, with their 95% intervals.
+  """Return the first, last and best score of each evaluation, with their 95% intervals.
 
-  'change' is the paired difference from the first to the last one, 'latest' between the last two.
+  'change' is the paired difference from the first to the last evaluation, 'latest' between the last
+  two.
   """
   found = []
   for source, name in runs.score_names([records]).items():
     points = [record for record in records if name in record]
-    best = series.best(name, (record[name] for record in points))
+    best = comparison.best(name, (record[name] for record in points))
     at_best = next((record for record in points if record[name] == best), points[-1])
     ends = {'first': points[0], 'last': points[-1], 'best': at_best}
     found.append(
@@ -238,16 +238,15 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
   return found
 
 
-def _changes(by_step: Mapping[int, Evaluated]) -> dict[str, dict[str, Any] | None]:
-  """The 'change' and 'latest' of `_scores`; None where there is nothing to compare."""
+def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
+  """Return the 'change' and 'latest' of `_scores`; None if there is nothing to compare."""
   steps = sorted(by_step)
 
   def between(first: int, last: int) -> dict[str, Any] | None:
-    estimate, questions = evaluations.difference(by_step[first], by_step[last])
+    _, questions, estimate = comparison.compare(by_step[first], by_step[last], of_questions=True)
     if questions < 2:
       return None
-    _, low, high = estimate
-    sign = (low > 0) - (high < 0)  # 0 if the 95% interval includes 0
+    sign = (estimate.low > 0) - (estimate.high < 0)  # 0 if the 95% interval includes 0
     shown = charts.numbers(estimate)
     return {'from': first, 'estimate': shown, 'questions': questions, 'sign': sign}
 

@@ -1,4 +1,4 @@
-"""Runs beside each other on the page: what they are called, and where they are compared."""
+"""The comparison of runs on the page: their names, and the steps at which they are compared."""
 
 import pytest
 
@@ -17,12 +17,12 @@ def recorded(workdir, scores, seed=0, **settings):
   return Recorded(workdir, config, metrics, *tables)
 
 
-def group(*runs):
-  return Group('label', runs)
+def group(*runs, label='label'):
+  return Group(label, runs)
 
 
 def benchmark(rights_by_step):
-  """What the page has of the evaluations of a run: which question was right when."""
+  """The evaluations of a run as the page has them: which question was right at which step."""
   evaluations = [
     {'step': step, 'made': '', 'correct': list(rights), 'samples': 1, 'responses': {}}
     for step, rights in rights_by_step.items()
@@ -86,7 +86,8 @@ def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
       *(
         recorded(f'/runs/{ratio}{seed}', scores, seed, **{'replay.ratio': ratio})
         for seed, scores in enumerate(of_seeds)
-      )
+      ),
+      label=f'replay.ratio={ratio}',
     )
     for ratio, of_seeds in (
       (0.5, ({0: 0.1, 20: 0.5, 40: 0.9}, {0: 0.1, 20: 0.25, 40: 0.9})),
@@ -98,7 +99,7 @@ def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
   assert (row['from'], row['to']) == ('replay.ratio=0.5', 'replay.ratio=0.0')
 
 
-# ---- What they are called ----
+# ---- Names of runs ----
 
 
 def test_runs_are_called_by_their_folders():
@@ -108,26 +109,6 @@ def test_runs_are_called_by_their_folders():
     'second/chains',
   ]
   assert comparison.run_names(['/runs/chains']) == ['chains']
-
-
-def test_settings_of_several_seeds_are_called_by_as_little_as_tells_them_apart():
-  data = ['a specification', 'of some length']
-
-  def of_two_seeds(**settings):
-    return group(*(recorded(f'/runs/{seed}', {}, seed, **settings) for seed in range(2)))
-
-  two = [
-    of_two_seeds(**{'replay.ratio': ratio, 'data.train': spec, 'num_steps': steps})
-    for ratio, spec, steps in ((0.5, data[0], 60), (0.0, data[1], 24))
-  ]
-  assert comparison.group_names(two) == ['replay.ratio=0.5', 'replay.ratio=0.0']
-  three = [*two, of_two_seeds(**{'replay.ratio': 0.0, 'data.train': data[1], 'num_steps': 60})]
-  assert comparison.group_names(three) == [
-    'replay.ratio=0.5, num_steps=60',
-    'replay.ratio=0.0, num_steps=24',
-    'replay.ratio=0.0, num_steps=60',
-  ]
-  assert comparison.group_names(two[:1]) == ['label']
 
 
 # ---- Curves ----

@@ -43,7 +43,7 @@ def test_the_time_is_that_from_each_start_to_its_last_record(tmp_path):
     for step, minute in minutes.items()
   ]
   found = dict(described(tmp_path, records, [start(0), start(31, 10)])['facts'])
-  assert found['took'] == '0:08:00, of it 0:06:00 in steps'
+  assert found['took'] == '0:08:00, 0:06:00 of it in steps'
   found = dict(described(tmp_path, records)['facts'])
   assert found['took'] == '0:06:00 in steps'
 
@@ -51,8 +51,10 @@ def test_the_time_is_that_from_each_start_to_its_last_record(tmp_path):
 @pytest.mark.parametrize(
   ('rights', 'sign', 'advice'),
   [
-    pytest.param({0: 1, 20: 10, 60: 19}, 1, 'the score still rose on chains. To go on:', id='up'),
-    pytest.param({0: 19, 20: 1, 60: 1}, -1, 'The score fell on chains: docs/not', id='down'),
+    pytest.param(
+      {0: 1, 20: 10, 60: 19}, 1, 'the score still rose on chains. To train longer:', id='up'
+    ),
+    pytest.param({0: 19, 20: 1, 60: 1}, -1, 'The score fell on chains. docs/not', id='down'),
     pytest.param({0: 9, 20: 9, 60: 10}, 0, 'On chains the change may be chance', id='noise'),
   ],
 )
@@ -67,7 +69,7 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
   assert (low <= 0 <= high) == (sign == 0)
   texts = [text for text, _ in found['next']]
   assert sum(advice in text for text in texts) == 1 and texts[-1].startswith('The run is finished')
-  longer = [command for text, command in found['next'] if 'To go on' in text]
+  longer = [command for text, command in found['next'] if 'To train longer' in text]
   assert longer == [f'{COMMAND} --config.num_steps=120'] * (sign == 1)
 
 

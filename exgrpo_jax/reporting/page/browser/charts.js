@@ -1,6 +1,6 @@
-// Charts by uPlot, all of those over steps linked: hover one and all show that step, drag over one
-// to zoom all, Escape or a double click to see everything again. A click on a step of a run opens
-// its responses.
+// Charts by uPlot. All charts over steps are linked: hover over one and all show that step, drag
+// over one to zoom all, press Escape or double-click to see everything again. A click on a step of
+// a run opens its responses.
 
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4], [12, 3], [3, 3, 8, 3]];
 const PALETTE = 8;
@@ -8,7 +8,7 @@ const DOUBLE = 250; // ms in which a second click makes a double click
 const WHOLE = [...Array(9).keys()].flatMap((power) =>
   [1, 2, 5].map((first) => first * 10 ** power),
 );
-const charts = new Set(); // those on the page
+const charts = new Set(); // on the page
 
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -18,7 +18,7 @@ function lineColor(index) {
   return color(`line-${index % PALETTE}`);
 }
 
-// A figure: title, what each line is and its value under the pointer, the chart, the values.
+// A figure: title, unit, chart, legend with the values under the pointer, and a table of values.
 function chart(panel, marks, extent) {
   const made = { lines: linesChart, stack: stackChart, heat: heatChart }[panel.kind](panel);
   const readout = h('p.readout');
@@ -26,9 +26,9 @@ function chart(panel, marks, extent) {
     tabindex: 0,
     role: 'img',
     'aria-label':
-      `${panel.title}, ${panel.unit}, over ${panel.x}. Arrow keys move along it, ` +
-      `${leads(panel.x) ? 'Enter opens the responses of a step, ' : ''}Escape shows all of it, ` +
-      'and the values follow as a table.',
+      `${panel.title}, ${panel.unit}, over ${panel.x}. Arrow keys move along the chart, ` +
+      `${leads(panel.x) ? 'Enter opens the responses of a step, ' : ''}Escape shows everything. ` +
+      'A table of the values follows.',
   });
   const figure = h(
     'figure',
@@ -40,13 +40,13 @@ function chart(panel, marks, extent) {
   );
   const show = (index) => readout.replaceChildren(...made.legend(index));
   show(null);
-  // Drawn once it has a width.
+  // Draw the chart once it has a width.
   new ResizeObserver(() => {
     if (area.plot) area.plot.setSize(sizeOf(area));
     else if (area.clientWidth) draw(area, panel, made, marks, show, extent);
   }).observe(area);
   area.addEventListener('keydown', (event) => {
-    readout.setAttribute('aria-live', 'polite'); // read aloud where one goes by keys, not by pointer
+    readout.setAttribute('aria-live', 'polite'); // read aloud with keys, not with a pointer
     steer(event, area);
   });
   return figure;
@@ -104,7 +104,7 @@ function axis(more) {
   };
 }
 
-// What the horizontal axis is, below its numbers.
+// The label of the horizontal axis, below its numbers.
 function labelled(label) {
   return { label, labelSize: 18, labelGap: 0, labelFont: '12px system-ui, sans-serif' };
 }
@@ -114,7 +114,7 @@ function labelWidth(u, labels) {
   return Math.max(58, 22 + 7 * Math.max(0, ...(labels || []).map((label) => label.length)));
 }
 
-// Labels with just enough digits to tell the ticks of an axis apart; null has none.
+// Labels with just enough digits to distinguish the ticks of an axis; null gets no label.
 function tickLabels(splits) {
   const known = splits.filter((value) => value !== null).map((value) => Math.abs(value));
   const isTiny = Math.max(...known) < 0.001;
@@ -137,7 +137,7 @@ function tickLabels(splits) {
 
 let isZooming = false;
 
-// Shows the same part in all charts of its kind, and keeps it in the address.
+// Show the same part in all charts of this kind, and keep it in the address.
 function zoomAll(from) {
   if (isZooming) return;
   isZooming = true;
@@ -151,7 +151,7 @@ function zoomAll(from) {
   keepZoom(from);
 }
 
-// The part that the address says is shown, or all.
+// The part that the address names, or everything.
 function zoomOf(kind, [first, last]) {
   const [from, to] = (choice().get(`zoom_${kind}`) || '').split('_').map(Number);
   const [min, max] = [Math.max(from, first), Math.min(to, last)];
@@ -165,7 +165,7 @@ function keepZoom({ kind, scales, extent }) {
   history.replaceState(null, '', address({ [`zoom_${kind}`]: isAll ? null : part }));
 }
 
-// Whether a place in such a chart is a step of one run.
+// Return true if a point of such a chart is a step of one run.
 function leads(kind) {
   return kind === 'step' && shownPage() !== 'compare';
 }
@@ -209,7 +209,7 @@ function steer(event, area) {
   event.preventDefault();
 }
 
-// A triangle at the top for each warning.
+// Draw a triangle at the top for each warning.
 function drawMarks(u, marks) {
   if (u.kind !== 'step') return;
   const { ctx, bbox } = u;
@@ -243,7 +243,7 @@ function redraw() {
   for (const plot of charts) plot.redraw();
 }
 
-// Panels beside each other; those of `all` with the same horizontal axis show the same part of it.
+// A grid of panels. All panels in `all` with the same horizontal axis show the same range of it.
 function grid(panels, marks = [], all = panels) {
   const extents = {};
   for (const panel of all) {

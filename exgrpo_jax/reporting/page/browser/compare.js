@@ -1,4 +1,4 @@
-// Several runs beside each other.
+// The comparison of several runs.
 
 async function comparePage() {
   const { groups, settings, panels, scores, differences, not_compared } = page.compare;
@@ -29,7 +29,7 @@ async function comparePage() {
       'Scores',
       scores.length ? null : quiet('None of these runs was evaluated.'),
       table(
-        'benchmark|run|seeds|last common step|score there|own last|at step|best',
+        'benchmark|run|seeds|last common step|score there|last score|at step|best score',
         scores.map((score) => [
           ...[score.evaluation, score.group, score.seeds, score.step],
           score.common && withDeviation(score.common),
@@ -42,10 +42,10 @@ async function comparePage() {
       ? section(
           'Differences at the last common evaluation',
           quiet(
-            'With 95% intervals: over common seeds by the paired bootstrap, which makes them too ' +
-              'narrow where seeds are few; for a single seed over common questions.',
+            '95% intervals: a paired bootstrap over common seeds, which is too narrow with few ' +
+              'seeds. With fewer than two common seeds, the pairs are common questions.',
           ),
-          notes(not_compared, 'What is not compared'),
+          notes(not_compared, 'Not compared'),
           differences.length ? differencesTable(differences) : null,
         )
       : null,
@@ -77,7 +77,7 @@ function withDeviation([mean, deviation]) {
   return deviation === null ? number(mean) : `${number(mean)} ± ${number(deviation)}`;
 }
 
-// The interval as a line, the difference as a dot on it, and where 0 is.
+// Draw the interval as a line, the difference as a dot on it, and 0 as a mark.
 function forest([value, low, high], all) {
   const ends = all.flatMap(({ estimate }) => estimate.map((end) => Math.abs(end ?? 0)));
   const most = Math.max(1e-9, ...ends);

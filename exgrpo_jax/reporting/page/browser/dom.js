@@ -1,5 +1,5 @@
-// Elements, numbers and words. Text goes into text nodes alone, never into markup: what a model
-// wrote is shown as it is.
+// Elements, numbers and words. Text goes only into text nodes, never into markup, so that a model's
+// text is shown unchanged.
 
 // h('p.quiet', { id: 'count' }, 'text'); without attributes h('p.quiet', 'text').
 function h(selector, ...children) {
@@ -48,12 +48,12 @@ function plural(count, what) {
   return `${number(count)} ${what}${count === 1 ? '' : 's'}`;
 }
 
-// What is set right: a number, also with a deviation, as an interval or within a link.
+// Texts that are aligned right: a number, also with a deviation, as an interval or in a link.
 const NUMERIC = /^[+-]?[\d.,]+(e[+-]?\d+)?%?(( ± | to )[+-]?[\d.,]+(e[+-]?\d+)?)?$/;
 
-// A table. A cell is text, a number, an element, or null where there is none; a column of numbers
-// alone is set right. The head may be one text with | between names. As 'cards' each row is a block
-// of its own in a narrow window, with the head's words in its cells.
+// A table. A cell is text, a number, an element, or null if it is empty. A column of only numbers
+// is aligned right. The head may be one text with | between names. With the shape 'cards', each row
+// is a separate block in a narrow window, and its cells repeat the head's names.
 function table(names, rows, caption, shape = '') {
   const head = typeof names === 'string' ? names.split('|') : names;
   const isNumber = (cell) => typeof cell === 'number' || NUMERIC.test(cell.textContent ?? cell);
@@ -113,7 +113,7 @@ function section(title, ...content) {
   return h('section', h('h2', title), ...content);
 }
 
-// What is in it is made when it is first opened.
+// A section to unfold; its content is made when it is first opened.
 function unfold(summary, make, open = false) {
   const details = h('details', h('summary', summary));
   const fill = () => {
@@ -125,7 +125,7 @@ function unfold(summary, make, open = false) {
   return details;
 }
 
-// A mark beside the word, so that no outcome is told by its colour alone.
+// A mark next to the word, so that the outcome can be read without its colour.
 const MARKS = { correct: '✓', wrong: '✗', 'no answer': '∅', 'timed out': '◷', crashed: '⚠' };
 
 function outcome(name) {

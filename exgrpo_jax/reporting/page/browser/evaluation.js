@@ -1,4 +1,4 @@
-// Benchmarks over steps, and which questions were gained and lost between two evaluations.
+// Benchmarks over steps, and the questions gained and lost between two evaluations.
 
 const MOST_QUESTIONS = 100; // in a list
 
@@ -10,7 +10,7 @@ async function evaluationPage(run) {
     evaluation.panels.length ? grid(evaluation.panels) : null,
     benchmarks.length
       ? section('Gained and lost', between(benchmarks))
-      : quiet('No evaluation has left its questions.'),
+      : quiet('No evaluation recorded its questions.'),
   ];
 }
 
@@ -44,7 +44,7 @@ function between(benchmarks) {
   ];
 }
 
-// A question counts as right where at least half of its responses are.
+// A question counts as right if at least half of its responses are correct.
 function isRight(evaluation, index) {
   return evaluation.correct[index] >= evaluation.samples / 2;
 }
@@ -63,9 +63,9 @@ function changes(benchmark, before, after) {
     { id: 'changes' },
     `Of ${plural(benchmark.rows.length, 'question')}, ${kinds.gained.length} were gained and ${kinds.lost.length} lost: `,
     h('b', `${number(share(before))} → ${number(share(after))}`),
-    ` of the responses are right.`,
+    ` of the responses are correct.`,
     before.samples > 1
-      ? ' A question counts as right where at least half of its responses are.'
+      ? ' A question counts as right if at least half of its responses are correct.'
       : '',
   );
   return h(

@@ -1,18 +1,18 @@
-// Which responses of a run are listed: the form of filters, and what they leave.
+// The filters of the list of responses, and the responses that pass them.
 
-const TYPING = 150; // ms without a key before what was typed is applied
+const TYPING = 150; // ms without a key press before the typed text is applied
 const FILTERS =
   'words|from|to|advantage|outcome|kind|truncated|reward|shortest|longest|texts'.split('|');
 const SORTS = ['step', 'reward', 'length', 'entropy', 'advantage'];
-const ZERO = 1e-6; // what is nearer to 0 is 0, of advantages and differences of rewards
+const ZERO = 1e-6; // smaller advantages and differences of rewards count as 0
 const SIGNS = {
   positive: (advantages) => (i) => advantages[i] >= ZERO,
   zero: (advantages) => (i) => Math.abs(advantages[i]) < ZERO,
   negative: (advantages) => (i) => advantages[i] <= -ZERO,
 };
 
-// Filters apply as one types. They replace the address rather than add to the history, so that
-// going back leaves the list.
+// Filters apply while the reader types. They replace the address instead of adding to the history,
+// so that going back leaves the list.
 function filters(rows, update) {
   const now = choice();
   const field = (name, title, attributes) => {
@@ -23,10 +23,10 @@ function filters(rows, update) {
     const options = values.map((value) => (Array.isArray(value) ? value : [value, value]));
     return select(title, { name }, [['', otherwise], ...options], now.get(name) || '');
   };
-  const sorts = SORTS.flatMap((name) => [name, [`-${name}`, `${name}, falling`]]);
+  const sorts = SORTS.flatMap((name) => [name, [`-${name}`, `${name}, descending`]]);
   let waiting = 0;
   const apply = () => {
-    if (!form.isConnected) return; // one has gone elsewhere meanwhile
+    if (!form.isConnected) return; // the reader has left the list meanwhile
     const values = Object.fromEntries(new FormData(form));
     history.replaceState(null, '', address({ ...values, at: null }));
     update();
@@ -97,7 +97,7 @@ function chosen(rows) {
   return sorted(rows, found, now.get('sort') || 'step');
 }
 
-// Whether the text of the question or that of the response has these words.
+// Return a test that is true if the question or the response contains these words.
 function mentions(rows, wanted) {
   const { row, text } = rows.questions;
   const has = (words) => (words ?? '').toLowerCase().includes(wanted);
@@ -117,7 +117,7 @@ function sorted(rows, found, wanted) {
   return found.sort((a, b) => sign * (key(a) - key(b)) || a - b);
 }
 
-// ---- Where nothing is left ----
+// ---- If no response passes ----
 
 function nothingFound(rows) {
   const now = choice();
@@ -136,7 +136,7 @@ function nothingFound(rows) {
   );
   return [
     from === to ? `Step ${from} has no responses here: ` : 'These steps have no responses here: ',
-    `${whyNoStep(rows, from, to)}. The nearest step that has is `,
+    `${whyNoStep(rows, from, to)}. The nearest step with responses is `,
     h('a', { href: address({ from: nearest, to: nearest, at: null }) }, `step ${nearest}`),
     '.',
   ];
@@ -144,14 +144,14 @@ function nothingFound(rows) {
 
 function whyNoStep(rows, from, to) {
   const { step } = rows.visits;
-  if (from > to) return 'the first is after the last';
-  if (to < 1) return 'it is the policy before the first update';
+  if (from > to) return 'the first step is after the last one';
+  if (to < 1) return 'there is only the policy before the first update';
   if (from > step.at(-1))
     return (
-      `the newest records are of step ${step.at(-1)} (a run writes those of ` +
+      `the newest records are of step ${step.at(-1)} (a run writes the records of ` +
       'config.metrics.records_every steps together)'
     );
   if (step.some((other) => from <= other && other <= to))
-    return `of one step in ${rows.every} they are in this file`;
+    return `this file has the responses of one step in ${rows.every}`;
   return 'their records are missing';
 }

@@ -1,4 +1,4 @@
-// How it goes, what there was to learn from, and what ran.
+// The overview of a run: scores, learning signal, facts, curves, warnings and settings.
 
 async function overviewPage(run) {
   const { overview, missing } = page.runs[run];
@@ -13,7 +13,7 @@ async function overviewPage(run) {
     );
   return [
     section('Score', scoreTiles(overview), charts('score')),
-    section('What next', overview.next.map(advice)),
+    section('Next steps', overview.next.map(advice)),
     section(
       'Learning signal',
       signal && signal.note ? h('p.notes', { id: 'silent' }, signal.note) : null,
@@ -31,9 +31,9 @@ async function overviewPage(run) {
     section(
       'Curves',
       quiet(
-        'Smooth lines are means over neighbouring steps, the faint ones behind them the values. ' +
-          'Click a step for its responses. Drag to zoom, double-click or Escape to see all steps; ' +
-          'all charts follow.',
+        'Smooth lines are means over neighbouring steps; faint lines show the values themselves. ' +
+          'Click a step to see its responses. Drag to zoom; double-click or press Escape to see ' +
+          'all steps. All charts follow.',
         marks.length ? ' A triangle marks a step with a warning.' : '',
       ),
       overview.replays ? null : quiet(NO_REPLAY),
@@ -47,11 +47,11 @@ async function overviewPage(run) {
             overview.warnings.map(({ step, text }) => [stepLink(step), text]),
             'Warnings',
           )
-        : quiet('The run printed none.'),
+        : quiet('The run printed no warnings.'),
     ),
     section(
       'Settings',
-      quiet('Where this run departs from the base config.'),
+      quiet('Settings of this run that differ from the base config.'),
       table(
         'setting|base|this run',
         overview.settings.map(([name, base, own]) => [h('code', name), base, own]),
@@ -76,7 +76,7 @@ function stepLink(step) {
   return h('a', { href: stepAddress(step) }, String(step));
 }
 
-function notes(missing, label = 'What is missing') {
+function notes(missing, label = 'Missing data') {
   const items = missing.map((note) => h('li', note));
   return items.length ? h('ul.notes', { 'aria-label': label }, items) : null;
 }
@@ -85,7 +85,7 @@ function tile(name, value, more) {
   return h('div', h('dt', name), h('dd', value), more ? h('dd.more', more) : null);
 }
 
-// The last score of each evaluation, with where it began and what was best.
+// The last score of each evaluation, with the first and the best.
 function scoreTiles({ scores, signal }) {
   const at = (point) => `${number(point.value)} at step ${point.step}`;
   if (!scores.length) {
@@ -106,7 +106,7 @@ function scoreTiles({ scores, signal }) {
   );
 }
 
-// Whether the score has changed since the first evaluation, as far as its questions can tell.
+// Say if the score has changed since the first evaluation, by the interval over its questions.
 function changeOf({ from, estimate: [mean, low, high], questions, sign }) {
   const words = { 1: 'a rise beyond chance', 0: 'may be chance', '-1': 'a fall beyond chance' };
   return h(
@@ -118,12 +118,12 @@ function changeOf({ from, estimate: [mean, low, high], questions, sign }) {
   );
 }
 
-// A sentence, and the commands that it leads to.
+// A sentence and its commands.
 function advice([words, commands]) {
   return h('div.advice', h('p', words), commands ? h('pre', h('code', commands)) : null);
 }
 
-// Means of the last steps, and what became of the updates.
+// Means over the last steps, skipped updates and the learning rate.
 function signalTiles({ from, to, shares, skipped, learning_rate }) {
   const when = from === to ? `step ${to}` : `mean of steps ${from} to ${to}`;
   return h(

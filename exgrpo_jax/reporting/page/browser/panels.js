@@ -1,5 +1,5 @@
-// What each kind of panel draws: for uPlot its data, series and scales, and besides what the legend
-// says at a step and the columns of the table of values.
+// The kinds of panels. Each returns data, series and scales for uPlot, the legend at a step, and
+// the columns of the table of values.
 
 // ---- Lines ----
 
@@ -23,7 +23,7 @@ function linesChart(panel) {
     return data.length - 1;
   };
   const shown = panel.lines.map((line, order) => {
-    const index = line.place ?? order; // a run has its colour in all charts
+    const index = line.place ?? order; // a run keeps its colour in all charts
     const stroke = () => lineColor(index);
     const few = line.steps.length < 40;
     const points = { show: few, size: 6, fill: () => lineColor(index) };
@@ -67,23 +67,23 @@ function linesChart(panel) {
   };
 }
 
-// The step under the pointer; nothing without one.
+// The step under the pointer; empty without a pointer.
 function whereAt(panel, step) {
   return step === undefined ? '' : h('span.at', `${panel.x} ${number(step)}`);
 }
 
-// A line or an area in the legend, with its value where there is a pointer.
+// A line or an area in the legend, with its value under the pointer.
 function keyOf(mark, label, value, more = '') {
   const shown = value === undefined ? null : h('b', number(value));
   return h('span.key', mark, `${label} `, shown, more);
 }
 
-// Each tick with its own digits.
+// Label each tick separately, with as many digits as it needs.
 function apart(u, splits) {
   return splits.map((value) => tickLabels([value])[0]);
 }
 
-// The ticks of a logarithmic axis that get a number: 1, 2 and 5 times powers of ten, or the powers alone.
+// The labelled ticks of a logarithmic axis: 1, 2 and 5 times powers of ten, or only the powers.
 function logLabels(u, splits) {
   const decades = Math.log10(u.scales.y.max / u.scales.y.min);
   const firsts = decades > 2.5 ? [1] : [1, 2, 5];
@@ -94,7 +94,7 @@ function logLabels(u, splits) {
   );
 }
 
-// A range that shows all values, from 0 where that is near, and within [0, 1] for shares.
+// A range that shows all values, starts at 0 if that is near, and stays in [0, 1] for shares.
 function tight(panel) {
   return (u, min, max) => {
     if (min === null) return [0, 1];
@@ -104,7 +104,7 @@ function tight(panel) {
   };
 }
 
-// A piece of the line as it is drawn.
+// A sample of a line for the legend.
 function sample(place) {
   return svg(
     'svg',
@@ -123,7 +123,7 @@ function sample(place) {
 
 // ---- Areas ----
 
-// Outcomes have the same colours everywhere; all else takes them in order.
+// Outcomes have the same colours everywhere; other areas take colours in order.
 const FILLS = { correct: 2, wrong: 1, 'no answer': 5, 'timed out': 3, crashed: 4 };
 
 function stackChart(panel) {
@@ -134,7 +134,7 @@ function stackChart(panel) {
       layer.values.map((value, place) => (index ? sums[index - 1][place] : 0) + (value ?? 0)),
     );
   });
-  // From the top downwards, so that each area covers what lies below it.
+  // From the top down, so that each area covers the areas below it.
   const order = panel.layers.map((_, index) => index).reverse();
   const series = order.map((index) => ({
     stroke: () => color('surface'),

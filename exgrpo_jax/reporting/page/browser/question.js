@@ -1,4 +1,4 @@
-// One question: everything that it went through, and what was written for it.
+// One question: its visits, replays and responses.
 
 const MOST_FOUND = 50;
 
@@ -58,14 +58,14 @@ function found(rows, wanted) {
     ];
   });
   const more =
-    places.length > MOST_FOUND ? `, of which these ${MOST_FOUND} were visited most often` : '';
+    places.length > MOST_FOUND ? `; the ${MOST_FOUND} with the most visits are shown` : '';
   return [
     quiet({ id: 'count' }, `${plural(places.length, 'question')}${more}`),
     table('question|text|answer|visits|last pass rate', shown, 'Questions found'),
   ];
 }
 
-// ---- The story ----
+// ---- One question ----
 
 async function story(run, rows, row) {
   const visits = rows.ofQuestion.get(row);
@@ -88,7 +88,7 @@ async function story(run, rows, row) {
   );
 }
 
-// A column for each visit: as high as its pass rate, with what happened to it in words below.
+// A column for each visit, as high as its pass rate, with the facts about the visit below.
 function strip(rows, visits) {
   const { step, correctness, replayed, bucket_after, retired_step } = rows.visits;
   return h(
@@ -96,7 +96,8 @@ function strip(rows, visits) {
     { tabindex: 0, 'aria-label': 'Visits in the order of steps' },
     visits.map((visit) => {
       const share = correctness[visit];
-      const bucket = bucket_after[visit] === null ? 'not kept' : `bucket ${bucket_after[visit]}`;
+      const bucket =
+        bucket_after[visit] === null ? 'not in buffer' : `bucket ${bucket_after[visit]}`;
       const fate = retired_step[visit] === null ? bucket : 'retired';
       const replay = replayOfVisit(rows, visit);
       const facts = replay
@@ -141,8 +142,8 @@ function groupAddress(rows, visit) {
 function visitsTable(rows, visits) {
   const { step, correctness, replayed, bucket_before, bucket_after } = rows.visits;
   return table(
-    'step|kind|pass rate|bucket before|after|replayed one written in|age|' +
-      "its entropy|others' entropies|mean ratio|largest|mean weight",
+    'step|kind|pass rate|bucket before|bucket after|replay written in|age|' +
+      "entropy|other candidates' entropies|mean ratio|largest ratio|mean weight",
     visits.map((visit) => {
       const replay = replayOfVisit(rows, visit);
       const link = h('a', { href: groupAddress(rows, visit) }, String(step[visit]));
@@ -157,7 +158,7 @@ function visitsTable(rows, visits) {
   );
 }
 
-// What is known of the stored success that a visit replayed; null where its record is lost.
+// The stored success that a visit replayed, with its values; null if its record is lost.
 function replayOfVisit(rows, visit) {
   const { replays } = rows;
   const index = rows.replayOf.get(visit);
@@ -165,11 +166,11 @@ function replayOfVisit(rows, visit) {
   const own = Object.fromEntries(Object.keys(replays).map((name) => [name, replays[name][index]]));
   const others = own.candidates && without(own.candidates, own.entropy);
   const words =
-    others && (others.map((value) => number(value)).join(', ') || 'it was the only one');
+    others && (others.map((value) => number(value)).join(', ') || 'the only candidate');
   return { ...own, age: rows.visits.step[visit] - own.written, others: words ?? 'not compared' };
 }
 
-// The entropies of all candidates but that of the chosen one, which is the nearest to `chosen`.
+// The entropies of all candidates except the chosen one, whose entropy is nearest to `chosen`.
 function without(candidates, chosen) {
   const distances = candidates.map((value) => Math.abs((value ?? Infinity) - chosen));
   const own = distances.indexOf(Math.min(...distances));

@@ -1,9 +1,9 @@
-// All responses of a run: a table of those that the filters leave, and a group with its advantages
-// and tokens.
+// The responses of a run: a table of the responses that pass the filters, and a group with its
+// advantages and tokens.
 
-const ROWS = 50; // of a page of the table
+const ROWS = 50; // on a page of the table
 const EXCERPT = 160; // characters of a text in the table
-const BEFORE = 40; // of these, in front of what is searched
+const BEFORE = 40; // of these, in front of the searched words
 const KINDS = { fresh: '●\u00a0fresh', replayed: '↻\u00a0replayed' };
 
 async function responsesPage(run) {
@@ -25,8 +25,8 @@ async function responsesPage(run) {
   return [filters(rows, update), count, list];
 }
 
-// The text of each response as far as it is in this file, or beside it and of the one step that
-// is chosen; null for the others.
+// Read the texts of responses in this file. If a single step is chosen, also read its texts from
+// the files next to this one or from the server. Responses without a text have null.
 async function readTexts(run, rows) {
   rows.texts ??= rows.responses.length.map(() => null);
   if (!rows.hasTexts) addTexts(rows, await part(`texts-${run}`));
@@ -45,22 +45,22 @@ function addTexts(rows, found) {
   });
 }
 
-// Which of the run's responses and texts the list has, where it has not all.
+// Say which of the run's responses and texts the list has, if it lacks some.
 function whatIsHere(rows) {
   const count = rows.texts.filter((text) => text !== null).length;
   const all = rows.texts.length;
   const { cut } = rows.questions;
   const sentences = [
     rows.every > 1 &&
-      `Of one step in ${rows.every} the responses are in this file, besides the groups that it has token by token; a served page (--serve) has all.`,
+      `This file has the responses of one step in ${rows.every}, and of the groups that it shows token by token. A served page (--serve) has all.`,
     count < all &&
-      `${number(count)} of the ${plural(all, 'response')} have their text in this file: of groups that are recorded token by token (config.metrics.recorded_groups), as many as there is room for.`,
+      `${number(count)} of the ${plural(all, 'response')} have their text in this file: groups that are recorded token by token (config.metrics.recorded_groups), as many as fit.`,
     count < all &&
       (page.texts
-        ? 'Of a single step all that is recorded is read.'
-        : 'With --texts=all the page has all that is recorded.'),
+        ? 'For a single step, everything recorded is loaded.'
+        : 'With --texts=all the page has every recorded text.'),
     cut > 0 &&
-      `Of ${number(cut)} of the ${plural(rows.questions.row.length, 'question')} only the beginning is in this file.`,
+      `For ${number(cut)} of the ${plural(rows.questions.row.length, 'question')} this file has only the beginning.`,
   ].filter(Boolean);
   return sentences.length ? quiet(sentences.join(' ')) : null;
 }
@@ -87,7 +87,7 @@ function listed(rows, found) {
   ];
 }
 
-// How many they are, how their groups fared, and their means.
+// Count the responses, the outcomes of their groups, and means.
 function summary(rows, found) {
   const { responses, visits, visitOf } = rows;
   const groups = [...new Set(found.map((i) => visitOf[i]))];
@@ -131,14 +131,14 @@ function responseRow(rows, i) {
   ];
 }
 
-// A response in the table: its beginning, and all of it on demand.
+// A response in the table: its beginning, and the whole text on demand.
 function responseText(text) {
   return text === null || text.length <= EXCERPT
     ? excerpt(text, 'not in this file')
     : unfold(excerpt(text), () => h('div.tokens', text));
 }
 
-// A text's beginning, or where what is searched is in it, marked.
+// The beginning of a text, or the part around the searched words, which are marked.
 function excerpt(text, otherwise) {
   if (text === null) return h('span.quiet', otherwise);
   const wanted = words();
@@ -168,7 +168,7 @@ function answerOf(rows, i) {
   return h('span.excerpt', extracted(rows, i) ?? MISSING);
 }
 
-// What the verifier extracted; true stands for the question's own answer.
+// The answer that the verifier extracted; true stands for the question's ground truth.
 function extracted(rows, i) {
   const own = rows.responses.answer[i];
   return own === true
@@ -214,8 +214,8 @@ async function groupView(run, rows, step, group) {
       ? h('div', members.map(tokensOf))
       : h(
           'p.notes',
-          'This group was not recorded token by token (config.metrics.recorded_groups), or there ' +
-            'was no room for it in this file (--texts=all has all that is recorded).',
+          'This group was not recorded token by token (config.metrics.recorded_groups), or it ' +
+            'did not fit into this file (--texts=all includes everything recorded).',
         ),
   ];
 }
@@ -224,7 +224,8 @@ function groupTable(rows, members) {
   const { responses } = rows;
   const most = Math.max(1e-9, ...members.map((i) => Math.abs(responses.advantage[i])));
   return table(
-    'sample|kind|outcome|extracted|reward|advantage|tokens|entropy|written in step|mean ratio|largest',
+    'sample|kind|outcome|extracted|reward|advantage|tokens|entropy|written in step|' +
+      'mean ratio|largest ratio',
     members.map((i, sample) => {
       const replay = responses.replayed[i] ? replayOfVisit(rows, rows.visitOf[i]) : null;
       const bar = h(`i.advantage.${responses.advantage[i] < 0 ? 'negative' : 'positive'}`);

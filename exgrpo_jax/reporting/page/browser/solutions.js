@@ -1,4 +1,4 @@
-// What was written for a question: stored, replayed, wrong, and how it changed.
+// The responses to a question: stored, replayed and wrong, and the changes in its solutions.
 
 async function solutions(run, rows, row, visits, recordings, replays) {
   const all = await part(`stored-${run}`);
@@ -12,7 +12,7 @@ async function solutions(run, rows, row, visits, recordings, replays) {
       `replayed ${plural(solution.times, 'time')}`,
     ];
     return unfold(
-      words.join(', ') + (replay ? `; values of the replay in step ${replay.step}` : ''),
+      words.join(', ') + (replay ? `; values from the replay in step ${replay.step}` : ''),
       () => tokensView(replay || own, 'ratio'),
       stored.length < 3,
     );
@@ -23,22 +23,24 @@ async function solutions(run, rows, row, visits, recordings, replays) {
     ...recordedSuccesses(rows, visits, recordings),
   ].sort((a, b) => a.step - b.step);
   return [
-    section('Stored successes', items.length ? items : quiet(whyNone(rows, visits, all))),
+    section('Stored responses', items.length ? items : quiet(whyNone(rows, visits, all))),
     section('First and latest solution with text', firstAndLatest(solved)),
   ];
 }
 
-// How the latest of these differs from the first; they are in the order of steps.
+// Show the changes from the first solution to the latest; `solved` is in the order of steps.
 function firstAndLatest(solved) {
   const [first, last] = [solved[0], solved.at(-1)];
   if (!solved.length) return quiet('No solution has its text in this file.');
   if (first.step === last.step)
-    return quiet(`All solutions with their text in this file are of step ${first.step}.`);
+    return quiet(`All solutions with text in this file are from step ${first.step}.`);
   if (isSame(first, last))
-    return quiet(`In step ${last.step} it is word for word that of step ${first.step}.`);
+    return quiet(
+      `The solution of step ${last.step} is the same, word for word, as in step ${first.step}.`,
+    );
   return [
     quiet(
-      ...[`From step ${first.step} to step ${last.step}: `, h('del', 'taken away')],
+      ...[`From step ${first.step} to step ${last.step}: `, h('del', 'removed')],
       ...[' ', h('ins', 'added')],
     ),
     difference(first.texts.join(''), last.texts.join('')),
@@ -49,11 +51,11 @@ function whyNone(rows, visits, all) {
   if (!all) return 'The newest checkpoint could not be read.';
   const isKept = rows.visits.bucket_after[visits.at(-1)] !== null;
   return isKept
-    ? 'It is in the buffer, but there was no room for its solutions in this file, or the newest checkpoint is older than they are.'
-    : 'It is not in the buffer: it was never partly solved, or has retired.';
+    ? 'The question is in the buffer, but its solutions do not fit into this file, or they are newer than the newest checkpoint.'
+    : 'The question is not in the buffer: it was never partly solved, or it has retired.';
 }
 
-// The recorded replays, the newest first.
+// The recorded replays, newest first.
 function lastReplays(rows, visits, recordings) {
   return visits
     .flatMap((visit, index) => {
@@ -117,11 +119,11 @@ function mistakes(rows, visits, recordings) {
         tokensView(response, 'entropy'),
       ),
     ),
-    wrong.length ? null : quiet('No such response is recorded token by token.'),
+    wrong.length ? null : quiet('No incorrect response is recorded token by token.'),
   );
 }
 
-// Why a response got its verdict.
+// Explain a response's verdict.
 function why(rows, index) {
   const { outcomes, outcome: codes, reason } = rows.responses;
   const name = outcomes[codes[index]];
@@ -132,7 +134,7 @@ function why(rows, index) {
       wrong: [
         'extracted ',
         h('b', extracted(rows, index) ?? 'nothing'),
-        ' where the answer is ',
+        ', but the answer is ',
         h('b', truth ?? 'not recorded'),
       ],
       'no answer': ['no answer could be extracted'],

@@ -1,4 +1,4 @@
-// The frame around the pages: which run, which page, light or dark, and when to look again.
+// The frame around the pages: choice of run and page, light or dark, and reloading.
 
 const PAGES = {
   overview: overviewPage,
@@ -41,13 +41,18 @@ function header() {
     h('nav', { 'aria-label': 'Pages' }, names.map(tab)),
     h(
       'button',
-      { type: 'button', id: 'theme', onclick: changeTheme, 'aria-label': 'Light or dark' },
+      {
+        type: 'button',
+        id: 'theme',
+        onclick: changeTheme,
+        'aria-label': 'Switch between light and dark',
+      },
       '◐',
     ),
   ];
 }
 
-// Light or dark as the system has it, until the reader changes it here.
+// Follow the system's choice of light or dark until the reader changes it here.
 function followSystem() {
   const system = matchMedia('(prefers-color-scheme: dark)');
   const adopt = () => setTheme(system.matches);
@@ -70,7 +75,7 @@ async function show() {
   const turn = ++showing;
   const name = shownPage();
   const content = await PAGES[name](currentRun());
-  if (turn !== showing) return; // another was asked for meanwhile
+  if (turn !== showing) return; // another page was requested meanwhile
   document.getElementById('header').replaceChildren(...header().filter(Boolean));
   const main = document.getElementById('main');
   const isSame = main.dataset.page === name;
@@ -88,8 +93,8 @@ async function show() {
   main.dataset.ready = turn;
 }
 
-// Looks again where the page is written or served anew: at once where nobody has touched it for a
-// while, else when asked to.
+// Look for newer steps if the page is rewritten or served. Reload at once if nobody has touched the
+// page for a while, else offer a button.
 const UNTOUCHED = 60; // seconds
 
 function follow() {
@@ -107,7 +112,7 @@ function follow() {
   }, 1000 * page.again);
 }
 
-// Whether there are newer steps: a server says so, a file may always have some.
+// Return true if there may be newer steps. A server knows; a file cannot know, so always true.
 async function isNewer() {
   if (!page.version) return true;
   try {
@@ -126,7 +131,7 @@ function offerReload() {
 async function start() {
   followSystem();
   page = await part('page');
-  const more = page.again ? ' It looks for newer steps by itself.' : '';
+  const more = page.again ? ' It checks for newer steps automatically.' : '';
   const footer = quiet(`Written ${page.written} by exgrpo_jax ${page.by}.`, more);
   document.getElementById('footer').replaceChildren(footer);
   addEventListener('hashchange', show);

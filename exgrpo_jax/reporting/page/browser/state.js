@@ -1,9 +1,9 @@
-// What is in the file, and which of it is shown. The address after # holds all that was chosen, so
-// that a link leads where it was copied from and a reload loses nothing.
+// The data in the file, and the reader's choices. The address after # holds all choices, so that a
+// link opens the view that it was copied from and a reload loses nothing.
 
 const parts = {};
 
-// A part of the data: JSON, compressed, in base64; read when it is first asked for.
+// A part of the data: JSON, compressed, in base64; read when it is first needed.
 function part(name) {
   if (!(name in parts)) {
     const element = document.getElementById(`part-${name}`);
@@ -18,7 +18,7 @@ async function unpack(text) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// The texts of a step that are beside the file, or that the server reads.
+// The texts of a step, from a file next to this one or from the server.
 const waiting = {};
 
 function exgrpoTexts(name, text) {
@@ -44,7 +44,7 @@ function choice() {
   return new URLSearchParams(location.hash.slice(1));
 }
 
-// The address with some choices changed; null takes one away.
+// The address with some choices changed; null removes a choice.
 function address(changes, from = choice()) {
   const next = new URLSearchParams(from);
   for (const [name, value] of Object.entries(changes)) {
@@ -54,7 +54,7 @@ function address(changes, from = choice()) {
   return `#${next}`;
 }
 
-// No choice but that of the run.
+// Only the choice of the run.
 function ofRun(run = choice().get('run') || 0) {
   return new URLSearchParams({ run });
 }
@@ -63,7 +63,7 @@ function link(changes, ...content) {
   return h('a', { href: address(changes, ofRun()) }, ...content);
 }
 
-// Where all responses of a step are.
+// The address of all responses of a step.
 function stepAddress(step) {
   return address({ page: 'responses', from: step, to: step }, ofRun());
 }
@@ -73,7 +73,7 @@ function currentRun() {
   return page.runs[index] ? index : 0;
 }
 
-// Visits, responses and replays of a run, with what leads from one to the other.
+// Visits, responses and replays of a run, with the maps from one to another.
 async function recorded(run) {
   const rows = await part(`visits-${run}`);
   if (!rows || !rows.visits || rows.ofQuestion) return rows;
@@ -93,7 +93,7 @@ async function recorded(run) {
   return rows;
 }
 
-// Where each visit that replayed has its values among the replays.
+// The index among the replays of each visit that replayed.
 function replaysOf(replayed) {
   const places = new Map();
   replayed.forEach((flag, visit) => {
@@ -102,7 +102,7 @@ function replaysOf(replayed) {
   return places;
 }
 
-// The place of each visit in its step.
+// The index of each visit in its step.
 function groupsOf(steps) {
   const groups = new Int32Array(steps.length);
   for (let visit = 1; visit < steps.length; visit++) {

@@ -7,7 +7,7 @@ function levelOf(value, limits) {
   return limits.filter((limit) => value >= limit).length;
 }
 
-// What the colours of tokens can mean, of a response that has the values named by `of`.
+// The meanings of token colours; `of` names the values that a response needs for it.
 const MEANINGS = {
   entropy: {
     title: 'entropy',
@@ -16,7 +16,7 @@ const MEANINGS = {
     legend: () => natsLegend('Entropy in nats: '),
   },
   ratio: {
-    title: 'log-ratio now against then',
+    title: 'log-ratio of now to then',
     of: 'past',
     level: (response, index) => {
       const ratio = logRatio(response, index);
@@ -50,7 +50,7 @@ function logRatio(response, index) {
   return (response.logp[index] ?? 0) - (response.past[index] ?? 0);
 }
 
-// Of an episode: of each token its turn, and whether the policy wrote it or the environment.
+// For each token of an episode: its turn, and if the policy or the environment wrote it.
 function turnsOf(response) {
   return (response.turns || []).flatMap(([written, observed, reward], turn) =>
     Array.from({ length: written + observed }, (_, index) => ({
@@ -61,7 +61,7 @@ function turnsOf(response) {
   );
 }
 
-// Coloured tokens with a choice of what the colours mean; the arrow keys go from token to token.
+// Coloured tokens with a menu for the meaning of colours; the arrow keys go from token to token.
 function tokensView(response, wanted) {
   const possible = Object.keys(MEANINGS).filter((name) => response[MEANINGS[name].of]);
   let meaning = possible.includes(wanted) ? wanted : possible[0];
@@ -136,7 +136,7 @@ function withTexts(response, pieces) {
   return { ...response, texts: response.pieces.map((piece) => pieces[piece]) };
 }
 
-// The recorded responses to a question in a step by sample; null where they are not recorded.
+// The recorded responses of a group by sample; null if they are not recorded.
 async function recordedGroup(run, step, group) {
   const key = `${step}/${group}`;
   let found = await part(`texts-${run}`);
@@ -154,11 +154,11 @@ async function recordedGroup(run, step, group) {
 
 const MOST_CELLS = 4e6; // of the table of the longest common subsequence
 
-// Words that were taken away and added, as <del> and <ins>, whose texts browsers strike and underline.
+// Removed and added words as <del> and <ins>, which browsers strike through and underline.
 function difference(before, after) {
   const [a, b] = [before, after].map((text) => text.match(/\s+|[\p{L}\p{N}_.]+|[^\s]/gu) || []);
   if (a.length * b.length > MOST_CELLS) {
-    return quiet('These two are too long to compare here.');
+    return quiet('These two texts are too long to compare here.');
   }
   const width = b.length + 1;
   const common = new Uint16Array((a.length + 1) * width);
