@@ -178,8 +178,10 @@ EXAMPLE, SHOP, BOARDS = documents.blocks((documents.DOCS / 'environments.md').re
 def test_the_example_plays():
   names = {}
   exec(EXAMPLE, names)
-  environment, prompt = names['HotAndCold'](), [{'role': 'user', 'content': '1-64'}]
-  assert environment.reset(Task(0, prompt, '40', {}), 0) == prompt
+  environment, rows = names['HotAndCold'](), names['get_task']()['train']
+  assert len({row['question'] for row in rows}) == len(rows)
+  question = [{'role': 'user', 'content': rows[39]['question']}]
+  assert environment.reset(Task(39, question, str(rows[39]['answer']), rows[39]), 0) == '1-64'
   answers = [environment.step(said) for said in ('30', '60', 'what?', '41', ' 40')]
   assert [answer.messages for answer in answers[:4]] == ['hotter', 'colder', 'colder', 'hotter']
   assert [answer.reward for answer in answers] == [0.1, 0.0, 0.0, 0.1, 1.0]
