@@ -21,7 +21,7 @@ from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.tools import Tools, describe
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.settings import RunConfig
+from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
 from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import families
@@ -142,6 +142,17 @@ def test_rows_are_kept_as_they_are(slices, monkeypatch, tmp_path):
   slices.write([ROW], parts_of('v5e:8x8', '12.39'))
   assert slices.read() == [ROW]
   assert slices.read(slices.PARTS_FILE) == parts_of('v5e:8x8', '12.39')
+
+
+# ---- docs/running.md ----
+
+
+def test_the_config_of_the_page_can_be_loaded(tmp_path):
+  (block,) = documents.blocks((documents.DOCS / 'running.md').read_text(), 'python')
+  path = tmp_path / re.match(r'"""(\w+\.py)', block)[1]
+  path.write_text(block)
+  config = parse_config(config_files.load_config(str(path)))
+  assert (config.num_steps, config.data.train, config.replay.ratio) == (100, 'train.jsonl', 0.25)
 
 
 # ---- docs/answers.md ----
