@@ -46,7 +46,7 @@ _RATES = {
 
 
 def start(name, questions):
-  """Overrides of config guess for an environment, with so many questions in an evaluation."""
+  """Return the overrides of config guess for an environment; `questions` are evaluated."""
   config = CONFIGS[name].get_config()
   return {
     **{f'environment.{key}': config.environment[key] for key in _ENVIRONMENT},
@@ -60,7 +60,7 @@ def start(name, questions):
 
 
 def measure_of(name, questions):
-  """The primary measure in an environment."""
+  """Return the primary measure in an environment."""
   return f'eval/{name}_test_to_{questions}/pass@1'
 
 

@@ -31,7 +31,7 @@ TOKENS = 60_000
 
 
 def start(side):
-  """Overrides of config lake for maps of this side."""
+  """Return the overrides of config lake for maps of this side."""
   turns, prompt, response = lake.SIDES[side]
   return {
     'environment.max_turns': turns,
@@ -46,7 +46,7 @@ def start(side):
 
 
 def measure_of(side):
-  """The primary measure on maps of this side."""
+  """Return the primary measure on maps of this side."""
   return f'eval/lake_test_{side}_to_200/pass@1'
 
 

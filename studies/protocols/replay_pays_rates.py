@@ -58,7 +58,7 @@ ARMS = {
 
 
 def _start(base, kind, num_steps):
-  """Overrides of a start: the seed of its warm start, its kind of questions, its steps."""
+  """Return the overrides of a start: warm-start seed, kind of questions, steps."""
   return {
     'warm_start.seed': base,
     'data.train': f'chains:train{kind}',
@@ -79,7 +79,7 @@ TOKENS = {'rare': 380_000, 'weak': 220_000, 'modest': 200_000, 'control': 150_00
 
 
 def measure_of(start):
-  """The primary measure at a start."""
+  """Return the primary measure at a start."""
   (spec,) = STARTS[start]['data.evaluation']
   return f'eval/{spec.replace(":", "_")}/pass@1'
 
