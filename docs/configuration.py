@@ -24,26 +24,28 @@ _HEAD = """\
 
 <!-- Written by docs/configuration.py from the code; change it there, then renew this page. -->
 
-For whoever writes a config or overrides one: all settings, with type, range, default and meaning.
+Look up any setting: its type, range, default and meaning.
+[Running](running.md#how-do-i-write-my-own-config) shows how to write your own config.
 
-A run is described by a config file: `--config=configs/arithmetic.py`, or by its name alone,
-`--config=arithmetic`. Every other config starts from [configs/base.py](../configs/base.py), which
-has the defaults below: the paper's values where it gives one. Any of them can be overridden on the
-command line:
+A config file describes a run. Name the file, `--config=configs/arithmetic.py`, or only its name,
+`--config=arithmetic`. Override any setting on the command line:
 
 ```bash
 exgrpo train --config=configs/smoke.py --workdir=/tmp/smoke \\
     --config.replay.ratio=0.25 --config.seed=3
 ```
 
-A name that does not exist, a value of the wrong type and a value outside its range are refused
-before anything is computed; the message names the key and what is allowed. `[` and `]` include the
-end of an interval, `(` and `)` do not. Text is shown in quotes, which the command line does not
-need. Values that must fit each other are checked too, for example that `optimizer.minibatches`
-divides `rollout.questions`.
-
-Where a default comes from stands behind it: from the paper, from [the authors' code](authors.md),
-which is their script or the defaults of verl beneath it, or else it is ours.
+- **Defaults** are those of [configs/base.py](../configs/base.py), from which every other config
+  starts: the paper's values if the paper gives one.
+- **Origin.** Parentheses after a default say where it comes from: the paper, or
+  [the authors' code](authors.md), which is their script or the defaults of verl below it. A default
+  without parentheses is ours.
+- **Allowed.** `[` and `]` include the end of an interval, `(` and `)` do not. Text is shown in
+  quotes, which the command line does not need.
+- **Checks.** An unknown name, a value of the wrong type and a value outside its range are refused
+  before anything is computed. The message names the key and what is allowed. Settings that must
+  fit each other are checked too: for example, `optimizer.minibatches` must divide
+  `rollout.questions`.
 """
 
 
