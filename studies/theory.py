@@ -18,7 +18,7 @@ from exgrpo_jax.reporting import canvas
 PICTURE = pathlib.Path(__file__).with_name('theory.png')
 
 SHAPINGS = {
-  'policy_shaping': "policy_shaping (the paper's), w/(w + 0.1)",
+  'policy_shaping': 'policy_shaping, w/(w + 0.1)',
   'none': 'none, w',
   'unit_slope': 'unit_slope, slope 1 at w = 1',
 }
@@ -70,7 +70,7 @@ def draw() -> Figure:
   canvas.label(by_rate, 'A stored success, at w = 1', 'gradient, in fresh responses', 'pass rate')
   canvas.label(
     by_age,
-    'Larger than a fresh one: below the line',
+    'Larger than a fresh one, below',
     'pass rate',
     'w: probability of a token, now / then',
   )
