@@ -44,8 +44,8 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- **GiB needed** is for the program that needs most, with everything resident next to it, out of the
-  nine tenths of the GPU's memory that JAX takes (`XLA_CLIENT_MEM_FRACTION` changes it).
+- **GiB needed** is for the program that needs most, with everything resident next to it. JAX takes
+  nine tenths of the GPU's memory (`XLA_CLIENT_MEM_FRACTION` changes it).
 - **Training the whole model** takes 16 bytes a parameter: the parameter, AdamW's two moments in
   bfloat16, the gradient, and the sum of the gradients of the microbatches so far. With moments in
   float32 it takes 20.

@@ -89,7 +89,7 @@ _PARTS_TAIL = """
 | update: a pass of 64 x 9,216 tokens | matrix products | 4.7 s |
 | … the compiler's operations | | 3.5 s |
 | … attention, at the assumed half of peak | | 1.0 s |
-| … gathering weights and summing gradients, as far as not hidden | | .3 s |
+| … gathering weights and summing gradients, the part that is not hidden | | .3 s |
 | decode: a step | memory | 8.7 ms |
 | … reading weights | | 4.7 ms |
 | … reading the written part of the cache | | 2 ms |
@@ -106,8 +106,8 @@ _PARTS_TAIL = """
 ## Why is a faster chip not faster by its FLOPs?
 
 - **v6e** has 4.7 times the FLOPs of a v5e, but only twice the bandwidth of its memory and its
-  links, and heads of 128 fill half of its matrix unit. So the update runs at 23% of peak, counting
-  the FLOPs that it needs. A decode step, 4.3 ms, is still bound by memory.
+  links. Heads of 128 fill half of its matrix unit. So the update runs at 23% of peak, counting the
+  FLOPs that it needs. A decode step, 4.3 ms, is still bound by memory.
 - **v5p** takes 4.2 ms for a decode step. Reading the weights is 1.4 ms of that; the rest is not
   bound by memory.
 
@@ -142,8 +142,8 @@ _PARTS_TAIL = """
 **Better lengths to pad resumed rows to.** With eight lengths, 1.38 tokens are computed for each.
 
 One error is known. Compiled by itself, the pass of short sequences takes 1.15 s, not the 1.00 that
-its tokens suggest, because the waiting for other chips does not shrink with the tokens. So an
-update is half a second longer than in the table.
+its tokens suggest. Waiting for other chips does not shrink with the tokens. So an update is half a
+second longer than in the table.
 """
 
 Row = dict[str, str]
