@@ -1,1 +1,1 @@
-"""Benchmarks of this machine: `python -m benchmarks`, from a clone."""
+"""Benchmarks of this machine. Run `python -m benchmarks` in a clone."""

@@ -1,4 +1,4 @@
-"""Benchmarks of this machine, with random weights and data; compare figures of one run only.
+"""Measures this machine with random weights and data. Compare only the figures of one run.
 
 python -m benchmarks                        lists the benchmarks
 python -m benchmarks all --size=tiny        checks that all of them run
@@ -17,14 +17,14 @@ import sys
 BENCHMARKS = {
   'parity': "the sampler's log-probabilities against the trainer's",
   'attention': 'every attention backend of this platform against the formula',
-  'loss': 'the fused loss beside the naive one: time, memory, gradients',
-  'update': 'one update: tokens per second, share of the FLOPs of a plain product',
+  'loss': 'the fused loss against the naive one: time, memory, gradients',
+  'update': 'one update: tokens per second, share of the FLOP/s of a plain matrix product',
   'rollout': 'generating responses: tokens per second, share of the bandwidth of a plain copy',
   'carry': 'whole steps with and without partial rollouts',
-  'episodes': 'many turns beside environments that take their time: busy slots',
+  'episodes': 'many turns with slow and with instant environments: busy slots',
   'grading': 'responses judged per second',
   'buffer': "the replay buffer at a share of the paper's scale: time and memory",
-  'start': 'starting with a large file of questions, prepared or not',
+  'start': 'a start with a large file of questions, new or prepared',
   'report': "the page of a run of a share of the paper's steps: size, time and memory",
   'smoke': 'a whole run of train --config=smoke',
 }
@@ -36,11 +36,11 @@ def main() -> None:
   parser = argparse.ArgumentParser('python -m benchmarks', description='Measures this machine.')
   parser.add_argument('name', nargs='?', choices=['all', *BENCHMARKS])
   parser.add_argument('changes', nargs='*', metavar='KEY=VALUE', help='settings of the config')
-  parser.add_argument('--size', choices=SIZES, help='by default small, on a GPU or TPU large')
+  parser.add_argument('--size', choices=SIZES, help='default: small on a CPU, else large')
   parser.add_argument(
     '--scale',
     type=float,
-    help="of the paper's questions, responses and steps, in grading, buffer, start and report",
+    help="share of the paper's questions, responses and steps, in grading, buffer, start, report",
   )
   args = parser.parse_intermixed_args()
   if not args.name:

@@ -1,6 +1,6 @@
-"""Attention backends against the textbook's formula: values, gradients and time.
+"""Attention backends against the textbook formula: values, gradients and time.
 
-Shape letters as in policy/attention.py.
+The shape letters are those in policy/attention.py.
 """
 
 import functools

@@ -43,7 +43,7 @@ def measure(bench: Bench) -> list[Figure]:
   for repeat in range(1 + bench.size.repeats):
     for carries, rollouts in arms.items():
       step, state = _take(bench, rollouts, spec, state)
-      found[carries] += [step] * (repeat > 0)  # the first compiles the update
+      found[carries] += [step] * (repeat > 0)  # the first step compiles the update
   speeds = {
     carries: sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
     for carries, steps in found.items()

@@ -1,4 +1,4 @@
-"""Episodes of eight turns with slow environments, and with instant ones."""
+"""Episodes of eight turns with slow and with instant environments."""
 
 import dataclasses
 import time
@@ -28,7 +28,7 @@ _ARMS = {  # seconds of an answer, and the share of episodes whose caches are ke
 
 
 class Waiting:
-  """An environment that always says the same, after as many seconds as the task's answer."""
+  """An environment whose answer is always the same and takes the seconds in the task's answer."""
 
   def reset(self, task: Task, seed: int) -> Messages:
     """Return the task's prompt."""
@@ -37,7 +37,7 @@ class Waiting:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Wait, as for a service."""
+    """Wait, as a slow service would."""
     del response
     time.sleep(self._seconds)
     return Observation('on')
@@ -106,13 +106,13 @@ def measure(bench: Bench) -> list[Figure]:
     Figure('slots busy', 100 * decoding * decoded / computed, '%', f'{flight}; {answer}'),
     Figure('end to end', speed['slow'], 'tokens/s', f'of the policy, {_TURNS} turns; {answer}'),
     Figure(
-      'of instant', 100 * speed['slow'] / speed['instant'], '%', 'of the same, where it takes none'
+      'of instant', 100 * speed['slow'] / speed['instant'], '%', 'of the speed with instant answers'
     ),
     Figure(
       'kept caches',
       speed['instant'] / speed['recomputed'],
       'x',
-      'as fast as with caches computed again at each turn, where an answer takes no time',
+      'as fast as with caches computed again at each turn, with instant answers',
     ),
   ]
 

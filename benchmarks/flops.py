@@ -7,7 +7,7 @@ from exgrpo_jax.policy import model
 
 
 def parameter_count(shape: model.ShapeConfig) -> int:
-  """Count the parameters, without biases and norm scales, which are a thousandth of them."""
+  """Count the parameters except biases and norm scales, which are a thousandth of them."""
   embeddings = shape.vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
   return embeddings + shape.num_layers * layer_parameter_count(shape)
 

@@ -1,4 +1,4 @@
-"""The fused loss against the two that it replaces: time, temporary memory, gradients."""
+"""The fused loss against the two losses that it replaces: time, temporary memory, gradients."""
 
 import functools
 

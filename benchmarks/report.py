@@ -1,6 +1,6 @@
 """The HTML page of a long run: its size, and the time and memory to write it.
 
-The run is a short one whose steps, and the questions of each, are repeated up to the paper's.
+The run is a short one. Its steps and their questions are repeated up to the paper's numbers.
 """
 
 import json
@@ -17,7 +17,7 @@ from benchmarks import smoke
 from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
 from exgrpo_jax.reporting import metrics, report, step_records
 
-_STEPS, _ROWS = 700, 1024  # the paper's; _ROWS are responses of a step
+_STEPS, _ROWS = 700, 1024  # the paper's steps, and responses of a step
 _FILE_STEPS = 10  # as the paper's config.metrics.records_every
 # Limits of a page, which should be small enough for mail.
 _MAX_PAGE, _MAX_MEMORY = 15, 1000  # MB

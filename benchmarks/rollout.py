@@ -13,7 +13,7 @@ def measure(bench: Bench) -> list[Figure]:
   rollout, slots = bench.config.rollout, bench.config.rollout.slots
   limits = bench.lengths.tolist()
   rows = min(slots, bench.rows)
-  longest = max(2, rollout.max_response // 4)  # the same for all rows, to time decode steps
+  longest = max(2, rollout.max_response // 4)  # equal for all rows, to time decode steps
 
   def in_batches() -> None:
     """Run each batch of rows until its longest ends, without refilling slots."""

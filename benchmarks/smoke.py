@@ -1,4 +1,4 @@
-"""A whole training run, started as a user does."""
+"""A whole training run, started as a user starts it."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def measure(bench: Bench) -> list[Figure]:
     last = metrics.read(workdir)[-1]
   return [
     Figure('smoke run', seconds, 's', f'{last["step"]:.0f} steps, from its start to its end'),
-    Figure('last step', last['time/step'], 's', 'once all is compiled'),
+    Figure('last step', last['time/step'], 's', 'after everything is compiled'),
     Figure('speed', last['perf/tokens_per_second'], 'tokens/s', 'response tokens trained on'),
   ]
 

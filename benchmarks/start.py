@@ -1,4 +1,4 @@
-"""Two starts with a large file of questions: the first prepares it, the second reuses that."""
+"""Two starts with a large file of questions: the first prepares it, the second reuses it."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def measure(bench: Bench) -> list[Figure]:
   return [
     Figure('first start', first, 's', f'{rows:,} questions'),
     Figure('second start', second, 's'),
-    Figure('its memory', 1e-6 * memory, 'MB', 'the growth of the peak'),
+    Figure('its memory', 1e-6 * memory, 'MB', 'growth of the peak'),
     Figure('questions of a step', 1e3 * step, 'ms'),
   ]
 

@@ -1,1 +1,1 @@
-"""The experiments, one file each; `--config=NAME` finds them, wherever the package is installed."""
+"""Experiments, one file each. `--config=NAME` finds them wherever the package is installed."""

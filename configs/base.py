@@ -1,6 +1,7 @@
-"""The defaults of all settings, for every other config to start from: the paper's values.
+"""The defaults of all settings, which are the paper's values. Every other config starts from them.
 
-They stand beside their meaning in the `Config` of each component; docs/configuration.md lists them.
+The `Config` class of each component has them next to their meaning; docs/configuration.md lists
+them.
 """
 
 from exgrpo_jax import config

@@ -1,11 +1,11 @@
-"""The base policy of chains made by supervised learning, then ExGRPO from it.
+"""Makes the base policy of chains by supervised learning, then runs ExGRPO from it.
 
 exgrpo train --config=chains_from_scratch --workdir=/tmp/chains_from_scratch
-The base policy alone, as exgrpo_jax/huggingface/shipped/chains holds it, in /tmp/base/export/last:
+To make only the base policy, exgrpo_jax/huggingface/shipped/chains, in /tmp/base/export/last:
 exgrpo train --config=chains_from_scratch --workdir=/tmp/base --config.num_steps=0 \
   --config.export.last=True
-Five minutes on two AVX2 cores are the supervised learning, which config chains leaves out. Studies
-begin here, because some of them change it. Held-out pass@1 at temperature 1: .45 after it.
+The supervised learning takes five minutes on two AVX2 cores; config chains skips it. Studies use
+this config because some of them change that part. Held-out pass@1 at temperature 1 after it: .45.
 """
 
 from exgrpo_jax.configs import arithmetic
@@ -18,7 +18,7 @@ def get_config():
   config.data.train = 'chains:train'
   config.data.evaluation = ('chains:test', 'chains:ood[:500]')
   config.warm_start.update(
-    # All of it, however often it is right: what it learns last is to use the terms in their order.
+    # Take all updates at any pass rate: the policy learns last to use the terms in their order.
     # The seed is fixed, so that runs of all seeds start from the same policy.
     dict(
       num_updates=2000, data='chains:pretraining', learning_rate=5e-3, stop_at_pass_rate=1.0, seed=2

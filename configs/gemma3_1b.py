@@ -1,10 +1,11 @@
-"""Gemma 3 1B on GSM8K, on eight v5e chips, as Kaggle lends them.
+"""Gemma 3 1B on GSM8K, on eight v5e chips, which Kaggle lends.
 
 exgrpo train --config=gemma3_1b --workdir=/tmp/run
-The licence is accepted on the model's page, then 'hf auth login'. examples/tpu_v5e8.ipynb starts it
-in a notebook. By `exgrpo capacity --config=gemma3_1b --topology=v5e:2x4 --evaluated=1319` the
-fullest program, the update, needs 6.0 of a chip's 15.8 GiB, and a step takes 5.4 s, or 3.1 s with
---config.rollout.partial=True, by estimate; not yet run.
+Accept the licence on the model's page, then run 'hf auth login'. examples/tpu_v5e8.ipynb starts
+it in a notebook.
+By `exgrpo capacity --config=gemma3_1b --topology=v5e:2x4 --evaluated=1319` the update needs most
+memory, 6.0 of a chip's 15.8 GiB. A step takes 5.4 s, or 3.1 s with --config.rollout.partial=True.
+These are estimates; it has not been run yet.
 """
 
 from exgrpo_jax.configs import base

@@ -1,13 +1,13 @@
-r"""Real questions: a small model of Qwen2.5's shape, from scratch, on GSM8K.
+r"""A small model of Qwen2.5's shape on real questions, GSM8K, from scratch.
 
 exgrpo train --config=gsm8k --workdir=/tmp/gsm8k \
     --config.data.train=gsm8k_train.jsonl --config.warm_start.data=gsm8k_train.jsonl \
     --config.data.evaluation='("gsm8k_test.jsonl",)'
-The files are those of github.com/openai/grade-school-math. A model of 1.5 million
-parameters that is trained on nothing else writes English sentences with sums in them and solves
-very few questions: test pass@1 was 0.015 (0.010 to 0.023) after the warm start and 0.026 (0.018
-to 0.036) at the end of one run. The point is the path that real data takes, not the score. On two
-CPU cores the warm start takes about 28 minutes and the rest 12.
+The files are from github.com/openai/grade-school-math. On two CPU cores the warm start takes about
+28 minutes and the rest 12.
+Expect a working path for real data, not a good score. The model has 1.5 million parameters and is
+trained on nothing else. It writes English sentences with sums and solves very few questions: test
+pass@1 was .015 (.010 to .023) after the warm start and .026 (.018 to .036) at the end of one run.
 """
 
 from exgrpo_jax.configs import base

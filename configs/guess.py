@@ -1,8 +1,10 @@
-"""A number between 1 and 64 by higher and lower: ExGRPO over episodes of at most seven turns.
+"""ExGRPO on guessing a number between 1 and 64 from "higher" and "lower", in at most seven turns.
 
 exgrpo train --config=guess --workdir=/tmp/guess
-Plain GRPO in its place: --config.replay.ratio=0
-The warm start learns from a player who forgets what it was told in a quarter of its turns.
+For plain GRPO add --config.replay.ratio=0.
+The warm start learns from a player who forgets the answers so far in a quarter of the turns.
+Expect half a minute of training on two cores after the warm start. In study `episodes` (eight
+seeds, replay from the first step, fresh rows unclipped) pass@1 went from .42 to .53 (.48 to .58).
 """
 
 from exgrpo_jax.configs import chains_from_scratch

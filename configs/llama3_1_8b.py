@@ -1,9 +1,10 @@
 """The paper's weak backbone, which collapses on-policy.
 
 exgrpo train --config=llama3_1_8b --workdir=/tmp/run
-The licence is accepted on the model's page, then 'hf auth login'. The paper's figures (in / out of
-distribution): on-policy 3.4 / 1.2 (collapsed), ExGRPO 6.1 / 30.8; not yet run here. The data are
-those of qwen2_5_math_1_5b.py.
+Accept the licence on the model's page, then run 'hf auth login'. The data are the same as in
+qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
+Not yet run here. The paper's scores (in / out of distribution): on-policy 3.4 / 1.2 (collapsed),
+ExGRPO 6.1 / 30.8.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_1_5b

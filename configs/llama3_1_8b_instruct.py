@@ -1,9 +1,10 @@
-"""Llama 3.1 8B as tuned for instructions.
+"""Llama 3.1 8B, tuned for instructions.
 
 exgrpo train --config=llama3_1_8b_instruct --workdir=/tmp/run
-The licence is accepted on the model's page, then 'hf auth login'. The paper's figures (in / out of
-distribution): on-policy 19.9 / 44.9, ExGRPO 23.0 / 52.0; not yet run here. The data are those
-of qwen2_5_math_1_5b.py.
+Accept the licence on the model's page, then run 'hf auth login'. The data are the same as in
+qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
+Not yet run here. The paper's scores (in / out of distribution): on-policy 19.9 / 44.9, ExGRPO
+23.0 / 52.0.
 """
 
 from exgrpo_jax.configs import llama3_1_8b

@@ -1,15 +1,15 @@
-"""A checkpoint on GSM8K or MATH on one GPU: a T4, or 24, 40 or 80 GB; trained whole or with LoRA.
+"""A checkpoint on GSM8K or MATH on one GPU: a T4, or 24, 40 or 80 GB. Trains all of it, or LoRA.
 
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
-What follows the colon is a model, a memory and a data set, in any order; by default qwen2_5_0_5b,
-24gb and gsm8k. docs/one_gpu.md lists what fits, by formula; none of these has been run yet.
-`exgrpo doctor` names the one for a machine.
+After the colon follow a model, a memory and a data set, in any order. The defaults are
+qwen2_5_0_5b, 24gb and gsm8k. `exgrpo doctor` names the choice for a machine.
+docs/one_gpu.md lists what fits, by formula. None of these configs has been run yet.
 """
 
 from exgrpo_jax.configs import base
 from exgrpo_jax.errors import InputError
 
-# Hugging Face's name, and the shape where it departs from the base config's.
+# The name on Hugging Face, and the parts of the shape that differ from the base config.
 MODELS = {
   'qwen2_5_0_5b': (
     'Qwen/Qwen2.5-0.5B-Instruct',
@@ -52,9 +52,9 @@ MAX_RESPONSE = {'gsm8k': 1024, 'math': 3072}  # tokens
 SYSTEM = 'Reason step by step, and put the final answer inside \\boxed{}.'
 
 LORA = 'LoRA'
-# (slots, tokens of a microbatch, what is trained): the slots and tokens that
-# `capacity --device=… --fit` finds. The whole model is trained with AdamW's moments in float32, in
-# bfloat16 where float32 leaves no room, and with adapters where that does not help either.
+# (slots, tokens of a microbatch, training). `capacity --device=… --fit` finds slots and tokens. The
+# whole model is trained with AdamW's moments in float32, or in bfloat16 if float32 does not fit. If
+# neither fits, adapters are trained.
 FITS = {
   ('qwen2_5_0_5b', 't4', 'gsm8k'): (64, 12288, 'float32'),
   ('qwen2_5_0_5b', 't4', 'math'): (32, 7168, 'float32'),
@@ -119,7 +119,7 @@ def get_config(choice=''):
 
 
 def _parse(choice):
-  """(model, memory, data) of the words after the colon; InputError where that does not fit."""
+  """Return (model, memory, data) from the words after the colon; InputError if they do not fit."""
   chosen = dict(model='qwen2_5_0_5b', memory='24gb', data='gsm8k')
   allowed = dict(model=MODELS, memory=MEMORIES, data=DATA)
   for word in filter(None, choice.split(',')):

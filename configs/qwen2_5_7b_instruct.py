@@ -1,8 +1,9 @@
-"""A backbone that follows instructions already.
+"""A backbone that already follows instructions.
 
 exgrpo train --config=qwen2_5_7b_instruct --workdir=/tmp/run
-The paper's figures (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO 39.3 / 62.2; not yet
-run here. The data are those of qwen2_5_math_1_5b.py.
+The data are the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
+Not yet run here. The paper's scores (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO
+39.3 / 62.2.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_7b

@@ -1,8 +1,9 @@
 """The paper's main backbone.
 
 exgrpo train --config=qwen2_5_math_7b --workdir=/tmp/run
-The paper's figures (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO 48.3 / 58.3; not yet
-run here. The data are those of qwen2_5_math_1_5b.py.
+The data are the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
+Not yet run here. The paper's scores (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO
+48.3 / 58.3.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_1_5b

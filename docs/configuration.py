@@ -2,8 +2,8 @@
 
 python docs/configuration.py
 
-The page is checked in, so that it can be read in the repository; a test compares it with what this
-file makes.
+The page is checked in, so you can read it in the repository. A test compares it with the output of
+this file.
 """
 
 import dataclasses
@@ -24,38 +24,40 @@ _HEAD = """\
 
 <!-- Written by docs/configuration.py from the code; change it there, then renew this page. -->
 
-For whoever writes a config or overrides one: all settings, with type, range, default and meaning.
+Look up any setting: its type, range, default and meaning.
+[Running](running.md#how-do-i-write-my-own-config) shows how to write your own config.
 
-A run is described by a config file: `--config=configs/arithmetic.py`, or by its name alone,
-`--config=arithmetic`. Every other config starts from [configs/base.py](../configs/base.py), which
-has the defaults below: the paper's values where it gives one. Any of them can be overridden on the
-command line:
+A config file describes a run. Name the file, `--config=configs/arithmetic.py`, or only its name,
+`--config=arithmetic`. Override any setting on the command line:
 
 ```bash
 exgrpo train --config=configs/smoke.py --workdir=/tmp/smoke \\
     --config.replay.ratio=0.25 --config.seed=3
 ```
 
-A name that does not exist, a value of the wrong type and a value outside its range are refused
-before anything is computed; the message names the key and what is allowed. `[` and `]` include the
-end of an interval, `(` and `)` do not. Text is shown in quotes, which the command line does not
-need. Values that must fit each other are checked too, for example that `optimizer.minibatches`
-divides `rollout.questions`.
-
-Where a default comes from stands behind it: from the paper, from [the authors' code](authors.md),
-which is their script or the defaults of verl beneath it, or else it is ours.
+- **Defaults** are those of [configs/base.py](../configs/base.py), from which every other config
+  starts: the paper's values if the paper gives one.
+- **Origin.** Parentheses after a default say where it comes from: the paper, or
+  [the authors' code](authors.md), which is their script or the defaults of verl below it. A default
+  without parentheses is ours.
+- **Allowed.** `[` and `]` include the end of an interval, `(` and `)` do not. Text is shown in
+  quotes, which the command line does not need.
+- **Checks.** An unknown name, a value of the wrong type and a value outside its range are refused
+  before anything is computed. The message names the key and what is allowed. Settings that must
+  fit each other are checked too: for example, `optimizer.minibatches` must divide
+  `rollout.questions`.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """The settings of one dataclass, nested ones left out."""
+  """The settings of one dataclass, without nested dataclasses."""
 
   path: str  # dotted, '' for the top
   cls: type
 
   def fields(self) -> Iterator[tuple[dataclasses.Field, Any]]:
-    """(field, type) of each setting."""
+    """Yield (field, type) of each setting."""
     types = typing.get_type_hints(self.cls)
     for field in dataclasses.fields(self.cls):
       if not dataclasses.is_dataclass(types[field.name]):
@@ -63,7 +65,7 @@ class Section:
 
 
 def sections(cls: type, path: str = '') -> Iterator[Section]:
-  """The section of `cls` and of every dataclass in it, in the order of the fields."""
+  """Yield the section of `cls` and of every dataclass in it, in the order of the fields."""
   yield Section(path, cls)
   types = typing.get_type_hints(cls)
   for field in dataclasses.fields(cls):
@@ -72,7 +74,7 @@ def sections(cls: type, path: str = '') -> Iterator[Section]:
 
 
 def keys(cls: type = RunConfig) -> set[str]:
-  """The dotted name of every setting and of every section."""
+  """Return the dotted name of every setting and of every section."""
   names = set()
   for section in sections(cls):
     prefix = f'{section.path}.' if section.path else ''
@@ -81,7 +83,7 @@ def keys(cls: type = RunConfig) -> set[str]:
 
 
 def page(cls: type) -> str:
-  """The page of a whole configuration as Markdown."""
+  """Return the page of a whole configuration as Markdown."""
   return '\n'.join([_HEAD, *(_section(section) for section in sections(cls))])
 
 
@@ -103,9 +105,9 @@ def _section(section: Section) -> str:
 
 
 def _introduction(cls: type) -> str:
-  """The docstring's first sentence, where there is one, and the file to read on in."""
+  """Return the first sentence of the docstring, if any, and a link to the file."""
   doc = inspect.getdoc(cls) or ''
-  if doc.startswith(f'{cls.__name__}('):  # what dataclass puts in its place
+  if doc.startswith(f'{cls.__name__}('):  # dataclass's default for a missing one
     doc = ''
   file = '/'.join(cls.__module__.split('.')) + '.py'
   link = f'Code: [{file}](../{file}).'
@@ -128,7 +130,7 @@ def _allowed(allowed: Any) -> str:
 
 
 def _escape(text: str) -> str:
-  """Text that Markdown shows as it stands, also in a table; `code` stays code."""
+  """Escape text so that Markdown shows it literally, also in a table; `code` stays code."""
   parts = re.split(r'(`[^`]*`)', text)
   return ''.join(
     part if part.startswith('`') else re.sub(r'([\\*_|\[\]])', r'\\\1', part).replace('<', '&lt;')
@@ -137,7 +139,7 @@ def _escape(text: str) -> str:
 
 
 def main() -> None:
-  """Renews the page."""
+  """Write the page again."""
   PAGE.write_text(page(RunConfig), encoding='utf-8')
   print(f'wrote {PAGE}')
 

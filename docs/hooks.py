@@ -23,7 +23,7 @@ _LINK = re.compile(r'(?<=\]\()(?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?(?=\))
 
 
 def on_page_markdown(markdown: str, page: 'Page', config: 'MkDocsConfig', files: 'Files') -> str:
-  """Called by mkdocs with the source of each page."""
+  """Rewrite the links of a page; mkdocs calls this with the source of each page."""
   del files
   docs = pathlib.Path(config.docs_dir)
   folder = (docs / page.file.src_uri).parent
@@ -36,13 +36,13 @@ def on_page_markdown(markdown: str, page: 'Page', config: 'MkDocsConfig', files:
 def link_to_repository(
   markdown: str, folder: pathlib.Path, docs: pathlib.Path, repo_url: str
 ) -> tuple[str, list[str]]:
-  """The page with its links out of `docs` rewritten, and those whose target does not exist.
+  """Return the page with rewritten links out of `docs`, and the links with missing targets.
 
   Args:
     markdown: the page.
-    folder: which it lies in, and its links start from.
+    folder: the page's folder, where its links start.
     docs: the folder of all pages, at the top of the repository.
-    repo_url: of the repository on its host.
+    repo_url: the repository on its host.
   """
   missing = []
 

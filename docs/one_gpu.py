@@ -18,9 +18,7 @@ _PAGE = """\
 
 <!-- Written by docs/one_gpu.py; change it there, then renew this page. -->
 
-For whoever has one GPU: `one_gpu` trains a checkpoint of the Hugging Face Hub on it. What follows
-the colon is a model, a memory and a data set, in any order; without them it is
-Qwen2.5-0.5B on 24 GB with GSM8K:
+Train a checkpoint of the Hugging Face Hub on one GPU with `one_gpu`, and look up what fits:
 
 ```bash
 exgrpo doctor
@@ -28,9 +26,13 @@ exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 ```
 
-The first says what the machine has, what is missing, and which of these configs fits it; the second
-tries on a small model whether training runs on the GPU at all. A step has 32 questions x 8
-responses, of at most 1,024 tokens with GSM8K and 3,072 with MATH, and a run 200 steps.
+`doctor` says what the machine has, what is missing, and which of these configs fits it. `smoke_gpu`
+trains a small model, to see if training runs on the GPU at all. After `one_gpu:` comes a model, a
+memory and a data set, in any order; the default is Qwen2.5-0.5B on 24 GB with GSM8K. A step has 32
+questions x 8 responses, of at most 1,024 tokens with GSM8K and 3,072 with MATH, and a run has 200
+steps.
+
+## What fits?
 
 **No run of the table has been made yet.** The memory is computed by formula:
 
@@ -42,16 +44,19 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- GiB count the program that needs most and everything resident beside it, out of the nine
-  tenths of the GPU's memory that JAX takes (`XLA_CLIENT_MEM_FRACTION` changes it).
-- Training the whole model takes 16 bytes a parameter: the parameter, AdamW's two moments in
-  bfloat16, the gradient, and the sum of the gradients of the microbatches so far; 20 with
-  moments in float32. Where that leaves no room, [LoRA](checkpoints.md#lora) of rank 32 does:
-  four bytes a parameter, for the frozen model and the weights for sampling. A dash marks a
+- **GiB needed** is for the program that needs most, with everything resident next to it. JAX takes
+  nine tenths of the GPU's memory (`XLA_CLIENT_MEM_FRACTION` changes it).
+- **Training the whole model** takes 16 bytes a parameter: the parameter, AdamW's two moments in
+  bfloat16, the gradient, and the sum of the gradients of the microbatches so far. With moments in
+  float32 it takes 20.
+- **[LoRA](checkpoints.md#how-do-i-train-lora-adapters)** of rank 32 is used if that does not fit.
+  It takes four bytes a parameter, for the frozen model and the weights for sampling. A dash marks a
   model that is too large even so.
-- `t4` is a T4 or a V100 of 16 GB, which have no bfloat16: the model computes in float32.
-- For another memory, or other lengths, `--fit` finds slots and tokens a pass, the two settings
-  that change nothing but memory and time.
+- **`t4`** is a T4 or a V100 of 16 GB. They have no bfloat16, so the model computes in float32.
+
+## What about another memory, or longer responses?
+
+`--fit` finds slots and tokens a pass, the two settings that change only memory and time:
 
 ```bash
 exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_response=4096
@@ -60,7 +65,7 @@ exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_r
 
 
 def row(model: str, memory: str, data: str) -> str:
-  """A line of the table."""
+  """Return a line of the table."""
   if (model, memory, data) not in one_gpu.FITS:
     return f'| {model} | {memory} | {data} | — | — | — | does not fit |'
   config = parse_config(config_files.load_config(f'one_gpu:{model},{memory},{data}'))
@@ -77,7 +82,7 @@ def row(model: str, memory: str, data: str) -> str:
 
 
 def page() -> str:
-  """The page."""
+  """Return the page."""
   cells = itertools.product(one_gpu.MODELS, one_gpu.MEMORIES, one_gpu.DATA)
   return _PAGE.format(rows='\n'.join(row(*cell) for cell in cells))
 

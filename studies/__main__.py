@@ -1,4 +1,4 @@
-"""The entry of the research record: `python -m studies COMMAND …`, in a clone."""
+"""The command line of the research record: `python -m studies COMMAND …`, in a clone."""
 
 import importlib
 import sys
@@ -7,9 +7,9 @@ from exgrpo_jax.__main__ import prepare_process
 from studies import protocol
 
 COMMANDS = {
-  'run': 'a study: its runs, resumed where they stopped, and its results',
-  'figures': 'of a study as it was measured, or of the workdirs of runs',
-  'train': 'as exgrpo train, and compares gradients on the way',
+  'run': 'runs or resumes a study, and reports its results',
+  'figures': 'draws a measured study again, or the workdirs of runs',
+  'train': 'is exgrpo train with a comparison of gradients',
 }
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     print(f'\nStudies: {", ".join(protocol.names())}')
     return
   if word not in COMMANDS:
-    print(f"error: '{word}' is no command; there are: {', '.join(COMMANDS)}.", file=sys.stderr)
+    print(f"error: '{word}' is not a command. Use one of: {', '.join(COMMANDS)}.", file=sys.stderr)
     sys.exit(2)
   prepare_process()
   sys.argv = [f'studies {word}', *sys.argv[2:]]

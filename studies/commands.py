@@ -1,4 +1,4 @@
-"""Runs studies, draws figures, and trains with a comparison of gradients; in a clone.
+"""Runs studies, draws figures, and trains with a comparison of gradients, in a clone.
 
 python -m studies run smoke --workdir=/tmp/smoke_study --parallel=2
 python -m studies figures weak_start --out=/tmp/figures
@@ -60,7 +60,7 @@ def _define_run() -> None:
 def run(args: command_line.Args, *names: str) -> None:
   """Run the unfinished trials of a study and report it, or print their commands."""
   if len(names) != 1:
-    raise InputError(f"'{' '.join(names)}': a study at a time; each has its own --workdir.")
+    raise InputError(f"'{' '.join(names)}': run one study at a time. Each needs its own --workdir.")
   check_given({'--workdir': args.workdir}, '--workdir=/tmp/smoke_study')
   chosen = protocol.load(names[0])
   values, planned = study.plan(chosen, args.workdir)
@@ -75,7 +75,7 @@ def run(args: command_line.Args, *names: str) -> None:
 
 
 def _define_figures() -> None:
-  command_line.define_out('The folder for the figures; made where it is missing.')
+  command_line.define_out('The folder for the figures. It is made if it is missing.')
 
 
 def figures(args: command_line.Args, *names: str) -> None:
@@ -100,7 +100,7 @@ def _make(out: pathlib.Path) -> None:
   try:
     out.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise InputError(f'--out={out} cannot be made ({error}); name another folder.') from error
+    raise InputError(f'--out={out}: cannot make this folder ({error}). Name another.') from error
 
 
 def _define_train() -> None:

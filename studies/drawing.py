@@ -48,7 +48,7 @@ def write_all(figures: Mapping[str, Callable[[], Drawing]], out: pathlib.Path) -
       with canvas.style():
         write(draw(), out, name)
     except NothingToDrawError as error:
-      print(f'{name}: left out, for {error}', flush=True)
+      print(f'{name}: left out because {error}', flush=True)
     else:
       print(f'{name}: {out / name}.png, .svg, .pdf and .csv', flush=True)
 

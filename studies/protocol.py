@@ -107,7 +107,7 @@ def load(given: str) -> Protocol:
   path = file if file.endswith('.py') else os.fspath(PROTOCOLS / f'{file}.py')
   if not os.path.isfile(path) or file == '__init__':
     raise InputError(
-      f'{given}: there is no such study; name a file that ends in .py, or one of: '
+      f'{given}: there is no such study. Name a file that ends in .py, or one of: '
       f'{", ".join(names())}.'
     )
   returned = 'a protocol.Study, as studies/protocols/smoke.py does'
@@ -117,8 +117,8 @@ def load(given: str) -> Protocol:
       raise InputError(f'get_study() must return a protocol.Study, not {study!r}.')
     if not words:
       raise InputError(
-        'it has no docstring, which must say the question, the arms, the primary measure, how '
-        'many seeds and why, how the learning rate was chosen, and when runs stop.'
+        'it has no docstring. Write one with the question, the arms, the primary measure, the '
+        'number of seeds and its reason, the choice of the learning rate, and the stopping rule.'
       )
     _check(study)
   except InputError as error:
@@ -188,8 +188,8 @@ def read(workdir: str) -> dict[str, Any]:
       raise ValueError('it lacks a field')
   except (OSError, ValueError) as error:
     raise InputError(
-      f'{path} cannot be read as the protocol of a study ({error}); bring back a copy of it, or '
-      'use another --workdir.'
+      f'{path} cannot be read as the protocol of a study ({error}). Restore a copy of it, or use '
+      'another --workdir.'
     ) from error
   return saved
 
@@ -206,8 +206,8 @@ def _check(study: Study) -> None:
       if twice := sorted(key for key, times in count.items() if times > 1):
         raise InputError(
           f"'{twice[0]}' is set by more than one of setting '{setting}', arm '{arm}', what was "
-          'tuned for both, and seeds; arms differ in the same way in every setting, but for what '
-          'was tuned.'
+          'tuned for both, and seeds. Arms must differ in the same way in every setting, except '
+          'for tuned settings.'
         )
   trials.check_names('get_study()', dict(cells(study).values()))
 
@@ -218,12 +218,12 @@ def _check_tuned(study: Study) -> None:
   for setting, of_arms in study.tuned.items():
     if setting not in study.settings:
       raise InputError(
-        f"tuned names the setting '{setting}'; there are: {', '.join(study.settings)}."
+        f"tuned names the setting '{setting}'. Use one of: {', '.join(study.settings)}."
       )
     _check_named(f"tuned['{setting}']", of_arms)
     if unknown := sorted({*of_arms} - {*study.arms}):
       raise InputError(
-        f"tuned['{setting}'] names the arm '{unknown[0]}'; there are: {', '.join(study.arms)}."
+        f"tuned['{setting}'] names the arm '{unknown[0]}'. Use one of: {', '.join(study.arms)}."
       )
 
 
@@ -232,17 +232,18 @@ def _check_named(field: str, named: Any) -> None:
   if not isinstance(named, Mapping) or not all(isinstance(o, Mapping) for o in named.values()):
     raise InputError(f'{field} must be name -> {{dotted config key: value}}, not {named!r}.')
   if not named:
-    raise InputError(f'{field} is empty; name at least one.')
+    raise InputError(f'{field} is empty. Name at least one.')
   for name in named:
     if not isinstance(name, str) or not name or ',' in name:
-      raise InputError(f'{field} has the name {name!r}; it must be text without a comma.')
+      raise InputError(f'{field} has the name {name!r}. It must be text without a comma.')
 
 
 def _check_comparison(study: Study) -> None:
   seeds = list(study.seeds) if isinstance(study.seeds, Sequence) else []
   if len(set(seeds)) < len(seeds) or len(seeds) < 2 or not all(type(s) is int for s in seeds):
     raise InputError(
-      f'seeds={study.seeds!r} must be two or more different whole numbers: intervals are over them.'
+      f'seeds={study.seeds!r} must be two or more different whole numbers, because intervals are '
+      'over seeds.'
     )
   if study.baseline not in study.arms or len(study.arms) < 2:
     raise InputError(

@@ -12,7 +12,7 @@ from exgrpo_jax.reporting.runs import Group
 from studies import drawing
 from studies.drawing import Drawing, NothingToDrawError, Row, num_rollouts, responses
 
-_LEAST = 5  # responses of a point, by difficulty: a single response says nothing
+_LEAST = 5  # responses of a point by difficulty, because a single response says nothing
 _KINDS: Mapping[str, dict[str, Any]] = {
   'right, valid steps': dict(color=canvas.BLUE, linestyle='-'),
   'right, invalid steps': dict(color=canvas.ORANGE, linestyle='--'),
@@ -37,7 +37,7 @@ def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
   """
   shown = [group for group in groups if np.isfinite(responses(group, 'valid_steps')[0]).any()]
   if not shown:
-    raise NothingToDrawError('no run has a task whose steps can be checked')
+    raise NothingToDrawError('no run has a task with steps that can be checked')
   figure, axes = canvas.grid(len(shown), 2, sharey='row')
   rows: list[Row] = []
   for (left, right), group in zip(axes, shown):

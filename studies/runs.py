@@ -24,7 +24,7 @@ COSTS = {
   'training_seconds': 'training seconds',
 }
 
-# Metrics of training steps that explain the scores, and how the names of others begin.
+# Metrics of training steps that explain the scores, and the first parts of other names.
 EXPLAINING = (
   'entropy',
   'pass_rate/replay',
@@ -140,8 +140,8 @@ def finished(
       if not found[run.seed]:
         names = sorted({name for one in run.evaluations for name in one.scores})
         raise InputError(
-          f"measure='{measure}' was not measured by '{setting},{arm},seed={run.seed}'; there are: "
-          f'{", ".join(names)}. A new study, in another --workdir, can name one of them.'
+          f"measure='{measure}' was not measured by '{setting},{arm},seed={run.seed}', which has: "
+          f'{", ".join(names)}. Name one of them in a new study, in another --workdir.'
         )
   return found
 

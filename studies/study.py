@@ -72,7 +72,7 @@ def _shared_warm_start(
   try:
     parsed = parse_config(config.overridden(values, overrides))
   except InputError:
-    return {}  # planning the trials refuses it by name
+    return {}  # planning the trials refuses this run by name
   if not parsed.warm_start.num_updates or parsed.warm_start.path:
     return {}
   shape = model_config(with_folders(parsed, parsed.model.path))

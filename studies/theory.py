@@ -18,9 +18,9 @@ from exgrpo_jax.reporting import canvas
 PICTURE = pathlib.Path(__file__).with_name('theory.png')
 
 SHAPINGS = {
-  'policy_shaping': "the paper's, w/(w + 0.1)",
-  'none': 'unshaped, w',
-  'unit_slope': 'normalised, slope 1 at w = 1',
+  'policy_shaping': 'policy_shaping, w/(w + 0.1)',
+  'none': 'none, w',
+  'unit_slope': 'unit_slope, slope 1 at w = 1',
 }
 
 
@@ -37,7 +37,7 @@ def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
   return np.asarray(jax.grad(term)(jnp.log(ratio_N)))
 
 
-def pull(slope_N: np.ndarray, pass_rate_N: np.ndarray) -> np.ndarray:
+def quotient(slope_N: np.ndarray, pass_rate_N: np.ndarray) -> np.ndarray:
   """Return a stored success's expected gradient over the replaced fresh response's."""
   return slope_N * (1 - pass_rate_N) / pass_rate_N
 
@@ -53,12 +53,12 @@ def draw() -> Figure:
   pass_rate_N = np.linspace(0.02, 0.98, 193)
   ratio_N = np.geomspace(0.01, 10, 241, dtype=np.float32)
   for (shaping, name), style in zip(SHAPINGS.items(), canvas.styles()):
-    if shaping != 'none':  # at w = 1 it equals the normalised shaping
-      here = pull(slope(shaping, np.array([1.0], np.float32)), pass_rate_N)
+    if shaping != 'none':  # at w = 1 it equals unit_slope
+      here = quotient(slope(shaping, np.array([1.0], np.float32)), pass_rate_N)
       by_rate.plot(pass_rate_N, here, label=name, linewidth=1.5, **style)
     by_age.plot(ratio_N, break_even(slope(shaping, ratio_N)), label=name, linewidth=1.5, **style)
   by_rate.axhline(1, color=canvas.GREY, linewidth=0.8)
-  by_rate.text(0.97, 1.3, 'as much as one', ha='right', fontsize=8, color=canvas.GREY)
+  by_rate.text(0.97, 1.3, 'as large as one', ha='right', fontsize=8, color=canvas.GREY)
   by_rate.axvline(0.5, color=canvas.GREY, linewidth=0.8, linestyle=':')
   by_rate.text(0.48, 0.0015, 'drawn most', ha='right', fontsize=8, color=canvas.GREY)
   by_rate.set(yscale='log', xlim=(0, 1), ylim=(0.001, 60))
@@ -67,10 +67,10 @@ def draw() -> Figure:
   by_age.text(0.9, 0.75, 'as written', ha='right', fontsize=8, color=canvas.GREY)
   by_age.set(xscale='log', ylim=(0, 0.8))
   by_age.set_xticks([0.01, 0.1, 1, 10], ['1/100', '1/10', '1', '10'])
-  canvas.label(by_rate, 'A stored success, at w = 1', 'pull, in fresh responses', 'pass rate')
+  canvas.label(by_rate, 'A stored success, at w = 1', 'gradient, in fresh responses', 'pass rate')
   canvas.label(
     by_age,
-    'Where it pulls more: below the line',
+    'Larger than a fresh one, below',
     'pass rate',
     'w: probability of a token, now / then',
   )

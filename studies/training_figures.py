@@ -95,7 +95,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
   """Draw a row of panels for each setting that has a buffer: means over its seeds."""
   shown = [group for group in groups if _counts(group).any()]
   if not shown:
-    raise NothingToDrawError('nothing was stored in a buffer: no run has replayed yet')
+    raise NothingToDrawError('no run has stored anything in a buffer yet')
   most_buckets = max(num_rollouts(group) for group in shown)
   colors = matplotlib.colormaps['viridis'](np.linspace(0.95, 0.1, most_buckets))
   figure, axes = canvas.grid(len(shown), 2, sharex='row')

@@ -64,11 +64,6 @@ def test_the_diagram_of_rooms_is_that_of_the_code():
   assert rooms.mermaid() in ARCHITECTURE.read_text()
 
 
-def test_the_readme_has_the_same_rooms_and_purposes():
-  in_readme = rooms.table(REPOSITORY / 'README.md')
-  assert list(in_readme.items()) == list(room_table().items())
-
-
 def test_tests_mirror_the_rooms():
   folders = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
   no_room = {'benchmarks', 'checkpoints', 'docs', 'helpers', 'processes', 'tpu_scripts'}

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by all scripts: arguments, variables, and commands that --dry_run prints and does not run.
+# Shared by all scripts: arguments, variables, and commands, which --dry_run prints instead.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$(dirname "$here")
@@ -33,13 +33,13 @@ begin() {
     esac
     options+=("$argument")
   done
-  [[ -f $file ]] || die "there is no variables file '$file'; --variables=FILE names another one."
+  [[ -f $file ]] || die "there is no variables file '$file'. Name one with --variables=FILE."
   variables=$file
   # shellcheck source=variables.sh
   source "$file"
 }
 
-# matches_any ARGUMENT PATTERNS: whether the argument matches one of the patterns.
+# matches_any ARGUMENT PATTERNS: succeeds if the argument matches one of the patterns.
 matches_any() {
   local pattern
   set -f  # no file name expansion of the patterns
@@ -54,7 +54,7 @@ matches_any() {
   return 1
 }
 
-# has_option OPTION: whether the user gave it.
+# has_option OPTION: succeeds if the user gave the option.
 has_option() {
   local option
   for option in ${options[@]+"${options[@]}"}; do
@@ -120,15 +120,15 @@ on_workers() {
 
 workdir() { printf '/mnt/%s/%s' "$BUCKET" "$RUN"; }
 
-# python_command PYTHON COMMAND: a command with training's flags, as one shell-quoted line. Compiled
-# programs are kept in the bucket, where the next slice and other runs find them.
+# python_command PYTHON COMMAND: prints a command with training's flags, as one shell-quoted line.
+# Compiled programs are kept in the bucket for the next slice and for other runs.
 python_command() {
   show "$1" -m exgrpo_jax "$2" --config="$CONFIG" --workdir="$(workdir)" \
     --config.compilation_cache="/mnt/$BUCKET/compiled" \
     ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}
 }
 
-# The training command; worker.sh puts the right python on the PATH.
+# Prints the training command; worker.sh puts the right python on the PATH.
 train_command() { python_command python train; }
 
 # check_config: exits with an error if training would refuse its flags or its config. It needs
@@ -143,7 +143,7 @@ check_config() {
   (eval "$command") >&2 || status=$?
   case $status in
     0) ;;
-    2) die "training would refuse this, so nothing was done; mend CONFIG or TRAIN_FLAGS in" \
+    2) die "training would refuse this, so nothing was done. Fix CONFIG or TRAIN_FLAGS in" \
            "$variables." ;;
     *) die "PYTHON='$PYTHON' in $variables cannot check the config: $(meaning PYTHON)" ;;
   esac
@@ -152,10 +152,10 @@ check_config() {
 # check_env_file: exits with an error if ENV_FILE names no file.
 check_env_file() {
   [[ -z ${ENV_FILE:-} || -f $ENV_FILE ]] ||
-    die "ENV_FILE='$ENV_FILE' in $variables is no file: $(meaning ENV_FILE)"
+    die "ENV_FILE='$ENV_FILE' in $variables is not a file: $(meaning ENV_FILE)"
 }
 
-# Packs the files of this tree that training needs, and no others, into the archive $packed.
+# Packs only the files of this tree that training needs, into the archive $packed.
 pack() {
   local folder=${TMPDIR:-/tmp}/exgrpo_jax_$NAME
   packed=$folder/tree.tar.gz

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Requests the slice and waits until it is ready. Safe to run again: it then only waits.
+# Requests the slice and waits until it is ready. If you run it again, it only waits.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
@@ -22,8 +22,8 @@ while true; do
   case $stage in
     ready) exit 0 ;;
     none) die "$NAME no longer exists; did somebody else delete it?" ;;
-    gone) die "$NAME has lost its VMs ($state). Run delete.sh and then create.sh; resume.sh does" \
-              "both by itself." ;;
+    gone) die "$NAME has lost its VMs ($state). Run delete.sh and then create.sh, or resume.sh," \
+              "which does both." ;;
     failed) die "the request for $NAME failed, because of quota or a wrong zone or type." \
                 "'gcloud compute tpus queued-resources describe $NAME" \
                 "--project=$PROJECT --zone=$ZONE' says more. Then run delete.sh." ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Deletes the slice with everything on its VMs; the bucket stays. Asks first, unless --yes is given.
+# Deletes the slice with everything on its VMs. The bucket stays. Asks first unless --yes is given.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
@@ -8,6 +8,6 @@ need PROJECT ZONE NAME
 
 if [[ $dry_run == no ]] && ! has_option --yes; then
   read -rp "Delete $NAME in $ZONE of $PROJECT? Type yes: " answer || answer=''
-  [[ $answer == yes ]] || die "nothing was deleted; --yes deletes without asking."
+  [[ $answer == yes ]] || die "nothing was deleted. --yes deletes without asking."
 fi
 delete_node

@@ -9,7 +9,7 @@ capacity=--on-demand
 [[ $SPOT == no ]] || capacity=--spot
 run xpk cluster create --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \
   --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 "$capacity" --enable-gcsfuse-csi-driver
-# The same options as on TPU VMs, for the reasons given in worker.sh.
+# The same options as on TPU VMs; worker.sh gives the reasons.
 mount_options='metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0'
 mount_options+=',write:enable-streaming-writes:false'
 run xpk storage attach exgrpo-bucket --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \

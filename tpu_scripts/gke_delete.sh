@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Deletes the workload, or with --cluster the cluster and everything in it; the bucket stays. Asks
-# first, unless --yes is given.
+# Deletes the workload, or with --cluster the cluster and everything in it. The bucket stays. Asks
+# first unless --yes is given.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'gke_delete.sh [--cluster] [--yes]' '--cluster --yes' "$@"
@@ -10,7 +10,7 @@ victim="workload $NAME of cluster $CLUSTER"
 ! has_option --cluster || victim="cluster $CLUSTER with all of its workloads"
 if [[ $dry_run == no ]] && ! has_option --yes; then
   read -rp "Delete $victim in $ZONE of $PROJECT? Type yes: " answer || answer=''
-  [[ $answer == yes ]] || die "nothing was deleted; --yes deletes without asking."
+  [[ $answer == yes ]] || die "nothing was deleted. --yes deletes without asking."
 fi
 if has_option --cluster; then
   run xpk cluster delete --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" --force

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts training as a workload of the cluster, which restarts it up to MAX_RESTARTS times.
+# Starts training as a workload of the cluster. The cluster restarts it up to MAX_RESTARTS times.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'gke_launch.sh' '' "$@"
@@ -9,7 +9,7 @@ check_env_file
 environment=()
 [[ -z ${ENV_FILE:-} ]] || environment=(--env-file="$ENV_FILE")
 pack
-# exec: only the first process of a pod gets SIGTERM, so that must be worker.sh, which passes it on.
+# exec: only the first process of a pod gets SIGTERM. worker.sh must be that one, to pass it on.
 run xpk workload create --workload="$NAME" --cluster="$CLUSTER" --project="$PROJECT" \
   --zone="$ZONE" --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 \
   --base-docker-image="$DOCKER_IMAGE" --script-dir="$(dirname "$packed")" \

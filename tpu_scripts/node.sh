@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The slice as a queued resource: requesting it, finding out its state, deleting it.
+# The slice as a queued resource: functions to request it, to get its state and to delete it.
 
 request_node() {
   local capacity=()
@@ -31,7 +31,7 @@ node_state_command() {
     --format='value(state)'
 }
 
-# check_node: sets `state` to the state that gcloud reports, and `stage` to what it means for us.
+# check_node: sets `state` to the state that gcloud reports, and `stage` to its meaning here.
 #
 # none: there is no queued resource. waiting: it is being provisioned or taken away. ready: ssh
 # works. gone: it has lost its VMs and must be deleted. failed: it will never be provisioned.

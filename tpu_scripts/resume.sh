@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Keeps training going until it is done: requests the slice, sets it up, launches training, and
-# starts over when the slice is preempted or training fails. May itself be stopped and started again
-# at any time.
+# Keeps training going until it is done: requests the slice, sets it up and launches training. It
+# starts over when the slice is preempted or training fails. You can stop and start this script at
+# any time.
 #
-# Training is done when it exited with code 0 on every worker. Exit code 2 means that it refused its
-# input (a wrong flag or file). It would refuse it again, so the loop stops there. What can be checked
-# without data and weights is checked on this machine, before a slice is requested.
+# Training is done when it exits with code 0 on every worker. Exit code 2 means that it refused its
+# input, such as a wrong flag or file. It would refuse it again, so the loop stops. Before it
+# requests a slice, the script checks on this machine everything that needs no data and no weights.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
@@ -21,7 +21,7 @@ list_checkpoints() {
   run gcloud storage ls "gs://$BUCKET/$RUN/checkpoints/" --project="$PROJECT"
 }
 
-# Stops it first: when training has failed on one worker, it may still run on others.
+# Stops training first: after a failure on one worker it may still run on others.
 restart_training() {
   local script
   for script in stop set_up launch; do
@@ -104,7 +104,7 @@ while true; do
     *) errors=$((errors + 1)) ;;  # gcloud failed, or a worker does not answer
   esac
   ((errors < max_errors)) ||
-    die "$max_errors attempts in a row failed ($state $training). Whatever is running was left" \
-        "running; fix the cause and run resume.sh again."
+    die "$max_errors attempts in a row failed ($state $training). Running processes were left" \
+        "alone. Fix the cause and run resume.sh again."
   sleep "$POLL_SECONDS"
 done

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Stops training on all workers: SIGTERM, and SIGKILL to what still runs after five minutes. The
-# slice stays.
+# Stops training on all workers with SIGTERM, and after five minutes with SIGKILL. The slice stays.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'stop.sh' '' "$@"

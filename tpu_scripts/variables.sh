@@ -6,11 +6,11 @@
 # The id of the Google Cloud project, as `gcloud projects list` prints it.
 PROJECT=''
 
-# The zone, such as us-west4-a: one in which you have quota for ACCELERATOR_TYPE.
+# A zone in which you have quota for ACCELERATOR_TYPE, such as us-west4-a.
 ZONE=''
 
-# The name of the slice, of its queued resource and, on GKE, of the workload; a different one for
-# each run. Lower-case letters, digits and dashes.
+# The name of the slice, of its queued resource and, on GKE, of the workload. Use another name for
+# each run: lower-case letters, digits and dashes.
 NAME=''
 
 # The type of the slice. v5litepod-16 is v5e:4x4 in the table of README.md; CONFIG must fit on it.
@@ -19,7 +19,7 @@ ACCELERATOR_TYPE='v5litepod-16'
 # The image of the TPU VMs, by TPU generation: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e.
 RUNTIME_VERSION='v2-alpha-tpuv5-lite'
 
-# yes: Spot VMs, which are cheaper and can be preempted at any time; no: on-demand VMs.
+# yes: Spot VMs, which are cheaper and can be preempted at any time. no: on-demand VMs.
 SPOT=''
 
 # The bucket for checkpoints, data and results, without gs://. It needs a hierarchical namespace.
@@ -41,13 +41,13 @@ TRAIN_FLAGS=(
   "--config.data.validation=(\"gs://$BUCKET/valid.parquet\",)"
 )
 
-# A file of lines NAME=value, for the environment of training alone: what must be neither on a
-# command line nor in a log, such as WANDB_API_KEY=… where TRAIN_FLAGS set config.metrics.wandb_project.
-# Only you should be able to read it (chmod 600). Empty if there is none.
+# A file of lines NAME=value, which become environment variables of training only. Put secrets here,
+# such as WANDB_API_KEY=… if TRAIN_FLAGS set config.metrics.wandb_project: they must not be on a
+# command line or in a log. Only you should be able to read it (chmod 600). Empty: no file.
 ENV_FILE=''
 
-# The Python on this machine in which this tree is installed (pip install -e .), relative to the tree
-# or absolute; resume.sh checks CONFIG and TRAIN_FLAGS with it before it requests a slice.
+# The Python on this machine in which this tree is installed (pip install -e .): a path, absolute or
+# relative to the tree. resume.sh checks CONFIG and TRAIN_FLAGS with it before it requests a slice.
 PYTHON='.venv/bin/python'
 
 # Seconds between two checks of the slice while a script waits.

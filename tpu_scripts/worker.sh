@@ -49,14 +49,14 @@ mount_bucket() {
   if ! mountpoint -q "$point"; then
     sudo mkdir -p "$point"
     sudo chown "$(id -u)" "$point"
-    # No caches: a file that one worker writes must be visible to the others at once. No streaming
-    # writes: only without them does fsync upload an open file (see sync_metrics).
+    # No caches: the other workers must see a written file at once. No streaming writes: with them,
+    # fsync does not upload an open file (see sync_metrics).
     gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
       --enable-streaming-writes=false "$1" "$point"
   fi
 }
 
-# sync_metrics WORKDIR: uploads metrics.jsonl once a minute; it stays open during training, and an
+# sync_metrics WORKDIR: uploads metrics.jsonl once a minute. It stays open during training, and an
 # open file reaches the bucket only by fsync.
 sync_metrics() {
   local sleeper=''
@@ -69,7 +69,7 @@ sync_metrics() {
   done
 }
 
-# terminate [PROCESS]: sends it SIGTERM, if it is given and running.
+# terminate [PROCESS]: sends it SIGTERM if it is given and running.
 terminate() {
   [[ -z $1 ]] || kill -TERM "$1" 2>/dev/null || true
 }
@@ -112,8 +112,7 @@ start() {
   rm -f "$state/exit_code" "$state/pid"
   echo "--- $(date -u +%FT%TZ) ${*:2}" >>"$state/log"
   setsid bash "${BASH_SOURCE[0]}" supervise "$@" >>"$state/log" 2>&1 </dev/null &
-  # Who asks for the status as soon as this returns must not take training for lost, and start it
-  # again.
+  # A status check right after this returns must not see lost training and start it again.
   while [[ ! -e $state/pid ]]; do
     kill -0 $! 2>/dev/null || {
       echo "error: training did not start; $state/log may say why." >&2
@@ -133,7 +132,7 @@ supervise() {
   mv "$state/exit_code.new" "$state/exit_code"
 }
 
-# Whether the supervisor that `start` started is running.
+# Succeeds if the supervisor that `start` started is running.
 running() {
   local process
   [[ -e $state/pid && ! -e $state/exit_code ]] || return 1

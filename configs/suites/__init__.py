@@ -1,1 +1,1 @@
-"""Suites of benchmarks, one file each; `--suite=NAME` of evaluate finds them."""
+"""Suites of benchmarks, one file each. `evaluate --suite=NAME` finds them."""

@@ -1,11 +1,11 @@
-r"""The paper's table: six benchmarks in distribution, three out of it.
+r"""The paper's table: six benchmarks in distribution, three out of distribution.
 
 exgrpo evaluate --suite=paper --model=Qwen2.5-Math-1.5B --name='Base model' \
     --config=qwen2_5_math_1_5b --out=/tmp/table
 exgrpo evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
-The files are the authors' test sets, from the folder ExGRPO/data of github.com/ElliottYan/LUFFY;
-`--data` names others. In them AIME and AMC list each question 32 times. The source of MMLU-Pro's
-rows is taken to be mmlu_pro, the name of the authors' file: it was not at hand.
+The files are the authors' test sets, in the folder ExGRPO/data of github.com/ElliottYan/LUFFY;
+`--data` names other files. AIME and AMC list each question 32 times there. MMLU-Pro's source is
+assumed to be mmlu_pro, the name of the authors' file, which was not at hand.
 """
 
 from exgrpo_jax.reporting.benchmark_table import Benchmark, Suite
@@ -35,6 +35,6 @@ def get_suite():
       'evaluation.require_box': True,
       'rollout.max_prompt': 4096,
       'rollout.max_response': 8192,
-      'data.on_overlong': 'refuse',  # a benchmark is whole or it is another one
+      'data.on_overlong': 'refuse',  # because a part of a benchmark is another benchmark
     },
   )

@@ -1,9 +1,9 @@
-r"""The constant of policy shaping: the smaller, the more a rare replayed token is lifted.
+r"""Vary the constant of policy shaping: a smaller one lifts rare replayed tokens more.
 
 exgrpo sweep --sweep=beta \
     --config=arithmetic --workdir=/tmp/beta
-The paper's value is 0.1; the others, a factor of about 3 apart, are ours. 12 runs of up to ten
-minutes on two cores; not yet run as a whole.
+The paper's value is 0.1. The others, a factor of about 3 apart, are ours.
+12 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 
 from exgrpo_jax.sweeps import trials

@@ -1,8 +1,8 @@
-r"""The method whole, and with one part at a time taken out.
+r"""Run the whole method, and the method with one part removed.
 
 exgrpo sweep --sweep=components \
     --config=arithmetic --workdir=/tmp/components
-15 runs of up to ten minutes on two cores; not yet run as a whole.
+15 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 
 from exgrpo_jax.sweeps import trials

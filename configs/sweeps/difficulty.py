@@ -1,8 +1,8 @@
-r"""On-policy training on easy, medium or hard questions alone, by their group's correctness.
+r"""Train on-policy on only easy, medium or hard questions, by their group's correctness.
 
 exgrpo sweep --sweep=difficulty \
     --config=arithmetic --workdir=/tmp/difficulty
-12 runs of up to ten minutes on two cores; not yet run as a whole.
+12 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 
 from exgrpo_jax.sweeps import trials

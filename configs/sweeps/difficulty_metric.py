@@ -1,8 +1,8 @@
-r"""What makes a question hard: few successes, a long text, or long responses.
+r"""Vary what makes a question hard: few successes, a long text or long responses.
 
 exgrpo sweep --sweep=difficulty_metric \
     --config=arithmetic --workdir=/tmp/difficulty_metric
-9 runs of up to ten minutes on two cores; not yet run as a whole.
+9 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 
 from exgrpo_jax.sweeps import trials

@@ -1,8 +1,8 @@
-r"""Which questions are replayed: half-solved ones above all, by other weights, or any alike.
+r"""Vary which questions are replayed: mostly half-solved ones, other weights, or all alike.
 
 exgrpo sweep --sweep=question_selection \
     --config=arithmetic --workdir=/tmp/question_selection
-15 runs of up to ten minutes on two cores; not yet run as a whole.
+15 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 
 from exgrpo_jax.sweeps import trials

@@ -1,9 +1,9 @@
-r"""How much of a step is replayed; 0 is plain GRPO.
+r"""Vary the replayed share of a step; 0 is plain GRPO.
 
 exgrpo sweep --sweep=ratio \
     --config=arithmetic --workdir=/tmp/ratio
-12 runs of up to ten minutes on two cores. docs/results.md has the two ends, 0 and 0.5, from runs of
-their own; this sweep has not been run as a whole.
+12 runs of up to ten minutes on two cores. The whole sweep has not been run yet. docs/results.md has
+separate runs of the two ends, 0 and 0.5.
 """
 
 from exgrpo_jax.sweeps import trials

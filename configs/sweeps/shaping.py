@@ -1,8 +1,8 @@
-r"""Replayed rows weigh f(w) = w / (w + beta), or their importance ratio w as it is.
+r"""Weigh replayed rows by f(w) = w / (w + beta), or by their importance ratio w.
 
 exgrpo sweep --sweep=shaping \
     --config=arithmetic --workdir=/tmp/shaping
-6 runs of up to ten minutes on two cores; not yet run as a whole.
+6 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 
 from exgrpo_jax.sweeps import trials

@@ -1,8 +1,8 @@
-r"""Which stored success of a question is replayed.
+r"""Vary which stored success of a question is replayed.
 
 exgrpo sweep --sweep=trajectory_selection \
     --config=arithmetic --workdir=/tmp/trajectory_selection
-18 runs of up to ten minutes on two cores; not yet run as a whole.
+18 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 
 from exgrpo_jax.sweeps import trials

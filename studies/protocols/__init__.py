@@ -1,1 +1,1 @@
-"""The protocols: a file for each study, whose docstring says what was fixed before its runs."""
+"""The protocols, one file for each study. Each docstring says what was fixed before the runs."""

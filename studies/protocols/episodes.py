@@ -1,19 +1,19 @@
-"""ExGRPO and GRPO on episodes of several turns: a number to be found, and sums with a calculator.
+"""ExGRPO and GRPO on episodes of several turns: guess a number, or add with a calculator.
 
 python -m studies run episodes --workdir=/tmp/episodes --parallel=2
 
-Question: does the replay of whole episodes give more than GRPO for as many generated tokens?
-Arms, environments, warm starts and steps: those of `episodes_rates`, each arm at the rate chosen
+Question: does replay of whole episodes give more than GRPO for the same generated tokens?
+Arms, environments, warm starts and steps: as in `episodes_rates`, each arm at the rate chosen
 there.
 Primary measure: pass@1 on 500 held-out questions, its mean over the first 60 thousand (guess) and
-100 thousand (calculator) generated tokens; those of the environment are not counted. Beside it are
-reported turns, distinct questions, and pass@1 after the last step.
-What would refute that the stored episode does it: `revisit`, the same questions without it, does as
-well.
+100 thousand (calculator) generated tokens. The environment's tokens do not count. Also reported:
+turns, distinct questions, and pass@1 after the last step.
+Refuted, if `revisit`, the same questions without the stored episode, does as well.
 Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 6 comparisons.
-An arm wins in an environment if all of it lies above 0, and by what matters if above .05.
-Seeds: eight others. In `episodes_rates` runs of an arm and rate differ between seeds by about .03;
-five seeds would have intervals of .06 to either side, eight of .04.
+An arm wins in an environment if the whole interval is above 0, and by an amount that matters if it
+is above .05.
+Seeds: eight others. In `episodes_rates` runs of an arm and rate differ between seeds by about .03.
+Five seeds would give intervals of .06 to either side, eight give .04.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """
 

@@ -2,25 +2,27 @@
 
 python -m studies run episodes_rates --workdir=/tmp/episodes_rates --parallel=2
 
-Question: which learning rate suits each arm in two environments whose episodes have several turns?
-Arms, each with one thing changed:
-  grpo: no replay, clipped. exgrpo: the paper's, fresh rows unclipped once replay has started.
-  revisit: draws questions as ExGRPO does but gives them fresh episodes only, clipped. normalised:
-  the shaping's slope is 1 at w = 1, clipped; the one arm that paid in study `replay_pays_again`.
+Question: which learning rate suits each arm in two environments with episodes of several turns?
+Arms, each with one change:
+  grpo: no replay, clipped.
+  exgrpo: as in the paper; fresh rows are unclipped once replay has started.
+  revisit: draws questions as ExGRPO does but only generates fresh episodes for them, clipped.
+  normalised: the shaping's slope is 1 at w = 1, clipped; the one arm that beat GRPO in study
+  `replay_pays_again`.
 Environments: guess, a number between 1 and 64 in at most seven turns; calculator, sums of large
 numbers in at most six turns. Each begins with the warm start of its config, which learns from
 scripted episodes of unequal quality: pass@1 .41 and .22. 40 steps of 16 questions with 8 episodes.
 Replay begins at the first step.
 Primary measure: pass@1 on 200 held-out questions, its mean over the first 60 thousand (guess) and
-100 thousand (calculator) generated tokens; those of the environment are not counted.
-Rule: the rate with the highest mean of it over the seeds is that of the arm in that environment in
-study `episodes`. If it is the lowest or the highest of those tried, the next one beyond, by factors
-of two, is run for all arms in that environment, until none is.
-In two parts: first the four higher rates of each environment; then the two lower ones, because most
+100 thousand (calculator) generated tokens. The environment's tokens do not count.
+Rule: an arm's rate in an environment of study `episodes` is the one with the highest mean of the
+measure over the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of
+two, is run for all arms in that environment. This repeats until no best rate is at the edge.
+In two parts: first the four higher rates of each environment, then the two lower ones, because most
 arms had their best mean at the lowest rate tried, in `guess` 4e-4 and in `calculator` 2e-4. The
-second part was written after the runs of the first up to `calculator` at 4e-4, and before its own.
-episodes_rates.csv has both, in this order.
-Seeds: two, for the choice only.
+second part was written after the runs of the first up to `calculator` at 4e-4, and before its own
+runs. episodes_rates.csv has both, in this order.
+Seeds: two, only for the choice.
 Stopping rule: every run takes all of its steps, and no run is left out.
 Looked at before: ExGRPO at 4e-4 in both, seed 0: .41 to .50, slowly, and .22 to .42.
 """
@@ -46,7 +48,7 @@ _RATES = {
 
 
 def start(name, questions):
-  """Overrides of config guess for an environment, with so many questions in an evaluation."""
+  """Return the overrides of config guess for an environment; `questions` are evaluated."""
   config = CONFIGS[name].get_config()
   return {
     **{f'environment.{key}': config.environment[key] for key in _ENVIRONMENT},
@@ -60,7 +62,7 @@ def start(name, questions):
 
 
 def measure_of(name, questions):
-  """The primary measure in an environment."""
+  """Return the primary measure in an environment."""
   return f'eval/{name}_test_to_{questions}/pass@1'
 
 

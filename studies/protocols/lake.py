@@ -1,19 +1,18 @@
-"""ExGRPO and GRPO on frozen lakes, small and large: does the replay of whole episodes pay?
+"""Does replay of whole episodes beat GRPO on frozen lakes, small and large?
 
 python -m studies run lake --workdir=/tmp/lake --parallel=2
 python -m studies run lake:6 --workdir=/tmp/lake_6 --parallel=2
 
-Question: does the replay of whole episodes give more than GRPO for as many generated tokens?
-Two studies, each decided by itself: `lake`, maps of 4 by 4; and `lake:6`, maps of 6 by 6, where
+Question: does replay of whole episodes give more than GRPO for the same generated tokens?
+Two studies, each decided separately: `lake`, maps of 4 by 4; and `lake:6`, maps of 6 by 6, where
 successes are rare at first.
-Arms, maps, warm start and steps: those of `lake_rates`, each arm at the rate chosen there.
-Primary measure: pass@1 on 200 held-out maps, its mean over the first 60 thousand generated tokens;
-those of the environment are not counted. Beside it are reported turns, distinct maps, and pass@1
-after the last step.
-What would refute that the stored episode does it: `revisit`, the same maps without it, does as
-well.
+Arms, maps, warm start and steps: as in `lake_rates`, each arm at the rate chosen there.
+Primary measure: pass@1 on 200 held-out maps, its mean over the first 60 thousand generated tokens.
+The environment's tokens do not count. Also reported: turns, distinct maps, and pass@1 after the
+last step.
+Refuted, if `revisit`, the same maps without the stored episode, does as well.
 Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 3 comparisons.
-An arm wins if all of it lies above 0, and by what matters if above .05.
+An arm wins if the whole interval is above 0, and by an amount that matters if it is above .05.
 Seeds: five others.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """

@@ -3,24 +3,24 @@
 python -m studies run lake_rates --workdir=/tmp/lake_rates --parallel=2
 
 Question: which learning rate suits each arm on a small frozen lake, and on a large one?
-Arms: those of `episodes_rates`: grpo, exgrpo, revisit, normalised.
+Arms: grpo, exgrpo, revisit and normalised, as in `episodes_rates`.
 Environment: lake, maps of 4 by 4 in at most 10 turns, and of 6 by 6 in at most 12. The warm start
-is short, 250 updates of 32 scripted episodes of a player who strays in a third of his turns: pass@1
-.25 and .02. 40 steps of 16 maps with 8 episodes. Replay begins at the first step.
-Primary measure: pass@1 on 200 held-out maps, its mean over the first 60 thousand generated tokens;
-those of the environment are not counted.
-Rule: the rate with the highest mean of it over the seeds is that of the arm in study `lake`, or in
-`lake:6`. If it is the lowest or the highest of those tried, the next one beyond, by factors of two,
-is run for all arms on maps of that side, until none is.
-In three parts on each side, each written after the runs of the one before: 1e-4 to 8e-4; 1.6e-3,
-because GRPO (side 4) and every arm but `revisit` (side 6) were best at 8e-4; 3.2e-3, because
-`normalised`, and on side 6 GRPO too, were best at 1.6e-3. lake_rates.csv has the parts of side 4,
-then those of side 6.
-Seeds: two, for the choice only.
+is short: 250 updates on 32 scripted episodes each, by a player who strays in a third of the turns.
+It gives pass@1 .25 and .02. 40 steps of 16 maps with 8 episodes. Replay begins at the first step.
+Primary measure: pass@1 on 200 held-out maps, its mean over the first 60 thousand generated tokens.
+The environment's tokens do not count.
+Rule: an arm's rate in study `lake`, or in `lake:6`, is the one with the highest mean of the measure
+over the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of two, is
+run for all arms on maps of that side. This repeats until no best rate is at the edge.
+In three parts on each side, each written after the runs of the part before: 1e-4 to 8e-4; 1.6e-3,
+because GRPO (side 4) and every arm except `revisit` (side 6) were best at 8e-4; 3.2e-3, because
+`normalised`, and on side 6 also GRPO, were best at 1.6e-3. lake_rates.csv has the parts of side 4,
+then the parts of side 6.
+Seeds: two, only for the choice.
 Stopping rule: every run takes all of its steps, and no run is left out.
 Looked at before: ExGRPO at 4e-4 on side 4, seed 0: .25 at first, .50 after 4 steps; GRPO at 8e-4 on
 side 6, seed 200: .03 at first, .22 after 40 steps, .075 after 60. A first start of both sides
-together, which would have taken longer than a session, was stopped after six runs at 1e-4.
+together would have taken longer than a session. It was stopped after six runs at 1e-4.
 """
 
 from exgrpo_jax.configs import lake
@@ -31,7 +31,7 @@ TOKENS = 60_000
 
 
 def start(side):
-  """Overrides of config lake for maps of this side."""
+  """Return the overrides of config lake for maps of this side."""
   turns, prompt, response = lake.SIDES[side]
   return {
     'environment.max_turns': turns,
@@ -46,7 +46,7 @@ def start(side):
 
 
 def measure_of(side):
-  """The primary measure on maps of this side."""
+  """Return the primary measure on maps of this side."""
   return f'eval/lake_test_{side}_to_200/pass@1'
 
 

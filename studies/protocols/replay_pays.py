@@ -1,26 +1,27 @@
-"""When does the past pay? Eleven ways of using it, or not, from four starts.
+"""When does replay beat GRPO? Eleven ways of using the past, or not using it, from four starts.
 
 python -m studies run replay_pays --workdir=/tmp/replay_pays --parallel=2
 
-Question: does any way of replaying past successes give more pass@1 for as many generated tokens
-than GRPO, and from which starts; and which part of the method is it?
-Arms and starts: those of study `replay_pays_rates`, which says what each is. Arms that would refute
-a gain of the stored row: `revisit`, which draws the same questions without it; `zero`, which has
-the row and gives it no weight; a gain over GRPO of ExGRPO as in the paper: `grpo_unclipped`, for
+Question: does any way of replaying past successes give more pass@1 than GRPO for the same generated
+tokens? From which starts, and because of which part of the method?
+Arms and starts: as in study `replay_pays_rates`, which describes them. Two arms could refute a gain
+from the stored row: `revisit`, which draws the same questions without it, and `zero`, which has the
+row without weight. `grpo_unclipped` could refute a gain of the paper's ExGRPO over GRPO, because
 the paper's ExGRPO has no clip and its GRPO has one.
-Learning rate: of each arm at each start the best of one grid by study `replay_pays_rates`,
-on two seeds that are not in this study.
+Learning rate: for each arm and start the best of one grid, chosen by study `replay_pays_rates` on
+two seeds that are not in this study.
 Primary measure: pass@1 on 500 held-out questions of the same kind, its mean over the first 380,
-220, 200 and 150 thousand generated tokens: the area under its curve. Beside it, in the tables and
-results.csv: pass@1 at the last evaluation, runs that reach .2 and the tokens until then, distinct
-questions, entropy, the share of solutions whose steps are all valid, and at every fifth of a run
-how the gradients of its parts lie to that of 32 held-out questions.
+220, 200 and 150 thousand generated tokens, which is the area under its curve. Also in the tables
+and results.csv: pass@1 at the last evaluation, runs that reach .2 and the tokens until then,
+distinct questions, entropy, the share of solutions whose steps are all valid, and at every fifth of
+a run the alignment of the gradients of its parts with the gradient of 32 held-out questions.
 Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 40
-comparisons. An arm wins at a start if all of it lies above 0, and by what matters if above .05.
-Seeds: 8, others than those of the rates and of study `collapse`. On the two seeds of the rates,
-differences to GRPO at an arm's own rate had standard deviations of .01 to .06, with which such an
-interval is .02 to .11 to either side: an effect of .05 may stay undecided, and what is found here
-and undecided is for a study of fewer arms.
+comparisons. An arm wins at a start if the whole interval is above 0, and by an amount that matters
+if it is above .05.
+Seeds: 8, none of them used for the rates or in study `collapse`. On the two seeds of the rates,
+differences to GRPO at an arm's own rate had standard deviations of .01 to .06. Then such an
+interval is .02 to .11 to either side, so an effect of .05 may stay undecided. A study of fewer arms
+can decide what is found here and left undecided.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """
 

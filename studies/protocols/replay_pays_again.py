@@ -1,23 +1,25 @@
-"""Does replay whose rows pull like fresh ones pay from a weak start? Sixteen other seeds.
+"""Does replay with stored rows at full weight beat GRPO from a weak start? Sixteen other seeds.
 
 python -m studies run replay_pays_again --workdir=/tmp/replay_pays_again --parallel=2
 
-Question: study `replay_pays` left it undecided whether slope-normalised replay gives more than GRPO
-from its two weak starts: over 8 seeds +.027 from `rare` and +.125 from `weak`, with intervals of
-.03 and .17 to either side, wide for being corrected for 40 comparisons. Does it?
-Chosen after looking at these results: the two starts and the arm. No seed of theirs is used again.
-Arms, at the rates that `replay_pays` had: grpo, exgrpo (the paper's, unclipped), exgrpo_clipped,
-revisit, normalised. And grpo_faster, for from `weak` normalised had twice GRPO's rate: GRPO at
+Question: study `replay_pays` left undecided if slope-normalised replay gives more than GRPO from
+its two weak starts. Over 8 seeds it gained +.027 from `rare` and +.125 from `weak`, with intervals
+of .03 and .17 to either side, which are wide because they are corrected for 40 comparisons. Does it
+give more?
+Chosen after looking at these results: the two starts and the arm. No seed of that study is used.
+Arms, at the rates of `replay_pays`: grpo, exgrpo (the paper's, unclipped), exgrpo_clipped, revisit,
+normalised. From `weak`, normalised had twice GRPO's rate, so there is also grpo_faster: GRPO at
 4e-4, and from `rare` at 2e-4.
-What would refute that the stored row pays: revisit, which draws the same questions without it, or
-GRPO at one of two rates does as well. That its slope is what matters: exgrpo_clipped, which differs
-from normalised by that alone (from `weak` by its rate, too), does as well.
+Refuted: that the stored row gives the gain, if revisit, which draws the same questions without it,
+or GRPO at one of two rates does as well; that the row's slope matters, if exgrpo_clipped does as
+well, which differs from normalised only in the slope (from `weak` also in the rate).
 Primary measure: as in `replay_pays`, pass@1 on 500 held-out questions of the same kind, its mean
 over the first 380 and 220 thousand generated tokens.
 Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 10
-comparisons. An arm wins at a start if all of it lies above 0, and by what matters if above .05.
-Seeds: 16. With the standard deviations that `replay_pays` had, .02 from `rare` and .13 from `weak`,
-such an interval is .02 and .11 to either side.
+comparisons. An arm wins at a start if the whole interval is above 0, and by an amount that matters
+if it is above .05.
+Seeds: 16. With the standard deviations of `replay_pays`, .02 from `rare` and .13 from `weak`, such
+an interval is .02 and .11 to either side.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """
 

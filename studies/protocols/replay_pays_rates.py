@@ -2,27 +2,31 @@
 
 python -m studies run replay_pays_rates --workdir=/tmp/replay_pays_rates --parallel=2
 
-Question: which of four learning rates suits each arm, in each of four places to start from?
-Arms, each with one thing changed:
-  grpo: no replay, clipped. grpo_unclipped: no replay, never clipped, as the paper's ExGRPO is.
-  exgrpo: the paper's, fresh rows unclipped once replay has started. exgrpo_clipped: always clipped,
-  as are all that follow. released: selects as the authors' code does. revisit: draws questions as
-  ExGRPO does but gives them fresh responses only. zero: the stored row has advantage 0. balanced:
-  the group's advantages, weighted by slopes, sum to 0. normalised: the shaping's slope is 1 at
-  w = 1. normalised_hardest: the same, from the hardest bucket upwards. fifo: every response of the
-  last 8 steps, drawn at random, with that shaping.
-Starts, each from a base of its own; the pass@1 before the first step, and the share of solutions
-whose steps are all valid (a guess is right 3 times in 100):
+Question: which of four learning rates suits each arm, from each of four starts?
+Arms, each with one change:
+  grpo: no replay, clipped.
+  grpo_unclipped: no replay, never clipped, as the paper's ExGRPO is.
+  exgrpo: as in the paper; fresh rows are unclipped once replay has started.
+  exgrpo_clipped: always clipped, as are all arms below.
+  released: selects as the authors' code does.
+  revisit: draws questions as ExGRPO does but only generates fresh responses to them.
+  zero: the stored row has advantage 0.
+  balanced: the group's advantages, weighted by slopes, sum to 0.
+  normalised: the shaping's slope is 1 at w = 1.
+  normalised_hardest: the same, from the hardest bucket upwards.
+  fifo: every response of the last 8 steps, drawn at random, with that shaping.
+Starts, each from its own base, with pass@1 before the first step and the share of solutions whose
+steps are all valid (a guess is right 3 times in 100):
   rare: 8 terms, .06 and .004; 80 steps. weak: 9 terms, .05 and .010; 40 steps. modest: 8 terms, .08
   and .037; 40 steps. control: the default questions of chains, .43; 40 steps.
 Replay begins at the first step.
 Primary measure: pass@1 on 500 held-out questions of the same kind, its mean over the first 380,
 220, 200 and 150 thousand generated tokens.
-Rule: the rate with the highest mean of it over the seeds is that of the arm at that start in study
-`replay_pays`. If it is the lowest or the highest of those tried, the next one beyond, by factors of
-two, is run for all arms at that start, until none is. So 5e-5 was added for `rare`, where most arms
-had been best at 1e-4; its runs are the last of replay_pays_rates.csv.
-Seeds: two, for the choice only.
+Rule: an arm's rate at a start of study `replay_pays` is the one with the highest mean of the
+measure over the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of
+two, is run for all arms at that start. This repeats until no best rate is at the edge. So 5e-5 was
+added for `rare`, where most arms were best at 1e-4; its runs are the last of replay_pays_rates.csv.
+Seeds: two, only for the choice.
 Stopping rule: every run takes all of its steps, and no run is left out.
 Looked at before: GRPO and ExGRPO, clipped, at 2e-4 and 4e-4 from the first three starts, seed 200.
 """
@@ -58,7 +62,7 @@ ARMS = {
 
 
 def _start(base, kind, num_steps):
-  """Overrides of a start: the seed of its warm start, its kind of questions, its steps."""
+  """Return the overrides of a start: warm-start seed, kind of questions, steps."""
   return {
     'warm_start.seed': base,
     'data.train': f'chains:train{kind}',
@@ -79,7 +83,7 @@ TOKENS = {'rare': 380_000, 'weak': 220_000, 'modest': 200_000, 'control': 150_00
 
 
 def measure_of(start):
-  """The primary measure at a start."""
+  """Return the primary measure at a start."""
   (spec,) = STARTS[start]['data.evaluation']
   return f'eval/{spec.replace(":", "_")}/pass@1'
 

@@ -1,14 +1,14 @@
-"""Does the command work? The smallest study; of the method it says nothing.
+"""Does the command work? The smallest study; it says nothing about the method.
 
 python -m studies run smoke --workdir=/tmp/smoke_study
 Four runs of under a minute each on two cores.
 
-Question: whether ExGRPO solves more held-out sums than on-policy GRPO after three steps.
-Arms: `exgrpo`, which replays, and `grpo`, which does not; nothing else differs, and
-three steps may end before anything is replayed.
+Question: does ExGRPO solve more held-out sums than on-policy GRPO after three steps?
+Arms: `exgrpo`, which replays, and `grpo`, which does not. Nothing else differs, and three steps may
+end before anything is replayed.
 Primary measure: pass@1 on 64 held-out sums at the last evaluation.
-Seeds: two, of which there is no interval, and so no conclusion.
-Learning rate: that of configs/arithmetic.py for both arms, not tuned here.
+Seeds: two. They give no interval, so there is no conclusion.
+Learning rate: as in configs/arithmetic.py for both arms, not tuned here.
 Stopping rule: every run takes three steps, and no run is left out.
 """
 

@@ -2,12 +2,12 @@
 
 python -m studies run tuning --workdir=/tmp/tuning --parallel=2
 
-Question: which of three learning rates suits ExGRPO, and which GRPO, in 40 steps.
-Arms: each method at each rate. Settings: chains of every difficulty, and those of 8 terms, of which
-the policy solves few at first and which it replays from the first step.
+Question: which of three learning rates suits ExGRPO, and which suits GRPO, in 40 steps?
+Arms: each method at each rate. Settings: chains of every difficulty, and chains of 8 terms, of
+which the policy solves few at first and which it replays from the first step.
 Primary measure: pass@1 on held-out chains of the setting's kind at the last evaluation.
-Rule: of each setting and method the rate with the highest mean of it is the one that all arms of
-the method have in studies of that setting.
+Rule: for each setting and method, the rate with the highest mean of the measure. All arms of the
+method have it in studies of that setting.
 Seeds: two.
 Stopping rule: every run takes 40 steps, and no run is left out.
 """

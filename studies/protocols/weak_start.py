@@ -2,19 +2,19 @@
 
 python -m studies run weak_start --workdir=/tmp/weak_start --parallel=2
 
-Question: where few of the training questions are solved at first, though the policy knows a good
-way to them, does ExGRPO learn more than GRPO, and does either collapse?
+Question: if few of the training questions are solved at first, though the policy knows a good way
+to solve them, does ExGRPO learn more than GRPO, and does either collapse?
 Settings: training and held-out questions are chains of 6, 7, 8 or 9 terms. Replay begins at the
-first step, since a start at a pass rate of .35 might never come.
-Arms: `exgrpo`; `exgrpo_unclipped`, whose fresh rows go unclipped once replay has started, as in the
-paper; `grpo`, which is always clipped.
+first step, because a start at a pass rate of .35 might never come.
+Arms: `exgrpo`; `exgrpo_unclipped`, whose fresh rows are unclipped once replay has started, as in
+the paper; `grpo`, which is always clipped.
 All runs start from the same warm start.
 Primary measure: pass@1 on 500 held-out chains of the same length at the last evaluation. A run has
-collapsed if that is below half of its value before the first step, as results.csv has both.
-Learning rate: 2e-4 with replay and 4e-4 without; study `tuning` chose both by one rule, on seeds
+collapsed if that is below half of its value before the first step; results.csv has both.
+Learning rate: 2e-4 with replay and 4e-4 without. Study `tuning` chose both by one rule, on seeds
 that are not in this study.
 Seeds: 8. On the two seeds of `tuning` the differences between the two methods had standard
-deviations of up to .03; eight seeds then give a 95% interval of .02 to either side or less.
+deviations of up to .03. Then eight seeds give a 95% interval of .02 to either side or less.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 

@@ -1,20 +1,20 @@
-"""Where does an absent clip hurt, and what do replayed rows pull towards?
+"""Where does a missing clip hurt, and in which direction do replayed rows push?
 
 python -m studies run why --workdir=/tmp/why --parallel=2
 
-Question: does the harm that unclipped updates do to ExGRPO come from the size of its updates (the
-learning rate, and the number of minibatches that make one step's ratios leave 1), and does a
-baseline that leaves the replayed row out of the mean help?
+Question: do unclipped updates harm ExGRPO because of the size of its updates? The size depends on
+the learning rate and on the number of minibatches, which makes one step's ratios leave 1. And does
+a baseline help that leaves the replayed row out of the mean?
 Setting: 40 steps of 16 questions from a pool of 640 chains of every difficulty.
 Arms: ExGRPO clipped or not (`objective.clip_schedule` always or until_replay) with 1, 2 or 4
 minibatches a step and two learning rates; GRPO, clipped or not, with the same; and
-`fresh_baseline`, ExGRPO with clip, two minibatches and the lower rate, whose fresh rows are
-measured against their own mean.
-Every tenth step compares the gradient of fresh and of replayed rows with that of 32 held-out
-questions (alignment/ in metrics.jsonl).
+`fresh_baseline`: ExGRPO with clip, two minibatches and the lower rate, whose fresh rows are
+compared with their own mean.
+Every tenth step compares the gradient of fresh and of replayed rows with the gradient of 32
+held-out questions (alignment/ in metrics.jsonl).
 All runs start from the same warm start.
 Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
-Seeds: 2, which is too few for an interval: the arms are read as a grid, not one by one.
+Seeds: 2, which is too few for an interval. Read the arms as a grid, not one by one.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 

@@ -1,4 +1,4 @@
-"""Marks the tests of this folder as `full`, and lends them fixtures of the package's."""
+"""Marks the tests of this folder as `full`, and gives them fixtures of the package."""
 
 import pathlib
 

@@ -7,7 +7,7 @@ MEASURE = 'eval/sums/pass@1'
 
 
 def run(arm, seed, *scores):
-  """A finished run that was evaluated at step 0 and those after it, 100 tokens each."""
+  """Return a finished run, evaluated at step 0 and each later step; a step has 100 tokens."""
   evaluations = tuple(
     Evaluation(step, 0, 100 * step, 0.0, 8 * step, {'entropy': step / 2}, {MEASURE: score})
     for step, score in enumerate(scores)
@@ -16,7 +16,7 @@ def run(arm, seed, *scores):
 
 
 def study(settings=('sums',), **fields):
-  """Of three seeds, in which 'exgrpo' is compared with 'grpo'."""
+  """Return a study that compares 'exgrpo' with 'grpo' over three seeds."""
   return Study(
     config='smoke',
     arms={'exgrpo': {}, 'grpo': {}},

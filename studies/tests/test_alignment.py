@@ -26,7 +26,7 @@ from tests.learner import test_gradients
 
 @pytest.fixture(scope='module')
 def step(recorded):
-  """The first step with all three parts."""
+  """Return the first step with all three parts."""
 
   def has_all(batch):
     parts = alignment.parts(batch, tiny.ROLLOUTS).values()
@@ -37,7 +37,7 @@ def step(recorded):
 
 @pytest.fixture(scope='module')
 def policy(recorded, step):
-  """The parameters that the step began with: `measure`, and the `norm` of a gradient."""
+  """Return the functions `measure` and `norm`, at the parameters that the step began with."""
   opened = recorded.experiment
   spec = experiment.update_spec(opened.config, opened.model, opened.meshes.training)
   params = jax.device_put(step.params, model.shardings(opened.model, opened.meshes.training))
@@ -164,7 +164,7 @@ def train(values, workdir, compiled, callbacks):
 
 @pytest.fixture(scope='module')
 def run(values, compiled, tmp_path_factory):
-  """A run that compares every other step."""
+  """Train a run that compares every other step."""
   config, workdir = changed(values), tmp_path_factory.mktemp('held_out') / 'run'
   compared, applied = train(config, workdir, compiled, [Alignment(EVERY, QUESTIONS, SAMPLES)])
   return types.SimpleNamespace(

@@ -192,7 +192,7 @@ def test_evaluations_and_ablation_are_means_over_seeds_with_their_intervals(draw
 
 
 def setting(label, *seeds):
-  """A setting whose runs were evaluated at these steps: step -> score, of each seed."""
+  """Return a setting whose runs were evaluated: `seeds` are step -> score."""
 
   def run(score_at):
     ends = ('', '_low', '_high')
@@ -232,8 +232,8 @@ def test_a_figure_without_data_is_left_out_with_a_line_that_says_why(recorded, t
   assert outcome.status == 0, outcome.err
   for line in (
     'ExGRPO, replay.ratio=0.5: ',
-    'reasoning_entropy: left out, for no run has a task whose steps can be checked',
-    'ablation: left out, for all runs are of one setting, so there is nothing to compare',
+    'reasoning_entropy: left out because no run has a task with steps that can be checked',
+    'ablation: left out because all runs are of one setting, so there is nothing to compare',
   ):
     assert line in outcome.out
   assert not (tmp_path / 'out' / 'ablation.png').exists()
@@ -245,7 +245,7 @@ def test_what_cannot_be_is_refused_in_one_line(recorded, tmp_path):
   (tmp_path / 'file').touch()
   cases = {
     '--out is needed: the folder for the figures': [recorded.workdir],
-    'cannot be made': [recorded.workdir, f'--out={tmp_path}/file/x'],
+    'cannot make this folder': [recorded.workdir, f'--out={tmp_path}/file/x'],
   }
   outcomes = forked.run(['studies.__main__', 'figures', *words] for words in cases.values())
   for message, outcome in zip(cases, outcomes, strict=True):

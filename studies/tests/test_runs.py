@@ -26,7 +26,7 @@ def write_metrics(workdir, steps):
 
 
 def write_questions(workdir, first_step, questions):
-  """A file of records: the rows that each step from the first on worked on."""
+  """Write a file of records with the rows that each step from the first on worked on."""
   rows = [(first_step + i, row) for i, step in enumerate(questions) for row in step]
   filled = {'group': 0, 'is_replay': False, 'correctness': 0.5}
   schema = step_records.QUESTIONS

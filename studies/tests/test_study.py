@@ -42,12 +42,12 @@ def replace_trainer(patch):
 
 @pytest.fixture(autouse=True)
 def fake_trainer(monkeypatch):
-  """Runs are of fake_trainer.py."""
+  """Make all runs use fake_trainer.py."""
   replace_trainer(monkeypatch)
 
 
 def written_study(folder, words='Is more better?', **changed):
-  """The path of a study file in `folder`, with some fields replaced."""
+  """Write a study file into `folder`, with some fields replaced; return its path."""
   fields = ', '.join(f'{name}={text}' for name, text in (FIELDS | changed).items())
   path = folder / 'which.py'
   path.write_text(
@@ -59,12 +59,12 @@ def written_study(folder, words='Is more better?', **changed):
 
 @pytest.fixture
 def write_study(tmp_path):
-  """A function: writes a study file with some fields replaced; returns its path."""
+  """Return a function that writes a study file and returns its path."""
   return functools.partial(written_study, tmp_path)
 
 
 def started(folder, path, launcher='local'):
-  """The exit status of the command on a study file, in folder/runs."""
+  """Run the command on a study file, in folder/runs; return its exit status."""
   args = types.SimpleNamespace(workdir=str(folder / 'runs'), parallel=2, launcher=launcher)
   try:
     commands.run(args, path)
@@ -74,13 +74,13 @@ def started(folder, path, launcher='local'):
 
 @pytest.fixture
 def start(tmp_path):
-  """A function: the exit status of the command on a study file, in tmp_path/runs."""
+  """Return a function that runs the command in tmp_path/runs and returns its exit status."""
   return functools.partial(started, tmp_path)
 
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-  """The folder of a study file and of its runs; the commands of those had been printed before."""
+  """Return the folder of a study file and its runs, whose commands were printed first."""
   folder = tmp_path_factory.mktemp('finished')
   path = written_study(folder)
   with pytest.MonkeyPatch.context() as patch:
@@ -91,13 +91,13 @@ def finished(tmp_path_factory):
 
 
 def starts(tmp_path):
-  """How often each run was started."""
+  """Count how often each run was started."""
   folder = tmp_path / 'runs'
   return {path.parent.name: path.read_text().count('\n') for path in folder.glob('*/starts')}
 
 
 def tables(text):
-  """The rows of every Markdown table, as lists of cells."""
+  """Return the rows of every Markdown table, as lists of cells."""
   lines = [line for line in text.splitlines() if line.startswith('| ') and '---' not in line]
   return [[cell.strip() for cell in line.strip('|').split('|')] for line in lines]
 
@@ -274,7 +274,7 @@ def test_results_older_than_the_protocol_are_refused(finished):
     ({'align_every': '1.5'}, r'align_every=1\.5 must be a whole number, at least 0'),
     ({'takes_off': '-.1'}, r'takes_off=-0\.1 must be a finite number'),
     ({'tuned': '1'}, 'tuned must be setting -> arm -> overrides, not 1'),
-    ({'tuned': "{'other': {}}"}, r"tuned names the setting 'other'; there are: sums"),
+    ({'tuned': "{'other': {}}"}, r"tuned names the setting 'other'. Use one of: sums"),
     ({'tuned': "{'sums': {'ppo': {}}}"}, r"tuned\['sums'\] names the arm 'ppo'; there are: exgrpo"),
     ({'tuned': "{'sums': {'grpo': 1}}"}, r"tuned\['sums'\] must be name ->"),
     ({'tuned': "{'sums': {'exgrpo': {'replay.ratio': 1}}}"}, r"'replay.ratio' is set by more than"),
@@ -346,13 +346,13 @@ def test_commands_are_refused_in_one_line():
       'run',
       'smok',
       '--workdir=w',
-    ): 'smok: there is no such study; name a file that ends in',
+    ): 'smok: there is no such study. Name a file that ends in',
     ('run', 'smoke'): '--workdir is needed, e.g. --workdir=/tmp/smoke_study',
-    ('run', 'smoke', 'why', '--workdir=w'): "'smoke why': a study at a time",
+    ('run', 'smoke', 'why', '--workdir=w'): "'smoke why': run one study at a time",
     ('run', '--workdir=w'): 'must be followed by one STUDY or more',
     ('figures', 'smoke', '--out=w'): 'smoke: studies/measured has no smoke.csv',
     ('train', '--align_every=0'): '--align_every=0 must be a positive integer',
-    ('study',): "'study' is no command; there are: run, figures, train.",
+    ('study',): "'study' is not a command. Use one of: run, figures, train.",
   }
   for words, outcome in zip(cases, forked.run(['studies.__main__', *words] for words in cases)):
     assert outcome.status == 2 and cases[words] in outcome.err, outcome.err

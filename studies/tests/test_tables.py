@@ -11,7 +11,7 @@ from studies.tests.examples import run, study
 
 
 def tables(*runs, settings=('sums',), **fields):
-  """The tables of a setting whose baseline is 'grpo', as rows of cells without their heads."""
+  """Return the tables of a setting with baseline 'grpo', as rows of cells without heads."""
   text = study_tables.setting('sums', runs, study(settings, **fields))
   found = []
   for block in text.split('\n\n'):

@@ -9,7 +9,7 @@ from tests.helpers.enumeration import entropy, gradients, softmax
 from tests.helpers.losses import changed
 
 PAGE = theory.PICTURE.with_name('theory.md').read_text(encoding='utf-8')
-PAPER, NORMALISED, UNSHAPED = {}, dict(shaping='unit_slope'), dict(shaping='none')
+PAPER, UNIT_SLOPE, UNSHAPED = {}, dict(shaping='unit_slope'), dict(shaping='none')
 FRESH, ZERO, BALANCED = (
   dict(baseline='fresh'),
   dict(replay_advantage='zero'),
@@ -21,7 +21,7 @@ ROWS = {
   '`baseline=fresh`': FRESH,
   '`replay_advantage=zero`': ZERO,
   '`balanced`': BALANCED,
-  '`normalised`': NORMALISED,
+  '`unit_slope`': UNIT_SLOPE,
 }
 WRONG = np.array([0.5, 0.3, 0.2])  # shares of the wrong answers
 
@@ -31,28 +31,28 @@ def logits_of(pass_rate):
 
 
 def slopes(logits):
-  """The gradients of pass rate and entropy by the logits."""
+  """Compute the gradients of pass rate and entropy by the logits."""
   probability = softmax(logits)
   of_right = np.eye(len(logits))[0] - probability
   return probability[0] * of_right, -probability * (np.log(probability) + entropy(logits))
 
 
 def numbers(row, table):
-  """Those of the row that begins so, of the only table of the page whose head begins so."""
+  """Return the numbers of the row that begins with `row`, in the table that begins with `table`."""
   (block,) = [own for own in PAGE.split('\n\n') if own.startswith(table)]
   (line,) = [line for line in block.splitlines() if line.startswith(f'| {row}')]
   return [float(cell.replace('−', '-')) for cell in line.strip('| ').split(' | ')[1:]]
 
 
 def moved(values, logits, group_size, **given):
-  """The expected gradients of fresh and of stored rows; the stored one is right."""
+  """Compute the expected gradients of fresh and of stored rows; the stored one is right."""
   chance, fresh, stored = gradients(changed(**values), logits, group_size, **given)
   return chance @ fresh, chance @ stored
 
 
 @pytest.mark.parametrize('ratio', [1.0, 0.3])
 @pytest.mark.parametrize('pass_rate', [1 / 8, 1 / 2])
-@pytest.mark.parametrize('values', [PAPER, UNSHAPED, FRESH, ZERO, BALANCED, BALANCED | NORMALISED])
+@pytest.mark.parametrize('values', [PAPER, UNSHAPED, FRESH, ZERO, BALANCED, BALANCED | UNIT_SLOPE])
 def test_what_a_group_adds_is_the_formula(values, pass_rate, ratio):
   k, logits, config = 6, logits_of(pass_rate), changed(**values)
   of_pass_rate, _ = slopes(logits)
@@ -91,8 +91,9 @@ def test_the_gains_of_the_page_are_those_of_the_loss(row):
     table = '| pass rate | 1/8'
     assert numbers(row, table)[column] == pytest.approx(gain, abs=6e-4)
     quotient = stored @ of_pass_rate / (fresh @ of_pass_rate)
-    name = {'mixed, the paper': 'its pull over', '`normalised`': 'the same, `normalised`'}.get(row)
-    if name:
+    shaping = {'mixed, the paper': 'the paper', '`unit_slope`': '`unit_slope`'}.get(row)
+    if shaping:
+      name = f'stored row over its fresh neighbours, {shaping}'
       assert numbers(name, table)[column] == pytest.approx(quotient, abs=6e-4)
 
 
@@ -163,10 +164,10 @@ def test_clipped_minibatches_weigh_the_shift(row):
 
 def test_the_picture_shows_the_slopes_of_the_loss():
   ratio = np.float32([0.01, 0.1, 1.0, 10.0])
-  fraction, normalised = (theory.slope(name, ratio) for name in ('policy_shaping', 'unit_slope'))
-  np.testing.assert_allclose(fraction, 0.1 * ratio / (ratio + 0.1) ** 2, rtol=1e-5)
-  np.testing.assert_allclose(normalised, 12.1 * fraction, rtol=1e-5)
+  paper, unit_slope = (theory.slope(name, ratio) for name in ('policy_shaping', 'unit_slope'))
+  np.testing.assert_allclose(paper, 0.1 * ratio / (ratio + 0.1) ** 2, rtol=1e-5)
+  np.testing.assert_allclose(unit_slope, 12.1 * paper, rtol=1e-5)
   np.testing.assert_allclose(theory.slope('none', ratio), ratio, rtol=1e-5)
-  assert fraction[2] == pytest.approx(objective.replay_slope(changed()), rel=1e-5)
-  assert theory.break_even(fraction)[2] == pytest.approx(0.0763, abs=1e-4)
-  assert theory.pull(fraction, theory.break_even(fraction)) == pytest.approx(1.0)
+  assert paper[2] == pytest.approx(objective.replay_slope(changed()), rel=1e-5)
+  assert theory.break_even(paper)[2] == pytest.approx(0.0763, abs=1e-4)
+  assert theory.quotient(paper, theory.break_even(paper)) == pytest.approx(1.0)

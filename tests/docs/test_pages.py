@@ -21,7 +21,7 @@ from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.tools import Tools, describe
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.settings import RunConfig
+from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
 from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import families
@@ -144,6 +144,17 @@ def test_rows_are_kept_as_they_are(slices, monkeypatch, tmp_path):
   assert slices.read(slices.PARTS_FILE) == parts_of('v5e:8x8', '12.39')
 
 
+# ---- docs/running.md ----
+
+
+def test_the_config_of_the_page_can_be_loaded(tmp_path):
+  (block,) = documents.blocks((documents.DOCS / 'running.md').read_text(), 'python')
+  path = tmp_path / re.match(r'"""(\w+\.py)', block)[1]
+  path.write_text(block)
+  config = parse_config(config_files.load_config(str(path)))
+  assert (config.num_steps, config.data.train, config.replay.ratio) == (100, 'train.jsonl', 0.25)
+
+
 # ---- docs/answers.md ----
 
 
@@ -178,8 +189,10 @@ EXAMPLE, SHOP, BOARDS = documents.blocks((documents.DOCS / 'environments.md').re
 def test_the_example_plays():
   names = {}
   exec(EXAMPLE, names)
-  environment, prompt = names['HotAndCold'](), [{'role': 'user', 'content': '1-64'}]
-  assert environment.reset(Task(0, prompt, '40', {}), 0) == prompt
+  environment, rows = names['HotAndCold'](), names['get_task']()['train']
+  assert len({row['question'] for row in rows}) == len(rows)
+  question = [{'role': 'user', 'content': rows[39]['question']}]
+  assert environment.reset(Task(39, question, str(rows[39]['answer']), rows[39]), 0) == '1-64'
   answers = [environment.step(said) for said in ('30', '60', 'what?', '41', ' 40')]
   assert [answer.messages for answer in answers[:4]] == ['hotter', 'colder', 'colder', 'hotter']
   assert [answer.reward for answer in answers] == [0.1, 0.0, 0.0, 0.1, 1.0]

@@ -339,7 +339,7 @@ def test_a_config_that_training_would_refuse_is_refused_here_before_anything_is_
   result = run(place, 'resume.sh', PYTHON=sys.executable, CONFIG='configs/smok.py')
   assert result.returncode == 2
   assert 'error: --config=configs/smok.py: there is no such file' in result.stderr
-  assert 'so nothing was done; mend CONFIG' in result.stderr
+  assert 'so nothing was done. Fix CONFIG' in result.stderr
   assert calls(place) == []
 
 
