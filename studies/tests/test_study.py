@@ -275,7 +275,7 @@ def test_results_older_than_the_protocol_are_refused(finished):
     ({'takes_off': '-.1'}, r'takes_off=-0\.1 must be a finite number'),
     ({'tuned': '1'}, 'tuned must be setting -> arm -> overrides, not 1'),
     ({'tuned': "{'other': {}}"}, r"tuned names the setting 'other'. Use one of: sums"),
-    ({'tuned': "{'sums': {'ppo': {}}}"}, r"tuned\['sums'\] names the arm 'ppo'; there are: exgrpo"),
+    ({'tuned': "{'sums': {'ppo': {}}}"}, r"tuned\['sums'\] names the arm 'ppo'. Use one of: ex"),
     ({'tuned': "{'sums': {'grpo': 1}}"}, r"tuned\['sums'\] must be name ->"),
     ({'tuned': "{'sums': {'exgrpo': {'replay.ratio': 1}}}"}, r"'replay.ratio' is set by more than"),
     ({'config': "'smok'"}, r'study which: --config=smok: there is no config of that name'),
