@@ -199,7 +199,7 @@ def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterato
 
 
 def needed(programs: Iterator[Program]) -> list[Program]:
-  """Keep the programs that a step runs and the largest of each name, which may need the most."""
+  """Keep the programs that a step runs, and the largest of each name, which may need the most."""
   found = list(programs)
   largest = {
     one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))

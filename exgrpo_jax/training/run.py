@@ -107,7 +107,7 @@ def _newest_checkpoint(run: Run) -> str:
   newest = run.checkpoints.latest_step()
   if newest is None:
     return 'Nothing has been saved yet.'
-  return f'It is not saved; the newest checkpoint is that of step {newest}, for export to write.'
+  return f'It is not saved. The newest checkpoint is of step {newest}; export can write it.'
 
 
 def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:

@@ -358,7 +358,7 @@ def test_episodes_are_resumed_and_their_caches_kept(capsys):
 def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
   fits, printed = examined(capsys, **{'rollout.slots': 4096})
   assert not fits and printed.splitlines()[-1] == 'does not fit'
-  assert '--fit: fewer than config.rollout.slots=4096' in printed
+  assert 'less at once than config.rollout.slots=4096' in printed and '--fit' in printed
   fits, printed = examined(capsys, fit=True, **{'rollout.slots': 4096})
   assert fits and printed.startswith('--config.rollout.slots=256 ')
 
@@ -367,6 +367,6 @@ def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
 def test_advice_for_one_gpu_never_asks_for_more_chips(capsys, fit):
   fits, printed = examined(capsys, fit=fit, **{'model.num_layers': 300})
   assert not fits and 'chip' not in printed
-  assert 'config.lora.rank=32' in printed and 'a GPU of more memory' in printed
+  assert 'config.lora.rank=32' in printed and 'a GPU with more memory' in printed
   # Shorter responses do not help where the model alone is too large.
-  assert ('gradient alone take' in printed, 'shorter responses' in printed) == (not fit, fit)
+  assert ('gradient take' in printed, 'shorten responses' in printed) == (not fit, fit)

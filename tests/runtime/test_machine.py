@@ -62,11 +62,11 @@ def test_the_environment_goes_before_the_share(name, monkeypatch):
   ],
 )
 def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full):
-  explained = machine.explained(lambda: 'Most is asked for by x=1.')
+  explained = machine.explained(lambda: 'x=1 needs the most.')
   with pytest.raises(InputError if is_full else type(error)) as raised, explained:
     raise error
   named = (
-    'Most is asked for by x=1. Lower ',
+    'x=1 needs the most. Lower ',
     'config.rollout.slots',
     'config.microbatch.tokens',
     ' --fit`',
