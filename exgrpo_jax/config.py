@@ -1,7 +1,7 @@
 """Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
 
-Every component declares a frozen `Config` whose fields are made by `setting`. Type, default,
-allowed values, meaning and origin stand there together, and nowhere else.
+Every component declares a frozen `Config` whose fields are made by `setting`. Each field states its
+type, default, allowed values, meaning and origin in one place.
 """
 
 import copy

@@ -57,7 +57,7 @@ def test_what_the_range_includes_is_accepted(name, value, built):
 @pytest.mark.parametrize(
   ('name', 'value', 'message'),
   [
-    ('ratio', 1.0, r"ratio=1\.0: .* must lie in \[0, 1\)\. .*: the share of each step's questions\."),
+    ('ratio', 1.0, r"ratio=1\.0: .* must lie in \[0, 1\)\. .* the share of each step's questions"),
     ('ratio', -0.1, r'ratio=-0\.1: .* must lie in \[0, 1\)'),
     ('ratio', math.nan, r'ratio=nan: .* must lie in \[0, 1\)'),
     ('ratio', False, 'ratio=False: .* must be of type float, not bool'),

@@ -174,12 +174,12 @@ def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
     yield 'keep no caches of episodes between turns: config.environment.keep_caches=False'
   if may_fit and not is_fitted:
     yield (
-      f'decode and train less at once than config.rollout.slots={rollout.slots} and '
-      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both; they change only '
-      'memory and time'
+      f'lower config.rollout.slots={rollout.slots} and '
+      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both, and they change '
+      'only memory and time'
     )
   if may_fit:
-    yield f'shorten responses: config.rollout.max_response={rollout.max_response} now'
+    yield f'lower config.rollout.max_response={rollout.max_response}, for shorter responses'
   if not config.lora.rank:
     if config.objective.kl_coefficient:
       yield 'drop the reference policy: config.objective.kl_coefficient=0'

@@ -26,13 +26,13 @@ def define_flags() -> None:
     'texts',
     'sampled',
     ['sampled', 'all'],
-    'The responses recorded token by token that the page has: as many as fit, or all, in a folder '
-    'next to the page.',
+    'Responses with recorded tokens that the page shows: as many as fit, or all, in a folder next '
+    'to the page.',
   )
   flags.DEFINE_bool('watch', False, 'Keep rewriting the file until the runs have ended.')
   flags.DEFINE_bool('serve', False, 'Serve the page on this machine instead of writing a file.')
   flags.DEFINE_integer('port', 8700, 'The port of --serve; 0 is any free port.', 0, 65535)
-  flags.DEFINE_float('every', 30.0, 'The fewest seconds from one page to the next.', 1.0)
+  flags.DEFINE_float('every', 30.0, 'The least time from one page to the next, in seconds.', 1.0)
 
 
 def main(args: command_line.Args, *workdirs: str) -> None:

@@ -34,9 +34,8 @@ class Experiment:
   workdir: str
   tokenizer: Tokenizer
   meshes: sharding.Meshes
-  model: (
-    model.ShapeConfig
-  )  # the checkpoint's, or the config's with the tokenizer's vocabulary size if none is set
+  # The checkpoint's, or the config's with the tokenizer's vocabulary size if none is set.
+  model: model.ShapeConfig
   model_name: str  # of the checkpoint: config.model.path as the user wrote it; '' for none
 
 

@@ -218,7 +218,7 @@ def parse_config(values: ConfigDict) -> RunConfig:
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
       'config.export.best=True: config.data.validation is empty. Set it, because the best policy '
-      'must not be chosen by config.data.evaluation, on which it is reported.'
+      'is reported on config.data.evaluation and must be chosen by other questions.'
     )
   if parsed.evaluation.patience and not parsed.data.validation:
     raise InputError(

@@ -151,7 +151,7 @@ CHECK_ROWS = 256  # responses in such a check
 # Files in the folder of a warm start: the settings it depends on, written last, and the lock that
 # a run holds while it trains.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
-# Name in origin.json -> setting in the config, where the two differ.
+# Name in origin.json -> setting in the config, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
 

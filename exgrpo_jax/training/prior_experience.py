@@ -67,7 +67,8 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   print(
     f'experience: {counted(counts["traces"], "response")} in {path}'
     + (f'; left out: {", ".join(left_out)}' if left_out else '')
-    + f'; kept: {len(right):,} correct, to {counted(len({c.row for c in right}), "question")}',
+    + f'; kept: {counted(len(right), "correct response")} to '
+    + counted(len({c.row for c in right}), 'question'),
     flush=True,
   )
   return right

@@ -267,7 +267,7 @@ def test_the_lengths_of_a_run_are_those_that_it_generated(tmp_path):
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('lognormal', r'--lengths=lognormal: .* must be lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in '),
+    ('lognormal', r'--lengths=lognormal: .* must be lognormal:MEDIAN or lognormal:MEDIAN,LIMIT'),
     ('lognormal:0', r'--lengths=lognormal:0: .* must be lognormal:MEDIAN'),
     ('lognormal:10,20,30', r'must be lognormal:MEDIAN'),
     ('lognormal:1e3', r'must be lognormal:MEDIAN'),

@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_refused_and_nothing_written(name, rows, message,
 
 def test_nothing_is_overwritten(run, folder, tmp_path):
   (tmp_path / 'openr1.parquet').write_text('mine')
-  with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Name another'):
+  with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Name'):
     run(folder)
   assert (tmp_path / 'openr1.parquet').read_text() == 'mine'
 

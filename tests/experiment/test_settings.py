@@ -157,7 +157,7 @@ def test_a_config_by_path_stays_as_it_is(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'mine.py').write_text('from exgrpo_jax.configs.smoke import get_config')
   assert config_files.resolved(['x', '--config=mine.py']) == ['x', '--config=mine.py']
-  with pytest.raises(InputError, match=r'--config=other\.py: there is no such file\. .* these names'):
+  with pytest.raises(InputError, match=r'--config=other\.py: there is no such file\. .* names'):
     config_files.resolved(['x', '--config=other.py'])
 
 

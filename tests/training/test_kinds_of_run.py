@@ -817,5 +817,5 @@ def test_adapters_of_no_use_are_not_exported(run, flags, changes, message):
 
 def test_a_warm_start_that_is_gone_is_not_trained_again(config, tmp_path):
   config.lora.rank = RANK
-  with pytest.raises(InputError, match='weights that this run was trained on are missing from .*/warm'):
+  with pytest.raises(InputError, match=r'warm-start weights .* are missing from .*/warm_start'):
     warm_start.initial_params(experiment.open_experiment(config, str(tmp_path)))

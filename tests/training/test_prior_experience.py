@@ -116,7 +116,7 @@ def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
   assert all(tuple(t.tokens.tolist()) in written for _, t in replayed[2])
   assert abs(ratio_mean(opened, 2) - 1) < 1e-5
   assert '12 responses in ' in (said := capsys.readouterr().out), said
-  assert '; kept: 12 correct, to 6 questions' in said
+  assert '; kept: 12 correct responses to 6 questions' in said
 
 
 @pytest.mark.full
