@@ -319,8 +319,9 @@ def _explanation(message: str) -> str:
   flag = flags.FLAGS[match[1]]
   choices = getattr(flag.parser, 'enum_values', ())
   kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
+  kind = re.sub('^number', 'a number', kind)  # absl writes 'number >= 1.0'
   meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
-  return f'--{match[1]}={match[2]}: the value must be {kind}. {meaning}'
+  return f'--{match[1]}={match[2]}: the value must be {kind}. Meaning: {meaning}'
 
 
 # ---- Flags that choose a policy ----

@@ -329,7 +329,7 @@ def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
   ],
 )
 def test_what_names_no_gpu_is_refused(text, message):
-  with pytest.raises(InputError, match=f'--device={text} .*{message}'):
+  with pytest.raises(InputError, match=f'--device={text}: .*{message}'):
     devices.usable_memory(text)
 
 
@@ -340,7 +340,7 @@ def test_a_gpu_computes_in_its_dtypes(device, dtype):
 
 
 def test_a_gpu_without_bfloat16_needs_float32():
-  with pytest.raises(InputError, match=r'--device=T4 .* --config\.model\.dtype=float32'):
+  with pytest.raises(InputError, match=r'--device=T4: .* --config\.model\.dtype=float32'):
     devices.check_dtype('T4', 'bfloat16')
 
 

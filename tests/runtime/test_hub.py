@@ -122,7 +122,7 @@ def test_the_bars_of_the_library_are_for_terminals(capfd):
 
 def test_a_name_or_a_revision_that_does_not_exist():
   assert re.search(
-    r"there is no folder me/modle, .* no model .* 'hf auth login'", refusal('me/modle')
+    r"there is no folder me/modle, .* no public model .* 'hf auth login'", refusal('me/modle')
   )
   assert re.search(r"has no revision 'v9'\. http://\S+/me/model", refusal('me/model@v9'))
 
