@@ -302,7 +302,7 @@ def test_a_run_begins_with_what_is_known_of_the_questions_that_remain(
   assert {rate * SAMPLES % 1 for rate in rates.values()} == {0}
   kept = [row for row, rate in rates.items() if 0 < rate < 1]
   assert 0 < len(kept) < tiny.POOL
-  assert f'{len(kept)} of {tiny.POOL} questions left; solved 0: ' in printed
+  assert f'kept {len(kept)} of {tiny.POOL} questions\nquestions by pass rate: 0: ' in printed
 
   data = str(out / 'questions.jsonl')
   before = recorded.data.questions.read(kept)
