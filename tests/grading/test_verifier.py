@@ -426,9 +426,9 @@ def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
 
 
 def test_a_file_without_a_case_is_refused(tmp_path):
-  with pytest.raises(InputError, match='no case'):
+  with pytest.raises(InputError, match=r'--file=.*: the file has no cases'):
     score(written(tmp_path, ''), verifier.ANYTHING, 'math')
-  with pytest.raises(InputError, match='cannot be read'):
+  with pytest.raises(InputError, match=r'--file=.*nothing: the file cannot be read'):
     score(str(tmp_path / 'nothing'), verifier.ANYTHING, 'math')
 
 
