@@ -7,7 +7,7 @@ split of a minibatch gives the same sums and gradient, up to rounding.
 Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
   1. Entropy is taken over response tokens only; theirs scores padding.
   2. Fresh tokens written by the step's own policy have ratio 1 in its first minibatch by
-     construction, whatever the sampler's rounding.
+     construction, regardless of the sampler's rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -213,8 +213,7 @@ def token_loss(
   With importance_level 'sequence' or 'product' a fresh token's ratio has the row's value and the
   gradient of the token's own log-probability. 'sequence' with aggregation 'sequence_mean' is
   exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses: unbiased without clipping, whichever policies wrote their
-  tokens.
+  importance sampling of whole responses. Without clipping it is unbiased for tokens of any policies.
 
   Args:
     logp_BT: float32, nats, of the tokens under the current policy at the sampling temperature;

@@ -143,7 +143,7 @@ def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
 
 
 def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndarray:
-  """Compute the probability of each open bucket, whatever its size: bool [K] -> [K].
+  """Compute the probability of each open bucket, regardless of its size: bool [K] -> [K].
 
   At least one open bucket must have positive weight.
 
@@ -339,7 +339,7 @@ def _with_new(
 def _bucket_counts(
   config: ReplayConfig, size_K: np.ndarray, total: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Draw multinomial counts. What exceeds a bucket's size is redrawn by the same weights."""
+  """Draw multinomial counts. Draws beyond a bucket's size are repeated by the same weights."""
   count_K = np.zeros_like(size_K)
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)

@@ -86,7 +86,7 @@ class ReplayConfig:
     1.0,
     '(0, 1]',
     'a group with successes is recorded if its correctness is at most this; a question solved in '
-    'full retires whatever the bounds',
+    'full retires regardless of the bounds',
     AUTHORS,
   )
   max_trajectories: int = setting(

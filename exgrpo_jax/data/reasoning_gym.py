@@ -10,7 +10,7 @@ Arguments are fields of the task's config, or `level`, a level of its curriculum
 number of different questions in train; validation and test have a quarter each, and *2 doubles it.
 
 A hash of a question's text decides its split and its row. So no two splits share a question,
-whatever their tasks, arguments and seeds, and a slice is a fair sample.
+regardless of their tasks, arguments and seeds, and a slice is a fair sample.
 
 Every host must get the same questions, so a separate process makes them: some tasks draw from
 global generators of random numbers or iterate over a set in the order of its hashes.

@@ -28,7 +28,7 @@ _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
 _SOLUTION = 'solution'
 ROLES = ('system', 'user', 'assistant')
-# How answers are compared if reward_model.style is verl's 'rule'.
+# The comparison of answers if reward_model.style is verl's 'rule'.
 _MATH_SOURCES = (
   'aime aime24 aime25 amc gsm8k openai/gsm8k math lighteval/MATH HuggingFaceH4/MATH-500 '
   'DigitalLearningGmbH/MATH-lighteval math_dapo minerva olympiad_bench'

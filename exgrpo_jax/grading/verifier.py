@@ -69,7 +69,7 @@ class Judgement(NamedTuple):
   """A verifier's result for one response."""
 
   outcome: str  # one of OUTCOMES
-  given: str | None  # the answer that the response gives, as written, for the records
+  given: str | None  # the response's answer as written; records keep it
 
 
 class Verifier(Protocol):

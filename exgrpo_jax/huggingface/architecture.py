@@ -27,7 +27,7 @@ from exgrpo_jax.policy import model, rotary
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
 _TYPES = ('full_attention', 'sliding_attention')
-# Field of rotary.RopeConfig -> its name in config.json, for the rope types that need it.
+# By rope type: field of rotary.RopeConfig that it needs -> the field's name in config.json.
 _LINEAR = {'factor': 'factor'}
 _YARN = {'original_positions': 'original_max_position_embeddings'}
 _NEEDED = {
@@ -462,7 +462,7 @@ def _default_layers(
     is_local = families.read(values, 'use_sliding_window', path, bool, 'which decides on windows')
   else:
     is_local = True
-  # A family with windows in only some layers has them whatever sliding_window says.
+  # A family with windows in only some layers has them regardless of sliding_window.
   if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
     return 'f' * num_layers
   if rotates:

@@ -225,7 +225,7 @@ def _write_local(path: str, arrays: dict[str, np.ndarray]) -> None:
     mode = os.stat(file.fileno()).st_mode
   # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
   save_file(arrays, path, {'format': 'pt'})
-  os.chmod(path, mode)  # safetensors makes it readable only by the owner, whatever the umask
+  os.chmod(path, mode)  # safetensors makes it readable only by the owner, regardless of the umask
 
 
 def write_index(folder: epath.Path, files: Mapping[str, str], total_size: int) -> None:

@@ -76,7 +76,7 @@ def read(folder: epath.Path) -> Buffer:
 def read_some(
   folder: epath.Path, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]]:
-  """Read row -> trajectories, oldest first, for the questions `rows` that are in the buffer.
+  """Read row -> trajectories, oldest first, of the questions `rows` that are in the buffer.
 
   Takes questions in order while their tokens sum to at most `max_tokens`, and reads no others.
   Raises the errors of `read`.

@@ -453,5 +453,5 @@ def load_params(path: str, like: Params) -> Params:
 
 
 def abstract(tree: Any) -> Any:
-  """Return shapes, dtypes and shardings of a tree of arrays, for the restoring functions."""
+  """Return a tree's shapes, dtypes and shardings; the restoring functions take it as `like`."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

@@ -60,7 +60,7 @@ class UpdateSpec:
   model: model.ShapeConfig
   lora: lora.LoraConfig
   mesh: Mesh
-  num_updates: int  # in the whole run, for the learning rate's schedule
+  num_updates: int  # in the whole run; the learning rate's schedule needs it
   temperature: float  # sampling temperature
   longest_row: int  # tokens of prompt and response
   max_response: int  # tokens

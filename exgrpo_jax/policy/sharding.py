@@ -373,7 +373,7 @@ class TrainingJit(Generic[_Arguments, _Result]):
 def jit_for_training(
   *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
-  """Return a decorator that makes a `TrainingJit`; the arguments are those of `jax.jit`."""
+  """Return a decorator that makes a `TrainingJit`; it takes the arguments of `jax.jit`."""
   return lambda function: TrainingJit(
     function, static_argnums=static_argnums, donate_argnums=donate_argnums
   )

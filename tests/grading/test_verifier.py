@@ -354,7 +354,7 @@ DESCRIPTIONS = {
   'x<5': 'x: tuple or interval (minus infinity, 5)',
   'y=x': 'y: expression in x',
   'x+y=1': 'equation',
-  r'\neq 5': 'anything but a value',
+  r'\neq 5': 'any value except one',
   'a=1,b=2': 'a: integer 1; b: integer 2',
   r'\pi': 'number near 3.14159265359',
   'i': 'i',
