@@ -213,7 +213,7 @@ def token_loss(
   With importance_level 'sequence' or 'product' a fresh token's ratio has the row's value and the
   gradient of the token's own log-probability. 'sequence' with aggregation 'sequence_mean' is
   exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses. Without clipping it is unbiased for tokens of any policies.
+  importance sampling of whole responses: unbiased without clipping for tokens of any policies.
 
   Args:
     logp_BT: float32, nats, of the tokens under the current policy at the sampling temperature;
