@@ -33,10 +33,11 @@ class ReplayConfig:
   question_selection: str = setting(
     'gaussian',
     ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform', 'hardest', 'advantage'),
-    'the weights by which replayed questions are drawn: for bucket k, '
-    'exp(-(k - K/2)^2 / (2 sigma^2)), k/K, min(k/K, 1/2) or sqrt(k/K); equal for all questions; '
-    'all for the lowest bucket from 1 on (hardest); or 1 - k/n for each question, the advantage of '
-    'a success in its latest group of n',
+    'the weights by which replayed questions are drawn. For bucket k: '
+    'exp(-(k - K/2)^2 / (2 sigma^2)) (gaussian), k/K (linear), min(k/K, 1/2) (linear_clip) or '
+    'sqrt(k/K) (square_root). uniform: the same for all questions. hardest: bucket 1 first, then '
+    'the next. advantage: 1 - k/n for each question, the advantage of a success in its latest '
+    'group of n',
     PAPER,
   )
   trajectory_selection: str = setting(
