@@ -121,7 +121,7 @@ THERE = 'main: test, train; socratic: train'
 @pytest.mark.parametrize(
   ('spec', 'files', 'message'),
   [
-    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http://\S+ has no data set'),
+    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http://\S+ has no public data set'),
     ('me/sums:main:trian', SEVERAL, rf"me/sums has no 'main:trian' \(has: {THERE}"),
     ('me/sums:man:train', SEVERAL, rf"me/sums has no 'man:train' \(has: {THERE}"),
     ('me/sums:train', SEVERAL, rf'several configs. Name one, as in me/sums:CONFIG:SPLIT \({THERE}'),
@@ -136,7 +136,7 @@ THERE = 'main: test, train; socratic: train'
       {'train.jsonl': ''},
       'me/sums@main has no parquet .* only the default branch. Leave the revision out, or download',
     ),
-    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'; http://\S+/datasets/"),
+    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. http://\S+/datasets/"),
     ('me/sums', SEVERAL, rf'Write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
     ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT if .* \(default: train\)'),
     ('me/sums', {'train.jsonl': ''}, r'it has none in parquet\)'),
