@@ -121,7 +121,7 @@ THERE = 'main: test, train; socratic: train'
 @pytest.mark.parametrize(
   ('spec', 'files', 'message'),
   [
-    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http://\S+ has no public data set'),
+    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http\S+ has no public data set'),
     ('me/sums:main:trian', SEVERAL, rf"me/sums has no 'main:trian' \(has: {THERE}"),
     ('me/sums:man:train', SEVERAL, rf"me/sums has no 'man:train' \(has: {THERE}"),
     ('me/sums:train', SEVERAL, rf'several configs. Name one, as in me/sums:CONFIG:SPLIT \({THERE}'),
