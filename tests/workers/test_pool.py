@@ -203,7 +203,7 @@ def test_a_user_s_code_that_hangs_is_refused_by_name_once_its_time_is_over(monke
 @pytest.mark.parametrize(
   ('spec', 'reason'),
   [
-    ('nowhere_at_all:f', r"ModuleNotFoundError: No module named 'nowhere_at_all'.* it must be"),
+    ('nowhere_at_all:f', r"ModuleNotFoundError: No module named 'nowhere_at_all'.* It must be"),
     ('tests.helpers.environments:absent', 'AttributeError: '),
     ('vanishing:f', 'its process ended with exit status 3, while importing it'),
   ],
