@@ -11,23 +11,23 @@ from exgrpo_jax.runtime import machine
 COMMANDS = {
   'Train': {
     'train': 'train a policy with ExGRPO, or resume a run',
-    'check': 'whether a run could start, in seconds and without a GPU or TPU',
-    'sweep': 'many runs from one config, and a table of them',
+    'check': 'check that a run could start, in seconds and without a GPU or TPU',
+    'sweep': 'run variants of one config, and compare them in a table',
   },
   'Look': {
-    'report': 'a run as one HTML page, down to every token',
-    'generate': 'responses to a prompt',
-    'data': 'show what a data set is to a model, or prefilter its questions',
-    'verify': 'why a response was judged as it was',
+    'report': 'show a run as one HTML page, down to every token',
+    'generate': 'print responses to a prompt',
+    'data': 'show a data set as a model sees it, or prefilter its questions',
+    'verify': 'explain why a response was judged as it was',
   },
   'Measure': {
-    'evaluate': 'pass@1, avg@k and pass@k of a policy on data or a suite',
-    'capacity': 'what fits on a TPU slice or a GPU, without one',
-    'doctor': 'what this machine has and lacks, and a config that fits it',
+    'evaluate': 'measure pass@1, avg@k and pass@k of a policy on data or a suite',
+    'capacity': 'estimate what fits on a TPU slice or a GPU, without one',
+    'doctor': 'report what this machine has and lacks, and a config that fits it',
   },
   'Convert': {
-    'prepare': 'a public data set into a file of training questions, or a small model',
-    'export': "a run's policy, or a GGUF, as a Hugging Face folder",
+    'prepare': 'turn a public data set into a file of training questions, or get a small model',
+    'export': "write a run's policy, or a GGUF, as a Hugging Face folder",
   },
 }
 # Commands that are gone, and their replacements in a clone.
@@ -46,15 +46,15 @@ def main() -> None:
     return
   if word in MOVED:
     print(
-      f"error: '{word}' is no command any more: studies are a folder of the repository, beside the "
-      f'package. In a clone, run {MOVED[word]}.',
+      f"error: '{word}' is no longer a command: studies are a folder of the repository, outside "
+      f'the package. In a clone, run {MOVED[word]}.',
       file=sys.stderr,
     )
     sys.exit(2)
   if word not in names:
     near = difflib.get_close_matches(word, names, n=1)
-    hint = f'did you mean {near[0]}?' if near else f'there are: {", ".join(names)}.'
-    print(f"error: '{word}' is no command; {hint}", file=sys.stderr)
+    hint = f'Did you mean {near[0]}?' if near else f'The commands are {", ".join(names)}.'
+    print(f"error: '{word}' is not a command. {hint}", file=sys.stderr)
     sys.exit(2)
   prepare_process()
   sys.argv = [f'exgrpo {word}', *sys.argv[2:]]

@@ -1,7 +1,7 @@
 """Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
 
-Every component declares a frozen `Config` whose fields are made by `setting`. Type, default,
-allowed values, meaning and origin stand there together, and nowhere else.
+Every component declares a frozen `Config` whose fields are made by `setting`. Each field states its
+type, default, allowed values, meaning and origin in one place.
 """
 
 import copy
@@ -142,8 +142,8 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
   if dataclasses.is_dataclass(kind):
     if not isinstance(value, (Mapping, ConfigDict)):
       raise InputError(
-        f'{path}={value!r} must be a section of its own, such as {path}.'
-        f'{dataclasses.fields(kind)[0].name}, not one value.'
+        f'{path}={value!r}: this is a section, not one value. Set the values in it, such as '
+        f'{path}.{dataclasses.fields(kind)[0].name}.'
       )
     return build(cast(Any, kind), value, path)
   allowed, meaning = metadata['allowed'], metadata['meaning']
@@ -152,11 +152,12 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
     return value
   if isinstance(allowed, str):
     if not _is_inside(value, allowed):
-      raise InputError(f'{path}={value} must lie in {allowed}: {meaning}.')
+      raise InputError(f'{path}={value}: the value must lie in {allowed}. Meaning: {meaning}.')
   elif value not in allowed:
     current = renamed.setting_hint(path.removeprefix('config.'), value)
     choices = ', '.join(map(str, allowed))
-    raise InputError(f'{path}={value!r} must be one of {choices}: {meaning}. {current}'.rstrip())
+    text = f'{path}={value!r}: the value must be one of {choices}. Meaning: {meaning}. {current}'
+    raise InputError(text.rstrip())
   return value
 
 
@@ -169,7 +170,8 @@ def _convert(value: Any, kind: Any, path: str, meaning: str) -> Any:
     return float(value)
   if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
     raise InputError(
-      f'{path}={value!r} must be of type {origin.__name__}, not {type(value).__name__}: {meaning}.'
+      f'{path}={value!r}: the value must be of type {origin.__name__}, not '
+      f'{type(value).__name__}. Meaning: {meaning}.'
     )
   return value
 
@@ -350,8 +352,8 @@ def evaluate_file(
     given = f'--{kind}={path}' if is_flag else path
     problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
     raise InputError(
-      f'{given}{_line(error, path)}: {problem.rstrip(".")}; a {kind} is a Python file '
-      f'whose {function}() returns {returned}.'
+      f'{given}{_line(error, path)}: {problem.rstrip(".")}. A {kind} is a Python file whose '
+      f'{function}() returns {returned}.'
     ) from error
   return value, (definitions['__doc__'] or '').strip()
 

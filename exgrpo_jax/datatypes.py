@@ -38,7 +38,7 @@ class Question:
   # The row of the data set by column, for rewards; JSON values. Empty for embedded tasks.
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
   # The messages in the data, if an environment has made `messages` from them.
-  told: tuple[Message, ...] = ()
+  original_messages: tuple[Message, ...] = ()
 
 
 class Questions(Sequence[Question]):

@@ -20,6 +20,9 @@ def group_advantages(
   arXiv:2402.03300). 'population' divides by the standard deviation over K plus 1e-6, 'sample' over
   K - 1 as torch.std and the authors' code do. The standard deviation always covers all K rows.
 
+  >>> group_advantages(np.float32([[1, 0, 0, 0], [1, 1, 1, 1]])).tolist()
+  [[0.75, -0.25, -0.25, -0.25], [0.0, 0.0, 0.0, 0.0]]
+
   Args:
     reward_QK: float32, from -1e15 to 1e15. Each group has a fresh row.
     normalize_std: `objective.normalize_std`.

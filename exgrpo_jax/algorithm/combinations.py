@@ -31,8 +31,9 @@ def _check_bounds(config: replay.ReplayConfig, num_rollouts: int) -> None:
     raise InputError(
       f'config.replay.lower_bound={config.lower_bound} and '
       f'config.replay.upper_bound={config.upper_bound} let no group be recorded, so nothing would '
-      f'ever be replayed: of config.rollout.group_size={num_rollouts}, none of 1 to {most} '
-      'successes is a share above the lower and at most the upper bound.'
+      f'ever be replayed. With config.rollout.group_size={num_rollouts}, no number of successes '
+      f'from 1 to {most} gives a share above the lower and at most the upper bound. Widen the '
+      'bounds.'
     )
 
 
@@ -45,7 +46,7 @@ def _check_ratio(config: replay.ReplayConfig, num_questions: int) -> None:
   enough = f'config.replay.ratio to at least {ratio:g}, ' if num_questions > 1 else ''
   raise InputError(
     f'config.replay.ratio={config.ratio} of config.rollout.questions={num_questions} is less than '
-    f'one question, so nothing would ever be replayed; set {enough}config.rollout.questions to at '
+    f'one question, so nothing would ever be replayed. Set {enough}config.rollout.questions to at '
     f'least {questions}, or config.replay.ratio=0, which is plain GRPO.'
   )
 
@@ -64,7 +65,7 @@ def _check_clipping(config: objective.ObjectiveConfig, replays: bool) -> None:
     if is_set:
       when = ' once replay starts' if config.clip_schedule == 'until_replay' else ''
       raise InputError(
-        f'config.objective.{name}={getattr(config, name)!r} needs '
-        f"config.objective.clip_schedule='always': with '{config.clip_schedule}' it does "
-        f'nothing{when}.'
+        f'config.objective.{name}={getattr(config, name)!r} has no effect, because '
+        f"config.objective.clip_schedule='{config.clip_schedule}' clips no ratios{when}. Set it "
+        "to 'always'."
       )

@@ -34,7 +34,11 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
 
 
 def power(log_ratio: Array, exponent: float) -> jax.Array:
-  """Return a power of w = exp(log_ratio). Exponents below 1 move it towards 1 (theirs: pow)."""
+  """Return a power of w = exp(log_ratio). Exponents below 1 move it towards 1 (theirs: pow).
+
+  >>> round(float(power(np.log(4), 0.5)), 3)
+  2.0
+  """
   return importance_ratio(exponent * log_ratio)
 
 
@@ -54,6 +58,9 @@ def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   It is written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0 instead of inf /
   inf. The gradient by log w is beta w / (w + beta)^2. It is larger than w, the gradient of w
   itself, for w below sqrt(beta) - beta.
+
+  >>> [round(float(policy_shaping(np.log(w), beta=0.1)), 2) for w in (0.1, 1, 10)]
+  [0.5, 0.91, 0.99]
   """
   return jax.nn.sigmoid(log_ratio - jnp.log(beta))
 
@@ -63,6 +70,9 @@ def unit_slope(log_ratio: Array, beta: float) -> jax.Array:
 
   At w = 1 a replayed token then has the same gradient as a fresh one. For beta = 0.1 the value is
   below 12.1, and the gradient by log w is at most a quarter of 12.1.
+
+  >>> round(float(jax.grad(unit_slope)(0.0, 0.1)), 3)
+  1.0
   """
   return policy_shaping(log_ratio, beta) * ((1 + beta) ** 2 / beta)
 
@@ -100,6 +110,11 @@ def ppo(
 
   `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). The flag is True where clipping chose
   the term.
+
+  >>> ratio_BT, advantage_B1 = np.array([[1.5, 0.5]]), np.array([[1.0]])
+  >>> term_BT, is_clipped_BT = ppo(0, ratio_BT, ratio_BT.clip(0.75, 1.25), advantage_B1, clip=True)
+  >>> term_BT.tolist(), is_clipped_BT.tolist()
+  ([[1.25, 0.5]], [[True, False]])
   """
   del logp_BT  # the gradient flows through the ratio
   is_clipped_BT = clip & (bounded_BT * advantage_B1 < ratio_BT * advantage_B1)
@@ -112,6 +127,11 @@ def dual_clip(
   """Bound PPO's term below by limit x A where A is negative: dual clip (arXiv:1912.09729).
 
   Takes (term_BT, is_clipped_BT) from `ppo` and returns the same pair.
+
+  >>> of_ppo = np.array([[-9.0, -2.0]]), np.array([[False, False]])
+  >>> term_BT, is_clipped_BT = dual_clip(*of_ppo, np.array([[-1.0]]), clip=True, limit=3.0)
+  >>> term_BT.tolist(), is_clipped_BT.tolist()
+  ([[-3.0, -2.0]], [[True, False]])
   """
   floor_B1 = limit * advantage_B1
   is_floored_BT = clip & (advantage_B1 < 0) & (term_BT < floor_B1)
@@ -135,7 +155,11 @@ POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by ObjectiveConfig.policy_loss
 
 
 def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:
-  """Return True where a ratio is below 1 - epsilon or above 1 + epsilon_high, clipped or not."""
+  """Return True where a ratio is below 1 - epsilon or above 1 + epsilon_high, clipped or not.
+
+  >>> is_outside(np.log([0.7, 1.0, 1.3]), epsilon=0.2, epsilon_high=0.4).tolist()
+  [True, False, False]
+  """
   return (log_ratio_BT < np.log1p(-epsilon)) | (log_ratio_BT > np.log1p(epsilon_high))
 
 
@@ -145,6 +169,10 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   Truncated importance sampling corrects the sampler-trainer mismatch of a fresh token in the step
   that wrote it (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
   float32 arrays of one shape, nats; limit > 0.
+
+  >>> trainer, sampler = np.log(np.float32([[0.6, 0.9], [0.3, 0.3]]))
+  >>> tis_weight(trainer, sampler, limit=2.5).round(2).tolist()
+  [2.0, 2.5]
   """
   chex.assert_equal_shape([trainer_logp, sampler_logp])
   return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
@@ -160,6 +188,9 @@ def within_second_moment(
   bring the mean of (log r)^2 over the others to at most `limit`. All other tokens stay.
 
   float32 arrays of one shape, log-ratios in nats; limit > 0. Returns bool.
+
+  >>> within_second_moment(np.float32([0.1, 0.3, -0.9]), np.ones(3), limit=0.04).tolist()
+  [True, False, True]
   """
   chex.assert_rank([log_ratio_N, advantage_N], 1)
   chex.assert_equal_shape([log_ratio_N, advantage_N])
@@ -177,6 +208,9 @@ def within_second_moment(
 
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   """Sum x over the tokens of each token's row: [B, T] -> [B, T].
+
+  >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
+  [[3.0, 3.0, 5.0]]
 
   Args:
     x_BT: float32.
@@ -204,5 +238,8 @@ def k3(log_ratio_BT: Array) -> jax.Array:
   """Estimate KL(policy, reference) by Schulman's k3, from log(reference / policy), in nats.
 
   At least 0. Unbiased under the policy's own samples (http://joschu.net/blog/kl-approx.html).
+
+  >>> [round(float(k3(np.log(ratio))), 2) for ratio in (0.5, 1, 2)]
+  [0.19, 0.0, 0.31]
   """
   return jnp.exp(log_ratio_BT) - log_ratio_BT - 1

@@ -7,7 +7,7 @@ split of a minibatch gives the same sums and gradient, up to rounding.
 Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
   1. Entropy is taken over response tokens only; theirs scores padding.
   2. Fresh tokens written by the step's own policy have ratio 1 in its first minibatch by
-     construction, whatever the sampler's rounding.
+     construction, regardless of the sampler's rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,11 @@ class LossInputs(NamedTuple):
 
 
 def clips_fresh_ratios(config: ObjectiveConfig, replay_started: bool) -> bool:
-  """Return True if this step clips fresh ratios."""
+  """Return True if this step clips fresh ratios.
+
+  >>> clips_fresh_ratios(ObjectiveConfig(clip_schedule='until_replay'), replay_started=True)
+  False
+  """
   return {'always': True, 'never': False, 'until_replay': not replay_started}[config.clip_schedule]
 
 
@@ -89,6 +93,9 @@ def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> n
 
   constant: 1 / (B max_response), so neither length nor grouping carries bias (Dr. GRPO);
   token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
+
+  >>> token_weights(np.float32([[1, 1], [1, 0]]), 'sequence_mean', max_response=2).tolist()
+  [[0.25, 0.25], [0.5, 0.0]]
   """
   chex.assert_rank(mask_BT, 2)
   num_rows = mask_BT.shape[0]
@@ -101,7 +108,11 @@ def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> n
 
 
 def mean_weights(mask_BT: np.ndarray) -> np.ndarray:
-  """Compute each token's weight in a mean over all tokens of a minibatch: [B, T] -> [B, T]."""
+  """Compute each token's weight in a mean over all tokens of a minibatch: [B, T] -> [B, T].
+
+  >>> mean_weights(np.float32([[1, 1, 1], [1, 0, 0]])).tolist()
+  [[0.25, 0.25, 0.25], [0.25, 0.0, 0.0]]
+  """
   return mask_BT / np.maximum(mask_BT.sum(), 1)
 
 
@@ -162,6 +173,9 @@ def replay_slope(config: ObjectiveConfig) -> float:
 
   A fresh token's derivative at r = 1 is 1. With `policy_shaping` it is beta / (1 + beta)^2, 0.083
   for beta = 0.1.
+
+  >>> round(replay_slope(ObjectiveConfig(shaping='policy_shaping', beta=0.1)), 3)
+  0.083
   """
   return losses.SLOPES[config.shaping](config)
 
@@ -199,8 +213,7 @@ def token_loss(
   With importance_level 'sequence' or 'product' a fresh token's ratio has the row's value and the
   gradient of the token's own log-probability. 'sequence' with aggregation 'sequence_mean' is
   exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses: unbiased without clipping, whichever policies wrote their
-  tokens.
+  importance sampling of whole responses: unbiased without clipping for tokens of any policies.
 
   Args:
     logp_BT: float32, nats, of the tokens under the current policy at the sampling temperature;
@@ -357,6 +370,9 @@ def expert_metrics(choices_LE: np.ndarray) -> dict[str, float]:
 
   'experts/load_max' is the load of a layer's busiest expert in even shares, averaged over layers.
   'experts/unused' is the share of experts, in all layers, that no token chose.
+
+  >>> expert_metrics(np.array([[6, 2, 0, 0]]))
+  {'experts/load_max': 3.0, 'experts/unused': 0.5}
   """
   even_L1 = np.maximum(choices_LE.mean(axis=1, keepdims=True), 1e-9)
   return {

@@ -26,6 +26,9 @@ def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_on
   `size` counts all questions. `retired_epoch` maps a row to the epoch in which it retired; the
   stream skips it from the next epoch on. `at_once` counts the questions that a step works on: Q, or
   those in flight.
+
+  >>> reads_retired(epoch=1, size=5, retired_epoch={0: 0, 3: 0}, at_once=4)
+  True
   """
   return size - sum(retired < epoch for retired in retired_epoch.values()) < at_once
 
@@ -60,11 +63,11 @@ def take(
   """
   if size < at_once:
     raise InputError(
-      f'the training data has {counted(size, "question")}, and a step works on {at_once} '
-      'different ones; give more data, or take fewer questions per step.'
+      f'the training data has {counted(size, "question")}, but a step works on {at_once} '
+      'different ones. Add data, or use fewer questions per step.'
     )
   if count + len(taken) > at_once:
-    raise ValueError(f'{count} fresh and {len(taken)} replayed questions are over {at_once}.')
+    raise ValueError(f'{count} fresh and {len(taken)} replayed questions exceed {at_once}.')
   epoch, position = cursor.epoch, cursor.position
   rows, passed = [], set(taken)
   while len(rows) < count:

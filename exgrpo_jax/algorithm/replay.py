@@ -43,7 +43,11 @@ class Buffer:
 
 
 def bucket(correctness: float, num_rollouts: int) -> int:
-  """Return 0 for no success, else the nearest bucket of 1 … K - 1."""
+  """Return 0 for no success, else the nearest bucket of 1 … K - 1.
+
+  >>> bucket(0.0, 8), bucket(0.02, 8), bucket(3 / 8, 8), bucket(1.0, 8)
+  (0, 1, 3, 7)
+  """
   if correctness == 0:
     return 0
   return min(num_rollouts - 1, max(1, round(num_rollouts * correctness)))
@@ -94,7 +98,11 @@ def retires(config: ReplayConfig) -> bool:
 
 
 def trains(config: ReplayConfig, correctness: float) -> bool:
-  """Return True if questions of this correctness take part in training (`config.difficulty`)."""
+  """Return True if questions of this correctness take part in training (`config.difficulty`).
+
+  >>> [trains(ReplayConfig(difficulty='hard'), correctness) for correctness in (0.25, 0.5)]
+  [True, False]
+  """
   return {
     'all': True,
     'easy': correctness >= 0.75,
@@ -104,7 +112,11 @@ def trains(config: ReplayConfig, correctness: float) -> bool:
 
 
 def is_recorded(config: ReplayConfig, correctness: float) -> bool:
-  """Return True if a group that does not retire is stored and moves its question."""
+  """Return True if a group that does not retire is stored and moves its question.
+
+  >>> [is_recorded(ReplayConfig(upper_bound=0.5), correctness) for correctness in (0, 0.5, 0.75)]
+  [False, True, False]
+  """
   if correctness == 0:
     return config.on_all_failed == 'bucket_0' or config.store == 'all'
   return config.lower_bound < correctness <= config.upper_bound
@@ -131,9 +143,12 @@ def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
 
 
 def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndarray:
-  """Compute the probability of each open bucket, whatever its size: bool [K] -> [K].
+  """Compute the probability of each open bucket, regardless of its size: bool [K] -> [K].
 
   At least one open bucket must have positive weight.
+
+  >>> bucket_probabilities(ReplayConfig(sigma=1.0), np.array([False, True, True, True])).round(2)
+  array([0.  , 0.27, 0.45, 0.27])
   """
   chex.assert_rank(is_open_K, 1)
   num_buckets = len(is_open_K)
@@ -146,7 +161,11 @@ def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndar
 
 
 def most_replayed(config: ReplayConfig, num_questions: int) -> int:
-  """Return floor(ratio Q), how many of a step's Q questions are replayed if enough are eligible."""
+  """Return floor(ratio Q), how many of a step's Q questions are replayed if enough are eligible.
+
+  >>> most_replayed(ReplayConfig(ratio=0.29), 100)
+  29
+  """
   return math.floor(config.ratio * num_questions + ROUNDING)
 
 
@@ -320,7 +339,7 @@ def _with_new(
 def _bucket_counts(
   config: ReplayConfig, size_K: np.ndarray, total: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Draw multinomial counts. What exceeds a bucket's size is redrawn by the same weights."""
+  """Draw multinomial counts. Draws beyond a bucket's size are repeated by the same weights."""
   count_K = np.zeros_like(size_K)
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)

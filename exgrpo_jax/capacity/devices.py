@@ -47,8 +47,8 @@ def chip_of(topology: str) -> Chip:
   generation, _, shape = topology.partition(':')
   if generation not in CHIPS or not shape:
     raise InputError(
-      f'--topology={topology} must be a generation and a slice, such as v5e:4x4; '
-      f'generations are {", ".join(CHIPS)}.'
+      f'--topology={topology}: the value must be a generation and a slice, such as v5e:4x4. '
+      f'Generations are {", ".join(CHIPS)}.'
     )
   return CHIPS[generation]
 
@@ -64,8 +64,8 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
   if importlib.util.find_spec('libtpu') is None:
     raise InputError(
-      "capacity compiles with libtpu, which is not installed: run pip install -e '.[tpu]'. It "
-      'needs no TPU.'
+      f'--topology={topology}: capacity compiles with libtpu, which is not installed. Run '
+      "pip install -e '.[tpu]'; it needs no TPU."
     )
   try:
     return list(topologies.get_topology_desc(platform='tpu', topology_name=topology).devices)
@@ -142,9 +142,9 @@ def check_dtype(device: str, dtype: str) -> None:
   """Raise InputError for bfloat16 on a GPU that does not have it."""
   if dtype == 'bfloat16' and not has_bfloat16(device):
     raise InputError(
-      f'--device={device} has no bfloat16, which config.model.dtype asks for: take a GPU from '
-      'Ampere on (A100, A10G, RTX 3090), or set --config.model.dtype=float32, which doubles the '
-      'memory of activations, cache and decode weights.'
+      f'--device={device}: this GPU has no bfloat16, which config.model.dtype=bfloat16 needs. '
+      'Choose an Ampere or newer GPU (A100, A10G, RTX 3090), or set --config.model.dtype=float32, '
+      'which doubles the memory of activations, cache and decode weights.'
     )
 
 
@@ -156,9 +156,10 @@ def _name_of(device: str) -> str:
       return name
   several = [name for name in GPUS if given and given <= _words(name)]
   if several:
-    raise InputError(f'--device={device} may be one of {", ".join(several)}; say which.')
+    raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(several)}.')
   raise InputError(
-    f'--device={device} must be one of: {", ".join(GPUS)}; or a memory, such as 24gb, of any GPU.'
+    f'--device={device}: the value must be one of {", ".join(GPUS)}; or the memory of any GPU, '
+    'such as 24gb.'
   )
 
 

@@ -75,7 +75,7 @@ def _versions() -> Iterator[Finding]:
   yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
   for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):
     if versions.get(plugin, versions['jaxlib']) != versions['jaxlib']:
-      text = f'{plugin} {versions[plugin]} is not for jaxlib {versions["jaxlib"]}: reinstall both'
+      text = f'{plugin} {versions[plugin]} does not fit jaxlib {versions["jaxlib"]}: reinstall both'
       yield Finding('plugin', text, is_problem=True)
 
 
@@ -93,16 +93,16 @@ def _devices() -> Iterator[Finding]:
   yield Finding('devices', f'{len(devices)} {device.device_kind}{of_memory}{of_driver}')
   if device.platform == 'cpu':
     for name in machine.platforms():
-      text = f'{_NAMES[name]} is here, and JAX computes on the CPU: {_remedy(name, driver)}'
+      text = f'there is {_NAMES[name]}, but JAX computes on the CPU: {_remedy(name, driver)}'
       yield Finding('devices', text, is_problem=True)
 
 
 def _remedy(name: str, driver: str) -> str:
   """Say how to make JAX use the devices of the platform 'cuda', 'tpu' or 'rocm'."""
   if os.environ.get('JAX_PLATFORMS'):
-    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} says so; unset it'
+    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} forces it; unset it'
   if name == 'rocm':
-    return 'AMD GPUs have not been tried with this code'
+    return 'this code has not been tested on AMD GPUs'
   if name == 'tpu':
     return "pip install -e '.[tpu]'"
   if not driver:
@@ -114,9 +114,10 @@ def _remedy(name: str, driver: str) -> str:
 def _optional() -> Iterator[Finding]:
   for package, use in _OPTIONAL.items():
     is_here = importlib.util.find_spec(package) is not None
-    yield Finding(package, 'installed' if is_here else f'not installed, for {use}')
+    yield Finding(package, 'installed' if is_here else f'not installed; needed for {use}')
   has_token = huggingface_hub.get_token() is not None
-  yield Finding('hub', 'has a token' if has_token else 'no token, for gated models; hf auth login')
+  without = 'no token; gated models need one: hf auth login'
+  yield Finding('hub', 'has a token' if has_token else without)
 
 
 def _for_gpu(device: Any) -> str:

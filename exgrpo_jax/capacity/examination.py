@@ -51,7 +51,7 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
     flush=True,
   )
   if not _print_arrays(whole, chip.memory):
-    print('take more chips, or a mesh that splits them further')
+    print('use more chips, or a mesh that splits these arrays further')
     return Examination(_print_verdict({}, chip.memory), {})
   modules: dict[tuple[str, tuple[int, int]], cycles.Module] = {}
 
@@ -70,7 +70,7 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
     _print_partial_rollouts(whole, work, estimate, modules, chip)
     _print_assumptions(work, lengths.describe(lengths_spec, config.rollout.max_response))
     if config.environment.name:
-      print('  not counted: turns of episodes, the tokens and the time of their environments')
+      print('  not counted: turns of episodes, and the tokens and time of their environments')
   return Examination(_print_verdict(peaks, chip.memory), peaks, speed)
 
 
@@ -86,7 +86,7 @@ def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examinatio
   if fit:
     fitted = fitting.fit(config, limit)
     if not fitted:
-      print('does not fit, even with the fewest slots and the shortest microbatches')
+      print('does not fit, even with the fewest slots and the smallest microbatches')
       _print_advice(whole, may_fit=True, is_fitted=True)
       return Examination(fits=False, peaks={})
     print(fitted.flags)
@@ -132,7 +132,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
   held = [name for name in sizes if name not in transient] + [largest]
   total = sum(sizes[name] for name in held)
   if total > limit:
-    print(f'{", ".join(held)} alone take {total / GIB:.2f} GiB')
+    print(f'without any program, {", ".join(held)} take {total / GIB:.2f} GiB')
   return total <= limit
 
 
@@ -158,7 +158,7 @@ def _print_verdict(peaks: Mapping[str, float], limit: float) -> bool:
 
 
 def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
-  print('what takes less, for one GPU:')
+  print('to use less memory on one GPU:')
   for line in _advice(whole.config, may_fit, is_fitted):
     print(f'  {line}')
 
@@ -171,22 +171,22 @@ def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
   """
   rollout = config.rollout
   if config.environment.keeps_caches:
-    yield 'no caches of episodes between their turns: config.environment.keep_caches=False'
+    yield 'keep no caches of episodes between turns: config.environment.keep_caches=False'
   if may_fit and not is_fitted:
     yield (
-      f'--fit: fewer than config.rollout.slots={rollout.slots} and shorter microbatches than '
-      f'config.microbatch.tokens={config.microbatch.tokens}, which '
-      'change nothing but memory and time'
+      f'lower config.rollout.slots={rollout.slots} and '
+      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both, and they change '
+      'only memory and time'
     )
   if may_fit:
-    yield f'shorter responses than config.rollout.max_response={rollout.max_response}'
+    yield f'lower config.rollout.max_response={rollout.max_response}, for shorter responses'
   if not config.lora.rank:
     if config.objective.kl_coefficient:
-      yield 'no reference policy: config.objective.kl_coefficient=0'
+      yield 'drop the reference policy: config.objective.kl_coefficient=0'
     if config.optimizer.moment_dtype == 'float32':
-      yield 'moments of half the size: config.optimizer.moment_dtype=bfloat16'
-    yield 'LoRA, without moments and gradient of the whole model: config.lora.rank=32'
-  yield 'a smaller model, or a GPU of more memory'
+      yield 'halve the moments: config.optimizer.moment_dtype=bfloat16'
+    yield 'train with LoRA, without moments and gradient of the whole model: config.lora.rank=32'
+  yield 'use a smaller model, or a GPU with more memory'
 
 
 # ---- Time ----
@@ -247,7 +247,7 @@ def _print_partial_rollouts(
 def _ages(estimate: Estimate) -> str:
   ages = estimate.ages
   return (
-    f'responses up to {ages.max()} steps old as they are trained (mean {ages.mean():.1f}), '
+    f'responses up to {ages.max()} steps old when they are trained (mean {ages.mean():.1f}), '
     f'{100 * estimate.carried:.0f}% of their tokens from earlier steps'
   )
 
@@ -258,13 +258,13 @@ def _print_assumptions(work: Workload, described: str) -> None:
   mean = sum(work.fresh) / len(work.fresh)
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS
   print(f"""\
-what it rests on:
-  compiler: cycles of all operations that it makes itself
-  formulas: collectives take their bytes over {links} links and {hop:.0f} microsecond a hop, and are
-    hidden behind other work where they are asynchronous; attention reaches at most
+assumptions:
+  compiler: it estimates the cycles of all operations that it makes itself
+  formulas: collectives take their bytes over {links} links and {hop:.0f} microsecond a hop, hidden
+    behind other work if they are asynchronous; attention reaches at most
     {100 * cycles.ATTENTION_EFFICIENCY:.0f}% of peak FLOPs in training, and \
 {100 * cycles.READ_EFFICIENCY:.0f}% of the memory's bandwidth in
-    decoding, where it reads what is written of the cache
+    decoding, where it reads only the filled part of the cache
   assumed: responses {described}
     (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; replay in full, with
     {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of the host in each

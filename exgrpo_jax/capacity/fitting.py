@@ -88,7 +88,7 @@ def _peaks(whole: Step, found: Iterable[Program]) -> dict[str, int]:
   most, need_of = dict[str, int](), needs(whole)
   for one in found:
     if one.name in memory.KNOWN:
-      peak = memory.beside(one, whole.held) + need_of(one).peak
+      peak = memory.other_arrays(one, whole.held) + need_of(one).peak
       most[one.name] = max(most.get(one.name, 0), peak)
   return most
 

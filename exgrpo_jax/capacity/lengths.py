@@ -15,7 +15,7 @@ _SPREAD = 8  # the 99th percentile of lengths, in medians
 
 _ALLOWED = (
   'lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in tokens, such as lognormal:1000,8192, or the '
-  'workdir of a run whose records are taken'
+  'workdir of a run with recorded responses'
 )
 
 
@@ -60,12 +60,12 @@ def _parse(spec: str, limit: int) -> tuple[float, int]:
     return limit / _SPREAD, limit
   numbers = re.fullmatch(r'lognormal:([1-9]\d*)(?:,([1-9]\d*))?', spec)
   if not numbers:
-    raise InputError(f'--lengths={spec} must be {_ALLOWED}.')
+    raise InputError(f'--lengths={spec}: the value must be {_ALLOWED}.')
   own_limit = int(numbers[2] or limit)
   if own_limit > limit:
     raise InputError(
-      f'--lengths={spec}: its limit must be at most config.rollout.max_response={limit}, where '
-      'responses end.'
+      f'--lengths={spec}: the limit is over config.rollout.max_response={limit}, where responses '
+      'are truncated. Lower it.'
     )
   return int(numbers[1]), own_limit
 
@@ -74,10 +74,13 @@ def _of_run(workdir: str) -> np.ndarray:
   """Read the lengths of all responses that a run generated."""
   if not os.path.isdir(pathlib.Path(workdir) / step_records.FOLDER):
     raise InputError(
-      f'--lengths={workdir} has no folder {step_records.FOLDER}: it must be {_ALLOWED}.'
+      f'--lengths={workdir}: there is no folder {step_records.FOLDER} in it. The value must be '
+      f'{_ALLOWED}.'
     )
   responses = step_records.read(workdir).responses
   generated = responses['length'].to_numpy()[~responses['is_replay'].to_numpy()]
   if not len(generated):
-    raise InputError(f'--lengths={workdir}: the run has no recorded response yet.')
+    raise InputError(
+      f'--lengths={workdir}: the run has no recorded response yet. Wait for its first step.'
+    )
   return generated

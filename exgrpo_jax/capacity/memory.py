@@ -49,7 +49,7 @@ def of_compiled(executable: jax.stages.Compiled) -> Need:
   )
 
 
-def beside(program: Program, held: Any) -> int:
+def other_arrays(program: Program, held: Any) -> int:
   """Return the bytes that a device keeps while a program runs, without its arguments.
 
   `held` are the arrays that a run keeps all the time.
@@ -64,7 +64,7 @@ def print_peaks(
 ) -> dict[str, float]:
   """Print the memory that each program of a step needs on a device.
 
-  For `held` see `beside`. `limit` is the bytes that programs can use. `need_of` may compile.
+  For `held` see `other_arrays`. `limit` is the bytes that programs can use. `need_of` may compile.
 
   Returns:
     Program -> bytes on a device at its largest size; inf if it does not compile.
@@ -79,7 +79,7 @@ def print_peaks(
       print(f'  {name:<24} DOES NOT FIT: {str(error).splitlines()[0][:300]}')
       peaks[program.name] = float('inf')
       continue
-    other = beside(program, held)
+    other = other_arrays(program, held)
     spare = 1 - (other + need.peak) / limit
     verdict = 'fits, ' if spare >= 0 else 'DOES NOT FIT: '
     print(

@@ -41,8 +41,8 @@ def run(experiment: Experiment) -> None:
   fullest = max(peaks, key=lambda name: peaks[name])
   if peaks[fullest] > limit:
     raise InputError(
-      f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB of a device that has '
-      f'{limit / 1e9:.1f}: a run would end as it calls it.'
+      f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB, but the device has '
+      f'{limit / 1e9:.1f} GB. A run would end when it calls the program.'
     )
 
 

@@ -42,8 +42,8 @@ class Step:
   config: RunConfig
   spec: gradients.UpdateSpec
   meshes: sharding.Meshes
-  state: optimizer.TrainState  # trained parameters and AdamW's moments, for the whole run
-  initial: model.Params | None  # LoRA's base, or the reference of a KL term, for the whole run
+  state: optimizer.TrainState  # trained parameters and AdamW's moments; kept the whole run
+  initial: model.Params | None  # LoRA's base, or the reference of a KL term; kept the whole run
   policy: model.Params  # input of forward passes: parameters, or LoRA's base and adapters
   decode_params: model.Params  # during the rollout, in the decode layout
 
@@ -199,7 +199,7 @@ def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterato
 
 
 def needed(programs: Iterator[Program]) -> list[Program]:
-  """Keep the programs that a step runs and the largest of each name, which may need the most."""
+  """Keep the programs that a step runs, and the largest of each name, which may need the most."""
   found = list(programs)
   largest = {
     one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))

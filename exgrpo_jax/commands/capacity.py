@@ -1,13 +1,13 @@
-r"""What fits a TPU slice or a GPU, and how fast a slice trains, without one.
+r"""Estimate whether a run fits a TPU slice or a GPU, and how fast a slice trains, without a device.
 
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
     --lengths=lognormal:1000,8192
 exgrpo capacity --config=one_gpu --device=l4 --fit
 
-For a slice it compiles a step's programs, which needs libtpu (pip install -e '.[tpu]'), and says
-memory and time; for a GPU it says memory, by formula. Exit status: 0 when everything fits, 1 when
-it does not, 2 for what cannot be run.
+For a slice it compiles a step's programs, which needs libtpu (pip install -e '.[tpu]'), and prints
+memory and time. For a GPU it prints memory, by formula. Exit status: 0 if everything fits, 1 if it
+does not, 2 if the command cannot run.
 """
 
 import sys
@@ -28,27 +28,28 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    f'One GPU, in place of --topology: one of {", ".join(devices.GPUS)}, in any spelling, such as '
-    '"RTX 4090" or A100-80GB; or a memory, such as 24gb.',
+    'One GPU, instead of --topology. Either a name in any spelling, such as "RTX 4090" or '
+    f'A100-80GB, of {", ".join(devices.GPUS)}; or the memory of any GPU, such as 24gb.',
   )
   flags.DEFINE_bool(
     'fit',
     False,
     'With --device: choose the largest rollout.slots and microbatch.tokens that fit. They change '
-    'nothing but memory and time.',
+    'only memory and time.',
   )
   flags.DEFINE_string(
     'lengths',
     '',
-    'With --topology, how long responses are: lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in '
-    "tokens, whose 99th percentile is 8 medians; or a run's workdir, whose responses are taken. "
-    'By default the median is an eighth of config.rollout.max_response.',
+    'With --topology: the lengths of responses. Either lognormal:MEDIAN or lognormal:MEDIAN,LIMIT '
+    "in tokens, with a 99th percentile of 8 medians; or a run's workdir, to draw from the lengths "
+    'of its responses. By default lognormal, with a median of an eighth of '
+    'config.rollout.max_response.',
   )
   flags.DEFINE_integer(
     'evaluated',
     step.EVALUATED,
-    "With --topology: questions of all of config.data's evaluations; by default the rows of the "
-    "authors' valid.parquet.",
+    "With --topology: how many questions config.data's evaluations have together; by default as "
+    "many as the rows of the authors' valid.parquet.",
     lower_bound=0,
   )
 
@@ -57,15 +58,17 @@ def main(args: command_line.Args) -> None:
   """Print what a config needs of each chip; exit with status 1 if it does not fit."""
   if args.topology and args.device:
     raise InputError(
-      f'--topology={args.topology} and --device={args.device} are both given; name a slice or '
-      'a GPU.'
+      f'--topology={args.topology} and --device={args.device}: only one of them can be given. Name '
+      'a slice or a GPU.'
     )
   check_given(
     {'--config': args.config, '--topology or --device': args.topology or args.device},
     '--config=qwen2_5_math_7b --topology=v5e:8x8, or --config=one_gpu --device=l4',
   )
   if args.fit and not args.device:
-    raise InputError('--fit needs --device: for a slice every trial would be compiled.')
+    raise InputError(
+      '--fit: this needs --device, because every trial for a slice would have to be compiled.'
+    )
   config = parse_config(args.config)
   config = with_folders(config, config.model.path)  # if the config does not give the shape
   if args.topology:

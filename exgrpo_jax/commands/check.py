@@ -1,12 +1,12 @@
-"""Whether a run can be started, as far as that can be told without its data, weights and devices.
+"""Check that a run could start, without its devices and without reading its data and weights.
 
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
 Takes the flags of train, and checks what train checks first: flags, config and reward functions,
-wandb, the model's shape and the tokenizer, and that local data and weights are there. Of a model on
-the Hub or in a GGUF it keeps what describes it in the cache, no weights; else it writes nothing.
-What lies in a bucket is not read.
-Exit status: 0, or 2 for what cannot be run.
+wandb, the model's shape and the tokenizer, and that local data and weights exist. It writes only to
+the cache: the files that describe a model on the Hub or in a GGUF, without its weights. It reads
+nothing in buckets.
+Exit status: 0 if nothing is wrong, 2 if the run could not start.
 """
 
 from etils import epath
@@ -40,7 +40,7 @@ def main(args: command_line.Args) -> None:
     safetensors_files.list_tensors(local)
   remote = _check_model(with_folders(config, model_name(config)))
   untried = ', '.join(['rows of the data', 'values of the weights', *remote])
-  print(f'nothing is wrong with the flags and the config; {untried} and devices were not tried')
+  print(f'the flags and the config are valid; not checked: {untried}, devices')
 
 
 def _check_model(config: RunConfig) -> list[str]:

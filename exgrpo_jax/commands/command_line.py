@@ -37,7 +37,7 @@ Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
 class _Path(flags.ArgumentParser[str]):
   """A parser of paths that expands ~, because no shell expands it in --flag=~/x."""
 
-  syntactic_help = 'a path, in which ~ stands for a home folder that there is'
+  syntactic_help = 'a path; ~ at its start must be an existing home folder'
 
   def parse(self, argument: str) -> str:
     path = os.path.expanduser(argument)
@@ -49,7 +49,7 @@ class _Path(flags.ArgumentParser[str]):
 class _Paths(flags.ListParser):
   """A parser of paths with commas between them."""
 
-  syntactic_help = f'{_Path.syntactic_help}, or several with commas between them'
+  syntactic_help = 'paths separated by commas; ~ at their start must be an existing home folder'
 
   def parse(self, argument: str | list[str]) -> list[str]:
     return [_Path().parse(path) for path in super().parse(argument)]
@@ -58,7 +58,7 @@ class _Paths(flags.ListParser):
 class _Specs(flags.ListParser):
   """A parser of data specs with commas between them; commas in brackets are part of a spec."""
 
-  syntactic_help = 'data specs with commas between them'
+  syntactic_help = 'data specs separated by commas'
 
   def parse(self, argument: str | list[str]) -> list[str]:
     specs, depth = [''], 0
@@ -91,32 +91,32 @@ def define_config() -> None:
   config_flags.DEFINE_config_file(
     'config',
     None,
-    'The experiment: a file such as path/to/file.py, or by name one of '
+    'The experiment: a file such as path/to/file.py, or one of these names: '
     + ', '.join(config_files.shipped_names(config_files.CONFIGS))
-    + '. Any setting can be overridden, as in --config.replay.ratio=0.25; docs/configuration.md '
-    'lists all of them.',
+    + '. Override any setting as in --config.replay.ratio=0.25; docs/configuration.md lists all '
+    'settings.',
   )
 
 
 def define_workdir() -> None:
   """Define --workdir, for commands that make a run."""
-  define_path('workdir', 'The folder for everything the run writes; a run found there is resumed.')
+  define_path('workdir', 'The folder for everything the run writes. A run found there is resumed.')
 
 
 def define_checkpoint() -> None:
   """Define --checkpoint and --step, for commands that read a run."""
   define_path('checkpoint', "A run's workdir.")
-  flags.DEFINE_integer('step', None, 'Which of its checkpoints; the newest by default.')
+  flags.DEFINE_integer('step', None, 'The step of its checkpoint; by default the newest.')
 
 
 def define_model(
-  default: str = 'Without --config it is asked by its chat template, with prompts and responses of '
+  default: str = 'Without --config, prompts use its chat template, and prompts and responses have '
   'up to 2,048 tokens.',
 ) -> None:
   """Define --model, for commands that read a run or a model."""
   define_path(
     'model',
-    'A model, in place of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a name '
+    'A model, instead of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a name '
     'on the Hub such as owner/name or owner/name@revision. ' + default,
   )
 
@@ -126,13 +126,13 @@ def define_sampling() -> None:
   flags.DEFINE_float(
     'temperature',
     None,
-    'Of sampling; 0 is greedy. By default config.evaluation.temperature.',
+    'The temperature of sampling; 0 is greedy. By default config.evaluation.temperature.',
     lower_bound=0.0,
   )
   flags.DEFINE_integer(
     'max_response',
     None,
-    'Longest response, in tokens; by default config.rollout.max_response.',
+    'The longest response, in tokens; by default config.rollout.max_response.',
     lower_bound=1,
   )
 
@@ -144,12 +144,12 @@ def define_out(meaning: str) -> None:
 
 def define_launcher() -> None:
   """Define --parallel and --launcher, for commands that start runs."""
-  flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.', lower_bound=1)
+  flags.DEFINE_integer('parallel', 1, 'The number of trials that run at a time.', lower_bound=1)
   flags.DEFINE_enum(
     'launcher',
     'local',
     ['local', 'commands'],
-    "Runs the trials here, or prints a command for each, for a cluster's queue.",
+    "Run the trials here, or print a command for each trial, for a cluster's queue.",
   )
 
 
@@ -158,12 +158,16 @@ def define_hosts() -> None:
   flags.DEFINE_string(
     'coordinator_address',
     None,
-    'host:port of the first host, where the hosts meet. Not needed on Cloud TPU, GKE and Slurm.',
+    'host:port of the first host, which all hosts connect to. Not needed on Cloud TPU, GKE and '
+    'Slurm.',
   )
   flags.DEFINE_integer(
-    'num_processes', None, 'How many there are; 1 alone: do not look for others.', lower_bound=1
+    'num_processes',
+    None,
+    'The number of hosts. 1, without the other two flags, means that there are no others.',
+    lower_bound=1,
   )
-  flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.', lower_bound=0)
+  flags.DEFINE_integer('process_id', None, 'The number of this host, from 0.', lower_bound=0)
 
 
 # ---- Running a command ----
@@ -208,10 +212,10 @@ def run(
         )
       if several and not words:
         raise InputError(
-          f'the command must be followed by one {several} or more; --help says more.'
+          f'the command must be followed by one {several} or more. --help says more.'
         )
       if words and not choices and not several:
-        raise InputError(f"'{words[0]}' is not a flag; flags are written as --name=value.")
+        raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
     except InputError as error:
@@ -273,7 +277,7 @@ def _check_spelling(arg: str) -> None:
       if not character.isascii():
         raise InputError(
           f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be in a "
-          "flag's name; type it anew, as --name=value."
+          "flag's name. Type it again, as --name=value."
         )
 
 
@@ -285,7 +289,7 @@ def _check_repeats(args: Sequence[str]) -> None:
       name = match[1]
       if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
         raise InputError(
-          f'--{name} is given twice, {typed[name]} and {arg}; leave one of them out.'
+          f'--{name} is given twice: {typed[name]} and {arg}. Leave one of them out.'
         )
       typed[name] = arg
 
@@ -299,10 +303,10 @@ def _absl_flags(argv: list[str]) -> list[str]:
   except flags.UnrecognizedFlagError as error:
     names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
     near = difflib.get_close_matches(error.flagname, names, n=1)
-    listed = f'there are: --{", --".join(sorted(names))}.' if names else 'it has none.'
-    hint = f'did you mean --{near[0]}?' if near else listed
+    listed = f'Its flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
+    hint = f'Did you mean --{near[0]}?' if near else listed
     hint = config.counterpart_hint(error.flagname) or hint
-    raise InputError(f'--{error.flagname} is no flag of this command; {hint}') from error
+    raise InputError(f'--{error.flagname}: this command has no such flag. {hint}') from error
   except (flags.Error, ValueError) as error:
     raise InputError(_explanation(str(error))) from error
 
@@ -311,12 +315,13 @@ def _explanation(message: str) -> str:
   """Complete a message of absl; for a refused value, say what the flag accepts and means."""
   match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
   if not match:
-    return f'{message}; --help lists all flags.'
+    return f'{message.rstrip(".")}. --help lists all flags.'
   flag = flags.FLAGS[match[1]]
   choices = getattr(flag.parser, 'enum_values', ())
   kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
+  kind = re.sub('^number', 'a number', kind)  # absl writes 'number >= 1.0'
   meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
-  return f'--{match[1]}={match[2]} must be {kind}: {meaning}'
+  return f'--{match[1]}={match[2]}: the value must be {kind}. Meaning: {meaning}'
 
 
 # ---- Flags that choose a policy ----
@@ -326,21 +331,23 @@ def chosen_policy(args: Args) -> Source:
   """Return the policy of --checkpoint and --step, or of --model; InputError for none or two."""
   if args.checkpoint and args.model:
     raise InputError(
-      f'--checkpoint={args.checkpoint} and --model={args.model} both name a policy; leave one of '
+      f'--checkpoint={args.checkpoint} and --model={args.model}: both name a policy. Leave one of '
       'them out.'
     )
   if not args.checkpoint and not args.model:
     raise InputError(
-      "one of --checkpoint and --model is needed: a run's workdir, or a model, by its folder, its "
-      'GGUF file or its name.'
+      "--checkpoint or --model is needed: a run's workdir, or a model's folder, GGUF file or name."
     )
   if args.checkpoint:
     return Source('run', args.checkpoint, args.step)
   if args.step is not None:
-    raise InputError(f'--step={args.step} is of a run, and --model={args.model} has no steps.')
+    raise InputError(
+      f'--step={args.step}: --model={args.model} has no steps; only a run has them. Leave --step '
+      'out.'
+    )
   if 'model.path' in given_overrides(args):
     raise InputError(
-      f'--config.model.path and --model={args.model} both name a model; leave one of them out.'
+      f'--config.model.path and --model={args.model}: both name a model. Leave one of them out.'
     )
   return Source('model', args.model)
 

@@ -1,4 +1,4 @@
-"""Look at a data set before anything is trained on it, or keep its questions worth asking.
+"""Look at a data set before you train on it, or keep only the questions worth training on.
 
 exgrpo data show gsm8k_train.jsonl --model=Qwen2.5-Math-1.5B
 exgrpo data show x.parquet --config=base --config.data.question_field=ask
@@ -23,8 +23,8 @@ def _define_show() -> None:
   command_line.define_config()
   command_line.define_path(
     'model',
-    'A Hugging Face model, by folder or by name, in place of that of --config: its tokenizer '
-    'counts, and without --config its chat template asks.',
+    "A Hugging Face model, by folder or by name, instead of the config's. Its tokenizer counts "
+    'tokens. Without --config, prompts use its chat template.',
   )
 
 
@@ -42,11 +42,9 @@ def _define_prefilter() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_out('The folder to write.')
-  flags.DEFINE_integer('samples', 8, 'Responses to each question.', lower_bound=2)
-  flags.DEFINE_float(
-    'above', 0.0, 'A question remains where its pass rate is above this.', 0.0, 1.0
-  )
-  flags.DEFINE_float('below', 1.0, 'And below this.', 0.0, 1.0)
+  flags.DEFINE_integer('samples', 8, 'The number of responses to each question.', lower_bound=2)
+  flags.DEFINE_float('above', 0.0, 'Keep questions with a pass rate above this.', 0.0, 1.0)
+  flags.DEFINE_float('below', 1.0, 'Keep questions with a pass rate below this.', 0.0, 1.0)
 
 
 def _prefilter(args: command_line.Args) -> None:
@@ -65,7 +63,7 @@ def run() -> None:
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word not in ('show', 'prefilter', '--help', '-h'):
     command_line.refuse(
-      InputError(f"'{word}': the first word must be one of: show, prefilter; --help says more.")
+      InputError(f"'{word}': the first word must be one of: show, prefilter. --help says more.")
     )
   if not word.startswith('-'):
     del sys.argv[1]

@@ -1,4 +1,4 @@
-r"""How often a policy is right: pass@1, avg@k and pass@k per data source.
+r"""Measure how often a policy is right: pass@1, avg@k and pass@k per data source.
 
 exgrpo evaluate --checkpoint=/tmp/chains --samples=4 --temperature=1
 exgrpo evaluate --model=Qwen2.5-1.5B-Instruct --data=gsm8k_test.jsonl
@@ -6,11 +6,11 @@ exgrpo evaluate --compare=Qwen2.5-1.5B-Instruct,/tmp/run --data=gsm8k_test.jsonl
 exgrpo evaluate --suite=paper --model=Qwen2.5-7B-Instruct --name='Base model' \
     --out=/tmp/table
 
-Of two policies, asked the same questions in the same way, --compare gives the difference. A suite
-is a table of benchmarks, to which each evaluation adds a row.
+--compare asks two policies the same questions in the same way, and prints the difference. A suite
+is a table of benchmarks; each evaluation adds a row to it.
 
-Every evaluation by hand gets files of its own, and a line in evaluations.jsonl beside them that
-holds its scores and says how it was made; those that the run itself wrote stay as they are.
+Every evaluation by hand writes new files, and a line in evaluations.jsonl next to them with its
+scores and how it was made. The files of the run's own evaluations do not change.
 """
 
 import os
@@ -43,26 +43,28 @@ def define_flags() -> None:
   command_line.define_checkpoint()
   command_line.define_model()
   command_line.define_out(
-    "The folder for the records of all questions; by default the run's evaluation/, and of a model "
-    'without a run none are kept.'
+    "The folder for the records of all questions; by default the run's evaluation/. Without a run, "
+    'nothing is kept by default.'
   )
   command_line.define_paths(
     'compare',
-    "Two policies, A,B, each a run's workdir or a Hugging Face folder, in place of --checkpoint "
-    'and --model. B is sampled and judged as A is, with the prompts and the tokenizer of its own.',
+    "Two policies, A,B, each a run's workdir or a Hugging Face folder, instead of --checkpoint "
+    'and --model. B is sampled and graded as A is, but with its own prompts and tokenizer.',
   )
   flags.DEFINE_string(
     'suite',
     None,
-    'A table of benchmarks, to which a row is added: a file such as path/to/suite.py, or by name '
-    f'one of {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings replace those of '
-    'the config, but for what the command line changes.',
+    'A table of benchmarks to add a row to: a file such as path/to/suite.py, or one of these '
+    f'names: {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings replace the '
+    "config's, except what the command line changes.",
   )
-  flags.DEFINE_string('name', None, "The row's name; by default that of the run or model's folder.")
+  flags.DEFINE_string(
+    'name', None, "The row's name; by default the name of the run's or the model's folder."
+  )
   command_line.define_specs(
-    'data', 'Data specs; config.data.validation and .evaluation by default.'
+    'data', 'Data specs; by default config.data.validation and .evaluation.'
   )
-  flags.DEFINE_integer('samples', None, 'Responses to each question.', lower_bound=1)
+  flags.DEFINE_integer('samples', None, 'The number of responses to each question.', lower_bound=1)
   command_line.define_sampling()
 
 
@@ -101,10 +103,15 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
   """Open the table of --suite, if the flag is given."""
   if not args.suite:
     if args.name is not None:
-      raise InputError(f'--name={args.name} names the row of a table, and there is no --suite.')
+      raise InputError(
+        f'--name={args.name}: this names a row of a table, but there is no --suite. Add one, or '
+        'leave --name out.'
+      )
     return None
   if args.samples is not None:
-    raise InputError(f"--samples={args.samples} is a benchmark's own; the suite says it.")
+    raise InputError(
+      f'--samples={args.samples}: the suite sets this for each benchmark. Leave --samples out.'
+    )
   (path,) = source.describe().values()
   name = os.path.basename(path.rstrip('/'))
   return suites.open_table(args.suite, args.out, name if args.name is None else args.name)
@@ -120,7 +127,9 @@ def _as_asked(args: command_line.Args, values: ConfigDict) -> ConfigDict:
 
 def _check_specs(specs: Sequence[str]) -> None:
   if not specs:
-    raise InputError('--data is needed: neither config nor run names what to evaluate on.')
+    raise InputError(
+      '--data is needed, because neither the config nor the run names data to evaluate on.'
+    )
   questions.check_distinct(specs, '--data')
 
 
@@ -128,11 +137,14 @@ def _compare_two(args: command_line.Args) -> None:
   """Evaluate two policies on the same questions, and print how much better the second is."""
   for name in ('checkpoint', 'model', 'step', 'suite', 'name'):
     if getattr(args, name) is not None:
-      raise InputError(f'--compare names both policies, so --{name} cannot be beside it.')
+      raise InputError(
+        f'--{name}={getattr(args, name)}: --compare already names both policies. Leave --{name} '
+        'out.'
+      )
   if len(args.compare) != 2:
     raise InputError(
-      f"--compare={','.join(args.compare)} must name two policies, A,B: each a run's workdir or a "
-      'Hugging Face folder.'
+      f"--compare={','.join(args.compare)}: the value must be two policies, A,B. Each is a run's "
+      'workdir or a Hugging Face folder.'
     )
   first, second = map(policies.at, args.compare)
   of_first: Any = _as_asked(args, policies.config_values(first, args.config))

@@ -1,9 +1,9 @@
-"""A run's policy, or a model, as a Hugging Face folder, for transformers, vLLM, or another run.
+"""Write a run's policy, or a model, as a Hugging Face folder for transformers, vLLM or another run.
 
 exgrpo export --checkpoint=/tmp/run --out=/tmp/policy
 exgrpo export --model=model.gguf --out=/tmp/model
 
-With LoRA, adapters are merged into the model's weights, or written alone for PEFT: --adapters.
+LoRA's adapters are merged into the model's weights. With --adapters, only they are written.
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ def define_flags() -> None:
     'dtype',
     None,
     ['float32', 'bfloat16', 'float16'],
-    "Of the weights; the original checkpoint's by default, and of a GGUF float32, which holds "
-    'dequantised values exactly.',
+    "The dtype of the weights; by default the original checkpoint's. For a GGUF it is float32, "
+    'which holds dequantised values exactly.',
   )
   flags.DEFINE_bool(
     'adapters',
     False,
-    "LoRA's adapters alone, for PEFT to load onto the model of config.model.path.",
+    "Write only LoRA's adapters, for PEFT to load onto the model of config.model.path.",
   )
 
 
@@ -55,7 +55,9 @@ def main(args: command_line.Args) -> None:
   out = new_folder(args.out)
   if source.kind == 'model':
     if args.adapters:
-      raise InputError(f'--adapters are those of a run, and --model={args.model} has none.')
+      raise InputError(
+        f'--adapters: --model={args.model} has none; only a run has adapters. Leave the flag out.'
+      )
     print(f'{out}: {source.path}, in {write_model(source.path, out, args.dtype)}')
     return
   values: Any = policies.run_config(args.checkpoint)
@@ -85,7 +87,8 @@ def new_folder(name: str | None) -> epath.Path:
   out = epath.Path(name).expanduser()
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise InputError(
-      f'--out={name} is not empty; name a new folder, so that no file of another model stays in it.'
+      f'--out={name}: this is not an empty folder. Name a new one, so that no file of another '
+      'model stays in it.'
     )
   return out
 
@@ -109,13 +112,13 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has none'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = 'what they belong to is no folder that others have, but random or a warm start'
+    problem = 'their base is random or a warm start, so no other folder has it'
   elif config.model.extension.rope_theta:
-    problem = "they would come without the run's config.model.extension.rope_theta"
+    problem = "they cannot hold the run's config.model.extension.rope_theta"
   elif dtype:
-    problem = f'they are written as they were trained, in float32, and not in --dtype={dtype}'
+    problem = f'they are written as they were trained, in float32, not in --dtype={dtype}'
   if problem:
-    raise InputError(f'--adapters: {problem}; leave it out, and the whole policy is written.')
+    raise InputError(f'--adapters: {problem}. Leave the flag out to export the whole policy.')
 
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:

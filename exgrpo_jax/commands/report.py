@@ -1,11 +1,11 @@
-"""One HTML page of one or several runs: curves, buffer, questions, responses token by token.
+"""Show runs as one HTML page: curves, buffer, questions, responses token by token.
 
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page needs no network and nothing beside it. While runs go on, --watch keeps writing it anew and
---serve serves it to browsers on this machine. Nothing is written into a workdir, unless --out lies
-there.
+The page needs no network and, without --texts=all, no other file. While runs go on, --watch keeps
+rewriting it, and --serve serves it to browsers on this machine. Nothing is written into a workdir,
+unless --out is there.
 """
 
 import math
@@ -26,24 +26,24 @@ def define_flags() -> None:
     'texts',
     'sampled',
     ['sampled', 'all'],
-    'Which of the responses that are recorded token by token the page has: as many as fit, or all, '
-    'in a folder beside it.',
+    'Responses with recorded tokens that the page shows: as many as fit, or all, in a folder next '
+    'to the page.',
   )
-  flags.DEFINE_bool('watch', False, 'Writes the file anew until the runs have ended.')
-  flags.DEFINE_bool('serve', False, 'Serves the page on this machine instead of writing a file.')
-  flags.DEFINE_integer('port', 8700, 'Of --serve; 0 for any free one.', 0, 65535)
-  flags.DEFINE_float('every', 30.0, 'Seconds from one page to the next, at least.', 1.0)
+  flags.DEFINE_bool('watch', False, 'Keep rewriting the file until the runs have ended.')
+  flags.DEFINE_bool('serve', False, 'Serve the page on this machine instead of writing a file.')
+  flags.DEFINE_integer('port', 8700, 'The port of --serve; 0 is any free port.', 0, 65535)
+  flags.DEFINE_float('every', 30.0, 'The least time from one page to the next, in seconds.', 1.0)
 
 
 def main(args: command_line.Args, *workdirs: str) -> None:
   """Write the page, keep writing it, or serve it."""
   if not math.isfinite(args.every):
-    raise InputError(f'--every={args.every} must be a number of seconds, at least 1.')
+    raise InputError(f'--every={args.every}: the value must be a number of seconds, at least 1.')
   for name in ('out', 'watch', 'texts'):
     if args.serve and args[name].present:
       raise InputError(
-        f'--serve and --{name}={args[name].value} exclude each other: a served page is no file, '
-        'and has all texts.'
+        f'--{name}={args[name].value}: this does not go together with --serve. A served page is '
+        'not a file, and has all texts.'
       )
   out = _page_at(args.out or PAGE)
   if args.serve:

@@ -1,10 +1,10 @@
-"""Runs the trials of a sweep and compares them: many runs, one table.
+"""Run the trials of a sweep and compare them in one table.
 
 exgrpo sweep --sweep=ratio --config=arithmetic --workdir=/tmp/ratio --parallel=2
 
-Every trial is `exgrpo train` in a folder of its name. The same command again skips finished trials
-and resumes the others. Exit status: 0 when all have finished, 1 when some have failed, 2 for what
-cannot be run, 130 when interrupted.
+Every trial is `exgrpo train` in a folder of its name. Run the same command again to resume the
+trials that have not finished. Exit status: 0 if all have finished, 1 if some have failed, 2 if the
+command cannot run, 130 if it was interrupted.
 """
 
 import functools
@@ -29,7 +29,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'sweep',
     None,
-    'The trials: a file such as path/to/sweep.py, or by name one of '
+    'The trials: a file such as path/to/sweep.py, or one of these names: '
     + ', '.join(config_files.shipped_names(_SWEEPS))
     + '.',
   )

@@ -1,10 +1,10 @@
-"""Trains a policy with ExGRPO.
+"""Train a policy with ExGRPO.
 
 exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
 
-A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 at the end, 2 for
-what cannot be run, 75 after SIGTERM or Ctrl-C, once the step is finished and saved; then the same
-command resumes.
+A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 at the end, 2 if the
+command cannot run, 75 after SIGTERM or Ctrl-C, once the step is finished and saved. Then run the
+same command again to resume.
 """
 
 import os
@@ -31,7 +31,7 @@ def define_flags() -> None:
   command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_bool(
-    'compile_only', False, 'Compiles all programs of the run into its compilation cache, and ends.'
+    'compile_only', False, 'Compile all programs of the run into its compilation cache, then exit.'
   )
 
 

@@ -1,11 +1,11 @@
-r"""Why a response was judged as it was, and how the verifier judges a file of cases.
+r"""Explain why a response was judged as it was, or score the verifier on a file of cases.
 
 exgrpo verify --response='So \boxed{2/4}' --answer=0.5
 exgrpo verify --file=cases.jsonl
 
-A file has one JSON object a line: 'response', 'gold' or 'answer' (the ground truth), and if wanted
-'expected' (whether it should be judged correct; true by default) and 'kind'. Printed are the lines
-judged otherwise than expected, and the totals.
+A file has one JSON object per line: 'response', 'gold' or 'answer' (the ground truth), and
+optionally 'expected' (true by default: it should be judged correct) and 'kind'. The command prints
+the lines that are judged otherwise than expected, and the totals.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from exgrpo_jax.grading.cases import explain, score
 class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     """Raise the error in one line, instead of printing the usage in several."""
-    raise InputError(f'{message}; --help lists all flags.')
+    raise InputError(f'{message}. --help lists all flags.')
 
 
 def main(argv: list[str]) -> None:
@@ -37,15 +37,15 @@ def main(argv: list[str]) -> None:
 
 def _answer(args: argparse.Namespace) -> str:
   config = verifier.VerifierConfig(require_think=args.require_think, require_box=args.require_box)
-  beside = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
-  if args.file is not None and beside:
-    raise InputError(f'--file and {beside[0]} are both given; judge a file, or one response.')
+  given = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
+  if args.file is not None and given:
+    raise InputError(f'--file and {given[0]} are both given. Judge a file, or one response.')
   if args.file is not None:
     return score(args.file, config, args.kind, args.verifier)
-  if len(beside) == 2:
+  if len(given) == 2:
     return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
-    r"give --response and --answer, or --file, e.g. --response='\boxed{5}' --answer=5."
+    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5, or --file."
   )
 
 
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  parser.add_argument('--response', help='what the model wrote')
+  parser.add_argument('--response', help="the model's response")
   parser.add_argument('--answer', help='the ground truth')
   parser.add_argument(
     '--file',

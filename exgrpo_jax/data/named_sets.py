@@ -127,14 +127,14 @@ def _layout(repository: hub.Repository) -> Layout:
 def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
   """Raise InputError for a data set without a split; it lists the splits if they are known."""
   form = (
-    f"'{repository}' is neither a file nor a split of a data set: of one on the Hub write "
-    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT where it has '
+    f"'{repository}': there is no such file, and a data set of the Hub needs a split. Write "
+    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if it has '
     'one config'
   )
   try:
     found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
   except InputError as error:
-    raise InputError(f'{form}. Which there are is not known: {error}') from error
+    raise InputError(f'{form}. Its splits could not be listed: {error}') from error
   raise InputError(f'{form} ({found or "it has none in parquet"}).')
 
 
@@ -146,19 +146,20 @@ def _there(layout: Layout) -> str:
 def _absent(split: HubSplit, layout: Layout) -> str:
   repository, there = split.repository, _there(layout)
   if not there:
-    where = f'fetch its files from {repository.page} and name them, or write them as parquet'
+    where = f'download its files from {repository.page} and name them, or write them as parquet'
     if repository.revision:
       return (
-        f'the data set {repository} has no parquet files where a split has them, and what the Hub '
-        f'converts is the default branch alone. Leave the revision out, or {where}.'
+        f'the data set {repository} has no parquet files at the usual paths of a split, and the '
+        f'Hub converts only the default branch. Leave the revision out, or {where}.'
       )
     return (
-      f'the data set {repository} has no parquet files where a split has them, and the Hub has not '
-      f'converted it to parquet ({_CONVERTED}): only parquet is read from the Hub, so {where}.'
+      f'the data set {repository} has no parquet files at the usual paths of a split, and the Hub '
+      f'has not converted it to parquet ({_CONVERTED}). Only parquet is read from the Hub, so '
+      f'{where}.'
     )
   if not split.config and len(layout) > 1:
     return (
-      f'the data set {repository} has several configs; name one, as in {repository}:CONFIG:SPLIT '
+      f'the data set {repository} has several configs. Name one, as in {repository}:CONFIG:SPLIT '
       f'({there}).'
     )
   wanted = f'{split.config}:{split.split}' if split.config else split.split
@@ -242,8 +243,8 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
   except Exception as error:  # builders are third-party code and may download files
     reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
     raise InputError(
-      f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must not "
-      'need TensorFlow, and config.data.cache_dir must be writable, with space for it, and hold it '
-      'in no other format.'
+      f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must work "
+      'without TensorFlow. config.data.cache_dir must be writable, have space for it, and not '
+      'hold it in another format.'
     ) from error
   return builder

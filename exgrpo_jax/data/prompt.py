@@ -51,15 +51,15 @@ class PromptConfig:
   template: str = setting(
     'plain',
     ('plain', 'chat', 'paper'),
-    "how a question's messages become text: 'plain' writes them as lines, 'chat' applies the "
+    "the form of prompts: 'plain' writes a question's messages as lines, 'chat' applies the "
     "checkpoint's chat template, 'paper' adds a system prompt that asks for reasoning and a boxed "
     'answer',
   )
   system: str = setting(
     '',
     None,
-    "a system prompt for questions whose data has no system message; '' adds none, but for that of "
-    "the template 'paper'",
+    "a system prompt for questions whose data has no system message; '' adds none, except that the "
+    "template 'paper' adds its own",
   )
 
 
@@ -67,8 +67,8 @@ def check(config: PromptConfig) -> None:
   """Raise InputError if the template would leave out the system prompt that the config sets."""
   if config.system and config.template == 'plain':
     raise InputError(
-      f"config.prompt.system={reprlib.repr(config.system)} needs config.prompt.template 'chat' or "
-      "'paper', not 'plain', which leaves system messages out: no model could see it."
+      f'config.prompt.system={reprlib.repr(config.system)}: no model would see it, because '
+      "config.prompt.template='plain' leaves system messages out. Use 'chat' or 'paper'."
     )
 
 
@@ -112,8 +112,9 @@ def render(
   template = config.template
   if tools and (template == 'plain' or chat.template is None):
     raise InputError(
-      f'config.environment.tools needs a chat template, which tells the model of them, and '
-      f'config.prompt.template={template!r} of {chat.source} has none.'
+      'config.environment.tools: only a chat template tells the model about its tools, and '
+      f'config.prompt.template={template!r} of {chat.source} has none. Use a checkpoint with a '
+      "chat template and config.prompt.template='chat' or 'paper'."
     )
   if template == 'plain':
     return chat.begin + ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
@@ -121,12 +122,12 @@ def render(
   if system and all(message.role != 'system' for message in messages):
     messages = [Message('system', system), *messages]
   if tools and chat.template is not None and not _knows_tools(chat.template):
-    messages, tools = _told_of(tools, messages), ()
+    messages, tools = _with_descriptions(tools, messages), ()
   if template == 'chat':
     if chat.template is None:
       raise InputError(
-        f"config.prompt.template='chat' needs a chat template, and {chat.source} has "
-        'none: neither tokenizer_config.json nor chat_template.jinja beside it defines one. '
+        f"config.prompt.template='chat' needs a chat template, and {chat.source} has none. "
+        'Neither tokenizer_config.json nor chat_template.jinja next to it defines one. '
         "Use 'plain' or 'paper', which work without."
       )
     return _apply_template(chat.template, messages, chat, tools)
@@ -151,7 +152,7 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   if text.count(_TURN) != 1:
     raise InputError(
       f'the chat template of {chat.source} does not show what the assistant said before, so it '
-      'cannot be used for several turns.'
+      'cannot be used for several turns. Fix it, or choose another config.prompt.template.'
     )
   return text.partition(_TURN)[2].removesuffix(thinks) + thinks
 
@@ -161,7 +162,9 @@ def last_user_message(messages: Sequence[Message]) -> str:
   return next((m.content.strip() for m in reversed(messages) if m.role == 'user'), '')
 
 
-def _told_of(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[Message]:
+def _with_descriptions(
+  tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]
+) -> list[Message]:
   """Return the messages, the first a system message that describes the tools."""
   described = '\n'.join(json.dumps(tool, ensure_ascii=False) for tool in tools)
   before = [message.content for message in messages if message.role == 'system']
@@ -191,7 +194,7 @@ def _apply_template(
     roles = ', '.join(message.role for message in messages)
     raise InputError(
       f'the chat template of {chat.source} fails ({error}) on messages with the '
-      f'roles {roles}; fix the template or the data.'
+      f'roles {roles}. Fix the template or the data.'
     ) from error
 
 

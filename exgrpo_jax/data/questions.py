@@ -49,16 +49,16 @@ class DataConfig:
 
   train: str = setting('arithmetic:train', None, 'the data spec of the questions to train on')
   validation: tuple[str, ...] = setting(
-    (), None, 'the data specs to evaluate on that choose the best policy, see config.export.best'
+    (), None, 'the data specs whose scores choose the best policy; see config.export.best'
   )
   evaluation: tuple[str, ...] = setting(
-    ('arithmetic:validation',), None, 'the data specs to evaluate on that are reported alone'
+    ('arithmetic:validation',), None, 'the data specs whose scores are only reported'
   )
   question_field: str = setting(
     '',
     None,
     "the column that holds the question, as text or chat messages; '' finds it by its name. A data "
-    'spec that names columns, such as x.jsonl{question=ask}, takes its own alone',
+    'spec that names columns, such as x.jsonl{question=ask}, uses only those',
   )
   answer_field: str = setting(
     '',
@@ -69,16 +69,18 @@ class DataConfig:
     '',
     None,
     "the column that holds a worked solution (rows may lack it); '' finds it by its name, or "
-    "takes the text before GSM8K's '#### ' or a chat's last turn of the assistant",
+    "takes the text before GSM8K's '#### ' or the assistant's last turn in a chat",
   )
   default_kind: str = setting(
     '',
     ('', 'math', 'choice', 'text'),
-    "how answers are compared where a row does not say it: '' is math, and refuses verl's rows of "
-    'an unknown data_source',
+    "the comparison of answers if a row does not name one: '' means math, and refuses verl's rows "
+    'with an unknown data_source',
   )
   on_unverifiable: str = setting(
-    'refuse', ('refuse', 'drop'), "rows whose answer cannot be checked: there is none, or 'proof'"
+    'refuse',
+    ('refuse', 'drop'),
+    "what to do with rows whose answer cannot be checked, because it is missing or 'proof'",
   )
   on_overlong: str = setting(
     'refuse', ('refuse', 'drop'), 'what to do with questions whose prompt exceeds the limit'
@@ -86,7 +88,7 @@ class DataConfig:
   cache_dir: str = setting(
     '~/.cache/exgrpo_jax',
     None,
-    "the folder for prepared data; '' is TFDS's: $TFDS_DATA_DIR or ~/tensorflow_datasets",
+    "the folder for prepared data; '' means TFDS's folder: $TFDS_DATA_DIR or ~/tensorflow_datasets",
   )
 
   @property
@@ -159,8 +161,8 @@ def load(config: DataConfig, spec: str) -> Dataset:
     counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in found.left_out.items())
     raise InputError(
       f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
-      f'checked ({counts}), the first at {next(iter(found.left_out.values())).first}; give each '
-      "one, or set config.data.on_unverifiable='drop' to leave them out."
+      f'checked ({counts}). The first is at {next(iter(found.left_out.values())).first}. Give each '
+      "row an answer, or set config.data.on_unverifiable='drop' to leave them out."
     )
   return _of_store(spec, found, files[0].path, store.ROWS)
 
@@ -181,12 +183,12 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
     if name and split:
       return [named_sets.of_tfds(config.cache_dir, spec, name, split)], name
     raise InputError(
-      f"the data spec '{spec}' must be an embedded task's split ("
+      f"the data spec '{spec}' cannot be read. It must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
       f'{", ".join(ENDINGS)}, a task in Python (mine.py:train) or of reasoning_gym '
-      '(reasoning_gym:chain_sum:train), a split of the Hub (owner/name:config:split) or of TFDS '
-      '(name:split), optionally followed by columns such as {question=problem,answer=key} and a '
-      'slice such as [:640]; nothing else can be read.'
+      '(reasoning_gym:chain_sum:train), or a split of the Hub (owner/name:config:split) or of TFDS '
+      '(name:split). Columns such as {question=problem,answer=key} and a slice such as [:640] may '
+      'follow.'
     )
   return [row_files.row_file(path) for path in paths], source
 
@@ -206,7 +208,7 @@ def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
   if split not in found.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
-    raise InputError(f'{spec}: {split} has no question, for there are too few different ones.')
+    raise InputError(f'{spec}: {split} has no question, because there are too few different ones.')
   kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
   rows = spec_rows(spec, len(kept))
   return Dataset(spec, found, split, kept[rows.start : rows.stop])
@@ -232,13 +234,12 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
     raise InputError(
       f'{spec}: the prompt of row {over[0]} has {lengths[over[0]]} tokens, and {over.size} of '
       f'{counted(len(lengths), "prompt")} {"exceeds" if over.size == 1 else "exceed"} the limit of '
-      f'{limit}; raise the limit, or set '
-      "config.data.on_overlong='drop' to leave them out."
+      f"{limit}. Raise the limit, or set config.data.on_overlong='drop' to leave them out."
     )
   if over.size == len(lengths):
     raise InputError(
       f'{spec}: no prompt is within the limit of {counted(limit, "token")} (the shortest has '
-      f"{lengths.min()}), so config.data.on_overlong='drop' would leave none; raise the limit."
+      f"{lengths.min()}), so config.data.on_overlong='drop' would leave none. Raise the limit."
     )
   return np.flatnonzero(lengths <= limit)
 
@@ -265,8 +266,8 @@ def spec_columns(spec: str) -> dict[str, str]:
   if len(named) < len(pairs) or not set(named) <= set(COLUMNS) or not all(named.values()):
     raise InputError(
       f'{spec}: {" and ".join(braces)} must name columns, as in {{question=problem,answer=key}}: '
-      f'{", ".join(COLUMNS)}, each once at most. A column whose name has a comma or a brace can '
-      'only be named in config.data.question_field and its like.'
+      f'{", ".join(COLUMNS)}, each at most once. A column whose name has a comma or a brace can '
+      'only be named in config.data.question_field, answer_field or solution_field.'
     )
   return named
 
@@ -284,7 +285,7 @@ def spec_files(base: str) -> tuple[list[str], str]:
     return [base], ''
   found = sorted(map(os.fspath, epath.Path(folder).expanduser().glob(pattern)))
   if not found:
-    raise InputError(f'{base}: there is no file of that pattern.')
+    raise InputError(f'{base}: no file matches this pattern.')
   return found, pattern.partition('*')[0].rstrip('-_.') or pathlib.PurePath(folder).name
 
 
@@ -361,8 +362,8 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
     name = spec_name(spec)
     if name in named:
       raise InputError(
-        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', the name of "
-        'file and folder (or task and split) and slice; rename one of them, or leave it out.'
+        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', which is made "
+        'of file and folder (or task and split) and slice. Rename one of them, or leave it out.'
       )
     named[name] = spec
 
@@ -372,7 +373,7 @@ def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
   for spec in validation:
     if spec in evaluation:
       raise InputError(
-        f"config.data.validation and config.data.evaluation both have '{spec}': what a policy is "
-        'chosen by must not be what it is reported on; leave it out of one.'
+        f"config.data.validation and config.data.evaluation both have '{spec}'. The data that "
+        'choose a policy must not be the data that it is reported on. Leave it out of one.'
       )
   check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

@@ -10,7 +10,7 @@ Arguments are fields of the task's config, or `level`, a level of its curriculum
 number of different questions in train; validation and test have a quarter each, and *2 doubles it.
 
 A hash of a question's text decides its split and its row. So no two splits share a question,
-whatever their tasks, arguments and seeds, and a slice is a fair sample.
+regardless of their tasks, arguments and seeds, and a slice is a fair sample.
 
 Every host must get the same questions, so a separate process makes them: some tasks draw from
 global generators of random numbers or iterate over a set in the order of its hashes.
@@ -52,7 +52,7 @@ _SIZE = 2000  # of train
 _TRIES = 1000  # a task is exhausted after so many tries without a new question
 _CHUNK = 500  # questions of one seed of reasoning_gym
 _APART = 1_000_000  # reasoning_gym's seeds per seed of ours: most tasks add the row to the seed
-_FORM = "like chain_sum(min_terms=2,max_terms=3)*2+gcd, a task's arguments by name"
+_FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with arguments by name'
 
 
 class Task(NamedTuple):
@@ -65,12 +65,12 @@ class Task(NamedTuple):
 
   def entries(self) -> Iterator[dict[str, Any]]:
     """Yield generated questions without end, in JSON's types, with `task` and `config`."""
-    beside = {'task': self.name, 'config': self.config}
+    origin = {'task': self.name, 'config': self.config}
     for start in itertools.count(self.seed * _APART, _CHUNK):
       config = {**self.config, 'seed': start, 'size': _CHUNK}
       generated = reasoning_gym.dataset(self.name, config)
       for index in range(_CHUNK):
-        yield json.loads(json.dumps({**generated[index], **beside}, default=str))
+        yield json.loads(json.dumps({**generated[index], **origin}, default=str))
 
 
 def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
@@ -161,8 +161,8 @@ def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int
     raise InputError(f'none of its questions can be used: {refused[0]}.')
   line = f'{task.name}: ' + ', '.join(f'{made[split]:,} {split}' for split in made)
   if made != wanted:
-    line += f' (of {task.size:,} to train; {_TRIES:,} more tries brought nothing new)'
-  return line + (f'; {len(refused):,} left out, the first as {refused[0]}' if refused else '')
+    line += f' (fewer than {task.size:,} to train: {_TRIES:,} more tries gave nothing new)'
+  return line + (f'; {len(refused):,} left out, the first because {refused[0]}' if refused else '')
 
 
 def _split(key: str) -> str:
@@ -177,7 +177,7 @@ def _unusable(entry: dict[str, Any]) -> str:
       return f"score_answer gives 1 to the answer '{text}'"
   own = _solution(entry)
   if own and reasoning_gym.judge(own, {reasoning_gym.COLUMN: entry})[0] != 'correct':
-    return f'score_answer gives less than 1 to its own answer, {own!r}'
+    return f"score_answer gives less than 1 to the task's own answer, {own!r}"
   return ''
 
 
@@ -216,7 +216,7 @@ def parse(spec: str, text: str) -> list[Task]:
   try:
     tree = ast.parse(text, mode='eval').body
   except (SyntaxError, ValueError) as error:
-    raise InputError(f"{spec}: '{text}' is not {_FORM}.") from error
+    raise InputError(f"{spec}: '{text}' does not name tasks. {_FORM}.") from error
   return list(_tasks(spec, tree, 1))
 
 
@@ -232,7 +232,7 @@ def _tasks(spec: str, node: ast.expr, weight: float) -> Iterator[Task]:
     case ast.Call(ast.Name(name), [], keywords) if all(keyword.arg for keyword in keywords):
       yield _task(spec, name, keywords, weight)
     case _:
-      raise InputError(f"{spec}: '{ast.unparse(node)}' is not {_FORM}.")
+      raise InputError(f"{spec}: '{ast.unparse(node)}' does not name tasks. {_FORM}.")
 
 
 def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) -> Task:
@@ -272,11 +272,15 @@ def _literal(place: str, keyword: ast.keyword) -> Any:
 def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
   """Return the values of a task's config at a curriculum level that are not its defaults."""
   if name not in factory.CURRICULA:
-    raise InputError(f'{place} has no curriculum, so level={level!r} says nothing; leave it out.')
+    raise InputError(
+      f'{place}: level={level!r} has no effect, because the task has no curriculum. Leave it out.'
+    )
   curriculum, settings = factory.create_curriculum(name), factory.DATASETS[name][1]
   highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
   if type(level) is not int or not 0 <= level <= highest:
-    raise InputError(f'{place}: level={level!r} must lie in [0, {highest}]: of its curriculum.')
+    raise InputError(
+      f'{place}: level={level!r} must lie in [0, {highest}], the levels of its curriculum.'
+    )
   curriculum.set_global_level(level)
   values, defaults = vars(curriculum.generate_configuration()), vars(settings())
   changed = {key: value for key, value in values.items() if value != defaults[key]}

@@ -28,7 +28,7 @@ _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
 _SOLUTION = 'solution'
 ROLES = ('system', 'user', 'assistant')
-# How answers are compared if reward_model.style is verl's 'rule'.
+# The comparison of answers if reward_model.style is verl's 'rule'.
 _MATH_SOURCES = (
   'aime aime24 aime25 amc gsm8k openai/gsm8k math lighteval/MATH HuggingFaceH4/MATH-500 '
   'DigitalLearningGmbH/MATH-lighteval math_dapo minerva olympiad_bench'
@@ -70,8 +70,8 @@ class Layout:
   def describe(self) -> str:
     """Describe in one line how a row is read."""
     solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
-    taken = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
-    answer = f"'{self.answer}'" if self.answer else taken
+    box = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
+    answer = f"'{self.answer}'" if self.answer else box
     named = {'solution': self.solution, 'source': self.source}
     others = ''.join(f", {key} '{name}'" for key, name in named.items() if name)
     return f"{self.name}: question '{self.question}', answer {answer}{others}"
@@ -215,7 +215,7 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
   found = [name for name in names if name in columns]
   if len(found) > 1:
     raise InputError(
-      f'{place}: {quote(found)} could each be the {key} (has: {quote(columns)}); set '
+      f'{place}: {quote(found)} could each be the {key} (has: {quote(columns)}). Set '
       f'config.data.{key}_field to one of them, or end the data spec in {{{key}=COLUMN}}.'
     )
   return found[0] if found else ''
@@ -223,9 +223,9 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
 
 def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
   return (
-    f'{place}: no column is known to be the {key} (has: {quote(columns)}); set '
-    f'config.data.{key}_field, or end the data spec in {{{key}=COLUMN}}. Without it one of '
-    f'{quote(names)} is read, or the columns of a known set: '
+    f'{place}: no column is known to be the {key} (has: {quote(columns)}). Set '
+    f'config.data.{key}_field, or end the data spec in {{{key}=COLUMN}}. Recognised by name are '
+    f'{quote(names)}, and the columns of these sets: '
     f'{", ".join(known.name for known in KNOWN_SETS)}.'
   )
 
@@ -233,7 +233,7 @@ def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str])
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
   """Return the error message if `columns` lack `field`, which config.data.<key>_field may set."""
   return (
-    f"{place}: no field '{field}' (has: {quote(columns)}); set config.data.{key}_field, or end the "
+    f"{place}: no field '{field}' (has: {quote(columns)}). Set config.data.{key}_field, or end the "
     f'data spec in {{{key}=COLUMN}}.'
   )
 
@@ -292,8 +292,8 @@ def record(
     turn = last['content']
   if not any(message['role'] == 'user' for message in messages):
     raise InputError(
-      f"{place}: '{layout.question}' has no message of the role 'user' that asks something. Give "
-      'it one.'
+      f"{place}: '{layout.question}' has no message with the role 'user', so it asks nothing. Add "
+      'one.'
     )
   solution = _optional(row.get(layout.solution), layout.solution, place) or turn
   if layout.answer:
@@ -385,17 +385,16 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
   # DAPO-Math-17k has 'rule-lighteval/MATH_v2'.
   if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
-      f"{place}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', which decides by "
-      f'data_source, or one of {quote(KINDS)}, because it determines how answers are '
-      'compared.'
+      f'{place}: reward_model.style={reprlib.repr(style)} does not say how answers are compared. '
+      f"Set it to 'rule', so that data_source decides, or to one of {quote(KINDS)}."
     )
   kind = _KIND_OF_SOURCE.get(source, '') if layout.source else 'math'
   kind = kind or fields.default_kind
   if not kind:
     raise InputError(
-      f"{place}: data_source '{source}' is not a known one ({', '.join(_KIND_OF_SOURCE)}), so it "
-      'is unclear how its answers should be compared; set config.data.default_kind to one of '
-      f'{quote(KINDS)}, or set reward_model.style to one of them.'
+      f"{place}: data_source='{source}' does not say how answers are compared, because it is none "
+      f'of the known ones ({", ".join(_KIND_OF_SOURCE)}). Set config.data.default_kind or '
+      f'reward_model.style to one of {quote(KINDS)}.'
     )
   return kind
 
@@ -414,8 +413,8 @@ def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, An
     own = None
   if not isinstance(own, dict):
     raise InputError(
-      f"{place}: field '{layout.row}' is {reprlib.repr(text)}; it must be the columns of the row "
-      'that was filtered, an object as JSON.'
+      f"{place}: field '{layout.row}' is {reprlib.repr(text)}. It must hold the columns of the "
+      'row that was filtered, as a JSON object.'
     )
   return own | {'pass_rate': _plain(row.get('pass_rate'))}
 
@@ -433,7 +432,7 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
   struct = row[column]
   if not isinstance(struct, Mapping):
     raise InputError(
-      f'{place}: {column} is {reprlib.repr(struct)}; it must be a struct with {field}.'
+      f'{place}: {column} is {reprlib.repr(struct)}. It must be a struct with the field {field}.'
     )
   return struct.get(field)
 
@@ -447,7 +446,7 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
     isinstance(turn, Mapping) and turn.get('role') in ROLES for turn in turns
   ):
     raise InputError(
-      f'{place}: {name} is {reprlib.repr(turns)}; it must be text or a list of chat messages, each '
+      f'{place}: {name} is {reprlib.repr(turns)}. It must be text or a list of chat messages, each '
       "with a role ('system', 'user' or 'assistant') and a content."
     )
   return [
@@ -470,7 +469,7 @@ def _text(value: Any, name: str, place: str) -> str:
       value = value.decode()
     except UnicodeDecodeError as error:
       raise InputError(
-        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}); write it "
+        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Write it "
         'again as text in UTF-8.'
       ) from error
   is_number = isinstance(value, (int, float, np.integer, np.floating))
@@ -480,12 +479,13 @@ def _text(value: Any, name: str, place: str) -> str:
     value = f'{value:f}'
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
-    raise InputError(f"{place}: field '{name}' is {shown}; it must be non-empty text or a number.")
+    raise InputError(f"{place}: field '{name}' is {shown}. It must be non-empty text or a number.")
   try:
     value.encode()
   except UnicodeEncodeError as error:  # JSON allows lone surrogates: "\ud83d"
     raise InputError(
-      f"{place}: field '{name}' is not valid Unicode ({error}); it cannot be stored as UTF-8."
+      f"{place}: field '{name}' is not valid Unicode ({error}), so it cannot be stored as UTF-8. "
+      'Correct the text.'
     ) from error
   return str(value)
 

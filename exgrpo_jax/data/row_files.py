@@ -99,7 +99,7 @@ def existing(path: str) -> epath.Path:
   file = epath.Path(path).expanduser()
   if not file.is_file():
     raise InputError(
-      f'{path}: there is no such file; a data spec that ends in {file.suffix} must be the path of '
+      f'{path}: there is no such file. A data spec that ends in {file.suffix} must be the path of '
       'a file, absolute or relative to the current folder.'
     )
   return file
@@ -113,7 +113,7 @@ def digest(path: str) -> str:
       return hashlib.file_digest(content, 'sha256').hexdigest()  # pyright: ignore[reportArgumentType]  # epath's type of a file
   except OSError as error:
     raise InputError(
-      f'{path}: the file cannot be read ({error.strerror or error}); check its permissions.'
+      f'{path}: the file cannot be read ({error.strerror or error}). Check its permissions.'
     ) from error
 
 
@@ -139,15 +139,15 @@ def _lines(path: str, lines: Iterable[bytes], keep_spelling: bool) -> Rows:
   for number, line in enumerate(lines, start=1):
     if line.strip():
       place = f'{path}:{number}'
-      value = _parsed(line, place, 'every line must hold one object, in UTF-8', keep_spelling)
+      value = _parsed(line, place, 'Every line must hold one object, in UTF-8', keep_spelling)
       yield place, _object(value, place)
 
 
 def _array(path: str, content: bytes, keep_spelling: bool) -> Rows:
-  rule = 'a .json file must hold an array of objects, in UTF-8; one object a line is .jsonl'
+  rule = 'A .json file must hold an array of objects, in UTF-8; one object a line is .jsonl'
   values = _parsed(content, path, rule, keep_spelling)
   if not isinstance(values, list):
-    raise InputError(f'{path}: it holds no array but {reprlib.repr(values)}; {rule}.')
+    raise InputError(f'{path}: it holds {reprlib.repr(values)}, which is no array. {rule}.')
   for number, value in enumerate(values):
     place = f'{path}: row {number}'
     yield place, _object(value, place)
@@ -169,12 +169,12 @@ def _parsed(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
   except InputError:
     raise
   except (ValueError, RecursionError) as error:
-    raise InputError(f'{place}: not valid JSON ({error}); {rule}.') from error
+    raise InputError(f'{place}: not valid JSON ({error}). {rule}.') from error
 
 
 def _object(value: Any, place: str) -> Row:
   if not isinstance(value, dict):
-    raise InputError(f'{place}: {reprlib.repr(value)} is not an object; every row must be one.')
+    raise InputError(f'{place}: {reprlib.repr(value)} is not an object. Every row must be one.')
   return value
 
 
@@ -199,8 +199,8 @@ def _csv(path: str, file: epath.Path) -> Table:
         return
       if len(row) != len(names):
         raise InputError(
-          f'{place}: it has {counted(len(row), "value")}, and the first line names {len(names)}; a '
-          'value with a comma or a line break stands in quotes.'
+          f'{place}: it has {counted(len(row), "value")}, but the first line names {len(names)}. '
+          'Put a value with a comma or a line break in quotes.'
         )
       yield place, _others(dict(zip(names, row)), without)
 
@@ -208,8 +208,8 @@ def _csv(path: str, file: epath.Path) -> Table:
     header = opened_file.readline().decode(errors='replace').strip()
   if ',' not in header and any(separator in header for separator in ';\t|'):
     raise InputError(
-      f'{path}:1: {reprlib.repr(header)} has no comma. Is the separator a comma? Write the file '
-      'again with commas between its values.'
+      f'{path}:1: {reprlib.repr(header)} has no comma, so its separator seems to be another '
+      'character. Write the file again with commas between its values.'
     )
   names = _next(values(), f'{path}:1', file) or []
   check_distinct(names, f'{path}:1')
@@ -220,7 +220,7 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
   try:
     return next(found, None)
   except csv.Error as error:
-    raise InputError(f'{place}: not valid CSV ({error}); write it again.') from error
+    raise InputError(f'{place}: not valid CSV ({error}). Write it again.') from error
   except UnicodeDecodeError as error:  # its position counts within a part of the file
     for number, line in enumerate(file.read_bytes().split(b'\n'), start=1):
       try:
@@ -315,8 +315,8 @@ def check_distinct(names: Sequence[str], place: str) -> None:
   for name, count in collections.Counter(names).items():
     if name and count > 1:
       raise InputError(
-        f"{place}: '{name}' is there {count} times (has: {quote(names)}), and only the last would "
-        'be read; rename or delete the others.'
+        f"{place}: '{name}' occurs {count} times (has: {quote(names)}), and only the last would "
+        'be read. Rename or delete the others.'
       )
 
 
@@ -326,8 +326,8 @@ def quote(names: Sequence[str]) -> str:
 
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
-  return InputError(f'{place}: a text is not UTF-8 ({error}); write it again in UTF-8.')
+  return InputError(f'{place}: a text is not UTF-8 ({error}). Write it again in UTF-8.')
 
 
 def _damaged(path: str, error: Exception) -> InputError:
-  return InputError(f'{path}: not a complete parquet file ({error}); write it again.')
+  return InputError(f'{path}: not a complete parquet file ({error}). Write it again.')

@@ -69,7 +69,7 @@ class Store:
     facts: Facts = json.loads((folder / _FACTS).read_text())
     self.folder = folder
     self.sizes: dict[str, int] = facts['sizes']  # split -> rows, `excluded` ones too
-    # How the columns were read, mostly one line for all files; or the number of rows of each task.
+    # Lines on how the columns were read (mostly one for all files), or on the rows of each task.
     self.layouts: list[str] = facts.get('layouts', [])
     # Reason -> the rows of files whose answer cannot be checked.
     self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
@@ -121,8 +121,8 @@ def prepared(
         _write(unfinished, make)
     except (OSError, pa.ArrowInvalid) as error:
       raise InputError(
-        f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}); '
-        'config.data.cache_dir must name a folder that can be written to, with space for them.'
+        f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}). '
+        'Set config.data.cache_dir to a folder that is writable and has space for them.'
       ) from error
   return Store(folder)
 
@@ -203,7 +203,7 @@ def _records(
   for file, digest in zip(files, digests):
     if file.digest() != digest:
       raise InputError(
-        f'{file.path}: the file changed while it was read; start again when it is whole.'
+        f'{file.path}: the file changed while it was read. Start again when it is complete.'
       )
   if len(excluded) == len(answers.asked):
     raise InputError(_nothing(first, left_out))
@@ -215,7 +215,7 @@ def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
   for reason, (rows, first) in left_out.items():
     where = f'{counted(rows, "row")}, as at {first}'
     return f'{path}: no row has an answer that can be checked: {reason} ({where}).'
-  return f'{path}: the file holds no question; at least one is needed.'
+  return f'{path}: the file holds no question. It needs at least one.'
 
 
 CONFLICT = 'another answer to the same question elsewhere'
@@ -340,7 +340,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
     try:
       return _prompts_in(path)
     except (OSError, ValueError) as error:
-      hosts.warn(f'{path}: {error}; the prompts of {data.spec} are tokenised again.')
+      hosts.warn(f'{path}: {error}. The prompts of {data.spec} are tokenised again.')
   content = _tokenize(data, tokenizer, prompts)
   try:
     with replacing(path, shared=True) as unfinished:
@@ -349,8 +349,8 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
   except OSError as error:
     hosts.warn(
       f'the tokenised prompts of {data.spec} cannot be kept in {path.parent} '
-      f'({error.strerror or error}), so every start tokenises them again; make that folder '
-      'writable, with space for them, or set config.data.cache_dir to another.'
+      f'({error.strerror or error}), so every start tokenises them again. Make that folder '
+      'writable and free some space, or set config.data.cache_dir to another folder.'
     )
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
 

@@ -52,11 +52,13 @@ class TokenizerConfig:
     '',
     None,
     "a tokenizer.json, a SentencePiece *.model, the folder of one or a model's name on the Hub; "
-    "'' takes the one in config.model.path or, without that, trains a SentencePiece model on the "
-    "text of the warm start's data, or of config.data.train where there is none",
+    "'' uses the one in config.model.path. Without a model, '' trains a SentencePiece model on the "
+    "text of the warm start's data, or of config.data.train without a warm start",
   )
   vocab_size: int = setting(
-    512, '[1, inf)', 'most pieces of a tokenizer that is trained here; ignored for one from a file'
+    512,
+    '[1, inf)',
+    'the maximum number of pieces of a tokenizer that is trained here; ignored for one from a file',
   )
 
 
@@ -124,12 +126,12 @@ class SentencePieceTokenizer(Tokenizer):
       self._model.LoadFromSerializedProto(content)
     except RuntimeError as error:
       raise InputError(
-        f'{path}: not a SentencePiece model; it must be a file that SentencePiece wrote.'
+        f'{path}: not a SentencePiece model. Use a file that SentencePiece wrote.'
       ) from error
     if self._model.eos_id() < 0:
       raise InputError(
-        f'{path}: the SentencePiece model has no end-of-sequence piece; without one, '
-        'responses could not end.'
+        f'{path}: the SentencePiece model has no end-of-sequence piece, so responses could not '
+        'end. Use a model that has one.'
       )
     self.eos_ids = (self._model.eos_id(),)
     self.pad_id = pad if (pad := self._model.pad_id()) >= 0 else self.eos_ids[0]
@@ -183,8 +185,7 @@ class JsonTokenizer(Tokenizer):
       self._model = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
     except Exception as error:  # the library raises plain Exceptions
       raise InputError(
-        f'{path}: not a tokenizer.json ({error}); it must be one that the '
-        "'tokenizers' library wrote."
+        f"{path}: not a tokenizer.json ({error}). Use one that the 'tokenizers' library wrote."
       ) from error
     self._model.no_padding()  # the file may enable padding and truncation for other uses
     self._model.no_truncation()
@@ -249,9 +250,8 @@ def load(path: epath.PathLike) -> Tokenizer:
     file = next((candidate for candidate in candidates if candidate.is_file()), file)
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
-      f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that '
-      'holds one, and there is none; check config.tokenizer.path or, if that is empty, '
-      'config.model.path.'
+      f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that holds one, but '
+      'there is none. Check config.tokenizer.path or, if that is empty, config.model.path.'
     )
   if file.suffix == '.model':
     return SentencePieceTokenizer(file.read_bytes(), str(file))
@@ -281,7 +281,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   least = _RESERVED + _BYTES + len(characters)
   if not characters:
     raise InputError(
-      'the task has no text to train a tokenizer on; name one with config.tokenizer.path.'
+      "config.tokenizer.path='': the task has no text to train a tokenizer on. Name a tokenizer."
     )
   if vocab_size < least:
     raise InputError(
@@ -328,9 +328,8 @@ def _eos_ids(
   ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]
   if not ids:
     raise InputError(
-      f'{path}: no end-of-sequence token; name one as eos_token in a '
-      'tokenizer_config.json beside it (these are recognised without: '
-      f'{", ".join(KNOWN_EOS)}).'
+      f'{path}: no end-of-sequence token. Name one as eos_token in a tokenizer_config.json next to '
+      f'it. These are recognised without it: {", ".join(KNOWN_EOS)}.'
     )
   return tuple(dict.fromkeys(ids))
 
@@ -345,7 +344,7 @@ def _parse_json(content: bytes, location: str) -> dict[str, Any]:
   try:
     return json.loads(content)
   except ValueError as error:
-    raise InputError(f'{location}: not valid JSON ({error}); fix or remove the file.') from error
+    raise InputError(f'{location}: not valid JSON ({error}). Fix or remove the file.') from error
 
 
 # ---- The text of each token ----

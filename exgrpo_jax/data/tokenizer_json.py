@@ -202,8 +202,8 @@ def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
       )
   except Exception as error:  # `tokenizers` raises plain ones
     raise InputError(
-      f'{path}: its tokenizer contradicts itself ({type(error).__name__}: {error}); convert the '
-      'model anew.'
+      f'{path}: its tokenizer contradicts itself ({type(error).__name__}: {error}). Convert the '
+      'model again.'
     ) from error
   settings = {f'{name}_token': token for name, token in named.items()}
   if template := metadata.get('tokenizer.chat_template'):
@@ -224,19 +224,19 @@ def _check(own: Mapping[str, Any], path: str) -> None:
   if kind not in needed:
     found = 'no tokenizer' if kind is None else f"tokenizer.ggml.model='{kind}'"
     raise InputError(
-      f'{path}: {found}; tokenizer.ggml.model must be one of {", ".join(needed)}, and a '
-      'tokenizer is needed.'
+      f'{path}: {found}. The file must hold a tokenizer, with tokenizer.ggml.model one of '
+      f'{", ".join(needed)}.'
     )
   for key in needed[kind]:
     if not own.get(key):
       raise InputError(
-        f'{path}: no tokenizer.ggml.{key}, without which texts would become other tokens than the '
-        "model's; convert it anew."
+        f'{path}: no tokenizer.ggml.{key}. Without it, texts would become other tokens than the '
+        "model's. Convert the model again."
       )
   if kind == 'gpt2' and pre not in _BY_NAME:
     raise InputError(
-      f"{path}: tokenizer.ggml.pre='{pre}' is not supported; supported are "
-      f'{", ".join(_BY_NAME)}, and any other would split texts differently.'
+      f"{path}: tokenizer.ggml.pre='{pre}' is not supported. Supported are "
+      f'{", ".join(_BY_NAME)}; any other would split texts differently.'
     )
 
 
@@ -306,6 +306,7 @@ def _ends(
   ids += [id_ for id_ in known if types[id_] == _CONTROL]
   if not ids:
     raise InputError(
-      f'{path}: no tokenizer.ggml.eos_token_id; without an end, responses could not end.'
+      f'{path}: no tokenizer.ggml.eos_token_id, so responses could not end. Convert the model '
+      'again, with its end token.'
     )
   return list(dict.fromkeys(ids))

@@ -78,7 +78,7 @@ def _files(place: str) -> list[str]:
     if split := named_sets.parse(place):
       return named_sets.files(split)
     raise InputError(
-      f'--data={place}: there is no such file or folder, nor is it a split of the Hub, such as '
+      f'--data={place}: there is no such file or folder. A split of the Hub looks like '
       'owner/name:train.'
     )
   inside = [
@@ -88,7 +88,9 @@ def _files(place: str) -> list[str]:
     and not any(part.startswith('.') for part in file.relative_to(path).parts)
   ]
   if not inside:
-    raise InputError(f"--data={place}: no file in it ends in {endings}, as the data set's must.")
+    raise InputError(
+      f"--data={place}: no file in this folder ends in {endings}, as the data set's files must."
+    )
   return inside
 
 
@@ -97,8 +99,8 @@ def _shard(path: str) -> Shard:
   shard = Shard(path, file, file.columns())
   if not shard.is_verl and not {'problem', 'answer'} <= set(shard.columns):
     raise InputError(
-      f"{path}: neither verl's columns 'prompt' and 'reward_model' nor 'problem' and 'answer'; it "
-      f'has {", ".join(shard.columns) or "no row"}, so it is not known what is asked.'
+      f'{path}: it has {", ".join(shard.columns) or "no row"}, so it is unclear what is asked. It '
+      "must have verl's columns 'prompt' and 'reward_model', or 'problem' and 'answer'."
     )
   return shard
 
@@ -182,7 +184,7 @@ def _as_verl(record: Mapping[str, Any], place: str) -> dict[str, Any]:
   """Convert a row of problem and answer."""
   problem = record.get('problem')
   if not isinstance(problem, str | None):
-    raise InputError(f'{place}: problem is {reprlib.repr(problem)}; it must be text.')
+    raise InputError(f'{place}: problem is {reprlib.repr(problem)}. It must be text.')
   return {
     'prompt': [{'role': 'user', 'content': problem}],
     'reward_model': {'ground_truth': records.answer_text(record.get('answer'), 'answer', place)},
@@ -194,7 +196,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
   prompt, model = record.get('prompt') or [], record.get('reward_model') or {}
   if not isinstance(model, Mapping) or isinstance(model.get('ground_truth'), bytes):
     raise InputError(
-      f'{place}: reward_model is {reprlib.repr(model)}; it must be a struct with ground_truth, as '
+      f'{place}: reward_model is {reprlib.repr(model)}. It must be a struct with ground_truth, as '
       'text.'
     )
   if not isinstance(prompt, list) or not all(
@@ -204,7 +206,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
     for turn in prompt
   ):
     raise InputError(
-      f'{place}: prompt is {reprlib.repr(prompt)}; it must be a list of chat messages, each with a '
+      f'{place}: prompt is {reprlib.repr(prompt)}. It must be a list of chat messages, each with a '
       f'role ({", ".join(ROLES)}) and a content, as text.'
     )
   messages = [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt]
@@ -240,7 +242,7 @@ def _solution(value: Any, place: str) -> str | None:
   if isinstance(value, Mapping):
     value = value.get('content')
   if value is not None and not isinstance(value, str):
-    raise InputError(f'{place}: {_TARGET} is {reprlib.repr(value)}; it must be text or messages.')
+    raise InputError(f'{place}: {_TARGET} is {reprlib.repr(value)}. It must be text or messages.')
   return value or None
 
 

@@ -142,7 +142,7 @@ def _seed(task: Task) -> int:
   seed = task.columns.get('seed')
   if not isinstance(seed, int):
     raise ValueError(
-      f"column 'seed' is {seed!r}; it must be an integer, different in training and evaluation: it "
-      'decides which game is played'
+      f"column 'seed' is {seed!r}; it must be an integer, and differ between training and "
+      'evaluation, because it decides which game is played'
     )
   return seed

@@ -67,7 +67,7 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
   for message in found:
     if set(message) != {'role', 'content'} or not all(isinstance(v, str) for v in message.values()):
       raise ValueError(
-        f'{message!r} is no message, such as {{"role": "user", "content": "higher"}}'
+        f'{message!r} is not a message, such as {{"role": "user", "content": "higher"}}'
       )
   return found
 
@@ -81,8 +81,8 @@ def checked(observation: Observation) -> Observation:
   for name in counts:
     if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
-        f'{name!r} cannot be counted: a name has small letters, digits and _, and is none of '
-        f'{", ".join(TAKEN)}'
+        f'{name!r} cannot be the name of a count: a name has lower-case letters, digits and _, '
+        f'and is not one of {", ".join(TAKEN)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
   return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

@@ -96,7 +96,7 @@ class Pool:
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
     ]
-    replies = self._all(questions, requests, 'no episode is played on')
+    replies = self._all(questions, requests, 'cannot play an episode of')
     return [[(text, Observation(*said)) for text, said in reply['episode']] for reply in replies]
 
   def tools(self) -> list[dict[str, Any]]:
@@ -138,8 +138,8 @@ def of(config: EnvironmentConfig) -> Pool:
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
   """Return the start of an episode. With `is_known` the prompt is known already."""
   prompt = [message._asdict() for message in question.messages]
-  told = [message._asdict() for message in question.told] or prompt
-  task = Task(question.row, told, question.answer, question.columns, question.kind)
+  original = [message._asdict() for message in question.original_messages] or prompt
+  task = Task(question.row, original, question.answer, question.columns, question.kind)
   return Beginning(tuple(task), seed, prompt if is_known else None)
 
 

@@ -42,7 +42,7 @@ def begin(questions: Sequence[Question], pool: Pool) -> list[Question]:
 
 
 def _beginning_with(messages: tuple[Message, ...], question: Question) -> Question:
-  return dataclasses.replace(question, messages=messages, told=question.messages)
+  return dataclasses.replace(question, messages=messages, original_messages=question.messages)
 
 
 def begun(

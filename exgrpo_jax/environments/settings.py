@@ -23,7 +23,7 @@ class EnvironmentConfig:
   name: str = setting(
     '',
     None,
-    f"{', '.join(BUILT_IN)}, or one of yours, 'package.module:Class'; '' is single turns, whose "
+    f"{', '.join(BUILT_IN)}, or one of yours, 'package.module:Class'; '' means single turns, whose "
     'responses are graded',
   )
   tools: tuple[str, ...] = setting(
@@ -31,33 +31,37 @@ class EnvironmentConfig:
     None,
     "functions that the model may call, 'package.module:function', such as "
     "exgrpo_jax.environments.expressions:calculate, or a class, 'package.module:Class', whose "
-    'methods it may call; for `environment.name=tools`, or a class of yours that is made with them',
+    'methods it may call; needs `environment.name=tools`, or a class of yours that takes tools',
   )
   max_turns: int = setting(
-    8, '[1, inf)', 'turns of an episode; one that is not done then has failed'
+    8, '[1, inf)', 'the maximum turns of an episode; an episode that is not done by then has failed'
   )
   max_turn_tokens: int = setting(
-    0, '[0, inf)', 'longest turn, in tokens; 0 is what is left of rollout.max_response'
+    0, '[0, inf)', 'the longest turn, in tokens; 0 means the rest of rollout.max_response'
   )
   discount: float = setting(
-    1.0, '(0, 1]', "what the reward of each later turn is multiplied by once more, in an episode's"
+    1.0,
+    '(0, 1]',
+    "the discount of later turns: an episode's reward is the sum of discount^t times the reward of "
+    'turn t, from t = 0',
   )
   workers: int = setting(
     0,
     '[0, inf)',
-    'processes that hold environments, each of which answers one turn at a time; 0 is one per '
-    'core. Where a turn waits for something, as many as episodes wait at once',
+    'processes that hold environments; each answers one turn at a time; 0 means one per core. If '
+    'turns wait for something, use as many processes as episodes wait at once',
   )
   time_limit: float = setting(
-    5.0, '(0, inf)', 'seconds for an answer to a turn; then the episode has failed'
+    5.0, '(0, inf)', 'seconds for the answer to a turn; then the episode has failed'
   )
   memory_limit: int = setting(1024, '[1, inf)', 'MiB of memory that a worker may use for episodes')
 
   keep_caches: bool = setting(
     True,
     None,
-    'keeps the caches of as many episodes as there are slots while these have none, which takes '
-    'the memory of the slots once more; those of other episodes are computed again at each turn',
+    'keep the KV caches of episodes that wait for their environment and so have no slot, for at '
+    "most as many episodes as there are slots. This takes the slots' memory once more. Without it, "
+    'and for further episodes, a cache is computed again at each turn',
   )
 
   @property
@@ -77,8 +81,8 @@ def check(config: EnvironmentConfig) -> None:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
   if (config.name == 'tools') > bool(config.tools):
     raise InputError(
-      "config.environment.name='tools' needs config.environment.tools: the functions that the "
-      "model may call, such as ('exgrpo_jax.environments.expressions:calculate',)."
+      "config.environment.tools=(): config.environment.name='tools' needs functions that the model "
+      "may call. Name some, such as ('exgrpo_jax.environments.expressions:calculate',)."
     )
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
@@ -92,5 +96,5 @@ def check_rewards(config: EnvironmentConfig, rewards: tuple[str, ...]) -> None:
   if config.name and rewards != ('correctness',):
     raise InputError(
       f"config.grading.rewards={rewards} must be ('correctness',) with "
-      f'config.environment.name={config.name!r}: an environment rewards its own turns.'
+      f'config.environment.name={config.name!r}, because an environment rewards its own turns.'
     )

@@ -11,7 +11,7 @@ from exgrpo_jax.data.tasks.games import FREE, GOAL, HOLE, MOVES, PLAYER, Square,
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.grading import verifier
 
-# How often the players of the warm start err.
+# Error rates of the warm start's players.
 _FORGETS = 0.25  # Guess: share of turns that forget all answers
 _HALVES = 0.3  # Guess: share of the others that halve the interval; the rest takes any number in it
 _SKIPS = 0.15  # Calculator: share of turns that answer before the sum is complete

@@ -84,7 +84,7 @@ def _episode(environments: Pool, question: Question, config: RunConfig) -> str:
   try:
     (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
   except InputError as error:
-    return f'none; {error}'
+    return f'none: {error}'
   lines = list[str]()
   for said, observation in played:
     answers = ' / '.join(message['content'] for message in as_messages(observation.messages))
@@ -97,7 +97,7 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   lines = [f'{data.spec}: {counted(len(data), "question")}']
   lines += [f'  read as    {layout}' for layout in data.store.layouts]
   if data[0].columns:
-    lines.append(f'  columns    {", ".join(data[0].columns)}: what a reward can ask for')
+    lines.append(f'  columns    {", ".join(data[0].columns)}: a reward can read them')
   lengths = np.percentile(prompts.lengths, _SHARES, method='inverted_cdf')
   spread = ', '.join(
     f'{length} ({"longest" if share == 100 else f"{share}%"})'
@@ -111,8 +111,8 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   texts = {question.messages for question in data}
   if len(texts) < len(data):
     lines.append(
-      f'  repeated   {len(data) - len(texts):,} ask what an earlier one asks; they stay, for a '
-      'question is a row'
+      f'  repeated   {len(data) - len(texts):,} have the text of an earlier one; they stay, '
+      'because every row is a question'
     )
   return '\n'.join(lines)
 
@@ -126,7 +126,9 @@ def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
   ]
   limit = config.rollout.max_prompt
   if prompts.unit != 'tokens':
-    lines.append('prompts over the limit are not known without a tokenizer: --model names one')
+    lines.append(
+      'prompts over the limit cannot be counted without a tokenizer: name one by --model'
+    )
   elif over := int(np.sum(prompts.lengths > limit)):
     lines.append(
       f'{counted(over, "question")}: over config.rollout.max_prompt={limit} tokens'
@@ -136,7 +138,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
 
 
 def _refused(choice: str, key: str) -> str:
-  return f"; a run refuses them without config.data.{key}='drop'" if choice == 'refuse' else ''
+  return f"; a run refuses them unless config.data.{key}='drop'" if choice == 'refuse' else ''
 
 
 def _question(question: Question, text: str, length: str) -> str:

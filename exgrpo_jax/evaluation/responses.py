@@ -35,15 +35,15 @@ def sample(
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
   if name := config.environment.name:
     raise InputError(
-      f'config.environment.name={name!r} has questions of its own: play one by its row of '
-      'config.data.train, --row in place of --prompt.'
+      f'config.environment.name={name!r}: the environment asks its own questions. Choose one by '
+      'its row of config.data.train, with --row instead of --prompt.'
     )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in prompts]
   longest, limit = max(map(len, encoded)), config.rollout.max_prompt
   if longest > limit:
     raise InputError(
-      f'a prompt has {longest} tokens, as the model reads it, and '
-      f'config.rollout.max_prompt={limit}: shorten it, or raise the limit.'
+      f'config.rollout.max_prompt={limit}: a prompt has {longest} tokens, as the model reads it. '
+      'Shorten it, or raise the limit.'
     )
   return _sampled(policy, encoded, range(len(prompts)), samples, seed)
 
@@ -63,10 +63,15 @@ def play(
   """
   experiment = policy.experiment
   if not experiment.config.environment.name:
-    raise InputError("config.environment.name='' has no episodes to play; --prompt asks something.")
+    raise InputError(
+      f"--row={row}: config.environment.name='', so there is no episode to play. Use --prompt."
+    )
   data = load_questions(experiment, experiment.config.data.train)
   if row not in range(len(data.questions)):
-    raise InputError(f'--row={row} must be below {len(data.questions)}, the rows of {data.spec}.')
+    raise InputError(
+      f'--row={row}: {data.spec} has only the rows 0 to {len(data.questions) - 1}. Choose one of '
+      'them.'
+    )
   (question,) = data.questions.read([row])
   (episodes,) = _sampled(policy, [data.prompts[row]], [row], samples, seed, [question])
   return data.prompts[row], episodes

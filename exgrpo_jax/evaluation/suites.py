@@ -56,13 +56,13 @@ def open_table(value: str, out: str | None, row: str) -> Table:
   if not out:
     raise InputError('--out is needed with --suite: the folder of the table and its rows.')
   if not row.strip() or not row.isprintable():
-    raise InputError(f'--name={row!r} must be printable text: it is how the table calls the row.')
+    raise InputError(f"--name={row!r}: the row's name in the table must be printable text.")
   path = config_files.shipped_path(value, SUITES, 'suite')
   table = Table(load_suite(path), os.path.basename(path).removesuffix('.py'), out, row)
   file = benchmark_table.row_path(table.folder, row)
   if file.exists():
     raise InputError(
-      f'{file} is there already; delete it to evaluate anew, or choose another --name.'
+      f'--name={row}: {file} already exists. Delete it to evaluate again, or choose another --name.'
     )
   return table
 
@@ -86,8 +86,8 @@ def plan(
   where = ', '.join(data.spec for data in loaded)
   if missing and (not may_miss or not parts):
     raise InputError(
-      f'--suite={table.name}: {where} has no questions of {", ".join(missing)}; name the files '
-      'that do in --data. A benchmark that none of those has is left blank, unless all are.'
+      f'--suite={table.name}: {where} has no questions of {", ".join(missing)}. Name files that do '
+      'in --data. A benchmark without questions there is left blank, unless all are.'
     )
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:
@@ -179,14 +179,14 @@ def _check(suite: Any) -> None:
     label = benchmark.label
     if benchmark.group not in GROUPS or benchmark.samples < 1:
       raise InputError(
-        f"benchmark '{label}' has group={benchmark.group!r} and samples={benchmark.samples}; a "
-        f'group is one of {", ".join(GROUPS)}, samples are at least 1'
+        f"benchmark '{label}': group={benchmark.group!r} and samples={benchmark.samples}; the "
+        f'group must be one of {", ".join(GROUPS)}, and samples at least 1'
       )
     for key in (f'label {label}', f'source {benchmark.source}'):
       if key in seen:
         raise InputError(
-          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, by which they "
-          'are told apart'
+          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but each must have "
+          'its own'
         )
       seen[key] = label
 
@@ -215,7 +215,7 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
       if benchmark.source in found:
         raise InputError(
           f"'{found[benchmark.source]}' and '{data.spec}' both have questions of source "
-          f"'{benchmark.source}' ({benchmark.label}); name one of them in --data, or a slice."
+          f"'{benchmark.source}' ({benchmark.label}). Name only one of them in --data, or a slice."
         )
       found[benchmark.source] = data.spec
       samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
@@ -246,8 +246,8 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
   if fewest != most or benchmark.samples % most:
     times = f'{most}' if fewest == most else f'{fewest} to {most}'
     raise InputError(
-      f"{spec}: each question of source '{benchmark.source}' is listed {times} times, and "
-      f'{benchmark.label} is {benchmark.measure}: all must be listed equally often, and '
-      f'{benchmark.samples} must be divisible by it.'
+      f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
+      f'{benchmark.label} is {benchmark.measure}. List all equally often, by a divisor of '
+      f'{benchmark.samples}.'
     )
   return benchmark.samples // most

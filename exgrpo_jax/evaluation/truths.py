@@ -109,7 +109,7 @@ def _oddness(question: Question, kind: str, is_rare: bool) -> str:
     return f'{size:,} characters'
   if kind in ('empty', 'sentences', 'other than a letter'):
     return {'sentences': 'a sentence'}.get(kind, kind)
-  return f'one of few {kind}' if is_rare else ''
+  return f'one of the few {kind}' if is_rare else ''
 
 
 def _quoted(truth: str) -> str:

@@ -46,15 +46,15 @@ def shipped_path(value: str, package: str, flag: str) -> str:
       return os.fspath(path)
     names = shipped_names(package)
     near = difflib.get_close_matches(value, names, n=1)
-    hint = f'did you mean {near[0]!r}? It' if near else 'it'
+    hint = f'Did you mean {near[0]!r}? ' if near else ''
     raise InputError(
-      f'--{flag}={value}: there is no {flag} of that name; {hint} must be a path that ends in .py, '
-      f'or one of: {", ".join(names)}.'
+      f'--{flag}={value}: there is no {flag} of that name. {hint}The value must be a path that '
+      f'ends in .py, or one of {", ".join(names)}.'
     )
   path = os.path.expanduser(value)
   if not os.path.isfile(path):
     raise InputError(
-      f'--{flag}={value}: there is no such file; by name there are: '
+      f'--{flag}={value}: there is no such file. Choose another path, or one of these names: '
       f'{", ".join(shipped_names(package))}.'
     )
   return path
@@ -78,7 +78,7 @@ def _folder(package: str) -> pathlib.Path:
   spec = importlib.util.find_spec(package)
   if spec is None or not spec.submodule_search_locations:
     raise InputError(
-      f'{package} is not installed: run pip install -e . in the clone, or install the wheel.'
+      f'{package} is not installed. Run pip install -e . in the clone, or install the wheel.'
     )
   return pathlib.Path(spec.submodule_search_locations[0])
 
@@ -100,7 +100,9 @@ def resolved(argv: Sequence[str]) -> list[str]:
       path = config_path(value)
       arg = f'{name}={path}'
     elif not path and _overridden_key(arg):
-      raise InputError(f'{arg} changes a setting of --config, which must come before it.')
+      raise InputError(
+        f'{arg}: this changes a setting of --config, so --config must come before it.'
+      )
     follows = arg in ('-config', '--config')
     changed.append(arg)
   if path:

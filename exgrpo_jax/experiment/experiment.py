@@ -34,9 +34,8 @@ class Experiment:
   workdir: str
   tokenizer: Tokenizer
   meshes: sharding.Meshes
-  model: (
-    model.ShapeConfig
-  )  # the checkpoint's, or the config's with the tokenizer's vocabulary size if none is set
+  # The checkpoint's, or the config's with the tokenizer's vocabulary size if none is set.
+  model: model.ShapeConfig
   model_name: str  # of the checkpoint: config.model.path as the user wrote it; '' for none
 
 
@@ -80,8 +79,9 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
   if vocab_size < text_tokenizer.vocab_size:
     raise InputError(
-      f"config.model.vocab_size={vocab_size} must be at least the tokenizer's "
-      f"{text_tokenizer.vocab_size}: every token needs an embedding. 0 takes the tokenizer's."
+      f"config.model.vocab_size={vocab_size}: the value must be at least the tokenizer's "
+      f'{text_tokenizer.vocab_size}, because every token needs an embedding. Raise it, or set 0 '
+      "for the tokenizer's size."
     )
   compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
   meshes = sharding.make_meshes(parsed.mesh)
@@ -108,7 +108,8 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
   for name, value in settings.items():
     if value and not shape.num_experts:
       raise InputError(
-        f'config.{name}={value} needs a model with experts, and config.model.num_experts is 0.'
+        f'config.{name}={value}: this needs a model with experts, but config.model.num_experts=0. '
+        'Choose another model, or leave this setting at its default.'
       )
 
 
@@ -133,8 +134,8 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
       name for name, value in vars(configured).items() if value != getattr(of_checkpoint, name)
     )
     raise InputError(
-      f'{file}: {name} is {getattr(of_checkpoint, name)}, where config.model.{name} of '
-      f'{own.repository} is {getattr(configured, name)}; name the folder of that model, or set '
+      f'{file}: {name} is {getattr(of_checkpoint, name)}, but config.model.{name} of '
+      f'{own.repository} is {getattr(configured, name)}. Name the folder of that model, or set '
       "config.model.repository='' to train another."
     )
   values = architecture.extended(values, own.extension)
@@ -143,7 +144,7 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   if longest > limit:
     raise InputError(
       f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
-      f'exceed max_position_embeddings={limit} of {file}; lower them, or set '
+      f'exceed max_position_embeddings={limit} of {file}. Lower them, or set '
       'config.model.extension to a longer context.'
     )
   return architecture.parse(values, file, own.dtype)
@@ -187,8 +188,8 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
     question.source in export.best_without for found in validation for question in found.questions
   ):
     raise InputError(
-      f'config.export.best_without={export.best_without} leaves out every source of '
-      f'config.data.validation={data.validation}; the best policy is chosen by those it keeps.'
+      f'config.export.best_without={export.best_without}: this leaves out every source of '
+      f'config.data.validation={data.validation}. Keep one, to choose the best policy by.'
     )
   return loaded
 

@@ -24,21 +24,22 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
-      f'config.rollout.questions={parsed.rollout.questions} must be at most the '
-      f'{counted(size, "question")} of {data.spec}: no question comes twice in a step.'
+      f'config.rollout.questions={parsed.rollout.questions}: {data.spec} has only '
+      f'{counted(size, "question")}, and no question comes twice in a step. Lower it.'
     )
   if size < (in_flight := parsed.rollout.groups_in_flight):
     raise InputError(
-      f'config.rollout.partial=True has {counted(in_flight, "group")} in flight, and {data.spec} '
-      f'has only {counted(size, "question")}. No question is in flight twice, so set '
+      f'config.rollout.partial=True: {counted(in_flight, "group")} would be in flight, but '
+      f'{data.spec} has only {counted(size, "question")}, and no question is in flight twice. Set '
       'config.rollout.max_groups_in_flight to at most that number.'
     )
   if parsed.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)
   ):
     raise InputError(
-      "config.replay.trajectory_selection='valid_steps' needs a task that can check the steps of a "
-      f'response ({", ".join(STEP_CHECKERS)}), and {data.spec} has no question of one.'
+      "config.replay.trajectory_selection='valid_steps': this needs a task that can check the "
+      f'steps of a response ({", ".join(STEP_CHECKERS)}), but {data.spec} has no question of one. '
+      'Choose another selection.'
     )
   return stages_of(experiment, data, Purpose.ROLLOUT)
 

@@ -85,7 +85,7 @@ def check(experiment: Experiment) -> None:
 def largest(experiment: Experiment) -> str:
   """Return a sentence that names the setting with the largest array."""
   need = max(needs(experiment), key=lambda need: need.size)
-  return f'Most is asked for by {need.setting}: {need.what} take {decimal(need.size)}.'
+  return f'{need.setting} needs the most: {need.what} take {decimal(need.size)}.'
 
 
 def _row_cache(shape: model.ShapeConfig, length: int) -> int:

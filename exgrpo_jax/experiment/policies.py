@@ -98,13 +98,13 @@ def run_config(workdir: str) -> ConfigDict:
   values = read_config(workdir)
   if _is_model(values):
     raise InputError(
-      f"--checkpoint={workdir} must be a run's workdir, and it holds a Hugging Face model, which "
-      f'generate and evaluate take as --model={workdir}.'
+      f"--checkpoint={workdir}: the value must be a run's workdir, but this folder holds a Hugging "
+      f'Face model. generate, evaluate and export accept it as --model={workdir}.'
     )
   if not checkpoint.steps(workdir):
     raise InputError(
-      f'--checkpoint={workdir}: that run has no checkpoint, which its steps write, and so no '
-      'policy; wait for the first one, or name another run.'
+      f'--checkpoint={workdir}: the run has no checkpoint yet, so it has no policy. Wait for its '
+      'first checkpoint, or name another run.'
     )
   return ConfigDict(values)
 
@@ -153,7 +153,7 @@ def open_policy(
   """
   source = at(path)._replace(step=step)
   if step is not None and source.kind == 'model':
-    raise InputError(f'step={step} is of a run, and {path} holds no checkpoints.')
+    raise InputError(f'step={step}: {path} is not a run and has no checkpoints. Leave step out.')
   values = config.overridden(config_values(source), overrides or {})
   return restore(source, open_experiment(values, path))
 

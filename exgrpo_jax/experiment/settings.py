@@ -29,22 +29,22 @@ class ModelConfig(model.ShapeConfig):
   path: str = setting(
     '',
     None,
-    "a Hugging Face checkpoint's folder, a GGUF file, a name on the Hub (owner/name or "
-    'owner/name@revision) or shipped:chains, whose weights, shape and tokenizer are taken; '
+    "where weights, shape and tokenizer come from: a Hugging Face checkpoint's folder, a GGUF "
+    'file, a name on the Hub (owner/name or owner/name@revision) or shipped:chains; '
     "'' is `repository` or, without that, a model from scratch",
   )
   repository: str = setting(
     '',
     None,
-    'the name of what must be at `path`, and is fetched where that is empty: its shape is compared '
-    "with the one given here; '' allows any",
+    'Hub name of the model that must be at `path`; fetched if `path` is empty. Its shape must be '
+    "the one given here; '' allows any model",
   )
   extension: architecture.Extension = dataclasses.field(default_factory=architecture.Extension)
   dtype: str = setting(
     'bfloat16',
     ('auto', 'float32', 'bfloat16'),
-    'of activations; parameters are float32. auto is bfloat16 on accelerators and on CPUs with '
-    'matrix units for it (AMX), float32 on others',
+    'dtype of activations; parameters are float32. auto is bfloat16 on accelerators and on CPUs '
+    'with matrix units for it (AMX), float32 on other CPUs',
   )
 
 
@@ -53,22 +53,27 @@ class WarmStartConfig:
   """Supervised training before the first step."""
 
   num_updates: int = setting(0, '[0, inf)', 'supervised updates before reinforcement learning')
-  data: str = setting('arithmetic:train', None, 'the questions whose worked solutions are learnt')
+  data: str = setting('arithmetic:train', None, 'data spec of the worked solutions to learn')
   batch_size: int = setting(64, '[1, inf)', 'solutions in an update')
-  learning_rate: float = setting(1e-3, '[0, inf)', 'peak of a rate that warms up, then falls to 0')
+  learning_rate: float = setting(
+    1e-3, '[0, inf)', 'peak learning rate; it warms up, then falls to 0'
+  )
   stop_at_pass_rate: float = setting(
     1.0,
     '(0, 1]',
-    'early stopping: the share of 256 responses to config.data.train that must be right; 1 is off',
+    'early stopping: stop when this share of 256 responses to config.data.train is correct; 1 is '
+    'off',
   )
   seed: int = setting(
     -1,
     '[-1, 2^63)',
-    'seed of the initial parameters and of the order of rows, for runs of several seeds that begin '
-    'with the same policy; -1 is config.seed',
+    'seed of the initial parameters and of the order of rows; fix it to start runs of several '
+    'seeds from the same policy; -1 is config.seed',
   )
   path: str = setting(
-    '', None, "the folder where the result is kept, and reused if found; '' is in the run's workdir"
+    '',
+    None,
+    "folder that keeps the result; a result found there is reused; '' is in the run's workdir",
   )
 
 
@@ -89,22 +94,31 @@ class EvaluationConfig:
     'validation/score, the mean over the sources of config.data.validation; 0 is off',
   )
   samples: int = setting(1, '[1, inf)', 'responses to each question (k of avg@k)', AUTHORS)
-  temperature: float = setting(0.6, '[0, inf)', 'of sampling; 0 is greedy', PAPER)
-  top_k: int = setting(0, '[0, inf)', 'only the k most probable tokens; 0 is all', AUTHORS)
+  temperature: float = setting(0.6, '[0, inf)', 'sampling temperature; 0 is greedy', PAPER)
+  top_k: int = setting(
+    0, '[0, inf)', 'sample only from the k most probable tokens; 0 is all', AUTHORS
+  )
   top_p: float = setting(
-    1.0, '(0, 1]', 'only the most probable tokens that together have this share', AUTHORS
+    1.0,
+    '(0, 1]',
+    'sample only from the most probable tokens that together have this probability',
+    AUTHORS,
   )
   min_p: float = setting(
-    0.0, '[0, 1]', "only tokens of at least this share of the most probable one's probability"
+    0.0,
+    '[0, 1]',
+    "sample only from tokens with at least this share of the most probable token's probability",
   )
   require_think: bool = setting(
     False,
     None,
-    "where prompts end in '<think>', a response without '</think>' is wrong, as in the paper; "
-    'config.verifier is for training',
+    "if prompts end in '<think>', a response without '</think>' is wrong, as in the paper; "
+    'training uses config.verifier instead',
   )
   require_box: bool = setting(
-    False, None, r'only \boxed{...} is an answer, as in the paper; config.verifier is for training'
+    False,
+    None,
+    r'only \boxed{...} counts as an answer, as in the paper; training uses config.verifier instead',
   )
 
   @property
@@ -124,13 +138,13 @@ class ExportConfig:
   best: bool = setting(
     False,
     None,
-    'workdir/export/best: of the policies evaluated after the first step, the one with the highest '
-    'mean over the sources of config.data.validation',
+    'export to workdir/export/best the policy with the highest mean over the sources of '
+    'config.data.validation; the evaluation before the first step does not count',
   )
   best_without: tuple[str, ...] = setting(
     (), None, "sources of config.data.validation that this mean leaves out, such as ('minerva',)"
   )
-  last: bool = setting(False, None, 'workdir/export/last: the policy after the last step')
+  last: bool = setting(False, None, 'export to workdir/export/last the policy after the last step')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,14 +152,14 @@ class RunConfig:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
   seed: int = setting(
-    0, '[0, 2^63)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
+    0, '[0, 2^63)', 'two runs with the same seed are equal bit for bit, unless verdicts time out'
   )
   num_steps: int = setting(700, '[0, inf)', 'steps of reinforcement learning', AUTHORS)
   compilation_cache: str = setting(
     '~/.cache/exgrpo_jax/compiled',
     None,
-    'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
-    "of the run; '' is JAX's own setting",
+    "folder that keeps compiled programs for the next start; {workdir} in it is the run's workdir; "
+    "'' keeps JAX's own setting",
   )
   rollout: rollout_settings.RolloutConfig
   replay: replay.ReplayConfig
@@ -191,9 +205,9 @@ def parse_config(values: ConfigDict) -> RunConfig:
   num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
   if num_questions % minibatches:
     raise InputError(
-      f'config.optimizer.minibatches={minibatches} must divide '
-      f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
-      'groups.'
+      f'config.optimizer.minibatches={minibatches}: the value must divide '
+      f'config.rollout.questions={num_questions}, because every minibatch has the same number of '
+      'whole groups.'
     )
   combinations.check(
     parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.group_size
@@ -203,18 +217,18 @@ def parse_config(values: ConfigDict) -> RunConfig:
   _check_environment(parsed)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
-      'config.export.best=True needs config.data.validation: the best policy is chosen by other '
-      'questions than those of config.data.evaluation, on which it is reported.'
+      'config.export.best=True: config.data.validation is empty. Set it, because the best policy '
+      'is reported on config.data.evaluation and must be chosen by other questions.'
     )
   if parsed.evaluation.patience and not parsed.data.validation:
     raise InputError(
-      f'config.evaluation.patience={parsed.evaluation.patience} needs config.data.validation: when '
-      'to stop is decided by other questions than those of config.data.evaluation.'
+      f'config.evaluation.patience={parsed.evaluation.patience}: config.data.validation is empty. '
+      'Set it, because config.data.evaluation must not decide when to stop.'
     )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
-      f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
-      'nothing is replayed, wherever it comes from.'
+      f'config.experience.path={parsed.experience.path}: config.replay.ratio=0, so nothing would '
+      'be replayed. Set a ratio above 0.'
     )
   questions.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.microbatch.drop_zero_advantage:
@@ -222,8 +236,8 @@ def parse_config(values: ConfigDict) -> RunConfig:
       value = getattr(parsed.objective, name)
       if value:
         raise InputError(
-          f'config.microbatch.drop_zero_advantage=True needs config.objective.{name}=0, not '
-          f'{value}: that term has a gradient at rows of advantage 0 too.'
+          f'config.microbatch.drop_zero_advantage=True: config.objective.{name}={value} has a '
+          'gradient at rows of advantage 0 too. Set one of them to its default.'
         )
   return parsed
 
@@ -236,7 +250,7 @@ def _check_environment(parsed: RunConfig) -> None:
     task = spec.partition(':')[0]
     if task in catalogue.IN_TURNS and not environment.name:
       raise InputError(
-        f'config.data.{key}={spec}: no single turn can answer its questions. Set '
+        f'config.data.{key}={spec}: its questions take several turns to answer. Set '
         f'config.environment.name={task!r}.'
       )
   environment_settings.check(environment)
@@ -244,5 +258,5 @@ def _check_environment(parsed: RunConfig) -> None:
   wanted = f'config.environment.name={environment.name!r}'
   if environment.name and parsed.experience.path:
     raise InputError(
-      f"{wanted} needs config.experience.path='': prior experience is of single turns."
+      f"{wanted}: prior experience has single turns only. Set config.experience.path=''."
     )

@@ -77,11 +77,11 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
       elif config.data.on_overlong == 'refuse':
         raise InputError(
           f'{spec}: the solution of row {question.row} has {len(tokens)} tokens, '
-          f'over config.rollout.max_response={limit}; raise it, or set '
+          f'over config.rollout.max_response={limit}. Raise the limit, or set '
           "config.data.on_overlong='drop'."
         )
   if not rows:
-    raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}; raise it.')
+    raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}. Raise it.')
   return rows
 
 
@@ -103,8 +103,8 @@ def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
   for question, ids in zip(asked, solutions):
     if not question.solution:
       raise InputError(
-        f'{spec}: row {question.row} has no worked solution to learn from; '
-        'set config.data.solution_field, or config.warm_start.num_updates=0.'
+        f'{spec}: row {question.row} has no worked solution to learn from. '
+        'Set config.data.solution_field, or config.warm_start.num_updates=0.'
       )
     yield np.array([*ids, tokenizer.eos_ids[0]], np.int32), ()
 
@@ -121,8 +121,8 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
     episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
   except InputError as error:
     raise InputError(
-      f'{error}. A warm start learns from episodes that the class plays by its method '
-      'demonstrate(rng); config.warm_start.num_updates=0 goes without.'
+      f'{error}. A warm start learns from episodes that the class plays with its method '
+      'demonstrate(rng). Define it, or set config.warm_start.num_updates=0.'
     ) from error
   for episode in episodes:
     yield _tokens(experiment, episode)
@@ -151,7 +151,7 @@ CHECK_ROWS = 256  # responses in such a check
 # Files in the folder of a warm start: the settings it depends on, written last, and the lock that
 # a run holds while it trains.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
-# Name in origin.json -> setting in the config, where the two differ.
+# Name in origin.json -> setting in the config, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
 
@@ -167,8 +167,8 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   if is_warm and not _is_kept(experiment):
     if data is None:
       raise InputError(
-        f'{_directory(experiment)} no longer holds the warm start that the run began with, and its '
-        'adapters mean nothing without it; bring it back.'
+        f'The warm-start weights that this run was trained on are missing from '
+        f'{_directory(experiment)}. Its LoRA adapters need them. Restore the folder.'
       )
     rows = load_solutions(experiment)  # errors in them come before anything is computed
   if name:
@@ -309,8 +309,8 @@ def _train(
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
           raise InputError(
-            f'warm start: the loss of update {update + 1} is {float(loss)}; nothing is kept. Take '
-            f'a smaller config.warm_start.learning_rate than {config.learning_rate:g}.'
+            f'warm start: the loss of update {update + 1} is {float(loss)}, so nothing is kept. '
+            f'Lower config.warm_start.learning_rate={config.learning_rate:g}.'
           )
         writer.write(update + 1, {'loss': float(loss)})
         print(
@@ -321,7 +321,8 @@ def _train(
         pass_rate = _pass_rate(experiment, state.params, data, update)
         if pass_rate >= config.stop_at_pass_rate:
           print(
-            f'warm start: enough after {update + 1} updates, pass rate {pass_rate:.3f}', flush=True
+            f'warm start: stopped early after {update + 1} updates, pass rate {pass_rate:.3f}',
+            flush=True,
           )
           break
   return state.params

@@ -72,7 +72,7 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
   cases = list(_read(path, kind))
   if not cases:
-    raise InputError(f'--file={path} has no case in it: one JSON object a line is expected.')
+    raise InputError(f'--file={path}: the file has no cases. Write one JSON object a line.')
   for case in cases:
     outcome, given = verifier.judge_with(judges, case.response, case.truth, config)
     counts[outcome] += 1
@@ -89,7 +89,7 @@ def _read(path: str, kind: str) -> Iterator[_Case]:
   try:
     text = pathlib.Path(path).read_text(encoding='utf-8')
   except (OSError, UnicodeDecodeError) as error:
-    raise InputError(f'--file={path} cannot be read: {error}.') from None
+    raise InputError(f'--file={path}: the file cannot be read ({error}).') from None
   for number, line in enumerate(text.split('\n'), 1):
     if line.strip():
       yield _parse(f'{path}:{number}', line, kind)

@@ -196,6 +196,6 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
   if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
     raise InputError(
       f'{where}: grading failed for all of {counted(len(verdicts), "response")}, so the run stops. '
-      f'The first reason: {verdicts[0].reason}. See config.grading (rewards, time_limit, '
-      'memory_limit, batch_timeout); the same command resumes from the newest checkpoint.'
+      f'The first reason: {verdicts[0].reason}. Correct config.grading (rewards, time_limit, '
+      'memory_limit, batch_timeout). The same command then resumes from the newest checkpoint.'
     )

@@ -44,8 +44,8 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
   """
   if COLUMN not in columns:
     raise InputError(
-      f"a question of kind '{KIND}' has what its score_answer needs in the column '{COLUMN}', and "
-      'this one has none; a data spec such as reasoning_gym:chain_sum:train makes both.'
+      f"kind='{KIND}': the question has no column '{COLUMN}', which its score_answer needs. Use a "
+      'data spec such as reasoning_gym:chain_sum:train, which makes both.'
     )
   given = extract(response, columns[COLUMN])
   if given is None:
@@ -89,13 +89,13 @@ def dataset(name: str, config: Mapping[str, Any]) -> Any:
   """Return a task's dataset with these arguments; raises InputError as `score`, and its errors."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
-    raise InputError(f"the reasoning_gym that is installed has no task '{name}'.")
+    raise InputError(f"the installed reasoning_gym has no task '{name}'.")
   generator, settings = tasks[name]
   # Text from a model is never evaluated; a test looks for ways that this pattern does not match.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
-      f'this task is refused, because its score_answer evaluates what a model wrote, by '
-      f'{found[0]}). Choose another.'
+      'this task is refused because its score_answer evaluates what a model wrote, by '
+      f'{found[0]}). Choose another task.'
     )
   return generator(settings(**{'seed': 0, **config}))
 

@@ -100,8 +100,8 @@ def load(spec: str) -> RewardFunction:
   for name in required:
     if name in _FOREIGN:
       raise ValueError(
-        f'its parameter {name!r} is that of a reward for {_FOREIGN[name]}; here it is called once '
-        'for each response, asks for what it needs by the names of its parameters ('
+        f'its parameter {name!r} belongs to a reward for {_FOREIGN[name]}; here a reward is called '
+        'once for each response, asks for values by the names of its parameters ('
         f'{", ".join(PARAMETERS)}, or a column of the data) and returns one number, as in '
         '`def reward(response, answer): return float(answer in response)`'
       )

@@ -34,7 +34,7 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
 
 
 def think_format(response: str) -> float:
-  """Return 1 for the format that the paper's template requests, else 0, whatever the answer.
+  """Return 1 for the format that the paper's template requests, else 0, regardless of the answer.
 
   The response must close one think section, with text both in it and after it. It may also open the
   section, because not every prompt does (prompt.THINK), but only at the response's start.

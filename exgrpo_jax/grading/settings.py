@@ -26,8 +26,8 @@ class GradingConfig:
   max_length: int = setting(
     200_000,
     '[1, inf)',
-    'characters of a response that are judged: a longer one is cut at the start of its thought, '
-    "and has no answer where what follows the last '</think>' is longer too",
+    'the maximum characters of a response to judge; a longer one loses the start of its thought, '
+    "and has no answer if the text after its last '</think>' is too long as well",
   )
   max_failures: float = setting(
     0.01, '[0, 1]', "share of a step's responses that may time out or crash before a warning"
@@ -35,8 +35,8 @@ class GradingConfig:
   verifier: str = setting(
     'built_in',
     None,
-    "what says whether a response is right: built_in, math_verify (the authors' choice, which "
-    "evaluates what a model wrote), or one of yours, 'package.module:Class'",
+    "the verifier, which decides if a response is right: built_in, math_verify (the authors' "
+    "choice, which evaluates what a model wrote), or one of yours, 'package.module:Class'",
   )
   rewards: tuple[str, ...] = setting(
     ('correctness',),
@@ -47,24 +47,25 @@ class GradingConfig:
     PAPER,
   )
   weights: tuple[float, ...] = setting(
-    (), None, 'the weight of each reward, in order; () is 1 for all'
+    (), None, 'the weight of each reward, in order; () weighs each by 1'
   )
   batched: tuple[str, ...] = setting(
     (),
     None,
-    'the `grading.rewards` that take a batch of responses at once, in a process of their own: a '
-    'small model, or a service',
+    'the `grading.rewards` that take a batch of responses at once and run in a separate process, '
+    'such as a small model or a service',
   )
-  batch_size: int = setting(64, '[1, 2048]', 'responses of a batch')
+  batch_size: int = setting(64, '[1, 2048]', 'responses in a batch')
   batch_timeout: float = setting(
     60.0,
     '(0, inf)',
-    'seconds for the rewards of a batch; then the process is killed and asked once more',
+    'seconds for the rewards of a batch; then the process is killed and a new one gets the batch',
   )
   overlong_buffer: int = setting(
     0,
     '[0, inf)',
-    "tokens before rollout.max_response over which 'overlong' falls to -1; 0 is a fifth of it",
+    "the last tokens before rollout.max_response, over which the reward 'overlong' falls from 0 to "
+    '-1; 0 means a fifth of rollout.max_response',
   )
 
   @property
@@ -86,15 +87,15 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
     check_known(config.verifier, known, 'config.grading.verifier')
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:
-    raise InputError("config.grading.rewards=() must name at least one, such as 'correctness'.")
+    raise InputError("config.grading.rewards=(): name at least one reward, such as 'correctness'.")
   for spec in config.rewards:
     if ':' not in spec:
       check_known(spec, (*rewards.BUILT_IN, 'package.module:function'), 'config.grading.rewards')
   for name in names:
     if names.count(name) > 1:
       raise InputError(
-        f"config.grading.rewards={config.rewards} has {names.count(name)} functions '{name}'; "
-        'each is logged by its name, so names must differ.'
+        f'config.grading.rewards={config.rewards} has {names.count(name)} functions named '
+        f"'{name}'. Rewards are logged by name, so rename or remove one."
       )
   _check_weights(config)
   for spec in config.batched:
@@ -102,24 +103,25 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
     if spec in rewards.BUILT_IN:
       raise InputError(
         f"config.grading.batched={config.batched} has '{spec}', which takes one response at a "
-        'time; only functions of your own can take a batch.'
+        'time. Leave it out; only your own functions can take a batch.'
       )
   if config.overlong_buffer > max_response:
     raise InputError(
-      f'config.grading.overlong_buffer={config.overlong_buffer} must be at most '
-      f'config.rollout.max_response={max_response}: it is a part of it.'
+      f'config.grading.overlong_buffer={config.overlong_buffer} exceeds '
+      f'config.rollout.max_response={max_response}, but it is the last part of a response. Lower '
+      'it.'
     )
 
 
 def _check_weights(config: GradingConfig) -> None:
   if config.weights and len(config.weights) != len(config.rewards):
     raise InputError(
-      f'config.grading.weights={config.weights} has {len(config.weights)} numbers, and '
-      f'config.grading.rewards={config.rewards} has {len(config.rewards)} functions; give one '
-      'weight for each, or () for 1.'
+      f'config.grading.weights={config.weights} has {len(config.weights)} numbers, but '
+      f'config.grading.rewards={config.rewards} has {len(config.rewards)} functions. Give one '
+      'weight for each, or () to weigh each by 1.'
     )
   if not all(abs(weight) <= _LARGEST_WEIGHT for weight in config.weights):  # nor NaN
     raise InputError(
       f'config.grading.weights={config.weights} must be numbers from -{_LARGEST_WEIGHT:g} to '
-      f'{_LARGEST_WEIGHT:g}: advantages are computed in float32.'
+      f'{_LARGEST_WEIGHT:g}, because advantages are computed in float32.'
     )

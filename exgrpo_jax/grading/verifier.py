@@ -25,13 +25,13 @@ class VerifierConfig:
   """Requirements that a response must meet before its answer is compared."""
 
   require_think: bool = setting(
-    False, None, "a response without '</think>' has no answer; the training reward asks for it"
+    False, None, "in training, a response without '</think>' has no answer"
   )
   require_box: bool = setting(
     False,
     None,
-    r"only \boxed{...} is an answer; if off, what follows '####' or 'the answer is', and the "
-    'last number, count too',
+    r"in training, only \boxed{...} is an answer; if off, the text after '####' or 'the answer is' "
+    'and the last number count too',
   )
 
 
@@ -69,7 +69,7 @@ class Judgement(NamedTuple):
   """A verifier's result for one response."""
 
   outcome: str  # one of OUTCOMES
-  given: str | None  # the answer that the response gives, as written, for the records
+  given: str | None  # the response's answer as written; records keep it
 
 
 class Verifier(Protocol):

@@ -137,7 +137,9 @@ def _checked(judgement: Judgement) -> Judgement:
   """Return a judgement; raises ValueError if a user's verifier returned something else."""
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
-    raise ValueError(f'judge returned {judgement!r}, not one of {verifier.OUTCOMES} and a text')
+    raise ValueError(
+      f'judge returned {judgement!r}, but must return one of {verifier.OUTCOMES} and a text or None'
+    )
   return judgement
 
 
@@ -147,8 +149,8 @@ def _try(reward: RewardFunction, row: Mapping[str, Any], is_batched: bool) -> No
     if name not in row:
       columns = [f"'{name}'" for name in row if name not in reward_functions.PARAMETERS]
       raise ValueError(
-        f"it asks for '{name}', which is no column of the data (they have: "
-        f'{", ".join(columns) or "none"}) and none of {", ".join(reward_functions.PARAMETERS)}'
+        f"it asks for '{name}', which is not a column of the data (they have: "
+        f'{", ".join(columns) or "none"}) and not one of {", ".join(reward_functions.PARAMETERS)}'
       )
   rows = [{**row, **trial} for trial in reward_functions.TRIALS]
   for trials in [rows] if is_batched else [[row] for row in rows]:

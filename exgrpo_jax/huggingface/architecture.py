@@ -27,7 +27,7 @@ from exgrpo_jax.policy import model, rotary
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
 _TYPES = ('full_attention', 'sliding_attention')
-# Field of rotary.RopeConfig -> its name in config.json, for the rope types that need it.
+# By rope type: field of rotary.RopeConfig that it needs -> the field's name in config.json.
 _LINEAR = {'factor': 'factor'}
 _YARN = {'original_positions': 'original_max_position_embeddings'}
 _NEEDED = {
@@ -83,26 +83,27 @@ def _by_type(
     full, local = (_mapping(new.get(kind), f'rope_parameters.{kind}', path) for kind in _TYPES)
     if {*new} - {*_TYPES}:
       raise InputError(
-        f'{path}: rope_parameters={new} must have no other fields than {" and ".join(_TYPES)}: '
-        'layers with and without a window have a base each, and others have no effect.'
+        f'{path}: rope_parameters={new} may only have the fields {" and ".join(_TYPES)}. Others '
+        'have no effect, because layers with and without a window have a base each.'
       )
     if {*old} & {*_TYPES}:
       raise InputError(
-        f'{path}: rope_scaling={old} must be of all layers without a window, and types of layers '
-        'have no effect in it. Write them into rope_parameters.'
+        f'{path}: rope_scaling={old} must not name types of layers. They have no effect there, '
+        'because it is for all layers without a window. Write them into rope_parameters.'
       )
     return (full or {'rope_type': 'default'}) | old, local
   given = old or new
   if {*given} & {*_TYPES}:
     raise InputError(
-      f'{path}: {"rope_scaling" if old else "rope_parameters"}={given} must not be by type of '
-      'layer: those of this architecture share one base. Write the fields of one type directly.'
+      f'{path}: {"rope_scaling" if old else "rope_parameters"}={given} must not name types of '
+      'layers, because all layers of this architecture share one base. Write the fields of one '
+      'type directly.'
     )
   lost, theta = new.get('rope_theta'), values['rope_theta']
   if old and 'rope_theta' not in old and lost not in (None, theta):
     raise InputError(
-      f'{path}: rope_scaling={old} takes the place of rope_parameters, with rope_theta={theta} '
-      f'instead of its {lost}. Write all of it into rope_parameters.'
+      f'{path}: rope_scaling={old} takes the place of rope_parameters, so rope_theta={theta} '
+      f'replaces its {lost}. Write all fields into rope_parameters.'
     )
   return given, given
 
@@ -123,12 +124,12 @@ def _parse_one(
   kind = given.get('rope_type', given.get('type', 'default'))
   if kind not in [*_SCALINGS]:  # a list, because JSON's objects have no hash
     raise InputError(
-      f"{path}: rope type '{kind}' is not supported; supported are {', '.join(_SCALINGS)}."
+      f"{path}: rope type '{kind}' is not supported. Supported are {', '.join(_SCALINGS)}."
     )
   if given.get('type', kind) != kind:
     raise InputError(
-      f"{path}: type='{given['type']}' has no effect beside rope_type='{kind}'. Write rope_type "
-      'alone.'
+      f"{path}: type='{given['type']}' has no effect next to rope_type='{kind}'. Write only "
+      'rope_type.'
     )
   partial = given.get('partial_rotary_factor', 1)
   if partial != 1:
@@ -271,15 +272,15 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
   if not path.is_file():
     problem = 'holds no config.json' if folder.is_dir() else 'is not a folder'
     raise InputError(
-      f'config.model.path={directory} {problem}; it must be a Hugging Face checkpoint: '
+      f'config.model.path={directory} {problem}. It must be a Hugging Face checkpoint: '
       'config.json, safetensors files and a tokenizer.'
     )
   try:
     values = json.loads(path.read_text())
   except ValueError as error:
-    raise InputError(f'{path}: not valid JSON ({error}); download the checkpoint again.') from error
+    raise InputError(f'{path}: not valid JSON ({error}). Download the checkpoint again.') from error
   if not isinstance(values, dict):
-    raise InputError(f'{path}: not a JSON object; download the checkpoint again.')
+    raise InputError(f'{path}: not a JSON object. Download the checkpoint again.')
   names = values.get('architectures') or ['']
   if names[0] in families.WITH_IMAGES:
     text = dict(values.get('text_config') or {})
@@ -352,7 +353,7 @@ def _family(values: Mapping[str, Any], path: str) -> Family:
   name = (values.get('architectures') or [None])[0]
   if name not in [*FAMILIES]:  # a list, because JSON's objects have no hash
     raise InputError(
-      f"{path}: architecture '{name}' is not supported; supported are {', '.join(FAMILIES)}."
+      f"{path}: architecture '{name}' is not supported. Supported are {', '.join(FAMILIES)}."
     )
   family = FAMILIES[name]
   kind = values.get('model_type', family.model_type)
@@ -360,8 +361,8 @@ def _family(values: Mapping[str, Any], path: str) -> Family:
     return FAMILIES['MinistralForCausalLM']  # as in transformers
   if kind != family.model_type:
     raise InputError(
-      f"{path}: model_type='{kind}' is not that of architecture '{name}', "
-      f"'{family.model_type}', and transformers goes by it. Correct one of the two."
+      f"{path}: model_type='{kind}' does not fit architecture '{name}', which has "
+      f"'{family.model_type}'. transformers goes by model_type. Correct one of the two."
     )
   return family
 
@@ -461,7 +462,7 @@ def _default_layers(
     is_local = families.read(values, 'use_sliding_window', path, bool, 'which decides on windows')
   else:
     is_local = True
-  # A family with windows in only some layers has them whatever sliding_window says.
+  # A family with windows in only some layers has them regardless of sliding_window.
   if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
     return 'f' * num_layers
   if rotates:
@@ -498,13 +499,13 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
   family = FAMILIES[name]
   if family.heads_divide_width and config.width % config.num_heads:
     raise InputError(
-      f'config.model.num_heads={config.num_heads} must divide width={config.width} for an export: '
-      f'transformers refuses a {name} otherwise.'
+      f'config.model.num_heads={config.num_heads} must divide width={config.width} for an export, '
+      f'because transformers refuses a {name} otherwise.'
     )
   if not family.any_head_size and config.head_size * config.num_heads != config.width:
     raise InputError(
-      f'config.model.head_size={config.head_size} must be width / num_heads for an export: {name} '
-      'supports no other.'
+      f'config.model.head_size={config.head_size} must be width / num_heads for an export, because '
+      f'{name} supports no other.'
     )
   options = {}
   for field, hf_name in family.options.items():
@@ -516,8 +517,8 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
     scale = config.query_scale or config.head_size
     if scale != int(scale):
       raise InputError(
-        f'config.model.query_scale={scale} must be a whole number for an export: transformers '
-        f'refuses a {name} otherwise.'
+        f'config.model.query_scale={scale} must be a whole number for an export, because '
+        f'transformers refuses a {name} otherwise.'
       )
     options[family.options['query_scale']] = int(scale)
   activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)
@@ -562,6 +563,6 @@ def _name_of(config: model.ShapeConfig) -> str:
     if families.has(family, config):
       return name
   raise InputError(
-    f'config.model has {families.described(config)}, and none of {", ".join(FAMILIES)} has all of '
-    'it: the model cannot be exported.'
+    f'config.model has {families.described(config)}, so it cannot be exported: none of '
+    f'{", ".join(FAMILIES)} has all of this.'
   )

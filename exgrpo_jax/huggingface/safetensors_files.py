@@ -56,12 +56,12 @@ def check_names(
   if missing:
     shape = list(tensors[missing[0]].shape)
     raise InputError(
-      f'{path}: tensor {missing[0]} is missing; {described_by} requires it, with shape '
+      f'{path}: tensor {missing[0]} is missing, but {described_by} requires it, with shape '
       f'{shape}{_and_more(missing)}.'
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected; the model of {described_by} has '
+      f'{path}: tensor {unexpected[0]} is unexpected, because the model in {described_by} has '
       f'no tensor of that name{_and_more(unexpected)}.'
     )
 
@@ -78,14 +78,14 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
       if not (folder / file).is_file():
         tensor = next(name for name, holder in files.items() if holder == file)
         raise InputError(
-          f'{index}: lists {file} as the file of {tensor}, and there is no such file; '
-          'download the checkpoint again.'
+          f'{index}: it lists {file} as the file of {tensor}, but there is no such file. Download '
+          'the checkpoint again.'
         )
     return index, files
   path = folder / _SINGLE
   if not path.is_file():
     raise InputError(
-      f'{folder}: holds neither {_SINGLE} nor {_INDEX}; weights must be safetensors, because '
+      f'{folder}: it holds neither {_SINGLE} nor {_INDEX}. Weights must be safetensors, because '
       'other formats can execute code when they are loaded.'
     )
   with _local_copy(path) as local, _open(local, path) as reader:
@@ -97,7 +97,7 @@ def _read_index(index: epath.Path) -> dict[str, str]:
     return dict(json.loads(index.read_text())['weight_map'])
   except (ValueError, KeyError, TypeError) as error:
     raise InputError(
-      f'{index}: not an index of safetensors files ({error!r}); it must be JSON '
+      f'{index}: not an index of safetensors files ({error!r}). It must be JSON '
       "with a 'weight_map' from tensors to files."
     ) from error
 
@@ -161,7 +161,7 @@ def _open(local: str, path: epath.Path) -> Iterator[Any]:
   except SafetensorError as error:
     raise InputError(
       f'{path}: not a complete safetensors file, at {os.path.getsize(local)} bytes '
-      f'({error}); download it again.'
+      f'({error}). Download it again.'
     ) from error
   with reader:
     yield reader
@@ -178,23 +178,24 @@ def _check(
     expected = list(tensor.shape)
     if name not in names:
       raise InputError(
-        f'{path}: tensor {name} of shape {expected} is missing; according to the index it '
-        'is in this file.'
+        f'{path}: tensor {name} of shape {expected} is missing, but the index says that it is in '
+        'this file.'
       )
     stored = reader.get_slice(names[name])
     if stored.get_shape() != expected:
       raise InputError(
-        f'{path}: tensor {name} has shape {stored.get_shape()}; config.json requires {expected}.'
+        f'{path}: tensor {name} has shape {stored.get_shape()}, but config.json requires '
+        f'{expected}.'
       )
     if stored.get_dtype() not in _DTYPES:
       raise InputError(
-        f'{path}: tensor {name} has dtype {stored.get_dtype()}; it must be one of '
+        f'{path}: tensor {name} has dtype {stored.get_dtype()}. It must be one of '
         f'{", ".join(_DTYPES)}, because quantised weights are not supported.'
       )
   for name in sorted(set(names) - set(tensors)):
     if not name.endswith(_DERIVED):
       raise InputError(
-        f'{path}: tensor {name} is unexpected; according to the index it is not in this file.'
+        f'{path}: tensor {name} is unexpected, because the index does not list it in this file.'
       )
 
 
@@ -224,7 +225,7 @@ def _write_local(path: str, arrays: dict[str, np.ndarray]) -> None:
     mode = os.stat(file.fileno()).st_mode
   # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
   save_file(arrays, path, {'format': 'pt'})
-  os.chmod(path, mode)  # safetensors makes it readable only by the owner, whatever the umask
+  os.chmod(path, mode)  # safetensors makes it readable only by the owner, regardless of the umask
 
 
 def write_index(folder: epath.Path, files: Mapping[str, str], total_size: int) -> None:

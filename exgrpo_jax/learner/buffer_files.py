@@ -76,7 +76,7 @@ def read(folder: epath.Path) -> Buffer:
 def read_some(
   folder: epath.Path, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]]:
-  """Read row -> trajectories, oldest first, for the questions `rows` that are in the buffer.
+  """Read row -> trajectories, oldest first, of the questions `rows` that are in the buffer.
 
   Takes questions in order while their tokens sum to at most `max_tokens`, and reads no others.
   Raises the errors of `read`.
@@ -145,7 +145,7 @@ def _places(folder: epath.Path) -> dict[tuple[int, ...], tuple[int, int]]:
 def _read_index(folder: epath.Path) -> Columns:
   content = (folder / _INDEX).read_bytes()
   if str(zlib.crc32(content)) != (folder / _INDEX_SUM).read_text():
-    raise ValueError(f'buffer/{_INDEX}: not the bits that were saved')
+    raise ValueError(f'buffer/{_INDEX}: the bits differ from the saved ones')
   with np.load(io.BytesIO(content)) as columns:
     return dict(columns)
 
@@ -234,7 +234,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
           routes=own_routes if routes[index] else None,
         )
         if not is_whole or _sum(trajectory) != sums[index]:
-          raise ValueError(f'buffer/{_name(number)}: not the bits that were saved')
+          raise ValueError(f'buffer/{_name(number)}: the bits differ from the saved ones')
         trajectories[index] = trajectory
   return trajectories
 

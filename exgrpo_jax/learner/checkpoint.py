@@ -60,7 +60,7 @@ def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
   """Read groups that `write_partial` wrote. Raises OSError, and ValueError if bits have changed."""
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
-    raise ValueError('carried: not the bits that were saved')
+    raise ValueError('carried: the bits differ from the saved ones')
   with np.load(io.BytesIO(values)) as columns:
     rest = dict(columns)
   return tuple(_group(described, rest) for described in json.loads(index))
@@ -171,7 +171,7 @@ class RestoreFolder(ocp.args.CheckpointArgs):
 # Of checkpoints. 1 stored no format number, and the buffer as a few arrays; 2 had no `carried`.
 FORMAT = 3
 NO_BASE: Mapping[str, int] = {}  # if the state holds the whole model
-_NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
+_NOT_WHAT_WAS_SAVED = 'the bits differ from the saved ones'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class CheckpointConfig:
   every: int = setting(
     50, '[1, inf)', 'steps between checkpoints; the last step is always saved', AUTHORS
   )
-  keep: int = setting(2, '[1, inf)', 'newest checkpoints kept', AUTHORS)
+  keep: int = setting(2, '[1, inf)', 'the number of newest checkpoints to keep', AUTHORS)
 
 
 class DamagedError(Exception):
@@ -318,8 +318,9 @@ def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
   found = sums.get('format', 1)
   if found != FORMAT:
     raise InputError(
-      f'{path} was written by another version of exgrpo_jax (checkpoint format {found}, this one '
-      f'reads {FORMAT}). Continue with the version that began the run, or use another --workdir.'
+      f'{path} was written by another version of exgrpo_jax (checkpoint format {found}, but this '
+      f'version reads {FORMAT}). Continue with the version that began the run, or use another '
+      '--workdir.'
     )
 
 
@@ -327,7 +328,7 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
   if changed := storage.changed(sums, base_sums):
     raise InputError(
       f'{path} holds adapters that were trained on another base than this one (differing: '
-      f'{changed}). Bring back what config.model.path or the warm start held then.'
+      f'{changed}). Restore the weights that config.model.path or the warm start held then.'
     )
 
 
@@ -357,7 +358,7 @@ def restore_newest(
       damaged[step] = str(error)
       continue
     for later, problem in damaged.items():
-      _put_aside(manager.directory, later, f'({problem}), so that of step {step} is used')
+      _put_aside(manager.directory, later, f'({problem})', step)
     if damaged:
       hosts.barrier('damaged')
       manager.reload()
@@ -366,18 +367,21 @@ def restore_newest(
     raise InputError(
       f'{manager.directory}: none of its checkpoints can be read. '
       + ' '.join(f'Step {step}: {problem}.' for step, problem in damaged.items())
-      + ' Bring a copy back, or use another --workdir.'
+      + ' Restore a copy, or use another --workdir.'
     )
   return None
 
 
-def _put_aside(directory: epath.Path, step: int, why: str) -> None:
+def _put_aside(directory: epath.Path, step: int, why: str, used: int) -> None:
   if not hosts.is_first():
     return
   target = directory.parent / 'damaged' / f'step_{step:06d}_{os.getpid()}'
   target.parent.mkdir(parents=True, exist_ok=True)
   (directory / str(step)).rename(target)
-  hosts.warn(f'the checkpoint of step {step} is damaged {why}; it was moved to {target}')
+  hosts.warn(
+    f'the checkpoint of step {step} is damaged {why}, so the checkpoint of step {used} is used. '
+    f'The damaged one was moved to {target}'
+  )
 
 
 def restore_params(
@@ -388,10 +392,11 @@ def restore_params(
   Raises InputError if there is no such step, it belongs to another base, or a checksum differs.
   """
   saved = steps(workdir)
-  step = max(saved, default=None) if step is None else step
-  if step is None or step not in saved:
+  if step is None:
+    step = _newest(workdir, saved)
+  if step not in saved:
     raise InputError(
-      f'{workdir}/checkpoints has no step {step}; it has: {", ".join(map(str, saved)) or "none"}.'
+      f'{workdir}/checkpoints has no step {step}. It has: {", ".join(map(str, saved)) or "none"}.'
     )
   path, item = _folder(workdir) / str(step), {'params': like}
   try:
@@ -405,12 +410,12 @@ def restore_params(
       ),
     )
   except DamagedError as error:
-    raise InputError(f'{path} is damaged ({error}); choose another --step.') from error
+    raise InputError(f'{path} is damaged ({error}). Choose another --step.') from error
   params = restored['state']['params']
   _check_base(path, restored['sums'], base_sums)
   computed = storage.of_state(TrainState(params, ()), {})
   if changed := storage.changed(restored['sums'], computed):
-    raise InputError(f'{path}/state: {changed}: {_NOT_WHAT_WAS_SAVED}; choose another --step.')
+    raise InputError(f'{path}/state: {changed}: {_NOT_WHAT_WAS_SAVED}. Choose another --step.')
   return params, step
 
 
@@ -419,16 +424,20 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
 
   Raises InputError if there is none, it is damaged, or another version wrote it.
   """
-  step = max(steps(workdir), default=None)
-  if step is None:
-    raise InputError(f'{workdir}/checkpoints holds no complete checkpoint.')
+  step = _newest(workdir, steps(workdir))
   path = _folder(workdir) / str(step)
   try:
     restored = _read(path, sums=ocp.args.JsonRestore(), buffer=RestoreFolder(buffer_files.read))
   except DamagedError as error:
-    raise InputError(f'{path} is damaged ({error}); bring a copy back.') from error
+    raise InputError(f'{path} is damaged ({error}). Restore a copy.') from error
   _check_format(path, restored['sums'])
   return restored['buffer'], step
+
+
+def _newest(workdir: str, saved: Sequence[int]) -> int:
+  if not saved:
+    raise InputError(f'{workdir}/checkpoints holds no complete checkpoint.')
+  return max(saved)
 
 
 def save_params(path: str, params: Params) -> None:
@@ -444,5 +453,5 @@ def load_params(path: str, like: Params) -> Params:
 
 
 def abstract(tree: Any) -> Any:
-  """Return shapes, dtypes and shardings of a tree of arrays, for the restoring functions."""
+  """Return a tree's shapes, dtypes and shardings; the restoring functions take it as `like`."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

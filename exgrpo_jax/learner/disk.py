@@ -32,8 +32,8 @@ def check_space(workdir: str, state: TrainState) -> None:
   free = shutil.disk_usage(workdir).free
   if free < needed:
     raise InputError(
-      f'--workdir={workdir} has {decimal(free)} left, and a checkpoint takes {decimal(needed)}: '
-      'free some space, or use another disk.'
+      f'--workdir={workdir} has {decimal(free)} left, but a checkpoint takes {decimal(needed)}. '
+      'Free some space, or use another disk.'
     )
   print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
 
@@ -60,8 +60,8 @@ def explain_failure(workdir: str) -> Iterator[None]:
     is_full = _FULL.search(reason)
     raise InputError(
       f'--workdir={workdir}: the disk {"is full" if is_full else "fails"} ({reason}). Complete '
-      f'checkpoints: {complete}. {"Free some space" if is_full else "Mend it"} and start the same '
-      'command again; it resumes from the newest.'
+      f'checkpoints: {complete}. {"Free some space" if is_full else "Repair the disk"} and start '
+      'the same command again. It resumes from the newest.'
     ) from error
   finally:
     if not is_failing:

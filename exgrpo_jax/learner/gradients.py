@@ -39,14 +39,14 @@ class MicrobatchConfig:
     9216,
     '[1, inf)',
     'tokens of one forward and backward pass, and of a forward pass that scores stored responses, '
-    'on each part of the sequences, padding included; '
-    'at least one sequence of the longest row in any case',
+    'on each part of the sequences; padding counts. A pass always holds at least one sequence of '
+    'the longest row',
   )
   remat: str = setting(
-    'all', tuple(model.REMAT), 'what of each layer the backward pass computes again'
+    'all', tuple(model.REMAT), 'the part of each layer that the backward pass computes again'
   )
   drop_zero_advantage: bool = setting(
-    False, None, 'leave out rows of advantage 0, as groups of equal rewards have'
+    False, None, 'leave out rows of advantage 0, such as the rows of a group with equal rewards'
   )
 
 
@@ -60,7 +60,7 @@ class UpdateSpec:
   model: model.ShapeConfig
   lora: lora.LoraConfig
   mesh: Mesh
-  num_updates: int  # in the whole run, for the learning rate's schedule
+  num_updates: int  # in the whole run; the learning rate's schedule needs it
   temperature: float  # sampling temperature
   longest_row: int  # tokens of prompt and response
   max_response: int  # tokens

@@ -24,13 +24,13 @@ class OptimizerConfig:
   """
 
   minibatches: int = setting(
-    2, '[1, inf)', "a step's updates; each takes as many whole groups", AUTHORS
+    2, '[1, inf)', 'updates in a step; each takes the same number of whole groups', AUTHORS
   )
   learning_rate: float = setting(1e-6, '[0, inf)', 'the peak learning rate', PAPER)
   schedule: str = setting(
     'constant',
     ('constant', 'linear', 'cosine'),
-    'how the rate goes on after warm-up: linear and cosine fall to 0 at the last update',
+    'the course of the rate after warm-up: linear and cosine fall to 0 at the last update',
     AUTHORS,
   )
   warmup_updates: int = setting(0, '[0, inf)', 'updates over which the rate rises from 0', AUTHORS)
@@ -39,20 +39,22 @@ class OptimizerConfig:
   epsilon: float = setting(
     1.6e-10, '(0, inf)', "AdamW's epsilon, in the gradient's units", f'{AUTHORS}, 1e-8 over 64'
   )
-  weight_decay: float = setting(0.01, '[0, inf)', 'decoupled, on every parameter', AUTHORS)
+  weight_decay: float = setting(
+    0.01, '[0, inf)', 'the decoupled weight decay, on every parameter', AUTHORS
+  )
   moment_dtype: str = setting(
-    'float32', ('float32', 'bfloat16'), "how AdamW's moments are kept; bfloat16 halves their memory"
+    'float32', ('float32', 'bfloat16'), "the dtype of AdamW's moments; bfloat16 halves their memory"
   )
   clip_norm: float = setting(
     1 / 64,
     '(0, inf]',
-    'gradients of a larger global norm are scaled down to it',
+    'gradients of a larger global norm are scaled down to this norm',
     f'{AUTHORS}, 1 over 64',
   )
   skip_above_norm: float = setting(
     7.8,
     '(0, inf]',
-    'updates of a larger global norm are skipped and counted',
+    'updates whose gradient has a larger global norm are skipped and counted',
     f'{AUTHORS}, 500 over 64',
   )
 

@@ -25,7 +25,7 @@ WAITS = (1.0, 4.0, 10.0)  # seconds before each further attempt
 
 # Error numbers for files that are missing or of the wrong kind.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# How tensorstore reports errors of the operating system or of a remote store.
+# The form in which tensorstore reports errors of the operating system or of a remote store.
 _NUMBERED = re.compile(r"os_error_code='(\d+)'")
 _STATUS = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
@@ -48,10 +48,10 @@ def patiently(read: Callable[[], T], place: str) -> T:
         raise
       if wait is None:
         raise InputError(
-          f'{place} cannot be read ({reason}), not in {1 + len(WAITS)} attempts over '
-          f'{sum(WAITS):.0f} s: the disk or the network fails, or a permission is missing. Nothing '
-          'was moved or changed; mend it and start the same command again, or move it away if it '
-          'is lost.'
+          f'{place} could not be read in {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
+          f'({reason}). The disk or the network fails, or a permission is missing. Nothing was '
+          'moved or changed. Fix this and start the same command again. If the data is lost, move '
+          'it away first.'
         ) from error
       print(
         f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s',

@@ -206,7 +206,7 @@ def _mixed(
   if cap:
     score_BGMS = cap * jnp.tanh(score_BGMS / cap)
   score_BGMS += mask_BGMS
-  # No gradient through the maximum, because it cancels out of the weights, whatever its value.
+  # No gradient through the maximum, because it always cancels out of the weights.
   weight_BGMS = jnp.exp(
     score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
   )

@@ -254,7 +254,7 @@ def _copy_own_rows(
   def copy(index: jax.Array, x: jax.Array) -> jax.Array:
     row = own_first_R[index]
     sequence = jax.lax.dynamic_index_in_dim(packed, sequence_R[row])
-    # Sizes are static: T positions, whatever the row's length.
+    # Sizes are static: T positions for a row of any length.
     padded = jnp.concatenate([sequence, sequence], axis)
     copied = jax.lax.dynamic_slice_in_dim(padded, first_R[row], packed.shape[axis], axis)
     return jax.lax.dynamic_update_slice_in_dim(x, copied, place_R[row], 0)

@@ -67,7 +67,7 @@ class LoraConfig:
       check_known(target, TARGETS, 'config.lora.targets')
     if len(set(self.targets)) < len(self.targets) or not self.targets:
       raise InputError(
-        f'config.lora.targets={self.targets} must name each of its matrices once, and at least one.'
+        f'config.lora.targets={self.targets} must name at least one matrix, and none of them twice.'
       )
 
   @property
@@ -108,8 +108,8 @@ def shapes(config: LoraConfig, params: Params) -> Params:
     target = TARGETS[name]
     if target.name not in params['layers'][target.module]:
       raise InputError(
-        f"config.lora.targets={config.targets} has '{name}', and experts get no adapters: leave it "
-        'out, as well as the other projections of the MLP.'
+        f"config.lora.targets={config.targets} has '{name}', but experts get no adapters. Leave "
+        'out all projections of the MLP.'
       )
     a, b = _shapes(config, name, params['layers'][target.module][target.name])
     layers.setdefault(target.module, {})[target.name] = {'a': a, 'b': b}
@@ -128,7 +128,7 @@ def _shapes(
   if config.rank > narrow:
     raise InputError(
       f'config.lora.rank={config.rank} must be at most {narrow}, the smaller dimension of '
-      f"{name}: lower it, or leave '{name}' out of config.lora.targets."
+      f"{name}. Lower it, or leave '{name}' out of config.lora.targets."
     )
 
   def shape(sizes: list[int], axes: list[Any]) -> jax.ShapeDtypeStruct:

@@ -93,7 +93,7 @@ UNLIMITED = 2**30  # length of a cache whose layers all hold a whole window
 
 Params = dict[str, Any]  # nested; leaves are float32 arrays; for LoRA see lora.py
 
-# How many leading dimensions are inputs, for each matrix that `OutputMajor` may hold.
+# The number of leading dimensions that are inputs, by matrix that `OutputMajor` may hold.
 _NUM_INPUTS = {name: count for _, name, count in lora.TARGETS.values()} | {'unembedding_DV': 1}
 
 # The parts of a layer's forward pass that the backward pass recomputes.
@@ -410,7 +410,7 @@ def decode(
   """Decode one token per row, each at its own position.
 
   Writes keys and values at position_B, which must be below the cache's length. Attends only to
-  positions 0 .. position_B, whatever the cache holds after these.
+  positions 0 .. position_B, regardless of what the cache holds after them.
 
   Args:
     config: the decoder's shape.

@@ -24,10 +24,12 @@ class RopeConfig:
   scaling: str = setting(
     'none',
     ('none', 'linear', 'llama3', 'yarn'),
-    'how wavelengths are stretched for contexts longer than in pretraining: '
-    'not at all, all by the same factor, or only the long ones',
+    'the wavelengths that are stretched for contexts longer than in pretraining: none, all by the '
+    'same factor (linear), or only the long ones (llama3, yarn)',
   )
-  factor: float = setting(1.0, '[1, inf)', 'by how much, where scaling is not none')
+  factor: float = setting(
+    1.0, '[1, inf)', 'the factor that stretches wavelengths, unless scaling is none'
+  )
   # llama3: wavelengths below original_positions / high_frequency_factor are kept, wavelengths above
   # original_positions / low_frequency_factor are stretched, and the others are interpolated.
   low_frequency_factor: float = setting(
@@ -58,13 +60,13 @@ class RopeConfig:
     if self.scaling == 'llama3' and self.low_frequency_factor >= self.high_frequency_factor:
       raise InputError(
         f'config.model.rope.low_frequency_factor={self.low_frequency_factor} must be below '
-        f'high_frequency_factor={self.high_frequency_factor}: the scaling is interpolated '
+        f'high_frequency_factor={self.high_frequency_factor}, because the scaling is interpolated '
         'between the two.'
       )
     if self.scaling == 'yarn' and self.beta_slow >= self.beta_fast:
       raise InputError(
-        f'config.model.rope.beta_slow={self.beta_slow} must be below beta_fast={self.beta_fast}: '
-        'the scaling is interpolated between the two.'
+        f'config.model.rope.beta_slow={self.beta_slow} must be below beta_fast={self.beta_fast}, '
+        'because the scaling is interpolated between the two.'
       )
 
 

@@ -34,7 +34,9 @@ KINDS = {
 class ShapeConfig:
   """The decoder's shape, by default Qwen2.5-Math-1.5B's; every field is static under jit."""
 
-  vocab_size: int = setting(151936, '[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
+  vocab_size: int = setting(
+    151936, '[0, inf)', "rows of the embedding; 0 means the tokenizer's vocabulary"
+  )
   width: int = setting(1536, '[1, inf)', 'size of the residual stream')
   num_layers: int = setting(28, '[1, inf)', 'blocks of attention and MLP')
   num_heads: int = setting(12, '[1, inf)', 'query heads')
@@ -44,25 +46,31 @@ class ShapeConfig:
   head_size: int = setting(128, '[2, inf)', 'size of one head, even')
   mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP, or of each expert')
   num_experts: int = setting(
-    0, '[0, inf)', 'MLPs that a router chooses from for each token, as in Qwen3 MoE; 0 is one MLP'
+    0,
+    '[0, inf)',
+    'MLPs that a router chooses from for each token, as in Qwen3 MoE; 0 means a single MLP',
   )
-  experts_per_token: int = setting(0, '[0, inf)', 'how many of them; 0 without experts')
+  experts_per_token: int = setting(
+    0, '[0, inf)', 'experts that the router chooses for a token; 0 without experts'
+  )
   normalised_experts: bool = setting(
-    False, None, "the weights of a token's experts are scaled to a sum of 1"
+    False, None, "scale the weights of a token's experts to a sum of 1"
   )
   activation: str = setting(
     'silu',
     ('silu', 'gelu', 'exact_gelu', 'relu'),
-    "of the MLP's gate; gelu by its approximation with tanh, as in Gemma",
+    "the activation of the MLP's gate; gelu is the approximation with tanh, as in Gemma",
   )
   layers: str = setting(
     'f',
     None,
-    'kinds of the layers, repeated over all of them: f attends to all earlier tokens, s to a '
-    'sliding window, n and w are the same without positions',
+    'the kinds of the layers, repeated over all layers: f attends to all earlier tokens, s to a '
+    'sliding window, n and w do the same without positions',
   )
   window: int = setting(
-    0, '[0, inf)', 'tokens that layers s and w attend to, their own included; 0 without such layers'
+    0,
+    '[0, inf)',
+    'tokens that layers s and w attend to, with the current one; 0 without such layers',
   )
   rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
   local_rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
@@ -70,7 +78,7 @@ class ShapeConfig:
   norms: str = setting(
     'before',
     ('before', 'after', 'both'),
-    'whether a norm is before attention and MLP, after them as in OLMo 2, or both as in Gemma',
+    'the place of norms: before attention and MLP, after them as in OLMo 2, or both as in Gemma',
   )
   norm_offset: bool = setting(False, None, 'norms scale by 1 + their parameter, as in Gemma')
   attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
@@ -78,10 +86,12 @@ class ShapeConfig:
   mlp_bias: bool = setting(False, None, "biases on the MLP's three projections")
   query_key_norm: bool = setting(False, None, 'queries and keys are normalised, as in Qwen3')
   norm_all_heads: bool = setting(
-    False, None, 'with query_key_norm: over all heads together, as in OLMo 2, and not per head'
+    False,
+    None,
+    'with query_key_norm: normalise over all heads together, as in OLMo 2, instead of per head',
   )
   query_scale: float = setting(
-    0.0, '[0, inf)', 'scores are divided by the root of this; 0 is head_size'
+    0.0, '[0, inf)', 'scores are divided by the root of this; 0 means head_size'
   )
   query_beta: float = setting(
     0.0,
@@ -100,25 +110,25 @@ class ShapeConfig:
   )
   tied_embeddings: bool = setting(True, None, 'the unembedding is the transposed embedding')
   dtype: str = setting(
-    'bfloat16', ('float32', 'bfloat16'), 'of activations; parameters are float32'
+    'bfloat16', ('float32', 'bfloat16'), 'the dtype of activations; parameters are float32'
   )
 
   def __post_init__(self) -> None:
     if self.num_heads % self.num_kv_heads:
       raise InputError(
         f'config.model.num_kv_heads={self.num_kv_heads} must divide '
-        f'config.model.num_heads={self.num_heads}: '
+        f'config.model.num_heads={self.num_heads}, because '
         'each key/value head serves equally many query heads.'
       )
     if self.head_size % 2:
       raise InputError(
-        f'config.model.head_size={self.head_size} must be even: '
+        f'config.model.head_size={self.head_size} must be even, because '
         'the rotary embedding rotates pairs of its entries.'
       )
     if not self.layers or {*self.layers} - {*KINDS}:
       raise InputError(
         f"config.model.layers='{self.layers}' must be letters of {', '.join(KINDS)}, one for each "
-        'layer, repeated where there are fewer.'
+        'layer. Fewer letters are repeated.'
       )
     if not min(1, self.num_experts) <= self.experts_per_token <= self.num_experts:
       raise InputError(
@@ -128,13 +138,13 @@ class ShapeConfig:
     if self.mlp_bias and self.num_experts:
       raise InputError(
         f'config.model.mlp_bias=True must be False with config.model.num_experts={self.num_experts}'
-        ': experts have no biases.'
+        ', because experts have no biases.'
       )
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):
       raise InputError(
-        f"config.model.window={self.window} must be above 0 where config.model.layers='"
-        f"{self.layers}' has an s or a w among its {self.num_layers} layers, and 0 elsewhere."
+        f"config.model.window={self.window} must be above 0 if config.model.layers='"
+        f"{self.layers}' has an s or a w among its {self.num_layers} layers, and 0 otherwise."
       )
 
   @property

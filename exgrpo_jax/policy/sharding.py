@@ -309,8 +309,8 @@ def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[in
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
   if math.prod(sizes) != num_devices:
     raise InputError(
-      f'{_describe(config)} does not fit {counted(num_devices, "device")}: the '
-      'product of the sizes must equal their number.'
+      f'{_describe(config)} does not fit {counted(num_devices, "device")}. The product of the '
+      'sizes must equal the number of devices.'
     )
   return sizes
 
@@ -320,12 +320,12 @@ def _check_sizes(config: TrainingConfig | DecodingConfig) -> None:
   for name, size in dataclasses.asdict(config).items():
     if size == 0:
       raise InputError(
-        f'{_place(config)}.{name}=0 must be at least 1, or -1 to take the remaining devices: '
-        'it is a number of devices.'
+        f'{_place(config)}.{name}=0 must be at least 1, or -1 to take the remaining devices, '
+        'because it is a number of devices.'
       )
   if dataclasses.astuple(config).count(-1) > 1:
     raise InputError(
-      f'{_describe(config)} must hold at most one -1: '
+      f'{_describe(config)} must hold at most one -1, because '
       'only one axis can take the devices that the others leave.'
     )
 
@@ -373,7 +373,7 @@ class TrainingJit(Generic[_Arguments, _Result]):
 def jit_for_training(
   *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
-  """Return a decorator that makes a `TrainingJit`; the arguments are those of `jax.jit`."""
+  """Return a decorator that makes a `TrainingJit`; it takes the arguments of `jax.jit`."""
   return lambda function: TrainingJit(
     function, static_argnums=static_argnums, donate_argnums=donate_argnums
   )

@@ -188,7 +188,7 @@ def _watch(
         else 'is between two phases'
       )
       tell(
-        f'this step has taken {now.step_seconds:.0f} s, where the median of those before it is '
+        f'this step has taken {now.step_seconds:.0f} s, but the median of the earlier steps is '
         f'{now.median_seconds:.1f} s; it {where}'
       )
 

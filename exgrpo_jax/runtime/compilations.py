@@ -64,7 +64,7 @@ class Counter:
     self.count = 0  # programs
     self.seconds = 0.0  # total over these programs
     self.names: collections.Counter[str] = collections.Counter()  # function -> its programs
-    self.compiled_anew: collections.Counter[str] = collections.Counter()  # programs not on disk
+    self.not_cached: collections.Counter[str] = collections.Counter()  # programs not on disk
     self._is_read = False  # True if the next program comes from disk
 
   def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
@@ -74,7 +74,7 @@ class Counter:
       self.count += 1
       self.seconds += duration_secs
       self.names[name] += 1
-      self.compiled_anew[name] += not self._is_read
+      self.not_cached[name] += not self._is_read
       self._is_read = False
 
   def hear_instant(self, event: str, **_: str | int) -> None:
@@ -89,10 +89,9 @@ class Counter:
     def listed(counts: collections.Counter[str]) -> str:
       return ', '.join(name if n == 1 else f'{name} {n}' for name, n in counts.items() if n)
 
-    anew = f'; not in the compilation cache: {listed(self.compiled_anew) or "none"}'
-    return (
-      f'{errors.counted(self.count, "program")} in {self.seconds:.0f} s: {listed(self.names)}{anew}'
-    )
+    programs = f'{errors.counted(self.count, "program")} in {self.seconds:.0f} s'
+    not_cached = listed(self.not_cached) or 'none'
+    return f'{programs}: {listed(self.names)}; not in the compilation cache: {not_cached}'
 
 
 @contextlib.contextmanager

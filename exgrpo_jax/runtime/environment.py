@@ -56,7 +56,9 @@ def read(workdir: str) -> list[dict[str, Any]]:
     with open(path) as file:
       return json.load(file)
   except ValueError as error:
-    raise InputError(f'{path} is not JSON ({error}); delete it, a new one is made.') from error
+    raise InputError(
+      f'{path}: this is not JSON ({error}). Delete it; the next start writes a new one.'
+    ) from error
 
 
 def describe(first_step: int) -> dict[str, Any]:

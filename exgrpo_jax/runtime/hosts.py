@@ -72,8 +72,8 @@ def _join(meeting: Meeting) -> None:
   _check(meeting)
   if meeting.coordinator_address is not None:
     print(
-      f'host {meeting.process_id}: waiting at {meeting.coordinator_address} until all '
-      f'{meeting.num_processes} are there, for at most {_MEETING_SECONDS} s',
+      f'host {meeting.process_id}: waiting at {meeting.coordinator_address} for all '
+      f'{meeting.num_processes} hosts, for at most {_MEETING_SECONDS} s',
       file=sys.stderr,
       flush=True,
     )
@@ -101,17 +101,18 @@ def _check(meeting: Meeting) -> None:
     return
   if address is None or count is None or number is None:
     raise InputError(
-      '--coordinator_address, --num_processes and --process_id belong together: give all three, or '
-      'none where the cluster says who the hosts are.'
+      '--coordinator_address, --num_processes and --process_id belong together. Give all three, or '
+      'none on a cluster that names the hosts itself.'
     )
   if number >= count:
     raise InputError(
-      f'--process_id={number} must be below --num_processes={count}: the first is 0.'
+      f'--process_id={number}: the value must be below --num_processes={count}, because the first '
+      'host is 0.'
     )
   if not re.fullmatch(r'.+:\d+', address):
     raise InputError(
-      f'--coordinator_address={address} must be host:port, of the first host and a port that is '
-      'free there.'
+      f'--coordinator_address={address}: the value must be host:port, the name of the first host '
+      'and a port that is free there.'
     )
 
 
@@ -123,8 +124,8 @@ def _fail(error: Exception) -> None:
     os._exit(2)
   traceback.print_exception(error)
   print(
-    f'error: {name} failed, see above. It exits in {_LAST_WORDS_SECONDS} s, unless JAX reports '
-    'before that another host died, which then is the cause.',
+    f'error: {name} failed, see above. It exits in {_LAST_WORDS_SECONDS} s. If JAX reports first '
+    'that another host died, that is the cause.',
     file=sys.stderr,
     flush=True,
   )
@@ -204,8 +205,8 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
-        f'{place}: {what} of host {number} differ from those of host 0; each host reads its own '
-        'copy, and all copies must be the same.'
+        f'{place}: {what} of host {number} and of host 0 differ. Each host reads its own copy; '
+        'make all copies the same.'
       )
 
 
@@ -225,6 +226,6 @@ def check_shared(folder: str) -> None:
   if not all(sees):
     blind = ', '.join(str(number) for number, is_seen in enumerate(sees) if not is_seen)
     raise InputError(
-      f'--workdir={folder} must be a folder that all hosts share, such as a mounted bucket; these '
-      f'do not see what host 0 writes into it: {blind}.'
+      f'--workdir={folder}: these hosts do not see what host 0 writes there: {blind}. Choose a '
+      'folder that all hosts share, such as a mounted bucket.'
     )

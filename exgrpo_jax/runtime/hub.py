@@ -79,7 +79,7 @@ def recall(workdir: str) -> None:
       _recorded.update(json.load(file))
   except (OSError, ValueError, TypeError) as error:
     raise InputError(
-      f'{path} cannot be read as the commits of a run ({error}); bring back a copy of it.'
+      f'{path}: cannot read the commits of the run ({error}). Restore a copy of this file.'
     ) from error
 
 
@@ -155,37 +155,37 @@ def _refusals(repository: Repository) -> Iterator[None]:
     yield
   except errors.RevisionNotFoundError as error:
     raise NoRevisionError(
-      f"the {kind} {name} has no revision '{repository.revision}'; {repository.page} lists its "
+      f"the {kind} {name} has no revision '{repository.revision}'. {repository.page} lists its "
       'branches, tags and commits.'
     ) from error
   except errors.GatedRepoError as error:
     login = (
-      'the token in use has not been granted it'
+      'the token in use has no access yet'
       if huggingface_hub.get_token()
       else "then run 'hf auth login', or set HF_TOKEN"
     )
     raise InputError(
-      f'the {kind} {name} is only for those who have accepted its licence: do so on '
+      f'the {kind} {name} is available only after you accept its licence. Do so on '
       f'{repository.page}; {login}.'
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise InputError(
-      f'there is no folder {name}, and {constants.ENDPOINT} has no {kind} of that name, or a '
-      "private one, which needs 'hf auth login' or HF_TOKEN."
+      f'there is no folder {name}, and {constants.ENDPOINT} has no public {kind} of that name. A '
+      "private one needs 'hf auth login' or HF_TOKEN."
     ) from error
   except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-    why = f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)}); '
+    why = f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)}). Name'
     if constants.HF_HUB_OFFLINE:
-      why = 'HF_HUB_OFFLINE is set; unset it, or '
+      why = 'HF_HUB_OFFLINE is set. Unset it, name'
     local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
     raise InputError(
-      f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why}name '
-      f'{local} in its place, or a mirror of the Hub by HF_ENDPOINT.'
+      f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why} {local} '
+      'instead, or set HF_ENDPOINT to a mirror of the Hub.'
     ) from error
   except Exception as error:  # from the network, the disk, or the library's own checks
     raise InputError(
-      f'the {kind} {name} cannot be fetched into {constants.HF_HUB_CACHE} ({_reason(error)}); the '
-      'same command goes on from there. HF_HOME names another folder.'
+      f'the {kind} {name} cannot be fetched into {constants.HF_HUB_CACHE} ({_reason(error)}). Run '
+      'the same command to continue. Set HF_HOME to use another folder.'
     ) from error
 
 

@@ -115,7 +115,7 @@ def explained(largest: Callable[[], str] | None = None) -> Iterator[None]:
     raise InputError(
       f'the memory is full ({first_line}). {largest() + " " if largest else ""}'
       'Lower config.rollout.slots, the responses that decode at once, or '
-      'config.microbatch.tokens, those of a forward and backward pass: these change '
-      'nothing but memory and time, and a run resumes with other values. For a GPU, '
+      'config.microbatch.tokens, the tokens of a forward and backward pass. They change only '
+      'memory and time, and a run can resume with other values. For a GPU, '
       '`exgrpo capacity --config=… --device=… --fit` computes how large they may be.'
     ) from error

@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT end a run after the current step, once that step is saved.
 
 Clouds send SIGTERM before they take a machine away; Ctrl-C sends SIGINT. Before the first step
-there is nothing to save, so both end the process at once: see exgrpo_jax/__init__.py.
+there is nothing to save, so both end the process at once: see exgrpo_jax/__main__.py.
 """
 
 import contextlib

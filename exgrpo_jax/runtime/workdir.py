@@ -88,7 +88,9 @@ def _take(file: BinaryIO, refusal: str) -> None:
     except OSError as error:
       if error.errno not in _UNSUPPORTED:
         raise
-      hosts.warn(f'{file.name} cannot be locked ({error}): see to it that nothing else works there')
+      hosts.warn(
+        f'{file.name} cannot be locked ({error}): make sure that nothing else writes there'
+      )
       return
     if not is_waiting:
       is_waiting = True
@@ -200,8 +202,8 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   """
   if '://' in workdir:
     raise InputError(
-      f'--workdir={workdir} must be a local folder: metrics, samples and plots '
-      'are written through the file system.'
+      f'--workdir={workdir}: the workdir must be a local folder, because metrics, samples and '
+      'plots are written through the file system.'
     )
   if has_begun(workdir):
     allowed, refused = _changes(values, workdir, sections)
@@ -270,8 +272,8 @@ def check_writable(workdir: str) -> None:
       pass
   except OSError as error:
     raise InputError(
-      f'--workdir={workdir} cannot be written into ({error}); a run writes all its results there, '
-      'so name a folder that can.'
+      f'--workdir={workdir}: cannot write into this folder ({error}). Choose a writable one, '
+      'because a run writes all its results there.'
     ) from error
 
 
@@ -285,7 +287,7 @@ def make_folder(key: str, folder: str) -> None:
       os.makedirs(os.path.expanduser(folder), exist_ok=True)
     except OSError as error:
       raise InputError(
-        f'{key}={folder} cannot be made ({error}); name a folder that can.'
+        f'{key}={folder}: cannot create this folder ({error}). Choose a writable path.'
       ) from error
 
 
@@ -296,8 +298,8 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
   for number, other in enumerate(others, 1):
     for name, of_first, of_other in differences(first, other):
       raise InputError(
-        f'host 0 was given config.{name}={of_first} and host {number} config.{name}={of_other}; '
-        'all must be started with the same command.'
+        f'host 0 was given config.{name}={of_first} and host {number} config.{name}={of_other}. '
+        'Start all hosts with the same command.'
       )
 
 
@@ -309,7 +311,7 @@ def owned(workdir: str) -> Iterator[None]:
   Reading needs no lock, and a killed run's lock is free at once.
   """
   refusal = (
-    f'--workdir={workdir}: another run is writing there, and two would destroy each other; wait '
+    f'--workdir={workdir}: another run is writing there, and two would overwrite each other. Wait '
     'for it, end it, or choose another --workdir.'
   )
   problem = ''
@@ -347,16 +349,17 @@ def read_config(workdir: str) -> dict[str, Any]:
   path = os.path.join(workdir, 'config.json')
   if not os.path.exists(path):
     raise InputError(
-      f"--checkpoint={workdir} is no run's workdir: it holds no config.json; name train's."
+      f"--checkpoint={workdir}: this is not a run's workdir, because it holds no config.json. Name "
+      "train's --workdir."
     )
   try:
     with open(path) as file:
       values = json.load(file)
     if not isinstance(values, dict):
-      raise ValueError('it is no object')
+      raise ValueError('it is not an object')
   except (OSError, ValueError) as error:
     raise InputError(
-      f'{path} cannot be read as the config of a run ({error}); bring back a copy of it, or name '
+      f'{path}: cannot read the config of the run ({error}). Restore a copy of this file, or name '
       'another folder.'
     ) from error
   values = renamed.current_settings(values)

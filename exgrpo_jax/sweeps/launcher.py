@@ -156,13 +156,13 @@ def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
 
 def _failure_reason(status: int, log: str, log_start: int) -> str:
   """Return the exit status or signal, with the log's last error line, or else its last line."""
-  how = f'exit status {status}' if status > 0 else signal.Signals(-status).name
+  ending = f'exit status {status}' if status > 0 else signal.Signals(-status).name
   with open(log, 'rb') as file:
     file.seek(log_start)
     lines = [line.strip() for line in file.read().decode(errors='replace').splitlines()]
   lines = [line for line in lines if line]
   errors = [line for line in lines if _ERROR_LINE.match(line)]
-  return f'{how}: {(errors or lines or ["its log is empty"])[-1]}'
+  return f'{ending}: {(errors or lines or ["its log is empty"])[-1]}'
 
 
 def _format_duration(seconds: float) -> str:

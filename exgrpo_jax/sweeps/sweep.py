@@ -38,8 +38,8 @@ def print_commands(planned: Sequence[Trial]) -> None:
   for trial in left:
     print(shlex.join(['python', *trial.arguments]))
   print(
-    f'{len(left)} of {len(planned)} trials are left to run; after that --launcher=local makes '
-    'the table',
+    f'{len(left)} of {len(planned)} trials are left to run; when they have finished, '
+    '--launcher=local makes the table',
     file=sys.stderr,
   )
 
@@ -69,8 +69,8 @@ def plan_trials(
       for key in overrides:
         if key in given:
           raise InputError(
-            f'--config.{key}={given[key]} is given, and the trial sets it to {overrides[key]}; '
-            'only one of them can be.'
+            f'--config.{key}={given[key]}: the trial sets it to {overrides[key]}. Leave one of '
+            'them out.'
           )
       changed = config.overridden(values, overrides)
       parse_config(changed)
@@ -79,8 +79,8 @@ def plan_trials(
     for other in planned:
       if other.values == changed:
         raise InputError(
-          f"{path}: trials '{other.name}' and '{name}' are the same run; to repeat a setting, "
-          "vary its 'seed'."
+          f"{path}: trials '{other.name}' and '{name}' are the same run. To repeat a setting, vary "
+          "its 'seed'."
         )
     check_workdir(changed, folder)
     settings = [f'--config.{key}={value}' for key, value in {**given, **overrides}.items()]
@@ -153,7 +153,7 @@ def run(
   )
   if failed:
     print(
-      f'{len(failed)} of {counted(len(planned), "trial")} failed; the same command tries them '
+      f'{len(failed)} of {counted(len(planned), "trial")} failed; run the same command to try them '
       'again:'
     )
     for name, reason in failed.items():
@@ -162,7 +162,7 @@ def run(
     again = shlex.join([*command, *sys.argv[1:]])
     print(
       f'interrupted before {len(outcome.unfinished)} of {counted(len(planned), "trial")} had '
-      f'ended; the same command resumes them:\n{again}',
+      f'ended; run the same command to resume them:\n{again}',
       flush=True,
     )
     return 130
@@ -182,7 +182,7 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
     if finished:
       runs[label] = finished
   if not runs:
-    print('no trial has finished: nothing to compare', flush=True)
+    print('no trial has finished, so there is nothing to compare', flush=True)
     return
   from exgrpo_jax.reporting import canvas  # matplotlib takes half a second
 
@@ -190,8 +190,9 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
   path, picture = pathlib.Path(workdir, 'sweep.md'), pathlib.Path(workdir, 'sweep.png')
   with replacing(path) as unfinished:
     unfinished.write_text(
-      'Mean ± standard deviation over seeds; final is the last evaluation, best the highest of '
-      'each run (of what should fall, such as truncated, the lowest), the start included.'
+      'Mean ± standard deviation over seeds. Final is the last evaluation. Best is the highest '
+      'evaluation of each run, or the lowest if the measure should fall, such as truncated; the '
+      'evaluation at the start counts.'
       f'\n\n{text}\n',
       encoding='utf-8',
     )
@@ -217,16 +218,16 @@ def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
 def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
   """Raise InputError if the workdir is a file, a single run's, or holds trials of another sweep."""
   if os.path.exists(workdir) and not os.path.isdir(workdir):
-    raise InputError(f'--workdir={workdir} must be a folder.')
+    raise InputError(f'--workdir={workdir}: this is not a folder. Choose a folder.')
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
-    raise InputError(f"--workdir={workdir} is a single run's; a sweep needs its own.")
+    raise InputError(f'--workdir={workdir}: this is the folder of a single run. Choose another.')
   for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
     if other not in names and any(
       os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)
     ):
       raise InputError(
-        f"--workdir={workdir} holds a trial '{other}' that is not in {path}: use another "
-        '--workdir for another sweep, or move that folder away.'
+        f"--workdir={workdir}: this folder holds a trial '{other}' that is not in {path}. Use "
+        'another --workdir for another sweep, or move the trial away.'
       )
 
 
@@ -238,6 +239,6 @@ def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
   return folder_held(
     workdir,
     'sweep.lock',
-    f'a sweep is running in {workdir}, or trials that a killed sweep left running; wait for '
-    'them, or end them.',
+    f'--workdir={workdir}: a sweep is running there, or trials that a killed sweep left running. '
+    'Wait for them, or end them.',
   )

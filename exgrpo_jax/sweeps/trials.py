@@ -79,8 +79,8 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
   for name in sweep:
     if (same := names.setdefault(name.casefold(), name)) != name:
       raise InputError(
-        f"{place}: trials '{same}' and '{name}' differ only in case, which some file "
-        'systems ignore, and each trial needs a folder of its own.'
+        f"{place}: trials '{same}' and '{name}' differ only in case, which some file systems "
+        'ignore. Rename one, because each trial needs its own folder.'
       )
 
 
@@ -92,9 +92,9 @@ def without_seed(name: str) -> str:
 def _check_trial(place: str, name: Any, overrides: Any) -> None:
   if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
     raise InputError(
-      f'{place}: a trial cannot be named {name!r}, because its folder gets the same name: '
-      'it must start with a letter, a digit or _, may also contain . , = + - and has at most 200 '
-      'characters. trials.listed takes names that you choose.'
+      f'{place}: a trial cannot be named {name!r}, because its folder gets the same name. '
+      'A name must start with a letter, a digit or _, may also contain . , = + - and has at most '
+      '200 characters. With trials.listed you choose the names.'
     )
   if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
     raise InputError(
@@ -108,7 +108,7 @@ def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
   for name, overrides in trials:
     if name in sweep:
       raise InputError(
-        f"two trials are named '{name}'; list each value of an axis and each name of a setting "
+        f"two trials are named '{name}'. List each value of an axis and each name of a setting "
         'only once.'
       )
     sweep[name] = overrides

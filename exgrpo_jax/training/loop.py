@@ -149,7 +149,7 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
   if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
     print(
       f'epoch {next_plan.epoch}: fewer than {config.rollout.groups_in_flight} questions are not '
-      'yet retired, so retired ones are read again (and never replayed)',
+      'retired, so retired ones are asked again (but never replayed)',
       flush=True,
     )
   return buffer, next_plan
@@ -222,8 +222,8 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
       _write(run, snapshot)
     run.checkpoints.wait_until_finished()
     print(
-      f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; the '
-      'same command resumes',
+      f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; run the '
+      'same command to resume',
       file=sys.stderr,
       flush=True,
     )

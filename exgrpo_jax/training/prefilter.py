@@ -91,7 +91,7 @@ def filter_questions(
   experiment = open_experiment(values, source.path if source else out)
   if name := experiment.config.environment.name:
     raise InputError(
-      f'config.environment.name={name!r}: questions are filtered by single turns alone.'
+      f"config.environment.name={name!r}: only single-turn questions can be filtered. Set it to ''."
     )
   data = load_questions(experiment, experiment.config.data.train)
   check_rewards(experiment.config, data)
@@ -106,11 +106,13 @@ def filter_questions(
   solved = _spread(tried)
   if not kept:
     raise InputError(
-      f'--above={above} and --below={below} leave none of the {counted(len(tried), "question")} of '
-      f'{data.spec}, whose pass rates are {solved}.'
+      f'--above={above} and --below={below}: no pass rate of the '
+      f'{counted(len(tried), "question")} of {data.spec} is between them. Choose other bounds; the '
+      f'questions by pass rate are {solved}.'
     )
   write(out, tried, kept)
-  print(f'{data.spec}: {len(kept):,} of {counted(len(tried), "question")} left; solved {solved}')
+  print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')
+  print(f'questions by pass rate: {solved}')
   print(f'in {out}: questions.jsonl, successes.parquet, pass_rates.jsonl')
 
 

@@ -31,13 +31,13 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
     seeding.check_columns(path)
   elif not os.path.exists(os.path.join(path, 'config.json')):
     raise InputError(
-      f'config.experience.path={path} is neither a .jsonl nor a .parquet file, nor the workdir of '
-      'a run, which holds a config.json; experience comes from one of these.'
+      f'config.experience.path={path}: experience must be a .jsonl file, a .parquet file or the '
+      'workdir of a run, which holds a config.json.'
     )
   elif not checkpoint.steps(path):
     raise InputError(
-      f'config.experience.path={path}: that run has no checkpoint, and its buffer is in there; '
-      'wait for the first one, or name another run.'
+      f'config.experience.path={path}: the run has no checkpoint yet, so there is no buffer to '
+      'load. Wait for its first checkpoint, or choose another run.'
     )
 
 
@@ -66,8 +66,9 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   left_out = [f'{count:,} {fate}' for fate, count in counts.items() if count and fate != 'traces']
   print(
     f'experience: {counted(counts["traces"], "response")} in {path}'
-    + (f', of which {", ".join(left_out)}' if left_out else '')
-    + f'; kept: {len(right):,} right ones of {counted(len({c.row for c in right}), "question")}',
+    + (f'; left out: {", ".join(left_out)}' if left_out else '')
+    + f'; kept: {counted(len(right), "correct response")} to '
+    + counted(len({c.row for c in right}), 'question'),
     flush=True,
   )
   return right
@@ -80,9 +81,9 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
     own = _tokenizer_of(path, values)
   if not _same(own, experiment.tokenizer):
     raise InputError(
-      f'config.experience.path={path}: that run has another tokenizer, whose tokens would mean '
-      f'other text here; set config.tokenizer.path={path}/tokenizer.model where that is there, or '
-      'to its config.tokenizer.path.'
+      f'config.experience.path={path}: that run has another tokenizer, so its tokens mean other '
+      f'text here. Set config.tokenizer.path={path}/tokenizer.model if this file exists, else to '
+      "that run's config.tokenizer.path."
     )
   with hub.as_in(path):
     theirs = _questions_of(experiment, path, values)
@@ -90,15 +91,15 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
   rows = sorted(buffer.entries)
   if not rows:
     raise InputError(
-      f'config.experience.path={path}: the buffer of that run is empty after step {step}; name a '
-      'run that has stored something.'
+      f'config.experience.path={path}: the buffer of that run is empty after step {step}. Choose a '
+      'run that has stored trajectories.'
     )
   for row in rows:
     length = buffer.entries[row].prompt_length
     if row >= len(theirs.prompts) or len(theirs.prompts[row]) != length:
       raise InputError(
-        f'config.experience.path={path}: {theirs.spec} is no longer what that run was trained on: '
-        f'the prompt of row {row} had {length} tokens. Bring the data back.'
+        f'config.experience.path={path}: {theirs.spec} has changed since that run, when the prompt '
+        f'of row {row} had {length} tokens. Restore the data.'
       )
   for row, question in zip(rows, theirs.questions.read(rows)):
     entry = buffer.entries[row]
@@ -141,5 +142,5 @@ def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSe
     )
   except InputError as error:
     raise InputError(
-      f'config.experience.path={path}: the questions of that run cannot be read. {error}'
+      f'config.experience.path={path}: the questions of that run cannot be loaded. {error}'
     ) from error

@@ -99,7 +99,7 @@ def check_policy(run: Run, snapshot: Snapshot) -> None:
   _, (entropy_T,) = rollout.score(policy, [row])
   if not np.isfinite(entropy_T).all():
     why = alarms.no_probabilities(run.experiment.config.optimizer)
-    raise InputError(f'step {snapshot.step}: after it {why} {_newest_checkpoint(run)}')
+    raise InputError(f'step {snapshot.step}: after its update, {why} {_newest_checkpoint(run)}')
 
 
 def _newest_checkpoint(run: Run) -> str:
@@ -107,7 +107,7 @@ def _newest_checkpoint(run: Run) -> str:
   newest = run.checkpoints.latest_step()
   if newest is None:
     return 'Nothing has been saved yet.'
-  return f'It is not saved; the newest checkpoint is that of step {newest}, for export to write.'
+  return f'It is not saved. The newest checkpoint is of step {newest}; export can write it.'
 
 
 def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:

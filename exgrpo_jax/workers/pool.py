@@ -194,8 +194,9 @@ class Worker:
       starts = self._program.starts
       return RuntimeError(f'{noun} did not start (attempts: {starts}): {reason}')
     return InputError(
-      f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}): {noun} '
-      f'has {timeout:g} s{self._program.timeout_note} to import what it calls and to try it.'
+      f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}). '
+      f'{noun.capitalize()} has {timeout:g} s{self._program.timeout_note} to import what it calls '
+      'and to try it.'
     )
 
   def _start_standby(self) -> None:

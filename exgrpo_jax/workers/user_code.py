@@ -62,7 +62,7 @@ def refusing(key: str, spec: str) -> Iterator[None]:
     raise
   except ERRORS as error:
     raise InputError(
-      f'config.{key}: {spec!r} cannot be used ({summarize(error)}): it must be {_NEEDED[key]}.'
+      f'config.{key}: {spec!r} cannot be used ({summarize(error)}). It must be {_NEEDED[key]}.'
     ) from error
 
 

@@ -1,6 +1,7 @@
 """The objective against numbers computed by hand, an independent formula, and enumeration."""
 
 import dataclasses
+import doctest
 import functools
 import itertools
 
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax.algorithm import advantages, combinations, losses, objective, replay
+from exgrpo_jax.algorithm import (
+  advantages,
+  combinations,
+  losses,
+  objective,
+  question_stream,
+  replay,
+)
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from tests.helpers.enumeration import group_of, slopes, softmax
@@ -28,6 +36,17 @@ from tests.helpers.losses import (
 )
 
 LOGP, ENTROPY, BATCH, REFERENCE_LOGP = random_batch()
+
+
+# ---- Examples in docstrings ----
+
+
+@pytest.mark.parametrize(
+  'module', [advantages, losses, objective, question_stream, replay], ids=lambda one: one.__name__
+)
+def test_the_examples_in_docstrings_are_right(module):
+  outcome = doctest.testmod(module)
+  assert outcome.attempted and not outcome.failed
 
 
 # ---- Single tokens ----
@@ -244,10 +263,10 @@ def test_loss_inputs_are_numpy_on_the_host():
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    (dict(tis_limit=2.0), "tis_limit=2.0 needs config.objective.old_logprobs='recompute'"),
+    (dict(tis_limit=2.0), "tis_limit=2.0 .* Set config.objective.old_logprobs='recompute'"),
     (dict(dual_clip=3.0, policy_loss='cispo'), "dual_clip=3.0 needs .*policy_loss='ppo'"),
-    (dict(dual_clip=1.0), r'dual_clip=1.0 must lie in \(1, inf\]'),
-    (dict(clip_epsilon_high=0.0), 'clip_epsilon_high=0.0 must lie in'),
+    (dict(dual_clip=1.0), r'dual_clip=1.0: .* must lie in \(1, inf\]'),
+    (dict(clip_epsilon_high=0.0), 'clip_epsilon_high=0.0: .* must lie in'),
     (dict(policy_loss='gspo'), 'must be one of ppo, cispo'),
   ],
 )
@@ -748,7 +767,7 @@ def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
   [
     (8, 0.1, 'ratio to at least 0.125, config.rollout.questions to at least 10, '),
     (3, 0.25, 'ratio to at least 0.333334, config.rollout.questions to at least 4, '),
-    (1, 0.5, 'set config.rollout.questions to at least 2, '),  # no ratio below 1 is enough
+    (1, 0.5, 'Set config.rollout.questions to at least 2, '),  # no ratio below 1 is enough
   ],
 )
 def test_a_ratio_that_replays_no_question_is_refused_with_what_does(num_questions, ratio, enough):
@@ -778,7 +797,8 @@ def test_bounds_that_let_no_group_be_recorded_are_refused():
 def test_a_variant_of_clipping_needs_clipping_in_every_step(variant):
   for clip, ratio in (('until_replay', 0.5), ('never', 0.5), ('never', 0.0)):
     with pytest.raises(
-      InputError, match=rf"{next(iter(variant))}=.* needs config.*clip_schedule='always'"
+      InputError,
+      match=rf"{next(iter(variant))}=.*clip_schedule='{clip}' clips no .* Set it to 'always'",
     ):
       check(ratio=ratio, clip_schedule=clip, **variant)
   check(clip_schedule='always', **variant)

@@ -278,7 +278,7 @@ def test_a_pallas_kernel_is_timed_by_formula():
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
 def test_an_unknown_slice_is_refused(name):
-  with pytest.raises(InputError, match='generations are v5e, v5p, v6e'):
+  with pytest.raises(InputError, match='Generations are v5e, v5p, v6e'):
     devices.chip_of(name)
 
 
@@ -322,14 +322,14 @@ def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
   ('text', 'message'),
   [
     ('A100', 'a100-80, a100-40'),
-    ('4090 16GB', 'b200, .*; or a memory'),
+    ('4090 16GB', 'b200, .*; or the memory'),
     ('4090 laptop', 'b200, '),
     ('0gb', 'b200, '),
     ('', 'b200, '),
   ],
 )
 def test_what_names_no_gpu_is_refused(text, message):
-  with pytest.raises(InputError, match=f'--device={text} .*{message}'):
+  with pytest.raises(InputError, match=f'--device={text}: .*{message}'):
     devices.usable_memory(text)
 
 
@@ -340,7 +340,7 @@ def test_a_gpu_computes_in_its_dtypes(device, dtype):
 
 
 def test_a_gpu_without_bfloat16_needs_float32():
-  with pytest.raises(InputError, match=r'--device=T4 .* --config\.model\.dtype=float32'):
+  with pytest.raises(InputError, match=r'--device=T4: .* --config\.model\.dtype=float32'):
     devices.check_dtype('T4', 'bfloat16')
 
 
@@ -399,7 +399,7 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
   monkeypatch.setattr(diagnosis.environment, 'versions', lambda: versions)
   [problem] = problems()
-  assert 'jax-cuda12-pjrt 0.9.0 is not for jaxlib 0.10.2' in problem
+  assert 'jax-cuda12-pjrt 0.9.0 does not fit jaxlib 0.10.2' in problem
 
 
 @pytest.mark.full

@@ -173,7 +173,7 @@ def test_a_carried_step_is_one_of_the_steady_state_on_average(whole):
 
 
 @carrying
-def test_begun_responses_are_prefilled_anew_in_whole_passes(whole):
+def test_begun_responses_are_prefilled_again_in_whole_passes(whole):
   """Of two sequences of 20 tokens, of which one holds a row of more than 10; 5 s for each row."""
   steps = programs.steady_steps(WORK.groups, whole.config.rollout, 10, 1)
   resumed = [len(each.generation.resumed) for each in steps]
@@ -362,7 +362,7 @@ def test_episodes_are_resumed_and_their_caches_kept(capsys):
 def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
   fits, printed = examined(capsys, **{'rollout.slots': 4096})
   assert not fits and printed.splitlines()[-1] == 'does not fit'
-  assert '--fit: fewer than config.rollout.slots=4096' in printed
+  assert 'lower config.rollout.slots=4096' in printed and '--fit chooses both' in printed
   fits, printed = examined(capsys, fit=True, **{'rollout.slots': 4096})
   assert fits and printed.startswith('--config.rollout.slots=256 ')
 
@@ -372,6 +372,6 @@ def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
 def test_advice_for_one_gpu_never_asks_for_more_chips(capsys, fit):
   fits, printed = examined(capsys, fit=fit, **{'model.num_layers': 300})
   assert not fits and 'chip' not in printed
-  assert 'config.lora.rank=32' in printed and 'a GPU of more memory' in printed
+  assert 'config.lora.rank=32' in printed and 'a GPU with more memory' in printed
   # Shorter responses do not help where the model alone is too large.
-  assert ('gradient alone take' in printed, 'shorter responses' in printed) == (not fit, fit)
+  assert ('gradient take' in printed, 'shorter responses' in printed) == (not fit, fit)

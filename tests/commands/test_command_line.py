@@ -54,7 +54,7 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   (tmp_path / 'damaged' / 'metrics.jsonl').write_text('{"step": 1}\n')  # it is a run
   (tmp_path / 'smoke.py').write_text('from exgrpo_jax.configs.smoke import get_config')
   outcome = forked.run_one(command, HOME=str(tmp_path))
-  assert_refused(outcome, f'{tmp_path}/damaged/config.json cannot be read as the config of a run')
+  assert_refused(outcome, f'{tmp_path}/damaged/config.json: cannot read the config of the run')
 
 
 @pytest.mark.full
@@ -99,7 +99,7 @@ def test_without_a_command_they_are_listed_by_purpose_and_a_slip_is_answered_wit
   assert listed.status == 0
   for purpose, commands_of_it in COMMANDS.items():
     assert purpose in listed.out and all(f'  {name} ' in listed.out for name in commands_of_it)
-  assert (slip.status, slip.out) == (2, '') and 'did you mean train?' in slip.err
+  assert (slip.status, slip.out) == (2, '') and 'Did you mean train?' in slip.err
 
 
 # ---- The flags of `capacity` ----
@@ -125,7 +125,7 @@ def test_what_does_not_fit_ends_with_status_1(capsys):
     (dict(config=None), '^--config is needed'),
     (dict(device=None), '^--topology or --device is needed'),
     (dict(topology='v5e:8x8'), '--topology=v5e:8x8 and --device=l4'),
-    (dict(topology='v5e:8x8', device=None, fit=True), '--fit needs --device'),
+    (dict(topology='v5e:8x8', device=None, fit=True), '--fit: this needs --device'),
     (dict(device='l5'), '--device=l5'),
   ],
 )
@@ -178,7 +178,7 @@ def test_a_file_is_scored(capsys):
 @pytest.mark.parametrize(
   ('flags', 'named'),
   [
-    ((), '--response and --answer, or --file'),
+    ((), '--response and --answer are needed'),
     (('--file=x.jsonl', '--answer=5'), '--file and --answer'),
     (('--file=nowhere.jsonl',), '--file=nowhere.jsonl'),
     (('--respons=5',), '--respons=5'),

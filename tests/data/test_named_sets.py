@@ -121,26 +121,26 @@ THERE = 'main: test, train; socratic: train'
 @pytest.mark.parametrize(
   ('spec', 'files', 'message'),
   [
-    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http://\S+ has no data set'),
+    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http\S+ has no public data set'),
     ('me/sums:main:trian', SEVERAL, rf"me/sums has no 'main:trian' \(has: {THERE}"),
     ('me/sums:man:train', SEVERAL, rf"me/sums has no 'man:train' \(has: {THERE}"),
-    ('me/sums:train', SEVERAL, rf'several configs; name one, as in me/sums:CONFIG:SPLIT \({THERE}'),
+    ('me/sums:train', SEVERAL, rf'several configs. Name one, as in me/sums:CONFIG:SPLIT \({THERE}'),
     (
       'me/sums:train',
       {'train.jsonl': ''},
-      r'no parquet files .* not converted it to parquet \(refs/convert/parquet\): only parquet is '
-      r'read from the Hub, so fetch its files from http://\S+/datasets/me/sums and name them',
+      r'no parquet files .* not converted it to parquet \(refs/convert/parquet\)\. Only parquet is '
+      r'read from the Hub, so download its files from http://\S+/datasets/me/sums and name them',
     ),
     (
       'me/sums@main:train',
       {'train.jsonl': ''},
-      'me/sums@main has no parquet .* the default branch alone. Leave the revision out, or fetch',
+      'me/sums@main has no parquet .* only the default branch. Leave the revision out, or download',
     ),
-    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'; http://\S+/datasets/"),
-    ('me/sums', SEVERAL, rf'write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
-    ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT where .* \(default: train\)'),
+    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. http://\S+/datasets/"),
+    ('me/sums', SEVERAL, rf'Write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
+    ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT if .* \(default: train\)'),
     ('me/sums', {'train.jsonl': ''}, r'it has none in parquet\)'),
-    ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* there are is not known: there is no folder'),
+    ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* splits could not .*: there is no folder'),
   ],
 )
 def test_what_is_not_there_is_refused_with_what_is(served, config, spec, files, message):
@@ -156,7 +156,7 @@ def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatc
   with pytest.raises(InputError, match=r'me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or '):
     questions.load(config, 'me/sums')
   with pytest.raises(
-    InputError, match=r'; unset it, or name local \.jsonl or \.parquet files in it'
+    InputError, match=r'\. Unset it, name local \.jsonl or \.parquet files instead'
   ):
     questions.load(config, 'me/sums:main:train')
 
@@ -247,7 +247,7 @@ def test_a_tfds_name(config, tmp_path, monkeypatch):
 
 def test_rows_of_tfds_are_prepared_once_and_checked_like_those_of_files(config, monkeypatch):
   with pytest.raises(
-    InputError, match=r'again_qa:validation: 2 rows .* first at again_qa:validation: row 0 '
+    InputError, match=r'again_qa:validation: 2 rows .* first is at again_qa:validation: row 0 '
   ):
     questions.load(config, 'again_qa:validation')
   dropping = dataclasses.replace(config, on_unverifiable='drop')

@@ -52,9 +52,9 @@ def test_an_embedded_task_whose_steps_are_checked_against_the_question(config, j
   ('spec', 'message'),
   [
     ('arithmetic:dev', r"arithmetic has no split 'dev' \(has: train, validation, test, ood\)"),
-    ('arithmetic', "data spec 'arithmetic' must be an embedded task's split"),
-    ('', "data spec '' must be"),
-    ('data/train.arrow', r"data spec 'data/train\.arrow' must be .*ends in \.jsonl, \.json, \.cs"),
+    ('arithmetic', r"data spec 'arithmetic' cannot be read\. It must be an embedded task's split"),
+    ('', "data spec '' cannot be read"),
+    ('data/train.arrow', r"spec 'data/train\.arrow' cannot be .*ends in \.jsonl, \.json, \.cs"),
     ('absent/x.jsonl', r'absent/x\.jsonl: there is no such file'),
     ('absent/x.parquet[:5]', r'absent/x\.parquet: there is no such file'),
   ],
@@ -121,7 +121,7 @@ def test_prompts_of_up_to_the_limit_are_kept(lengths, overlong, kept):
 @pytest.mark.parametrize(
   ('overlong', 'lengths', 'message'),
   [
-    ('refuse', [3, 6, 7], r'^x: the prompt of row 1 has 6 tokens, and 2 of 3 .* 5; .*overlong='),
+    ('refuse', [3, 6, 7], r'^x: the prompt of row 1 has 6 tokens, and 2 of 3 .* 5\. .*overlong='),
     ('drop', [6, 7], r'no prompt is within the limit of 5 tokens .*shortest'),
   ],
 )

@@ -159,15 +159,15 @@ def test_a_level_of_the_curriculum_sets_what_is_not_given():
     ('chain_sum(seed=None)', 'seed=None must be an integer of at least 0'),
     ('chain_sum(size=0)', 'size=0 must be an integer of at least 1'),
     ('chain_sum(level=99)', 'level=99 must lie in [0, '),
-    ('acre(level=1)', 'acre has no curriculum, so level=1 says nothing'),
+    ('acre(level=1)', 'acre: level=1 has no effect, because the task has no curriculum'),
     ('caesar_cipher(level=3)', 'caesar_cipher: rotation must be in range [1,25].'),
-    ('chain_sum(2)', "'chain_sum(2)' is not like chain_sum(min_terms=2,"),
-    ('chain_sum*0', "'chain_sum * 0' is not like "),
-    ('chain_sum-gcd', "'chain_sum - gcd' is not like "),
-    ('chain_sum(', "'chain_sum(' is not like "),
+    ('chain_sum(2)', "'chain_sum(2)' does not name tasks. Write it like chain_sum(min_terms=2,"),
+    ('chain_sum*0', "'chain_sum * 0' does not name tasks. "),
+    ('chain_sum-gcd', "'chain_sum - gcd' does not name tasks. "),
+    ('chain_sum(', "'chain_sum(' does not name tasks. "),
     (
       'countdown',
-      'countdown: this task is refused, because its score_answer evaluates what a model wrote',
+      'countdown: this task is refused because its score_answer evaluates what a model wrote',
     ),
   ],
 )
@@ -204,7 +204,7 @@ def test_what_its_own_answer_does_not_solve_is_left_out_and_counted(config):
   data = questions.load(config, 'reasoning_gym:ab(size=200):train')
   assert all(question.answer for question in data)  # nothing remains of some rows of tokens
   assert (
-    'left out, the first as score_answer gives less than 1 to its own answer'
+    "left out, the first because score_answer gives less than 1 to the task's own answer"
     in (data.store.layouts[0])
   )
 

@@ -73,35 +73,35 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     ({'text': 'q', 'answer': 'a'}, r"no field 'question' \(has: 'text', .*data\.question_field"),
     (
       {'question': 'q', 'answer': None},
-      r"1 row has no answer .*\('answer' has no answer: 1\), the first at train\.jsonl:2; "
+      r"1 row has no answer .*\('answer' has no answer: 1\)\. The first is at train\.jsonl:2\. "
       r".* config\.data\.on_unverifiable='drop'",
     ),
-    ('{"question": "q", "answer": NaN}', r"'answer' is NaN: 1\), .* at train\.jsonl:2"),
-    ({'question': 'q', 'answer': ' NaN'}, r"the answer is 'nan': 1\), .*:2; give"),
+    ('{"question": "q", "answer": NaN}', r"'answer' is NaN: 1\)\. .* at train\.jsonl:2"),
+    ({'question': 'q', 'answer': ' NaN'}, r"the answer is 'nan': 1\)\. .*:2\. Give"),
     ('{"question": NaN, "answer": 1}', "train.jsonl:2: field 'question' is nan"),
-    ({'question': 'q', 'answer': {'a': 1}}, r"field 'answer' is {'a': '1'}; it must"),
-    ({'question': 'q', 'answer': ['a', None]}, r"jsonl:2: field 'answer\[1\]' is null; it must"),
-    ({'question': 'q', 'answer': [['a']]}, r"jsonl:2: field 'answer\[0\]' is \['a'\]; it must"),
-    ('{"question": "q", "answer": [1, NaN]}', r"field 'answer\[1\]' is nan; it must"),
+    ({'question': 'q', 'answer': {'a': 1}}, r"field 'answer' is {'a': '1'}\. It must"),
+    ({'question': 'q', 'answer': ['a', None]}, r"jsonl:2: field 'answer\[1\]' is null\. It must"),
+    ({'question': 'q', 'answer': [['a']]}, r"jsonl:2: field 'answer\[0\]' is \['a'\]\. It must"),
+    ('{"question": "q", "answer": [1, NaN]}', r"field 'answer\[1\]' is nan\. It must"),
     (
       {'question': 'q', 'answer': []},
-      r"\('answer' has no answer: 1\), the first at train\.jsonl:2",
+      r"\('answer' has no answer: 1\)\. The first is at train\.jsonl:2",
     ),
     (
       {'question': [{'role': 'system', 'content': 'Be brief.'}], 'answer': 'a'},
-      r"train\.jsonl:2: 'question' has no message of the role 'user'",
+      r"train\.jsonl:2: 'question' has no message with the role 'user'",
     ),
     (
       {'question': [{'role': r, 'content': 'x'} for r in ('system', 'assistant')], 'answer': 'a'},
-      r"train\.jsonl:2: 'question' has no message of the role 'user'",
+      r"train\.jsonl:2: 'question' has no message with the role 'user'",
     ),
     (
       {'question': [{'role': 'assistant', 'content': 'It is 2.'}], 'answer': 'a'},
-      r"train\.jsonl:2: 'question' has no message of the role 'user'",
+      r"train\.jsonl:2: 'question' has no message with the role 'user'",
     ),
-    ({'question': 'q', 'answer': True}, "field 'answer' is True; it must"),
-    ({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must"),
-    ({'question': 'q', 'answer': 'so\n#### \n'}, r"'answer' has no answer: 1\), .*train\.jsonl:2"),
+    ({'question': 'q', 'answer': True}, r"field 'answer' is True\. It must"),
+    ({'question': ' ', 'answer': 'a'}, r"field 'question' is ' '\. It must"),
+    ({'question': 'q', 'answer': 'so\n#### \n'}, r"'answer' has no answer: 1\)\. .*train\.jsonl:2"),
     ('{"question": "\\ud800", "answer": "a"}', "field 'question' is not valid Unicode"),
   ],
 )
@@ -263,20 +263,20 @@ def test_a_parquet_column_of_solutions(config, parquet):
   [
     (
       {'reward_model': {'ground_truth': None, 'style': 'rule'}},
-      r"'reward_model.ground_truth' has no answer: 1\), the first at x\.parquet: row 1",
+      r"'reward_model.ground_truth' has no answer: 1\)\. The first is at x\.parquet: row 1",
     ),
     ({'reward_model': None}, 'row 1: reward_model is None'),
-    ({'prompt': []}, r'row 1: prompt is \[\]; it must be text or a list'),
+    ({'prompt': []}, r'row 1: prompt is \[\]\. It must be text or a list'),
     ({'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool'),
     ({'prompt': [{'role': 'user', 'content': None}]}, "row 1: field 'content' is null"),
     ({'data_source': None}, "row 1: field 'data_source' is null"),
     (
       {'data_source': 'mine'},
-      r"row 1: data_source 'mine' is not a known one \(aime, .*config\.data\.default_kind",
+      r"row 1: data_source='mine' .* known ones \(aime, .*config\.data\.default_kind",
     ),
     (
       {'reward_model': {'ground_truth': '2', 'style': 'model'}},
-      "row 1: reward_model.style is 'model'; it must be 'rule'.*'math', 'choice', 'text'",
+      "row 1: reward_model.style='model' .* Set it to 'rule'.*'math', 'choice', 'text'",
     ),
   ],
 )
@@ -286,13 +286,13 @@ def test_error_names_the_invalid_parquet_row(config, parquet, change, message):
 
 
 def test_a_text_reward_model_is_refused(config, parquet):
-  with pytest.raises(InputError, match="row 0: reward_model is '2'; it must be a struct"):
+  with pytest.raises(InputError, match=r"row 0: reward_model is '2'\. It must be a struct"):
     questions.load(config, parquet({**VERL, 'reward_model': '2'}))
 
 
 def test_not_a_number_is_no_answer_in_a_parquet_column_of_numbers(config, parquet):
   path = parquet({'question': '1+1', 'answer': 2.5}, {'question': 'q', 'answer': float('nan')})
-  with pytest.raises(InputError, match=r"\('answer' is NaN: 1\), the first at x\.parquet: row 1"):
+  with pytest.raises(InputError, match=r"\('answer' is NaN: 1\)\. .* is at x\.parquet: row 1"):
     questions.load(config, path)
 
 
@@ -438,13 +438,13 @@ def test_a_column_that_the_user_names_comes_first(config, jsonl):
   [
     (
       ['question', 'prompt', 'answer'],
-      "x: 'question', 'prompt' could each be the question .*; set config.data.question_field to",
+      "x: 'question', 'prompt' could each be the question .*. Set config.data.question_field to",
     ),
     (
       ['question', 'answer', 'final_answer'],
-      "x: 'answer', 'final_answer' could each be the answer .* set config.data.answer_field to one",
+      "x: 'answer', 'final_answer' could each be the answer .* Set config.data.answer_field to one",
     ),
-    (['text', 'answer'], "x: no column is known to be the question .has: 'text', 'answer'.; set "),
+    (['text', 'answer'], "x: no column is known to be the question .has: 'text', 'answer'.. Set "),
     (['prompt', 'completion'], 'x: no column is known to be the answer .*MATH-500, DeepMath-103K'),
     ([], 'no column is known to be the question .has: nothing.'),
   ],
@@ -511,7 +511,7 @@ def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config
   with pytest.raises(
     InputError,
     match=r"x\.parquet: 6 rows have no answer that can be checked \(the answer is 'proof': 1, .*"
-    r"'answer' has no answer: 2.*\), the first at x\.parquet: row 1; .*on_unverifiable='drop'",
+    r"'answer' has no answer: 2.*\)\. The first is at x\.parquet: row 1\. .*on_unverifiable='drop'",
   ):
     questions.load(config, path)
   dropping = dataclasses.replace(config, on_unverifiable='drop')

@@ -158,7 +158,7 @@ def test_several_files_are_one_data_set(config, jsonl, tmp_path):
   jsonl({'question': 'a', 'answer': '1'}, name='train-0.jsonl')
   loaded = questions.load(config, f'{tmp_path}/train-*.jsonl')
   assert [(q.row, q.answer, q.source) for q in loaded] == [(0, '1', 'train'), (1, '2', 'train')]
-  with pytest.raises(InputError, match=r'test-\*\.jsonl: there is no file of that pattern'):
+  with pytest.raises(InputError, match=r'test-\*\.jsonl: no file matches this pattern'):
     questions.load(config, f'{tmp_path}/test-*.jsonl')
 
 
@@ -186,7 +186,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypa
     return found
 
   monkeypatch.setattr(records, 'of_file', changed_after)
-  with pytest.raises(InputError, match=r'train\.jsonl: the file changed while it was read; start'):
+  with pytest.raises(InputError, match=r'train\.jsonl: the file changed while it was read\. Start'):
     questions.load(config, path)
   monkeypatch.undo()
   assert len(questions.load(config, path)) == 6
@@ -215,7 +215,7 @@ def test_conflicting_answers_are_refused_with_both_lines_and_values(config, json
   with pytest.raises(
     InputError,
     match=r'2 rows have no answer that can be checked \(another answer to the same question '
-    r"elsewhere: 2\), the first at train\.jsonl:1 \('2'\) and train\.jsonl:3 \('3'\); .*='drop'",
+    r"elsewhere: 2\)\. The first is at train\.jsonl:1 \('2'\) and train\.jsonl:3 \('3'\).*='drop'",
   ):
     questions.load(config, jsonl(*CONFLICTING))
   dropping = dataclasses.replace(config, on_unverifiable='drop')
@@ -372,7 +372,7 @@ def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
   (path,) = files(data)
   path.write_bytes(damage(path.read_bytes()))
   assert as_lists(store.tokenized(data, opened, PLAIN)) == expected(opened)
-  assert f'{path}: the file is damaged; the prompts of ' in capsys.readouterr().err
+  assert f'{path}: the file is damaged. The prompts of ' in capsys.readouterr().err
   right = expected(opened)
   no_encoding()
   assert as_lists(store.tokenized(data, opened, PLAIN)) == right
@@ -406,7 +406,7 @@ def test_where_it_cannot_be_written_prompts_are_kept_in_memory(data, opened, cap
   assert as_lists(prompts) == expected(opened)
   assert re.search(
     r'the tokenised prompts of .*train\.jsonl cannot be kept in .*/prompts \(File exists\), so '
-    r'every start tokenises them again; .* config\.data\.cache_dir',
+    r'every start tokenises them again\. .* config\.data\.cache_dir',
     capsys.readouterr().err,
   )
   with pytest.raises(ValueError, match='read-only'):

@@ -285,5 +285,5 @@ def test_the_worker_describes_tools_and_calls_them():
 
 
 def test_tools_without_a_function_are_refused():
-  with pytest.raises(InputError, match=r'needs config\.environment\.tools'):
+  with pytest.raises(InputError, match=r"config\.environment\.tools=\(\): .*\.name='tools' needs "):
     settings.check(settings.EnvironmentConfig(name='tools'))

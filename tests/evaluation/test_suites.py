@@ -250,13 +250,16 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', r'bad\.py: it has no get_suite\(\); a suite is a Python file whose get_suite\(\) ret'),
-    ('def get_suite(): return 1 / 0', r'bad\.py:1: ZeroDivisionError: division by zero; a suite'),
+    ('', r'bad\.py: it has no get_suite\(\)\. A suite is a Python file whose get_suite\(\) r'),
+    ('def get_suite(): return 1 / 0', r'bad\.py:1: ZeroDivisionError: division by zero\. A suit'),
     ('def get_suite(): return []', r'get_suite\(\) must return a Suite with benchmarks, not \[\]'),
-    (SUITE % "'A', 'x.jsonl', 's', 'both', 1", r"'A' has group='both' and samples=1; a group is o"),
+    (
+      SUITE % "'A', 'x.jsonl', 's', 'both', 1",
+      r"'A': group='both' and samples=1; the group must be one of ",
+    ),
     (
       SUITE % "'A', 'x.jsonl', 's', 'in', 1), B('B', 'x.jsonl', 's', 'in', 1",
-      r"benchmarks 'B' and 'A' share a label or a source, by which they are told apart",
+      r"benchmarks 'B' and 'A' share a label or a source, but each must have its own",
     ),
   ],
 )
@@ -279,11 +282,11 @@ def refuse_to_sample():
 @pytest.mark.parametrize(
   ('right', 'copies', 'message'),
   [
-    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions of AIME24, .*MMLU-Pro; name the f'),
+    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions of AIME24, .*MMLU-Pro\. Name fil'),
     (
       {'amc': (1,)},
       5,
-      r"each question of source 'amc' is listed 5 times, and AMC is avg@32: all m",
+      r"each question of source 'amc' is listed 5 times, but AMC is avg@32\. List ",
     ),
   ],
 )
@@ -296,15 +299,13 @@ def test_files_that_do_not_make_the_suite_are_refused(right, copies, message, ad
 def test_copies_of_unequal_number_are_refused(add_row, tmp_path):
   both = [write_benchmarks(tmp_path / f'{n}.parquet', {'amc': (n,)}, n) for n in (1, 2)]
   pq.write_table(pa.concat_tables(map(pq.read_table, both)), tmp_path / 'x.parquet')
-  with pytest.raises(InputError, match=r"of source 'amc' is listed 1 to 2 times, and AMC is"):
+  with pytest.raises(InputError, match=r"of source 'amc' is listed 1 to 2 times, but AMC is"):
     add_row([str(tmp_path / 'x.parquet')], write=refuse_to_sample)
 
 
 def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
   again = write_benchmarks(tmp_path / 'again.parquet', {'math': (1,)})
-  with pytest.raises(
-    InputError, match=r"both have questions of source 'math' \(MATH-500\); name o"
-  ):
+  with pytest.raises(InputError, match=r"both have questions of source 'math' \(MATH-500\)\. Name"):
     add_row([*files, again], write=refuse_to_sample)
 
 
@@ -312,7 +313,7 @@ def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
 def test_without_data_every_benchmark_must_be_there(add_row, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(
-    InputError, match=r'test\.ood\.parquet has no questions of MMLU-Pro; name the'
+    InputError, match=r'test\.ood\.parquet has no questions of MMLU-Pro\. Name fil'
   ):
     add_row(None, write=refuse_to_sample)
 
@@ -325,7 +326,7 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
   for changed, message in (
     (
       {},
-      r'Base_model\.json is there already; delete it to evaluate anew, or choose another --name',
+      r'--name=.*: .*Base_model\.json already exists\. Delete it to evaluate again, or choose an',
     ),
     ({'name': 'new', 'temperature': 1.0}, r'config\.evaluation\.temperature=1\.0 does not compare'),
     (
@@ -333,7 +334,7 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
       r'max_response=8 does not compare w',
     ),
     ({'name': 'new', 'files': [other]}, r'MATH-500 does not compare with .* on other questions'),
-    ({'name': ' '}, r"--name=' ' must be printable text"),
+    ({'name': ' '}, r"--name=' ': .* must be printable text"),
   ):
     with pytest.raises(InputError, match=message):
       add_row(**{'files': files} | changed, write=refuse_to_sample)
@@ -347,24 +348,24 @@ def refusals():
   return {
     'no_policy': (
       ['--suite=paper', '--out=o'],
-      r'one of --checkpoint and --model is needed: a run',
+      r'--checkpoint or --model is needed: a run',
     ),
     'two': (
       ['--checkpoint=a', '--model=b'],
-      r'--checkpoint=a and --model=b both name a policy; leave one of them out\.',
+      r'--checkpoint=a and --model=b: both name a policy\. Leave one of them out\.',
     ),
-    'step': (['--model=b', '--step=3'], r'--step=3 is of a run, and --model=b has no steps\.'),
+    'step': (['--model=b', '--step=3'], r'--step=3: --model=b has no steps; .* Leave --step o'),
     'path': (
       [*base_with, '--config.model.path=a', '--model=b'],
-      r'--config\.model\.path and --model=b both name a model; leave one of them out\.',
+      r'--config\.model\.path and --model=b: both name a model\. Leave one of them out\.',
     ),
     'name': (
       ['--model=b', '--name=n'],
-      r'--name=n names the row of a table, and there is no --sui',
+      r'--name=n: this names a row of a table, but there is no --sui',
     ),
     'samples': (
       ['--model=b', '--suite=paper', '--out=o', '--samples=2'],
-      r"--samples=2 is a benchmark's own; the suite says it\.",
+      r'--samples=2: the suite sets this for each benchmark\.',
     ),
     'suite_out': (
       ['--model=b', '--suite=paper'],
@@ -372,20 +373,20 @@ def refusals():
     ),
     'suite_name': (
       ['--model=b', '--suite=papr', '--out=o'],
-      r"--suite=papr: there is no suite of that name; did you mean 'paper'\? .* one of: paper\.",
+      r"--suite=papr: there is no suite of that name\. Did you mean 'paper'\? .* one of paper\.",
     ),
-    'compare_one': (['--compare=a'], r'--compare=a must name two policies, A,B: each a run'),
+    'compare_one': (['--compare=a'], r'--compare=a: .* must be two policies, A,B\. Each is a '),
     'compare_model': (
       ['--compare=a,b', '--model=b'],
-      r'--compare names both policies, so --model cannot be beside it\.',
+      r'--model=b: --compare already names both policies\. Leave --model out\.',
     ),
     'data': (
       [f'--model={MODEL}'],
-      r'--data is needed: neither config nor run names what to ev',
+      r'--data is needed, because neither the config nor the run ',
     ),
     'context': (
       [*base_with, f'--model={MODEL}', '--data=x.jsonl'],
-      r'= 9216 tokens exceed max_position_embeddings=128 of .*config\.json; lower them, or set',
+      r'= 9216 tokens exceed max_position_embeddings=128 of .*config\.json\. Lower them, or set',
     ),
     'file': (
       [
@@ -396,7 +397,7 @@ def refusals():
         '--config.rollout.max_prompt=64',
         '--config.rollout.max_response=16',
       ],
-      r'test\.id\.parquet: there is no such file; a data spec that ends in \.parquet must be the p',
+      r'test\.id\.parquet: there is no such file\. A data spec that ends in \.parquet must be',
     ),
   }
 

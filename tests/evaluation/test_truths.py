@@ -62,7 +62,7 @@ def test_kinds_that_are_rare_beside_a_common_one_are_odd():
     '300 of 300 read',
     '  integers     299 (99.7%), such as 7',
     '  fractions      1 (0.3%), such as 1/2',
-    '  odd: row 299, one of few fractions: 1/2',
+    '  odd: row 299, one of the few fractions: 1/2',
   ]
   assert 'odd' not in ''.join(summary(*['7'] * 200, *['x+1'] * 99, '1/2')), 'no kind has 90%'
   assert 'odd' not in ''.join(summary(*['7'] * 95, *['1/2'] * 5)), '5% are not rare'
@@ -150,13 +150,13 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
   for line in (
     "  read as    NuminaMath-1.5: question 'problem', answer 'answer', solution 'solution', "
     "source 'source'",
-    '  columns    problem_type, source, solution, problem, answer: what a reward can ask for',
+    '  columns    problem_type, source, solution, problem, answer: a reward can read them',
     "  prompts    tokens in template 'plain': 5 (50%), 31 (90%), 31 (99%), 31 (longest)",
     "  left out   1 row of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
-    "them without config.data.on_unverifiable='drop'",
+    "them unless config.data.on_unverifiable='drop'",
     '  left out   1 question: over config.rollout.max_prompt=5 tokens; a run refuses them '
-    "without config.data.on_overlong='drop'",
-    '  repeated   1 ask what an earlier one asks; they stay, for a question is a row',
+    "unless config.data.on_overlong='drop'",
+    '  repeated   1 have the text of an earlier one; they stay, because every row is a question',
   ):
     assert line in lines
   dropping = shown(opened, data__on_unverifiable='drop', data__on_overlong='drop')
@@ -191,7 +191,7 @@ def test_a_long_solution_is_cut(shown):
 def test_without_a_tokenizer_characters_are_counted(shown):
   text = shown(rows=ROWS[:2])
   assert 'prompts    characters in template ' in text and '5 (longest)' in text
-  assert 'left out   prompts over the limit are not known without a tokenizer' in text
+  assert 'left out   prompts over the limit cannot be counted without a tokenizer' in text
 
 
 @pytest.mark.full
@@ -235,5 +235,5 @@ def test_with_an_environment_an_episode_is_shown(tmp_path):
   assert re.search('prompt   [|] a number in 1-64\n', text) and '| policy: 1\n' in text
   values.environment.name = 'tests.helpers.environments:Chance'
   text = preview.describe('guess:test[:1]', parse_config(values), None)
-  assert '  episode  | none; config.environment.name: no episode is played on row 0: ' in text
+  assert '  episode  | none: config.environment.name: cannot play an episode of row 0: ' in text
   assert 'TypeError: Chance has no method demonstrate(rng)' in text

@@ -24,7 +24,7 @@ from tests.helpers.paths import CHECKPOINTS
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(config, tmp_path):
-  with pytest.raises(InputError, match=r'config\.model\.vocab_size=100 must be at least the token'):
+  with pytest.raises(InputError, match=r'config\.model\.vocab_size=100: .* at least the tokenizer'):
     experiment.open_experiment(overridden(config, {'model.vocab_size': 100}), str(tmp_path))
 
 
@@ -46,7 +46,7 @@ def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_p
     generation.make_rollout(opened, experiment.load_questions(opened, opened.config.data.train))
 
 
-def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_path):
+def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path):
   path = tmp_path / 'train.jsonl'
   tiny.write_questions(path)
   path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))  # 11, 10, ...
@@ -73,7 +73,7 @@ def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, m
   ('name', 'value'), [('objective.balance_coefficient', 0.1), ('rollout.router_replay', True)]
 )
 def test_settings_for_experts_need_a_model_that_has_some(name, value, config, tmp_path):
-  with pytest.raises(InputError, match=f'config.{name}={value} needs a model with experts'):
+  with pytest.raises(InputError, match=f'config.{name}={value}: .* a model with experts'):
     experiment.open_experiment(overridden(config, {name: value}), str(tmp_path))
 
 
@@ -159,7 +159,7 @@ def run(config, workdir):
     ({}, r'row 0 has no worked solution .*config\.data\.solution_field'),
     (
       {'rollout.max_response': 2},
-      r'over config\.rollout\.max_response=2; .*config\.data\.on_overlong',
+      r'over config\.rollout\.max_response=2\. .*config\.data\.on_overlong',
     ),
     (
       {'rollout.max_response': 1, 'data.on_overlong': 'drop'},
@@ -234,9 +234,7 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
 @pytest.mark.full
 def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tmp_path):
   config.warm_start.update(dict(num_updates=3, learning_rate=1e30))
-  message = (
-    r'^warm start: the loss of update \d is nan; .*config\.warm_start\.learning_rate.*1e\+30'
-  )
+  message = r'^warm start: the loss of update \d is nan, .*config\.warm_start\.learning_rate=1e\+30'
   with recorded.compiling(), pytest.raises(InputError, match=message):
     run(config, tmp_path)
   assert not (tmp_path / 'warm_start' / 'params').exists()

@@ -155,7 +155,7 @@ def test_a_worker_imports_the_package_only_when_it_is_asked():
 
 
 def test_a_question_without_its_entry_is_refused():
-  with pytest.raises(InputError, match="in the column 'entry', and this one has none"):
+  with pytest.raises(InputError, match="kind='reasoning_gym': the question has no column 'entry'"):
     verifier.judge(r'\boxed{5}', '5', kind=reasoning_gym.KIND)
 
 

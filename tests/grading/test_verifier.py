@@ -355,7 +355,7 @@ DESCRIPTIONS = {
   'x<5': 'x: tuple or interval (minus infinity, 5)',
   'y=x': 'y: expression in x',
   'x+y=1': 'equation',
-  r'\neq 5': 'anything but a value',
+  r'\neq 5': 'any value except one',
   'a=1,b=2': 'a: integer 1; b: integer 2',
   r'\pi': 'number near 3.14159265359',
   'i': 'i',
@@ -427,9 +427,9 @@ def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
 
 
 def test_a_file_without_a_case_is_refused(tmp_path):
-  with pytest.raises(InputError, match='no case'):
+  with pytest.raises(InputError, match=r'--file=.*: the file has no cases'):
     score(written(tmp_path, ''), verifier.ANYTHING, 'math')
-  with pytest.raises(InputError, match='cannot be read'):
+  with pytest.raises(InputError, match=r'--file=.*nothing: the file cannot be read'):
     score(str(tmp_path / 'nothing'), verifier.ANYTHING, 'math')
 
 

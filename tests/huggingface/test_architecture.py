@@ -180,19 +180,19 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
   [
     (
       {'query_key_norm': True},
-      'attention_bias=True, query_key_norm=True, and none of .* has all of it',
+      'attention_bias=True, query_key_norm=True, so it cannot be exported',
     ),
     (
       {'attention_bias': False, 'output_bias': True},
-      'output_bias=True, and none of .* has all of it',
+      'output_bias=True, so it cannot be exported',
     ),
     (
       {'layers': 'fs', 'window': 8, 'local_rope': rotary.RopeConfig(theta=1e3)},
-      "attention_bias=True, layers='fs', local_rope unlike rope, and none of .* has all of it",
+      "attention_bias=True, layers='fs', local_rope unlike rope, so .* cannot be exported",
     ),
     (
       {'attention_bias': False, 'num_heads': 10},
-      r'config\.model\.num_heads=10 must divide width=1536 for an export: transformers refuses',
+      r'config\.model\.num_heads=10 must divide width=1536 for an export, because trans',
     ),
     ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for an export'),
   ],

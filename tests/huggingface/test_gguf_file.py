@@ -116,18 +116,18 @@ def refused(path, message, mesh):
 @pytest.mark.parametrize(
   ('arrays', 'message'),
   [
-    ({'blk__1__attn_q__weight': None}, r'tensor blk\.1\.attn_q\.weight is missing; the metadata '),
+    ({'blk__1__attn_q__weight': None}, r'tensor blk\.1\.attn_q\.weight is missing, but the meta'),
     (
       {'blk__0__attn_q__bias': (np.zeros(32, np.float32), KINDS.F32)},
-      r'tensor blk\.0\.attn_q\.bias is unexpected; the model of the metadata has no tensor of ',
+      r'tensor blk\.0\.attn_q\.bias is unexpected, because the model in the metadata has no ',
     ),
     (
       {'blk__0__attn_v__weight': (np.zeros((8, 32), np.float32), KINDS.F32)},
-      r'tensor blk\.0\.attn_v\.weight has shape \[8, 32\]; the metadata requires \[16, 32\]\.',
+      r'tensor blk\.0\.attn_v\.weight has shape \[8, 32\], but the metadata requires \[16, 32\]\.',
     ),
     (
       {'blk__0__attn_v__weight': (np.zeros((16, 32), np.int8), KINDS.I8)},
-      r'tensor blk\.0\.attn_v\.weight has type I8, which the package gguf does not dequantise; ',
+      r'tensor blk\.0\.attn_v\.weight has type I8, which the package gguf does not dequantise\. ',
     ),
   ],
 )
@@ -136,9 +136,11 @@ def test_tensors_that_are_not_the_models_are_refused(tmp_path, mesh, arrays, mes
 
 
 def test_a_part_of_a_model_and_a_missing_file_are_refused(tmp_path, mesh):
-  refused(tmp_path / 'none.gguf', 'there is no such file; ', mesh)
+  refused(tmp_path / 'none.gguf', 'there is no such file. ', mesh)
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, changes={'split.count': 3})
-  refused(path, r'one of 3 files, and a model must be one; llama-gguf-split --merge', mesh)
+  refused(
+    path, r'this is one of 3 files, but a model must be one .* llama-gguf-split --merge', mesh
+  )
 
 
 def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path, mesh):
@@ -146,7 +148,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path, mesh):
   content, path = open(whole, 'rb').read(), tmp_path / 'cut.gguf'  # noqa: SIM115
   for length in (0, 3, 4, 7, 23, 24, 100, 1000, 5000, len(content) // 2, len(content) - 40):
     path.write_bytes(content[:length])
-    refused(path, rf'not a complete GGUF file, at {length} bytes \(.*\); download it again', mesh)
+    refused(path, rf'not a complete GGUF file, at {length} bytes \(.*\)\. Download it again', mesh)
   path.write_bytes(b'<html>' * 100)
   refused(path, r'not a complete GGUF file, at 600 bytes \(ValueError: GGUF magic invalid\)', mesh)
 
@@ -156,14 +158,14 @@ def test_a_big_endian_file_is_refused(tmp_path, mesh):
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.close()
-  refused(tmp_path / 'big.gguf', 'its numbers are big-endian', mesh)
+  refused(tmp_path / 'big.gguf', 'big-endian numbers are not supported', mesh)
 
 
 @pytest.mark.parametrize('stand_in', [None, type(sys)('gguf')])
 def test_a_missing_package_is_named(tmp_path, mesh, monkeypatch, stand_in):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA)
   monkeypatch.setitem(sys.modules, 'gguf', stand_in)
-  refused(path, r"a GGUF is read by the package gguf, .*: pip install 'exgrpo_jax\[gguf\]'", mesh)
+  refused(path, r"a GGUF needs the package gguf, .* Run pip install 'exgrpo_jax\[gguf\]'", mesh)
 
 
 # ---- What a GGUF's metadata says becomes config.json ----
@@ -229,23 +231,23 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
   [
     (
       {'general.architecture': 'gemma3'},
-      r"general\.architecture='gemma3' is not supported; supported are qwen2, qwen3, llama\.",
+      r"general\.architecture='gemma3' is not supported\. Supported are qwen2, qwen3, llama\.",
     ),
     ({'llama.block_count': None}, r"no llama\.block_count, which determines the model's shape\."),
     (
       {'llama.attention.head_count_kv': [2, 1]},
       r'llama\.attention\.head_count_kv=\[2, 1\] must be one number, for all layers\.',
     ),
-    ({'llama.expert_count': 8}, r'llama\.expert_count=8 is not supported: this decoder computes '),
+    ({'llama.expert_count': 8}, r'llama\.expert_count=8 is not supported, because this decoder '),
     (
       {'llama.rope.dimension_count': 4},
-      r"llama\.rope\.dimension_count=4 must be the heads' size, 8: this decoder has no other ",
+      r"llama\.rope\.dimension_count=4 must be the heads' size, 8, because this decoder has ",
     ),
     (
       {'llama.rope.scaling.type': 'yarn'},
       r"no 'original_max_position_embeddings', which rope type 'yarn' needs",
     ),
-    ({'tokenizer.ggml.model': None}, r'no tokenizer; tokenizer\.ggml\.model must be one of gpt2, '),
+    ({'tokenizer.ggml.model': None}, r'no tokenizer\. .* tokenizer\.ggml\.model one of gpt2, '),
   ],
 )
 def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
@@ -258,10 +260,10 @@ def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
 
 def test_a_folder_without_weights_or_a_place_is_refused(tmp_path, cache):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, token_embd__weight=None)
-  with pytest.raises(InputError, match=r'no tensor token_embd\.weight; the file must hold a whole'):
+  with pytest.raises(InputError, match=r'no tensor token_embd\.weight\. The file must hold a'):
     gguf_file.gguf_folder(path)
   cache.write_text('a file')
-  with pytest.raises(InputError, match=r'cannot be written into .*; HF_HOME names another folder'):
+  with pytest.raises(InputError, match=r'cannot be written into .*\. Set HF_HOME to another'):
     gguf_file.gguf_folder(gguf_files.write(tmp_path / 'good.gguf', LLAMA))
 
 

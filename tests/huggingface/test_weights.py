@@ -301,23 +301,23 @@ DAMAGES = {
   'no_tensor': (
     SINGLE,
     update(FILE, 'model.norm.weight', lambda _: None),
-    f'{FILE}: tensor model.norm.weight is missing; config.json requires it, with shape [56].',
+    f'{FILE}: tensor model.norm.weight is missing, but config.json requires it, with shape [56].',
   ),
   'not_in_the_index': (
     SHARDED,
     forget_in_the_index,
-    f'{INDEX}: tensor model.norm.weight is missing; .* with shape [32] (and 1 more).',
+    f'{INDEX}: tensor model.norm.weight is missing, .* with shape [32] (and 1 more).',
   ),
   'not_in_its_file': (
     SHARDED,
     remove_from_its_file,
     '.safetensors: tensor lm_head.weight of shape [96, 32] is missing',
   ),
-  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected; '),
+  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected, '),
   'unexpected_in_one_file': (
     SHARDED,
     update(SECOND, 'extra', extra),
-    f'{SECOND}: tensor extra is unexpected; ',
+    f'{SECOND}: tensor extra is unexpected, ',
   ),
   'unembedding_of_a_tied_model': (
     'qwen2_tied',
@@ -327,12 +327,12 @@ DAMAGES = {
   'shape': (
     SINGLE,
     update(FILE, 'lm_head.weight', lambda content: content['lm_head.weight'].T.copy()),
-    f'{FILE}: tensor lm_head.weight has shape [56, 96]; config.json requires [96, 56].',
+    f'{FILE}: tensor lm_head.weight has shape [56, 96], but config.json requires [96, 56].',
   ),
   'quantised': (
     SINGLE,
     update(FILE, 'lm_head.weight', lambda content: content['lm_head.weight'].astype(np.int8)),
-    'tensor lm_head.weight has dtype I8; it must be one of F32, BF16, F16',
+    'tensor lm_head.weight has dtype I8. It must be one of F32, BF16, F16',
   ),
   'empty': (SHARDED, truncate(0), f'{THIRD}: not a complete safetensors file, at 0 bytes ('),
   'cut': (SHARDED, truncate(100), f'{THIRD}: not a complete safetensors file, at 100 bytes ('),
@@ -340,14 +340,14 @@ DAMAGES = {
   'no_file': (
     SHARDED,
     lambda folder: (folder / SECOND).unlink(),
-    f'{INDEX}: lists {SECOND} as the file of model.',
+    f'{INDEX}: it lists {SECOND} as the file of model.',
   ),
   'index_no_json': (SHARDED, write_index('{'), f'{INDEX}: not an index of safetensors files'),
   'index_without_map': (SHARDED, write_index('{}'), f'{INDEX}: not an index of safetensors files'),
   'no_safetensors': (
     SINGLE,
     lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
-    f': holds neither {FILE} nor {INDEX}; weights must be safetensors',
+    f': it holds neither {FILE} nor {INDEX}. Weights must be safetensors',
   ),
 }
 

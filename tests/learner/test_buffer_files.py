@@ -131,7 +131,7 @@ def test_a_flipped_bit_or_a_missing_one_is_noticed(place, write):
   else:
     content[place] ^= 16
   (folder / 'segment_000001').write_bytes(content)
-  with pytest.raises(ValueError, match='segment_000001: not the bits that were saved'):
+  with pytest.raises(ValueError, match='segment_000001: the bits differ from the saved ones'):
     buffer_files.read(folder)
 
 
@@ -218,7 +218,7 @@ def test_one_flipped_bit_is_noticed(name, tmp_path):
   content = bytearray((tmp_path / name).read_bytes())
   content[len(content) // 2] ^= 1
   (tmp_path / name).write_bytes(content)
-  with pytest.raises(ValueError, match='carried: not the bits that were saved'):
+  with pytest.raises(ValueError, match='carried: the bits differ from the saved ones'):
     checkpoint.read_partial(epath.Path(tmp_path))
 
 
@@ -276,7 +276,7 @@ def test_only_failures_of_the_store_are_tried_again(monkeypatch, capsys):
     raise error
 
   monkeypatch.setattr(storage, 'WAITS', (0.0, 0.0))
-  with pytest.raises(InputError, match=r'^/run cannot be read \(\[Errno 5\] .*\), not in 3 att'):
+  with pytest.raises(InputError, match=r'^/run could not be read in 3 attempts .*\(\[Errno 5\] '):
     storage.patiently(lambda: read(os_error(errno.EIO)), '/run')
   assert len(calls) == 3 and capsys.readouterr().err.count('WARNING: /run cannot be read') == 2
   with pytest.raises(KeyError):

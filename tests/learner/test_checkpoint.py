@@ -174,10 +174,10 @@ def change_a_checksum(folder):
     (truncate_a_file, ''),
     (remove_a_file, 'cursor/metadata not found'),
     (flip_a_bit_of_the_state, ''),
-    (flip_a_bit_of_the_cursor, 'cursor.position: not the bits that were saved'),
-    (flip_a_bit_of_the_buffer, 'segment_000005: not the bits that were saved'),
-    (flip_a_bit_of_the_index, 'index.npz: not the bits that were saved'),
-    (change_a_checksum, "'a'.*: not the bits that were saved"),
+    (flip_a_bit_of_the_cursor, 'cursor.position: the bits differ from the saved ones'),
+    (flip_a_bit_of_the_buffer, 'segment_000005: the bits differ from the saved ones'),
+    (flip_a_bit_of_the_index, 'index.npz: the bits differ from the saved ones'),
+    (change_a_checksum, "'a'.*: the bits differ from the saved ones"),
   ],
 )
 def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used(
@@ -223,8 +223,8 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(workdi
 
 
 @pytest.fixture
-def mend(workdir, tmp_path):
-  """A function that mends the workdir, in which reading a part of step 5 is an I/O error."""
+def repair(workdir, tmp_path):
+  """A function that repairs the workdir, in which reading a part of step 5 is an I/O error."""
   if not os.path.exists('/proc/self/mem'):
     pytest.skip('needs a file of Linux that cannot be read')
   path = workdir / 'checkpoints' / '5' / 'buffer' / 'segment_000005'
@@ -233,21 +233,21 @@ def mend(workdir, tmp_path):
   return lambda: (tmp_path / 'kept').replace(path)
 
 
-@pytest.mark.usefixtures('mend')
+@pytest.mark.usefixtures('repair')
 def test_where_a_store_fails_that_is_an_error_and_no_damage(workdir, like, monkeypatch, capsys):
   waits = []
   monkeypatch.setattr(time, 'sleep', waits.append)
   with (
     checkpoint.open_manager(str(workdir), CONFIG) as manager,
-    pytest.raises(InputError, match=r'checkpoints/5 cannot be read \(\[Errno 5\] .* 4 attempts'),
+    pytest.raises(InputError, match=r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]'),
   ):
     checkpoint.restore_newest(manager, like)
   assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
   assert_nothing_moved(workdir)
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again(workdir, mend, like, monkeypatch, capsys):
-  monkeypatch.setattr(time, 'sleep', lambda _: mend())
+def test_a_store_that_fails_for_a_while_is_asked_again(workdir, repair, like, monkeypatch, capsys):
+  monkeypatch.setattr(time, 'sleep', lambda _: repair())
   with checkpoint.open_manager(str(workdir), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 5
   assert capsys.readouterr().err.count('WARNING') == 1
@@ -291,20 +291,20 @@ def test_parameters_alone_are_restored_from_a_step_or_the_newest(saved, mesh, li
   ('damage', 'reason'),
   [
     (truncate_a_file, r'5 is damaged \(.*\)'),
-    (change_a_checksum, r"5/state: .*'a'.*: not the bits that were saved"),
+    (change_a_checksum, r"5/state: .*'a'.*: the bits differ from the saved ones"),
   ],
 )
 def test_damaged_parameters_are_refused(workdir, damage, reason, like):
   damage(workdir / 'checkpoints' / '5')
-  with pytest.raises(InputError, match=rf'checkpoints/{reason}; choose another --step'):
+  with pytest.raises(InputError, match=rf'checkpoints/{reason}\. Choose another --step'):
     checkpoint.restore_params(str(workdir), None, like.params)
   assert checkpoint.restore_params(str(workdir), 2, like.params)[1] == 2
 
 
 def test_a_missing_step_is_refused_with_those_that_exist(saved, tmp_path, like):
-  with pytest.raises(InputError, match=r'/checkpoints has no step 3; it has: 2, 5\.'):
+  with pytest.raises(InputError, match=r'/checkpoints has no step 3\. It has: 2, 5\.'):
     checkpoint.restore_params(saved, 3, like.params)
-  with pytest.raises(InputError, match=r'/checkpoints has no step None; it has: none\.'):
+  with pytest.raises(InputError, match=r'/checkpoints holds no complete checkpoint\.'):
     checkpoint.restore_params(str(tmp_path), None, like.params)
 
 
@@ -404,5 +404,5 @@ def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(tmp_path, m
   monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
   disk.check_space(str(tmp_path), checkpoint.abstract(jax.device_put(state)))
   usage.free = 23
-  with pytest.raises(InputError, match='has 23 bytes left, and a checkpoint takes 24 bytes'):
+  with pytest.raises(InputError, match='has 23 bytes left, but a checkpoint takes 24 bytes'):
     disk.check_space(str(tmp_path), state)

@@ -213,10 +213,10 @@ def test_qwen_1_5b_has_its_number_of_parameters(one_device):
     ({'num_experts': 4}, 'config.model.experts_per_token=0 must be at least 1 and at most '),
     (
       {'num_experts': 4, 'experts_per_token': 1, 'mlp_bias': True},
-      'config.model.mlp_bias=True must be False with config.model.num_experts=4: experts have',
+      'config.model.mlp_bias=True must be False with config.model.num_experts=4, because',
     ),
     ({'experts_per_token': 1}, 'must be at least 1 and at most config.model.num_experts=0, or'),
-    ({'dtype': 'float16'}, "config.model.dtype='float16' must be one of float32, bfloat16"),
+    ({'dtype': 'float16'}, "config.model.dtype='float16': .* must be one of float32, bfloat16"),
   ],
 )
 def test_an_impossible_shape_is_refused(change, message):

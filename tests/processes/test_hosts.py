@@ -55,13 +55,13 @@ try:
   hosts.check_shared(own_folder)
   raise AssertionError('the folder is not shared')
 except InputError as error:
-  assert 'do not see what host 0 writes into it: 1.' in str(error)
+  assert 'do not see what host 0 writes there: 1.' in str(error)
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
 try:
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
   raise AssertionError('they differ')
 except InputError as error:
-  assert 'x.jsonl: the questions of host 1 differ from those of host 0' in str(error)
+  assert 'x.jsonl: the questions of host 1 and of host 0 differ' in str(error)
 """)
 
 

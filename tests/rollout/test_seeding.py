@@ -219,7 +219,7 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param(GOOD | {'logp': [-1, float('nan')]}, r'everywhere, not nan', id='nan'),
     pytest.param(GOOD | {'correctness': 1}, r'correctness is 1; it must lie in \(0, 1\)', id='one'),
     pytest.param(GOOD | {'correctness': '.5'}, r"correctness is '\.5'; it must lie in", id='text'),
-    pytest.param('[]', r'\[\] is not an object; every row must be one', id='no_object'),
+    pytest.param('[]', r'\[\] is not an object\. Every row must be one', id='no_object'),
     pytest.param('{', r'not valid JSON \(', id='json'),
   ],
 )
@@ -237,7 +237,7 @@ def test_a_file_that_cannot_be_used_is_refused(jsonl, parquet, tmp_path):
     (jsonl(''), 'the file holds no trace; at least one is needed'),
     (
       jsonl('{"question": "q", "response": "r", "response": "s"}', name='y.jsonl'),
-      "1: 'response' is there 2 times",
+      "1: 'response' occurs 2 times",
     ),
     (parquet({'prompt': 'q', 'answer': 'a'}), r"no 'response' or .* \(has: 'prompt', 'answer'\)"),
   ):

@@ -95,7 +95,7 @@ def test_a_workdir_keeps_what_names_mean(served, tmp_path):
     assert fetch('me/model', 'config.json') != folder
   assert fetch('me/model', 'config.json') == folder
   (tmp_path / hub.FILE).write_text('{')
-  with pytest.raises(InputError, match=r'hub\.json cannot be read as the commits of a run'):
+  with pytest.raises(InputError, match=r'hub\.json: cannot read the commits of the run'):
     hub.recall(str(tmp_path))
 
 
@@ -122,16 +122,16 @@ def test_the_bars_of_the_library_are_for_terminals(capfd):
 
 def test_a_name_or_a_revision_that_does_not_exist():
   assert re.search(
-    r"there is no folder me/modle, .* no model .* 'hf auth login'", refusal('me/modle')
+    r"there is no folder me/modle, .* no public model .* 'hf auth login'", refusal('me/modle')
   )
-  assert re.search(r"has no revision 'v9'; http://\S+/me/model", refusal('me/model@v9'))
+  assert re.search(r"has no revision 'v9'\. http://\S+/me/model", refusal('me/model@v9'))
 
 
 def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
   served.repositories['model', 'me/model'].needs_token = True
-  assert re.search(r'its licence: do so on http://\S+/me/model; .*HF_TOKEN', refusal())
+  assert re.search(r'its licence\. Do so on http://\S+/me/model; .*HF_TOKEN', refusal())
   monkeypatch.setenv('HF_TOKEN', 'hf_abc')
-  assert refusal().endswith('the token in use has not been granted it.')
+  assert refusal().endswith('the token in use has no access yet.')
 
 
 def test_offline_the_cache_is_used_and_what_it_lacks_is_named(monkeypatch):
@@ -141,7 +141,7 @@ def test_offline_the_cache_is_used_and_what_it_lacks_is_named(monkeypatch):
     assert fetch('me/model', 'config.json') == folder
     for message in (refusal('me/model', '*.safetensors'), refusal('me/other')):
       assert 'is not complete in the cache /' in message and 'HF_HUB_OFFLINE is set' in message
-      assert message.endswith('a local folder in its place, or a mirror of the Hub by HF_ENDPOINT.')
+      assert message.endswith('a local folder instead, or set HF_ENDPOINT to a mirror of the Hub.')
 
 
 def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):

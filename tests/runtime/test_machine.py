@@ -62,11 +62,11 @@ def test_the_environment_goes_before_the_share(name, monkeypatch):
   ],
 )
 def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full):
-  explained = machine.explained(lambda: 'Most is asked for by x=1.')
+  explained = machine.explained(lambda: 'x=1 needs the most.')
   with pytest.raises(InputError if is_full else type(error)) as raised, explained:
     raise error
   named = (
-    'Most is asked for by x=1. Lower ',
+    'x=1 needs the most. Lower ',
     'config.rollout.slots',
     'config.microbatch.tokens',
     ' --fit`',
@@ -102,7 +102,7 @@ def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):
   starts = json.loads((tmp_path / 'environment.json').read_text())
   assert [start['first_step'] for start in starts] == [0, 5]
   (tmp_path / 'environment.json').write_text('oops')
-  with pytest.raises(InputError, match=r'environment\.json is not JSON .* delete it'):
+  with pytest.raises(InputError, match=r'environment\.json: this is not JSON .* Delete it'):
     environment.record_start(str(tmp_path), 0)
 
 
@@ -187,8 +187,8 @@ def test_one_process_alone_joins_nobody():
   [
     (Meeting(process_id=0), 'belong together'),
     (Meeting(coordinator_address='localhost:1'), 'belong together'),
-    (Meeting('localhost:1', 2, 2), '--process_id=2 must be below --num_processes=2'),
-    (Meeting('localhost', 2, 1), '--coordinator_address=localhost must be host:port'),
+    (Meeting('localhost:1', 2, 2), '--process_id=2: the value must be below --num_processes=2'),
+    (Meeting('localhost', 2, 1), '--coordinator_address=localhost: the value must be host:port'),
   ],
 )
 def test_a_meeting_that_is_incomplete_or_wrong_is_refused(meeting, message):

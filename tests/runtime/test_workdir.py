@@ -140,7 +140,7 @@ def test_a_workdir_is_made_where_it_is_missing_and_refused_where_it_cannot_be_wr
   check_writable(str(tmp_path / 'new' / 'run'))
   assert list((tmp_path / 'new' / 'run').iterdir()) == []
   (tmp_path / 'file').write_text('')
-  with pytest.raises(InputError, match=r'file/run cannot be written into .*Not a directory'):
+  with pytest.raises(InputError, match=r'--workdir=.*file/run: cannot write .*Not a directory'):
     check_writable(str(tmp_path / 'file' / 'run'))
 
 

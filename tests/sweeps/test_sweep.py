@@ -113,12 +113,12 @@ def test_every_ablation_of_the_paper_has_its_file():
     pytest.param("{'a': {'replay.ratoi': 0.}}", "trial 'a': config.replay has no", id='unknown'),
     pytest.param(
       "{'a': {'seed': 0}, 'b': {'replay.ratio': 1.5}}",
-      "trial 'b': config.replay.ratio=1.5 must lie in [0, 1)",
+      "trial 'b': config.replay.ratio=1.5: the value must lie in [0, 1)",
       id='out_of_range',
     ),
     pytest.param(
       "{'a': {'num_steps': 3}}",
-      "trial 'a': --config.num_steps=2 is given, and the trial sets it to 3",
+      "trial 'a': --config.num_steps=2: the trial sets it to 3",
       id='given_on_the_command_line_too',
     ),
     pytest.param(
@@ -145,7 +145,7 @@ def test_a_workdir_of_another_sweep_of_other_overrides_or_of_a_single_run_is_ref
       plan(expression, given)
   assert len(plan("{'a': {'seed': 1}, 'b': {'seed': 2}}")) == 2  # a sweep may grow
   (tmp_path / 'runs' / 'config.json').write_text('{}')
-  with pytest.raises(InputError, match="runs is a single run's"):
+  with pytest.raises(InputError, match=r'runs: .* of a single run'):
     plan("{'a': {'seed': 1}}")
 
 
@@ -305,7 +305,7 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   assert ended.status == 130, ended
   assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in ended.out
   assert re.search(
-    r'the same command resumes them:\n.*exgrpo\S* sweep --parallel=2 --sweep=', ended.out
+    r'run the same command to resume them:\n.*exgrpo\S* sweep --parallel=2 --sweep=', ended.out
   )
   with pytest.raises(ProcessLookupError):
     os.kill(pid, 0)

@@ -116,7 +116,7 @@ def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
   assert all(tuple(t.tokens.tolist()) in written for _, t in replayed[2])
   assert abs(ratio_mean(opened, 2) - 1) < 1e-5
   assert '12 responses in ' in (said := capsys.readouterr().out), said
-  assert '; kept: 12 right ones of 6 questions' in said
+  assert '; kept: 12 correct responses to 6 questions' in said
 
 
 @pytest.mark.full
@@ -224,9 +224,9 @@ def damaged(folder):
 @pytest.mark.parametrize(
   ('break_it', 'message'),
   [
-    (trained_on(lambda _: 'gone.jsonl'), r'cannot be read\. gone\.jsonl: there is no such file'),
+    (trained_on(lambda _: 'gone.jsonl'), r'cannot be loaded\. gone\.jsonl: there is no such file'),
     (trained_on(lambda folder: str(folder / 'longer.jsonl')), r'the prompt of row \d+ had \d+ tok'),
-    (other_tokenizer, r'that run has another tokenizer, .* set config\.tokenizer\.path='),
+    (other_tokenizer, r'that run has another tokenizer, .* Set config\.tokenizer\.path='),
     (damaged, r'checkpoints/\d+ is damaged'),
   ],
   ids=['questions', 'prompts', 'tokenizer', 'damaged'],
@@ -256,9 +256,9 @@ def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, t
   (claimed / 'config.json').write_text('{}')
   for path, message in (
     (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file; it must be a \.jsonl or'),
-    (tmp_path / 'nowhere', r'nowhere is neither a \.jsonl nor a \.parquet file, nor the workdir'),
-    (empty, r'is neither a \.jsonl nor a \.parquet file, nor the workdir of a run'),
-    (claimed, r'that run has no checkpoint, and its buffer is in there; wait for the first'),
+    (tmp_path / 'nowhere', r'nowhere: experience must be a \.jsonl file, a \.parquet file or '),
+    (empty, r'empty: experience must be a \.jsonl file, a \.parquet file or the '),
+    (claimed, r'claimed: the run has no checkpoint yet, .*\. Wait for its first checkpoint'),
     (jsonl({'question': 'a', 'answer': 'b'}), r":1: no 'response' or 'target' or 'tokens' \(has: "),
   ):
     opened = seeded(str(path))
@@ -302,7 +302,7 @@ def test_a_run_begins_with_what_is_known_of_the_questions_that_remain(
   assert {rate * SAMPLES % 1 for rate in rates.values()} == {0}
   kept = [row for row, rate in rates.items() if 0 < rate < 1]
   assert 0 < len(kept) < tiny.POOL
-  assert f'{len(kept)} of {tiny.POOL} questions left; solved 0: ' in printed
+  assert f'kept {len(kept)} of {tiny.POOL} questions\nquestions by pass rate: 0: ' in printed
 
   data = str(out / 'questions.jsonl')
   before = recorded.data.questions.read(kept)
@@ -366,7 +366,7 @@ def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields)
 
 @pytest.mark.full
 def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(filter_by, capsys, tmp_path):
-  with pytest.raises(InputError, match=r'leave none of the \d+ questions .* rates are 0: \d+,'):
+  with pytest.raises(InputError, match=r'--below=1\.0: no .* of the \d+ questions .* are 0: \d+,'):
     filter_by(capsys, above=0.99, below=1.0)
   assert not (tmp_path / 'filtered' / 'questions.jsonl').exists()
 
@@ -379,5 +379,5 @@ def test_a_runs_own_policy_may_try_them(filter_by, recorded, capsys):
 
 def test_an_environment_is_refused(filter_by, config, capsys):
   config.environment.name = 'guess'
-  with pytest.raises(InputError, match=r"environment\.name='guess': questions are filtered"):
+  with pytest.raises(InputError, match=r"environment\.name='guess': only single-turn questions"):
     filter_by(capsys)

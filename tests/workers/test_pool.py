@@ -203,7 +203,7 @@ def test_a_user_s_code_that_hangs_is_refused_by_name_once_its_time_is_over(monke
 @pytest.mark.parametrize(
   ('spec', 'reason'),
   [
-    ('nowhere_at_all:f', r"ModuleNotFoundError: No module named 'nowhere_at_all'.* it must be"),
+    ('nowhere_at_all:f', r"ModuleNotFoundError: No module named 'nowhere_at_all'.* It must be"),
     ('tests.helpers.environments:absent', 'AttributeError: '),
     ('vanishing:f', 'its process ended with exit status 3, while importing it'),
   ],
@@ -248,7 +248,7 @@ CODE = misbehaving.__name__
     ({'rewards': (f'{CODE}:time',)}, 'TypeError: '),
     (
       {'rewards': (f'{CODE}:of_trl',)},
-      "'completions' is that of a reward for TRL; here it is called",
+      "'completions' belongs to a reward for TRL; here a reward is called",
     ),
     ({'rewards': (f'{CODE}:of_verl',)}, 'as in `def reward(response, answer): return float('),
     ({'rewards': (f'{CODE}:broken',)}, f"KeyError: 'score' ({misbehaving.__file__}:"),

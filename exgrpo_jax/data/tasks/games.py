@@ -84,7 +84,7 @@ def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
       return {
         'messages': [{'role': 'user', 'content': text}],
         'answer': str(reached[0, 0]),  # length of the shortest path; the environment ignores it
-        'solution': ' '.join(MOVES),  # the words of the task, for its tokenizer
+        'solution': ' '.join(MOVES),  # the task's words train its tokenizer
         'kind': 'math',
         'source': f'lake_{side}',
       }

@@ -354,7 +354,7 @@ def _solve_two_sided(operator: str, low: Tree | None, high: Tree | None) -> Read
 
 
 def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) -> Reading | None:
-  """Solve '|inner| < bound', or '|inner| > bound', for its unknown."""
+  """Find the unknown's values in '|inner| < bound' or '|inner| > bound'."""
   if is_inside:
     return _solve_three_sided(operator, operator, ('negate', bound), inner, bound)
   above = _solve_two_sided(operator, bound, inner)
@@ -367,7 +367,7 @@ def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) ->
 def _solve_three_sided(
   low_operator: str, high_operator: str, low: Tree | None, middle: Tree | None, high: Tree | None
 ) -> Reading | None:
-  """Solve 'low < middle < high', between two numbers, for its unknown."""
+  """Find the unknown's values in 'low < middle < high', between two numbers."""
   if low is None or middle is None or high is None or symbols(low) or symbols(high):
     return None
   if middle[:2] == ('function', 'abs') and middle[2][0][0] == 'symbol':

@@ -7,7 +7,7 @@ from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, T
 
 _MAX_BITS = 300  # of a rational number that is written out
 _NAMES = {
-  'differs': 'anything but a value',
+  'differs': 'any value except one',
   'chain': 'relation',
 }  # other readings are named by their heads
 
