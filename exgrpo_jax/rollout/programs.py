@@ -15,7 +15,7 @@ import numpy as np
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, partial, routes, scheduler, settings, slots
+from exgrpo_jax.rollout import decode_loop, partial, routes, scheduler, settings, slots
 from exgrpo_jax.rollout.decode_loop import Prompts, State
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import forced_of, insertion_of
@@ -236,7 +236,7 @@ def of_engine(
       laid_out = prompts if only_longest else fill[0].results(exact=True)
     rows = scheduler.rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
-    found.append(Program('insert', filling.insert, (state, laid_out, nothing), mesh, runs=runs))
+    found.append(Program('insert', decode_loop.insert, (state, laid_out, nothing), mesh, runs=runs))
     if longer is not None:
       found += _resize(engine, state, longer, length)
     found += (decoding := list(_decode(engine, params, state, length, is_fixed, made)))
@@ -245,12 +245,12 @@ def of_engine(
       decoded = state if only_longest else decoding[0].results(exact=True)[0]
       found += _resume(engine, params, decoded, made)
       if spec.parked:
-        empty = Program('empty_parked', filling.empty_parking, (config, spec), mesh, runs=1)
+        empty = Program('empty_parked', decode_loop.empty_parking, (config, spec), mesh, runs=1)
         yield empty._replace(kept=(params, state, prompts))
         places = nothing.slot_R, nothing.source_R
-        park = Program('park', filling.park, (decoded, empty.results(), *places), mesh)
+        park = Program('park', decode_loop.park, (decoded, empty.results(), *places), mesh)
         parked = empty.results() if only_longest else park.results(exact=True)
-        found += (park, Program('unpark', filling.unpark, (decoded, parked, nothing), mesh))
+        found += (park, Program('unpark', decode_loop.unpark, (decoded, parked, nothing), mesh))
     kept = params, state, laid_out, parked
     yield from (one._replace(kept=kept) for one in found)
     longer = state
@@ -267,7 +267,7 @@ def _prefill(
     args = engine.model, params, prompts, np.zeros((count, length), np.int32), number_P, number_P
     alike = [one for one in made if length == min(x for x in lengths if x >= one.prompt)]
     runs = sum(-(-one.prompts // count) for one in alike) / max(1, len(made))
-    yield Program('prefill', filling.prefill, args, mesh, (count, length), runs=runs)
+    yield Program('prefill', decode_loop.prefill, args, mesh, (count, length), runs=runs)
 
 
 def _resume(
@@ -289,7 +289,7 @@ def _resume(
     known = routes.unknown(config, *tokens_PT.shape) if spec.keeps_routes else None
     args = config, params, state, tokens_PT, segments, nothing, known
     rows = [count for of, count in passes if of == shape]
-    resume = Program('resume', filling.resume, args, mesh, (shape.count, shape.length))
+    resume = Program('resume', decode_loop.resume, args, mesh, (shape.count, shape.length))
     # The loop copies the rows of a device.
     trips = sum(rows) / max(1, len(rows)) / shards
     yield resume._replace(runs=len(rows) / max(1, len(made)), trips=trips)

@@ -1,5 +1,6 @@
 """Log-probabilities and entropies of written responses, by a forward pass."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,57 +21,53 @@ from exgrpo_jax.runtime.compilations import Program
 _ROWS = 64
 
 
+@dataclasses.dataclass(frozen=True)
+class ScoreSpec:
+  """The settings of `score`."""
+
+  model: model.ShapeConfig
+  mesh: Mesh  # sequences are spread over its data axes
+  limit: int  # tokens of the longest row there can be
+  tokens_per_pass: int  # of one forward pass on each part of the sequences, with padding; >= limit
+  temperature: float  # of sampling; logits are divided by it
+  logit_chunk: int  # tokens whose logits exist at once, on each part of the rows
+  keeps_routes: bool = False  # whether rows may have routes, see routes.py
+
+
 def score(
-  config: model.ShapeConfig,
+  spec: ScoreSpec,
   params: model.Params,
-  mesh: Mesh,
   rows: Sequence[tuple[np.ndarray, np.ndarray]],
-  *,
-  limit: int,
-  tokens_per_pass: int,
-  pad_id: int,
-  temperature: float,
-  logit_chunk: int,
   known: Sequence[np.ndarray | None] | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Compute (log-probabilities, entropies) of response tokens, each [T] float32, nats.
 
-  Rows are packed into sequences (see packing.py). Which rows share a sequence changes only
-  rounding.
-
-  Args:
-    config: of the model.
-    params: the policy.
-    mesh: sequences are spread over its data axes.
-    rows: (prompt, response) token arrays.
-    limit: the longest row there can be, in tokens.
-    tokens_per_pass: of one forward pass on each part of the sequences, with padding; >= `limit`.
-    pad_id: any valid token.
-    temperature: the temperature of sampling; logits are divided by it.
-    logit_chunk: tokens whose logits exist at once, on each part of the rows.
-    known: the routes of each row, None for the router's choice; see routes.py.
+  `rows` are (prompt, response) token arrays. They are packed into sequences (see packing.py). Which
+  rows share a sequence changes only rounding. `known` are the routes of each row if
+  `spec.keeps_routes`; None is the router's choice.
   """
   if not rows:
     return [], []
-  tokens_RT, mask_RT = right_padded(rows, limit, pad_id)
-  routes_RTLC = None if known is None else routes.padded(config, known, tokens_RT.shape[1])
+  tokens_RT, mask_RT = right_padded(rows, spec.limit, pad_id=0)
+  routes_RTLC = None
+  if spec.keeps_routes:  # one program, whether they are known or not
+    routes_RTLC = routes.padded(spec.model, known or [None] * len(rows), tokens_RT.shape[1])
   length_R = np.array([len(prompt) + len(response) for prompt, response in rows])
   logp_RT, entropy_RT = (np.zeros(mask_RT.shape, np.float32) for _ in range(2))
   # Every position is scored: no window bounds the response tokens of a sequence.
   prefixes = None
-  if attention.has_prefixes(mesh):
+  if attention.has_prefixes(spec.mesh):
     prompt_R = np.array([len(prompt) for prompt, _ in rows])
     prefixes = packing.shared_prompts(tokens_RT, prompt_R, routes_RTLC)
-  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
-  passes = packing.pack(length_R, np.zeros_like(length_R), *shapes, prefixes)
+  passes = packing.pack(length_R, np.zeros_like(length_R), *_shapes(spec), prefixes)
   for shape, sequences in passes:
     layout = packing.layout(shape, sequences, length_R, prefixes)
     routes_BTLC = None if routes_RTLC is None else layout.take(routes_RTLC)
     tokens_BT, segments, routes_BTLC = sharding.put(
-      (layout.take(tokens_RT), layout.segments, routes_BTLC), sharding.batch(mesh, shape.count)
+      (layout.take(tokens_RT), layout.segments, routes_BTLC), sharding.batch(spec.mesh, shape.count)
     )
-    of_pass = tokens_BT, segments, temperature, logit_chunk, routes_BTLC
-    scores = score_tokens(config, params, *of_pass)
+    of_pass = tokens_BT, segments, spec.temperature, spec.logit_chunk, routes_BTLC
+    scores = score_tokens(spec.model, params, *of_pass)
     is_token_BT = np.asarray(layout.segments.segment_BT) > 0
     place = layout.row_BT[is_token_BT], layout.segments.position_BT[is_token_BT]
     for x_RT, x_BT in zip((logp_RT, entropy_RT), jax.device_get(scores), strict=True):
@@ -82,46 +79,33 @@ def score(
   return logps, entropies
 
 
-def pass_shapes(
-  config: model.ShapeConfig, mesh: Mesh, limit: int, tokens_per_pass: int
-) -> tuple[Shape, Shape]:
-  """Return the long and the short shape of a pass; arguments as in `score`."""
-  _, num_shards = sharding.split(mesh, 'batch')
-  num_rows = _ROWS * num_shards
-  kind = attention.has_prefixes(mesh), model.is_tiny(config, mesh)
-  return packing.shapes(num_shards, tokens_per_pass, limit, limit, num_rows, *kind)
+def _shapes(spec: ScoreSpec) -> tuple[Shape, Shape]:
+  """Return the long and the short shape of a pass."""
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  kind = attention.has_prefixes(spec.mesh), model.is_tiny(spec.model, spec.mesh)
+  sizes = spec.tokens_per_pass, spec.limit, spec.limit, _ROWS * num_shards
+  return packing.shapes(num_shards, *sizes, *kind)
 
 
-def programs(
-  config: model.ShapeConfig,
-  params: model.Params,
-  mesh: Mesh,
-  *,
-  limit: int,
-  tokens_per_pass: int,
-  temperature: float,
-  logit_chunk: int,
-  keeps_routes: bool,
-  length_R: np.ndarray,
-) -> Iterator[Program]:
-  """Yield the programs of `score`; arguments as there.
-
-  `length_R` are the tokens of the rows that a step scores. With `keeps_routes` they have routes.
-  """
-  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
+def programs(spec: ScoreSpec, params: model.Params, length_R: np.ndarray) -> Iterator[Program]:
+  """Yield the programs of `score`. `length_R` are the tokens of the rows that a step scores."""
+  shapes = _shapes(spec)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes) if len(length_R) else []
   for shape in dict.fromkeys(shapes):
-    layout = sharding.batch(mesh, shape.count)
+    layout = sharding.batch(spec.mesh, shape.count)
     sizes = shape.count, shape.length
     tokens_BT: Any = jax.ShapeDtypeStruct(sizes, np.int32, sharding=layout)
-    segments = Segments(tokens_BT, tokens_BT, tokens_BT if attention.has_prefixes(mesh) else None)
+    has_prefixes = attention.has_prefixes(spec.mesh)
+    segments = Segments(tokens_BT, tokens_BT, tokens_BT if has_prefixes else None)
     routes_BTLC = None
-    if keeps_routes:
-      dtype = np.dtype(config.route_dtype)
-      routes_BTLC = jax.ShapeDtypeStruct((*sizes, *config.route_shape), dtype, sharding=layout)
-    args = config, params, tokens_BT, segments, temperature, logit_chunk, routes_BTLC
+    if spec.keeps_routes:
+      dtype = np.dtype(spec.model.route_dtype)
+      routes_BTLC = jax.ShapeDtypeStruct((*sizes, *spec.model.route_shape), dtype, sharding=layout)
+    args = params, tokens_BT, segments, spec.temperature, spec.logit_chunk, routes_BTLC
     runs = sum(one.shape == shape for one in passes)
-    yield Program('score', score_tokens, args, mesh, sizes, kept=params, runs=runs)
+    yield Program(
+      'score', score_tokens, (spec.model, *args), spec.mesh, sizes, kept=params, runs=runs
+    )
 
 
 @jit_for_training(static_argnums=(0, 4, 5))

@@ -30,7 +30,7 @@ from exgrpo_jax.datatypes import QuestionSet, Trajectory, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import scoring, stages
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import hosts
 
@@ -354,7 +354,8 @@ def seeded(
   if missing_logprobs == 'zero':
     made = [np.zeros(len(c.tokens), np.float32) for c in unknown]
   else:
-    made, _ = rollout.score(params, [(rollout.data.prompts[c.row], c.tokens) for c in unknown])
+    rows = [(rollout.data.prompts[c.row], c.tokens) for c in unknown]
+    made, _ = scoring.score(rollout.scoring, params, rows)
   next_made = iter(made)
   stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
   for c in kept:

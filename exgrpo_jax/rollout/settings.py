@@ -3,10 +3,14 @@
 import dataclasses
 import math
 
+from jax.sharding import Mesh
+
 from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.policy.model import ShapeConfig
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
+from exgrpo_jax.rollout.scoring import ScoreSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 
 # Groups that are begun for each `group_size` slots. Most slots hold the longest responses of groups
@@ -107,3 +111,29 @@ class RolloutConfig:
       pad_id=tokenizer.pad_id,
       keeps_routes=self.router_replay,
     )
+
+  def score_spec(self, shape: ShapeConfig, mesh: Mesh, tokens_per_pass: int) -> ScoreSpec:
+    """Return how to score rows of prompts and responses; for the arguments see `ScoreSpec`."""
+    return ScoreSpec(
+      model=shape,
+      mesh=mesh,
+      limit=self.longest_row,
+      tokens_per_pass=tokens_per_pass,
+      temperature=self.temperature,
+      logit_chunk=self.logit_chunk,
+      keeps_routes=self.router_replay,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LogprobCheckConfig:
+  """Sampler–trainer mismatch: how far their log-probabilities may be apart."""
+
+  every: int = setting(50, '[1, inf)', 'steps between comparisons; the first step always has one')
+  rows: int = setting(64, '[1, inf)', 'responses that are compared')
+  max: float = setting(
+    1.0,
+    '(0, inf)',
+    'largest difference of any token, in nats; beyond it the run stops; 1 suits bfloat16, and '
+    'float32 keeps within 1e-4',
+  )

@@ -134,17 +134,8 @@ def score(params, mesh, monkeypatch):
 
     monkeypatch.setattr(scoring, 'score_tokens', watched)
     with jax.set_mesh(mesh):
-      scores = scoring.score(
-        SMALL,
-        params,
-        mesh,
-        rows,
-        limit=LIMIT,
-        tokens_per_pass=tokens_per_pass,
-        pad_id=0,
-        temperature=1.0,
-        logit_chunk=64,
-      )
+      spec = scoring.ScoreSpec(SMALL, mesh, LIMIT, tokens_per_pass, 1.0, 64)
+      scores = scoring.score(spec, params, rows)
     return rows, scores, shapes
 
   return call
@@ -170,8 +161,8 @@ def test_passes_of_any_size_give_the_same_scores_to_every_row(score, params, mes
 def test_equal_rows_of_a_sequence_have_equal_scores(params, mesh):
   """And no rows are none."""
   one = np.zeros(3, np.int32)
-  arguments = dict(limit=LIMIT, tokens_per_pass=80, pad_id=0, temperature=1.0, logit_chunk=64)
+  spec = scoring.ScoreSpec(SMALL, mesh, LIMIT, 80, 1.0, 64)
   with jax.set_mesh(mesh):
-    assert scoring.score(SMALL, params, mesh, [], **arguments) == ([], [])
-    logps, _ = scoring.score(SMALL, params, mesh, [(one, one)] * 3, **arguments)
+    assert scoring.score(spec, params, []) == ([], [])
+    logps, _ = scoring.score(spec, params, [(one, one)] * 3)
   np.testing.assert_array_equal(logps[0], logps[2])

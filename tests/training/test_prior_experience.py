@@ -63,20 +63,20 @@ def train(recorded, monkeypatch):
 
   def run(opened):
     replayed = {}
-    assemble = stages.Rollout.assemble
+    assemble = stages.assemble
 
     def note(rollout, trained, replays, scores):
       plan = trained.plan
       replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, replays) if t]
       return assemble(rollout, trained, replays, scores)
 
-    monkeypatch.setattr(stages.Rollout, 'assemble', note)
+    monkeypatch.setattr(stages, 'assemble', note)
     params = jax.device_put(
       recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
     )
     with recorded.compiling():
       recording.run_training(opened, params)
-    monkeypatch.setattr(stages.Rollout, 'assemble', assemble)
+    monkeypatch.setattr(stages, 'assemble', assemble)
     return replayed
 
   return run
