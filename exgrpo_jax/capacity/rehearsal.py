@@ -37,7 +37,9 @@ def run(experiment: Experiment) -> None:
     step = _step(experiment)
     sampled, limit = _generating(experiment, step.decode_params), _memory()
     listed = itertools.chain(step.scoring(), sampled, step.updating())
-    peaks = memory.print_peaks(listed, step.held, limit, _need_of)
+    peaks = memory.print_peaks(
+      listed, step.held, limit, lambda one: memory.of_compiled(one.executable)
+    )
   fullest = max(peaks, key=lambda name: peaks[name])
   if peaks[fullest] > limit:
     raise InputError(
@@ -83,10 +85,6 @@ def _generating(experiment: Experiment, params: model.Params) -> Iterator[Progra
       resumes=resumes,
     )
     yield from programs.of_engine(engine, params)
-
-
-def _need_of(program: Program) -> memory.Need:
-  return memory.of_compiled(program.lower().compile())
 
 
 def _memory() -> float:
