@@ -1,6 +1,6 @@
 """The programs that the slot engine calls, at all sizes, and how often a step calls each.
 
-tests/capacity/test_rehearsal.py fails if a program is missing here. Forward passes over written
+tests/capacity/test_step.py fails if a program is missing here. Forward passes over written
 responses: `scoring.programs`. Shape letters as in decode_loop.py.
 """
 
@@ -216,7 +216,7 @@ def of_engine(
     engine: its step_key is not used.
     params: in the decode layout, or their shapes.
     made: the work of some steps, which says how often a step runs each program.
-    only_longest: whether to leave out shorter caches and fewer slots.
+    only_longest: leave out shorter caches and fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):

@@ -255,7 +255,7 @@ def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, t
   claimed.mkdir()
   (claimed / 'config.json').write_text('{}')
   for path, message in (
-    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file; it must be a \.jsonl or'),
+    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file\. Give a \.jsonl or'),
     (tmp_path / 'nowhere', r'nowhere is neither a \.jsonl nor a \.parquet file, nor the workdir'),
     (empty, r'is neither a \.jsonl nor a \.parquet file, nor the workdir of a run'),
     (claimed, r'that run has no checkpoint, and its buffer is in there; wait for the first'),
