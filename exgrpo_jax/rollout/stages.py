@@ -42,7 +42,7 @@ from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.packing import right_padded
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.policy.sharding import Meshes
-from exgrpo_jax.rollout import partial, routes, scoring, selection
+from exgrpo_jax.rollout import partial, routes, scoring
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request, Sampler
 from exgrpo_jax.rollout.settings import LogprobCheckConfig, RolloutConfig
 from exgrpo_jax.runtime import randomness
@@ -80,8 +80,8 @@ def plan_step(
   depends only on the arguments and the seed, so a resumed run makes the same one.
   """
   config, data = rollout.config, rollout.data
-  taken = [group.question_row for group in left]
-  entries = {row: entry for row, entry in buffer.entries.items() if row not in taken}
+  left_rows = [group.question_row for group in left]
+  entries = {row: entry for row, entry in buffer.entries.items() if row not in left_rows}
   free = dataclasses.replace(buffer, entries=entries) if left else buffer
   count = max(0, config.groups_in_flight - len(left))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
@@ -92,12 +92,12 @@ def plan_step(
     len(data.questions),
     rollout.seed,
     buffer.retired_epoch,
-    taken=[*taken, *replayed],
+    taken=[*left_rows, *replayed],
     at_once=config.groups_in_flight,
   )
-  new = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
-  rows = [*taken, *new]
-  is_drawn = (*(group.is_drawn for group in left), *(row in replayed for row in new))
+  new_rows = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
+  rows = [*left_rows, *new_rows]
+  is_drawn = (*(group.is_drawn for group in left), *(row in replayed for row in new_rows))
 
   def candidates(place: int) -> tuple[Trajectory, ...]:
     if not (is_drawn[place] and rollout.replay.include_trajectory):
@@ -261,8 +261,8 @@ def old_logprobs(
   if not pairs:
     return responses, {}
   rows = [(prompt, response.tokens) for prompt, response in pairs]
-  known = [response.routes for _, response in pairs]
-  logps, _ = scoring.score(rollout.scoring, params, rows, known)
+  row_routes = [response.routes for _, response in pairs]
+  logps, _ = scoring.score(rollout.scoring, params, rows, row_routes)
   measured = differences(logps, [response for _, response in pairs], plan.step)
   if recomputes:
     return recomputed(responses, logps, rollout.objective.tis_limit, plan.step), measured
@@ -373,8 +373,8 @@ def pick_replays(
   rule, stored = rollout.replay.trajectory_selection, plan.candidates
   if rule == 'valid_steps':
     checks = [step_checker(question) for question in plan.questions]
-    stored = selection.with_valid_steps(stored, checks, rollout.tokenizer.decode)
-  replays, scores = selection.pick(
+    stored = scoring.with_valid_steps(stored, checks, rollout.tokenizer.decode)
+  replays, scores = scoring.pick(
     rule,
     stored,
     functools.partial(_score_replays, rollout, params, plan),
@@ -392,17 +392,18 @@ def pick_replays(
 
 
 def _score_replays(
-  rollout: Rollout, params: Params, plan: Plan, candidates: Sequence[selection.Candidate]
+  rollout: Rollout, params: Params, plan: Plan, candidates: Sequence[scoring.Candidate]
 ) -> list[ReplayScores]:
   rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
-  own, known = [stored.own for _, stored in candidates], [one.routes for _, one in candidates]
+  own = [stored.own for _, stored in candidates]
+  row_routes = [stored.routes for _, stored in candidates]
   logps, entropies = (
     [x_T[own_T] for x_T, own_T in zip(values, own)]
-    for values in scoring.score(rollout.scoring, params, rows, known)
+    for values in scoring.score(rollout.scoring, params, rows, row_routes)
   )
   past = [stored.logp[own_T] for (_, stored), own_T in zip(candidates, own)]
   corrected = past if rollout.objective.importance_correction else logps
-  weights = selection.weights(rollout.objective, rollout.meshes.training, logps, corrected)
+  weights = scoring.weights(rollout.objective, rollout.meshes.training, logps, corrected)
   return [
     ReplayScores(logp=logp, entropy=entropy, weight=weight, log_ratio=logp - of_past)
     for logp, entropy, weight, of_past in zip(logps, entropies, weights, past)
@@ -416,8 +417,8 @@ def _released_costs(rollout: Rollout, params: Params, plan: Plan) -> list[float]
   ]
   # Everything except a prompt's first token, as if it were the response.
   rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
-  known = [one.routes for _, one in candidates]
-  _, entropies = scoring.score(rollout.scoring, params, rows, known)
+  row_routes = [one.routes for _, one in candidates]
+  _, entropies = scoring.score(rollout.scoring, params, rows, row_routes)
   lengths = [int(np.sum(one.tokens != rollout.tokenizer.pad_id)) for _, one in candidates]
   return trajectory_rules.released_costs(entropies, lengths, rollout.config.max_response)
 
@@ -466,8 +467,8 @@ def assemble(
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   routes_BTLC = None
   if rollout.config.router_replay:
-    known = [member.routes for member in members]
-    routes_BTLC = routes.padded(rollout.scoring.model, known, tokens_BT.shape[1])
+    row_routes = [member.routes for member in members]
+    routes_BTLC = routes.padded(rollout.scoring.model, row_routes, tokens_BT.shape[1])
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],

@@ -13,7 +13,7 @@ from exgrpo_jax.datatypes import Cursor, GradedGroups, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scoring, selection, stages
+from exgrpo_jax.rollout import scoring, stages
 from exgrpo_jax.rollout.sampler import UNBEGUN, ScriptedSampler, requests_for
 from tests.helpers import tiny
 
@@ -140,13 +140,13 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
     _, entropy = recorded.values_of(chosen.params, sequence[:1], sequence[1:])
     window = [*np.zeros(tiny.RESPONSE), *entropy][-tiny.RESPONSE :]
     expected.append(np.mean(window[starts[place % 8] :]))
-  pick, seen = selection.pick, []
+  pick, seen = scoring.pick, []
 
   def note(*arguments):
     seen.extend(arguments[-1])
     return pick(*arguments)
 
-  monkeypatch.setattr(selection, 'pick', note)
+  monkeypatch.setattr(scoring, 'pick', note)
   replays, scores = stages.pick_replays(rollout, params, chosen.plan)
   np.testing.assert_allclose(seen, expected, atol=1e-5)
   costs = iter(seen)

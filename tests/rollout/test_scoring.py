@@ -7,7 +7,7 @@ import pytest
 from exgrpo_jax.algorithm.trajectory_rules import RULES, released_costs
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import scoring, selection
+from exgrpo_jax.rollout import scoring
 from tests.helpers.tiny import SMALL
 
 # By trajectory, which its step names: its entropy and log-probability under the current policy.
@@ -36,7 +36,7 @@ def pick(kind, stored=STORED, seed=0):
       for (h, p), change in zip(values, changes)
     ]
 
-  picked, scores = selection.pick(kind, stored, score, np.random.default_rng(seed))
+  picked, scores = scoring.pick(kind, stored, score, np.random.default_rng(seed))
   return [one and one.step for one in picked], scores, len(asked)
 
 
@@ -63,7 +63,7 @@ def test_each_kind_picks_its_own_and_scores_no_more_than_it_needs(kind, step, sc
 def test_what_has_a_wrong_step_is_left_out_where_something_else_is_stored():
   """By group: one is valid, none is, the task cannot tell, nothing is stored."""
   steps = [[1, 2], [3, 4], [5], []]
-  found = selection.with_valid_steps(
+  found = scoring.with_valid_steps(
     [[trajectory(step) for step in own] for own in steps],
     ['2'.__eq__, ''.__eq__, None, '5'.__eq__],
     lambda tokens: str(tokens[0]),
@@ -84,7 +84,7 @@ def test_costs_of_the_released_rule_are_those_by_hand():
 def test_a_tie_goes_to_the_oldest():
   for kind in [kind for kind, cost in RULES.items() if cost]:
     first, second = trajectory(3), trajectory(3)
-    assert selection.pick(
+    assert scoring.pick(
       kind,
       [[first, second]],
       lambda some: [ReplayScores(*np.ones((4, 1))) for _ in some],
