@@ -111,6 +111,7 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
   entries = [buffer.entries[row] for row in rows]
   retired = sorted(buffer.retired_epoch.items())
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
+  described = [describe(trajectory) for trajectory in stored]
   return {
     'started': np.array(buffer.started),
     'row': np.array(rows, np.int64),
@@ -124,7 +125,8 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     },
     'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
     **{
-      name: np.array([_text(describe(one)[name]) for one in stored], np.str_) for name in _FEATURES
+      name: np.array([json.dumps(own[name]) if own[name] else '' for own in described], np.str_)
+      for name in _FEATURES
     },
     'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
     'retired_row': np.array([row for row, _ in retired], np.int64),
@@ -290,7 +292,3 @@ def restore(described: Mapping[str, list[Any]], take: Callable[..., np.ndarray])
         tuple(item(*one) for one in values) if item else take(field.name, *values)
       )
   return restored
-
-
-def _text(described: list[Any]) -> str:
-  return json.dumps(described) if described else ''
