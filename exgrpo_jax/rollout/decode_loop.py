@@ -397,7 +397,7 @@ def _with_row_routes(
   return kept_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')
 
 
-# ---- Parking: slots set aside and taken back ----
+# ---- Parking: the caches of episodes between their turns ----
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
