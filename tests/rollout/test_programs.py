@@ -9,7 +9,6 @@ import pytest
 from benchmarks import frame, scripted
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import programs, scheduler, settings
-from exgrpo_jax.runtime import compilations
 
 PROMPT, BLOCK = 5, 16
 
@@ -67,16 +66,6 @@ def test_the_real_scheduler_does_the_same_with_partial_rollouts(bench):
     assert real.ages == step.ages.tolist()
     assert real.lengths.tolist() == np.concatenate(step.trained).tolist()
   assert max(max(real.ages) for real in taken) > 1 and any(real.resumed for real in taken)
-
-
-@pytest.mark.full
-def test_each_program_is_compiled_once(bench):
-  """Those whose results tell how others' arguments are laid out, too."""
-  params = bench.decode_params
-  with compilations.counted() as compiled:
-    found = list(programs.of_engine(bench.engine(resumes=True), params))
-    assert all(one.executable for one in found)
-  assert compiled.count == len(found) > 4
 
 
 @pytest.mark.parametrize(
