@@ -1,7 +1,7 @@
 """The sampler's log-probabilities against the trainer's, on random weights."""
 
 from benchmarks.frame import Bench, Figure
-from exgrpo_jax.rollout import mismatch, scoring
+from exgrpo_jax.rollout import scoring, stages
 
 # The largest and the mean difference of any token, in nats. bfloat16 keeps 8 bits of hidden states.
 _LIMITS = {'bfloat16': (1.0, 0.1), 'float32': (1e-3, 1e-4)}
@@ -13,17 +13,11 @@ def measure(bench: Bench) -> list[Figure]:
   responses = bench.generate(bench.lengths.tolist())
   prompts = [bench.prompt(row // rollout.group_size) for row in range(bench.rows)]
   logps, _ = scoring.score(
-    bench.model,
+    rollout.score_spec(bench.model, bench.meshes.training, bench.config.microbatch.tokens),
     bench.params,
-    bench.meshes.training,
     [(prompt, response.tokens) for prompt, response in zip(prompts, responses)],
-    limit=rollout.longest_row,
-    tokens_per_pass=bench.config.microbatch.tokens,
-    pad_id=0,
-    temperature=1.0,
-    logit_chunk=rollout.logit_chunk,
   )
-  found = mismatch.differences(logps, responses)
+  found = stages.differences(logps, responses)
   largest, mean = _LIMITS[bench.model.dtype]
   meaning = f'{bench.lengths.sum():,} tokens'
   return [

@@ -115,7 +115,7 @@ class Rollouts:
   def _trained(self) -> list[int] | None:
     """Return the groups to train, or None; without partial rollouts, all once complete."""
     responses = [group.responses for group in self._in_flight]
-    return partial.ready(responses, self._step, self.config.questions, self.config.max_staleness)
+    return partial.ready(self.config, responses, self._step)
 
 
 def drawn_groups(config: settings.RolloutConfig) -> Iterator[Group]:

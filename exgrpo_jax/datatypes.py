@@ -143,11 +143,25 @@ def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
   return own_T
 
 
+@dataclasses.dataclass(frozen=True)
 class TokenSequence:
-  """The tokens of a policy, possibly with an environment's messages among them."""
+  """The tokens of a policy, possibly with an environment's messages among them.
 
-  tokens: np.ndarray
-  turns: tuple[Turn, ...]
+  A feature adds one keyword-only field, which is empty without the feature. A stored trajectory
+  takes these fields over from its response, and files keep all of them (learner/buffer_files.py).
+  """
+
+  tokens: np.ndarray  # [T] int32, response only, with the end token if there is one
+  logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
+  _: dataclasses.KW_ONLY
+  # An episode's turns that its environment has answered.
+  turns: tuple[Turn, ...] = dataclasses.field(default=(), metadata={'item': Turn})
+  routes: np.ndarray | None = None  # [prompt's + T, L, C], see rollout/routes.py; None: not kept
+
+  @property
+  def features(self) -> dict[str, Any]:
+    """Return the fields that features add, by name."""
+    return {field.name: getattr(self, field.name) for field in FEATURES}
 
   @property
   def own(self) -> np.ndarray:
@@ -160,6 +174,10 @@ class TokenSequence:
     return len(self.tokens) - sum(turn.observed for turn in self.turns)
 
 
+# Fields of arrays, or of tuples whose items have the type `metadata['item']`.
+FEATURES = tuple(field for field in dataclasses.fields(TokenSequence) if field.kw_only)
+
+
 @dataclasses.dataclass(frozen=True)
 class Response(TokenSequence):
   """The response to a prompt; with partial rollouts, several policies may have written it.
@@ -168,16 +186,12 @@ class Response(TokenSequence):
   environment's messages are context, with 0 for log-probability and entropy.
   """
 
-  tokens: np.ndarray  # [T] int32, with the end token if there is one
-  logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
   entropy: np.ndarray  # [T] float32, nats, of that distribution
   truncated: bool  # cut at the limit, so without an end token; False while not complete
   tis_weight: np.ndarray | None = None  # [T] float32, see `losses.tis_weight`; None is 1
   is_complete: bool = True  # otherwise the next step continues it
   spans: tuple[Span, ...] = ()  # the step that wrote each part; empty if one step wrote all
-  turns: tuple[Turn, ...] = ()  # an episode's turns that its environment has answered
   verdict: Verdict | None = None  # the environment's, on a complete episode
-  routes: np.ndarray | None = None  # [prompt's + T, L, C], see rollout/routes.py; None: not kept
 
   def first_step(self, step: int) -> int:
     """Return the step that wrote its first token; `step` if it has no spans."""
@@ -206,14 +220,10 @@ class Response(TokenSequence):
 class Trajectory(TokenSequence):
   """A past success, kept for replay; with `replay.store='all'` any past response."""
 
-  tokens: np.ndarray  # [T] int32, response only
-  logp: np.ndarray  # [T] float32, nats, under the policy that wrote the tokens
   reward: float
   step: int  # the step that wrote it, or its first token
   times_replayed: int = 0  # up to now
   correct: bool = True  # `Verdict.correct`
-  turns: tuple[Turn, ...] = ()  # as in Response
-  routes: np.ndarray | None = None  # as in Response
 
 
 def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:

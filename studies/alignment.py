@@ -21,7 +21,7 @@ from exgrpo_jax.experiment.generation import stages_of
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.learner.gradients import UpdateSpec
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout.stages import plan_apart
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training.run import Run
@@ -90,13 +90,13 @@ class Alignment:
     )
     rng = randomness.generator(config.seed, Purpose.ALIGNMENT, step)
     rows = rng.choice(len(data.questions), self.questions, replace=False).tolist()
-    plan = plan_apart(data, rows, step)
+    plan = stages.plan_apart(data, rows, step)
     decode_params = model.decode_layout(
       run.experiment.model, run.policy(params), run.experiment.meshes
     )
-    responses, _ = rollout.generate(decode_params, plan, run.grader.submit)
-    graded = rollout.grade(plan, responses, run.grader)
-    return rollout.assemble(graded, [None] * len(rows), [None] * len(rows))
+    responses, _ = stages.generate(rollout, decode_params, plan, run.grader.submit)
+    graded = stages.grade(rollout, plan, responses, run.grader)
+    return stages.assemble(rollout, graded, [None] * len(rows), [None] * len(rows))
 
 
 def measure(

@@ -328,8 +328,7 @@ def _with_new(
           reward=verdict.reward,
           step=written,
           correct=verdict.correct,
-          turns=response.turns,
-          routes=response.routes,
+          **response.features,
         )
       )
   kept.sort(key=lambda trajectory: trajectory.step)

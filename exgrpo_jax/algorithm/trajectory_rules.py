@@ -20,7 +20,7 @@ RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
   # Avoids successes by luck: the policy has since unlearnt their wrong step, so its logp dropped.
   'smallest_drop': lambda scores: -float(np.min(scores.log_ratio)),
-  'valid_steps': _mean_entropy,  # among `selection.with_valid_steps`
+  'valid_steps': _mean_entropy,  # among `scoring.with_valid_steps`
   'released': None,  # by `released_costs`
   'newest': None,
   'random': None,

@@ -56,9 +56,8 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
   modules: dict[tuple[str, tuple[int, int]], cycles.Module] = {}
 
   def need_of(program: Program) -> memory.Need:
-    executable = (lowered := program.lower()).compile()
-    modules[program.name, program.size] = cycles.module_of(lowered, executable)
-    return memory.of_compiled(executable)
+    modules[program.name, program.size] = cycles.module_of(program.lowered, program.executable)
+    return memory.of_compiled(program.executable)
 
   programs = step.needed(step.listed(whole, work, step.generations(whole, work)))
   peaks = memory.print_peaks(programs, whole.held, chip.memory, need_of)
@@ -228,7 +227,7 @@ def _print_partial_rollouts(
   listed = step.needed(step.listed(partial, work, step.generations(partial, work)))
   try:
     more = {
-      (one.name, one.size): cycles.module_of(lowered := one.lower(), lowered.compile())
+      (one.name, one.size): cycles.module_of(one.lowered, one.executable)
       for one in listed
       if one.name == 'resume'
     }

@@ -17,7 +17,7 @@ from exgrpo_jax.experiment import generation, warm_start
 from exgrpo_jax.experiment.experiment import Experiment, update_spec
 from exgrpo_jax.learner import optimizer, storage
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.rollout import programs, selection
+from exgrpo_jax.rollout import programs, scoring
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import activity, machine, randomness
 from exgrpo_jax.runtime.compilations import Program
@@ -37,7 +37,9 @@ def run(experiment: Experiment) -> None:
     step = _step(experiment)
     sampled, limit = _generating(experiment, step.decode_params), _memory()
     listed = itertools.chain(step.scoring(), sampled, step.updating())
-    peaks = memory.print_peaks(listed, step.held, limit, _need_of)
+    peaks = memory.print_peaks(
+      listed, step.held, limit, lambda one: memory.of_compiled(one.executable)
+    )
   fullest = max(peaks, key=lambda name: peaks[name])
   if peaks[fullest] > limit:
     raise InputError(
@@ -59,7 +61,7 @@ def _step(experiment: Experiment) -> Step:
   state = optimizer.init(config.optimizer, config.num_updates, trained)
   storage.bit_sums(state)
   nothing = [np.zeros(1, np.float32)]
-  selection.weights(config.objective, meshes.training, nothing, nothing)
+  scoring.weights(config.objective, meshes.training, nothing, nothing)
   spec = update_spec(config, experiment.model, meshes.training)
   decode_params = model.decode_layout(experiment.model, policy, meshes)
   return Step(config, spec, meshes, state, initial, policy, decode_params)
@@ -83,10 +85,6 @@ def _generating(experiment: Experiment, params: model.Params) -> Iterator[Progra
       resumes=resumes,
     )
     yield from programs.of_engine(engine, params)
-
-
-def _need_of(program: Program) -> memory.Need:
-  return memory.of_compiled(program.lower().compile())
 
 
 def _memory() -> float:

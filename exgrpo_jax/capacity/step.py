@@ -54,18 +54,9 @@ class Step:
 
   def scoring(self, length_R: Sequence[int] | np.ndarray = ()) -> Iterator[Program]:
     """Yield the programs that score rows of these lengths."""
-    rollout = self.config.rollout
-    return scoring.programs(
-      self.spec.model,
-      self.policy,
-      self.spec.mesh,
-      limit=rollout.longest_row,
-      tokens_per_pass=self.spec.microbatch.tokens,
-      temperature=rollout.temperature,
-      logit_chunk=rollout.logit_chunk,
-      keeps_routes=rollout.router_replay,
-      length_R=np.asarray(length_R, int),
-    )
+    settings, spec = self.config.rollout, self.spec
+    of_scoring = settings.score_spec(spec.model, spec.mesh, spec.microbatch.tokens)
+    return scoring.programs(of_scoring, self.policy, np.asarray(length_R, int))
 
   def generating(self, made: Sequence[programs.Generation] = ()) -> Iterator[Program]:
     """Yield the programs that generate responses, with the longest cache and all slots."""

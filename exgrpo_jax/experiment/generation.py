@@ -9,7 +9,7 @@ from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import Experiment
-from exgrpo_jax.rollout import partial, stages
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.episodes import EpisodeSampler
 from exgrpo_jax.rollout.sampler import Sampler
@@ -50,16 +50,16 @@ def stages_of(
   """Make the stages of a step on some questions; `sections` replace sections of the config."""
   parsed = dataclasses.replace(experiment.config, **sections)
   changed = dataclasses.replace(experiment, config=parsed)
-  kind = partial.PartialRollout if parsed.rollout.partial else stages.Rollout
-  return kind(
+  return stages.Rollout(
     config=parsed.rollout,
     replay=parsed.replay,
     objective=parsed.objective,
     logprob_check=parsed.logprob_check,
-    model=experiment.model,
     tokenizer=experiment.tokenizer,
     meshes=experiment.meshes,
-    tokens_per_pass=parsed.microbatch.tokens,
+    scoring=parsed.rollout.score_spec(
+      experiment.model, experiment.meshes.training, parsed.microbatch.tokens
+    ),
     seed=parsed.seed,
     data=data,
     sampler=make_sampler(changed, purpose, resumes=parsed.rollout.partial),

@@ -17,7 +17,7 @@ from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout import mismatch, seeding
+from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout import settings as rollout_settings
 from exgrpo_jax.rollout.token_sampling import Distribution
 
@@ -178,7 +178,7 @@ class RunConfig:
   environment: environment_settings.EnvironmentConfig
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
-  logprob_check: mismatch.LogprobCheckConfig
+  logprob_check: rollout_settings.LogprobCheckConfig
   checkpoint: checkpoint.CheckpointConfig
   export: ExportConfig
   metrics: metrics.MetricsConfig

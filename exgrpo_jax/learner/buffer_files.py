@@ -1,7 +1,7 @@
 """The replay buffer in a checkpoint: segments of trajectories, and an index to them.
 
 A segment holds trajectories one after the other: int32 tokens, their float32 log-probabilities, and
-their routes if they have any. It is written once; later checkpoints hard-link it while at least
+the arrays that features add. It is written once; later checkpoints hard-link it while at least
 half of it is still in the buffer. So a save writes only new trajectories, and yet every checkpoint
 is complete: you can copy, move or delete it without regard to the others. If a file system has no
 hard links, each checkpoint writes everything.
@@ -9,21 +9,27 @@ hard links, each checkpoint writes everything.
 The index holds the buffer's data on each question, and the place and checksum of each trajectory.
 """
 
+import dataclasses
 import io
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer, Entry
-from exgrpo_jax.datatypes import Trajectory, Turn
+from exgrpo_jax.datatypes import FEATURES, TokenSequence, Trajectory
 
 MAX_SEGMENTS = 64  # per checkpoint; with more, link the MAX_SEGMENTS / 2 largest, rewrite others
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
 _NOWHERE = (-1, -1)
+_NUMBERS = [one for one in dataclasses.fields(Trajectory) if one.type in (float, int, bool)]
+_FEATURES = [field.name for field in FEATURES]
+_PLACES = ('segment', 'offset', 'length', 'sum')
+_OF_TRAJECTORY = (*_PLACES, *(field.name for field in _NUMBERS), *_FEATURES)  # columns
 
 Columns = Mapping[str, np.ndarray]  # name -> column of the index
 
@@ -89,9 +95,7 @@ def read_some(
   fits = np.cumsum([tokens[row] for row in known]) <= max_tokens
   chosen = [row for row, does in zip(known, fits) if does]
   inside = np.isin(columns['question'], chosen)
-  of_trajectory = ('segment', 'offset', 'length', 'sum', 'reward', 'step')
-  optional = [name for name in ('times_replayed', 'correct', 'turns', 'routes') if name in columns]
-  own = {name: columns[name][inside] for name in (*of_trajectory, *optional)}
+  own = {name: columns[name][inside] for name in _OF_TRAJECTORY if name in columns}
   found: dict[int, list[Trajectory]] = {row: [] for row in chosen}
   questions = columns['question'][inside].tolist()
   for row, trajectory in zip(questions, _read_trajectories(folder, own)):
@@ -107,6 +111,7 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
   entries = [buffer.entries[row] for row in rows]
   retired = sorted(buffer.retired_epoch.items())
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
+  described = [describe(trajectory) for trajectory in stored]
   return {
     'started': np.array(buffer.started),
     'row': np.array(rows, np.int64),
@@ -114,13 +119,15 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     'prompt_length': np.array([entry.prompt_length for entry in entries], np.int64),
     'num_trajectories': num_trajectories,
     'question': np.repeat(np.array(rows, np.int64), num_trajectories),
-    'step': np.array([trajectory.step for trajectory in stored], np.int64),
-    'reward': np.array([trajectory.reward for trajectory in stored], np.float64),
-    'times_replayed': np.array([trajectory.times_replayed for trajectory in stored], np.int64),
-    'correct': np.array([trajectory.correct for trajectory in stored], bool),
+    **{
+      field.name: np.array([getattr(one, field.name) for one in stored], field.type)
+      for field in _NUMBERS
+    },
     'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
-    'turns': np.array([json.dumps(t.turns) if t.turns else '' for t in stored], np.str_),
-    'routes': np.array([_routes_description(trajectory) for trajectory in stored], np.str_),
+    **{
+      name: np.array([json.dumps(own[name]) if own[name] else '' for own in described], np.str_)
+      for name in _FEATURES
+    },
     'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
     'retired_row': np.array([row for row, _ in retired], np.int64),
     'retired_epoch': np.array([epoch for _, epoch in retired], np.int64),
@@ -204,55 +211,47 @@ def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list
 
 def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]:
   """Read all trajectories, in the order of the index."""
-  segment, offset, length, sums, reward, step = (
-    columns[name].tolist() for name in ('segment', 'offset', 'length', 'sum', 'reward', 'step')
-  )
-  # Earlier versions did not count replays, and stored only successes with single turns.
-  times_replayed = columns.get('times_replayed', np.zeros_like(columns['step'])).tolist()
-  correct = columns.get('correct', np.ones(len(segment), bool)).tolist()
-  turns = columns.get('turns', np.full(len(segment), '')).tolist()
-  routes = columns.get('routes', np.full(len(segment), '')).tolist()
-  trajectories: list[Trajectory] = [None] * len(segment)  # pyright: ignore[reportAssignmentType]
-  for number in sorted(set(segment)):
+  count = len(columns['segment'])
+  # Earlier versions stored fewer fields; these then have their defaults.
+  numbers = {
+    field.name: columns[field.name].tolist() if field.name in columns else [field.default] * count
+    for field in _NUMBERS
+  }
+  features = {name: columns[name].tolist() for name in _FEATURES if name in columns}
+  offset, length, sums = (columns[name].tolist() for name in ('offset', 'length', 'sum'))
+  trajectories: list[Trajectory] = [None] * count  # pyright: ignore[reportAssignmentType]
+  for number in np.unique(columns['segment']).tolist():
     inside = np.flatnonzero(columns['segment'] == number)
     with open(folder / _name(number), 'rb') as file:
       for index in inside[np.argsort(columns['offset'][inside])].tolist():
-        tokens, logp = np.empty(length[index], np.int32), np.empty(length[index], np.float32)
-        dtype, *shape = json.loads(routes[index] or '["uint8", 0]')
-        own_routes = np.empty(shape, dtype)
         file.seek(offset[index])
-        parts = tokens, logp, own_routes
-        is_whole = all(file.readinto(part.data) == part.nbytes for part in parts if part.size)
-        trajectory = Trajectory(
-          tokens=tokens,
-          logp=logp,
-          reward=reward[index],
-          step=step[index],
-          times_replayed=times_replayed[index],
-          correct=correct[index],
-          turns=tuple(Turn(*turn) for turn in json.loads(turns[index] or '[]')),
-          routes=own_routes if routes[index] else None,
+        described = {name: json.loads(own[index] or '[]') for name, own in features.items()}
+        trajectories[index] = trajectory = Trajectory(
+          tokens=_take(file, np.int32, length[index]),
+          logp=_take(file, np.float32, length[index]),
+          **{name: own[index] for name, own in numbers.items()},
+          **restore(described, lambda _, *of_array, file=file: _take(file, *of_array)),
         )
-        if not is_whole or _sum(trajectory) != sums[index]:
+        if _sum(trajectory) != sums[index]:
           raise ValueError(f'buffer/{_name(number)}: the bits differ from the saved ones')
-        trajectories[index] = trajectory
   return trajectories
+
+
+def _take(file: io.BufferedReader, dtype: Any, *shape: int) -> np.ndarray:
+  """Read the next array of a segment."""
+  values = np.empty(shape, dtype)
+  if values.size and file.readinto(values.data) != values.nbytes:
+    raise ValueError(f'buffer/{os.path.basename(file.name)}: the bits differ from the saved ones')
+  return values
 
 
 def _content(trajectory: Trajectory) -> list[np.ndarray]:
   """Return the arrays of a trajectory that a segment stores."""
-  routes = [] if trajectory.routes is None else [np.ascontiguousarray(trajectory.routes)]
   return [
     np.ascontiguousarray(trajectory.tokens, np.int32),
     np.ascontiguousarray(trajectory.logp, np.float32),
-    *routes,
+    *arrays(trajectory).values(),
   ]
-
-
-def _routes_description(trajectory: Trajectory) -> str:
-  """Describe its routes' dtype and shape; '' if it has none."""
-  routes = trajectory.routes
-  return '' if routes is None else json.dumps([str(routes.dtype), *routes.shape])
 
 
 def _sum(trajectory: Trajectory) -> int:
@@ -261,3 +260,35 @@ def _sum(trajectory: Trajectory) -> int:
   for values in _content(trajectory):
     total = zlib.crc32(values.data, total)
   return total
+
+
+# ---- What features add to trajectories and responses ----
+
+
+def describe(sequence: TokenSequence) -> dict[str, list[Any]]:
+  """Describe the fields of features in JSON values: an array by its dtype and shape."""
+
+  def described(value: Any) -> list[Any]:
+    if isinstance(value, np.ndarray):
+      return [str(value.dtype), *value.shape]
+    return list(value or ())
+
+  return {name: described(value) for name, value in sequence.features.items()}
+
+
+def arrays(sequence: TokenSequence) -> dict[str, np.ndarray]:
+  """Return the fields of features that are arrays."""
+  values = sequence.features.items()
+  return {name: np.ascontiguousarray(x) for name, x in values if isinstance(x, np.ndarray)}
+
+
+def restore(described: Mapping[str, list[Any]], take: Callable[..., np.ndarray]) -> dict[str, Any]:
+  """Return the fields that `describe` described; `take` reads an array by name, dtype and shape."""
+  restored = dict[str, Any]()
+  for field in FEATURES:
+    if values := described.get(field.name):
+      item = field.metadata.get('item')
+      restored[field.name] = (
+        tuple(item(*one) for one in values) if item else take(field.name, *values)
+      )
+  return restored

@@ -23,7 +23,7 @@ from orbax.checkpoint import future
 
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import AUTHORS, setting
-from exgrpo_jax.datatypes import Cursor, PartialGroup, Response, Span, Turn, Verdict
+from exgrpo_jax.datatypes import FEATURES, Cursor, PartialGroup, Response, Span, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, storage
 from exgrpo_jax.learner.optimizer import TrainState
@@ -37,7 +37,6 @@ from exgrpo_jax.runtime import hosts
 
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
-_ROUTES = 'routes'  # as bytes: their dtype and shape are in the index
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
 
 
@@ -46,9 +45,10 @@ def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
   responses = [response for group in groups for response in group.responses]
   values = io.BytesIO()
   columns = {name: _flat(name, responses) for name in _DTYPES}
-  columns[_ROUTES] = np.frombuffer(
-    b''.join(one.routes.tobytes() for one in responses if one.routes is not None), np.uint8
-  )
+  of_features = [buffer_files.arrays(response) for response in responses]
+  for name in (field.name for field in FEATURES):  # as bytes: dtype and shape are in the index
+    found = b''.join(own[name].tobytes() for own in of_features if name in own)
+    columns[name] = np.frombuffer(found, np.uint8)
   np.savez(values, **columns)  # pyright: ignore[reportArgumentType]
   index = json.dumps([_described(group) for group in groups]).encode()
   (folder / _INDEX).write_bytes(index)
@@ -83,14 +83,11 @@ def _described(group: PartialGroup) -> Mapping[str, Any]:
       {
         'length': len(response.tokens),
         'weights': 0 if response.tis_weight is None else len(response.tis_weight),
-        _ROUTES: []
-        if response.routes is None
-        else [str(response.routes.dtype), *response.routes.shape],
         'truncated': response.truncated,
         'is_complete': response.is_complete,
         'spans': response.spans,
-        'turns': response.turns,
         'verdict': response.verdict and response.verdict._asdict(),
+        **buffer_files.describe(response),
       }
       for response in group.responses
     ],
@@ -104,9 +101,9 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
     values, rest[name] = np.split(rest[name], [count])
     return values.copy()
 
-  def take_routes(dtype: str, *shape: int) -> np.ndarray:
+  def take_array(name: str, dtype: str, *shape: int) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    return take(_ROUTES, size).view(dtype).reshape(shape)
+    return take(name, size).view(dtype).reshape(shape)
 
   def response(own: Mapping[str, Any]) -> Response:
     return Response(
@@ -117,10 +114,8 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
       tis_weight=take('tis_weight', own['weights']) if own['weights'] else None,
       is_complete=own['is_complete'],
       spans=tuple(Span(*span) for span in own['spans']),
-      # Earlier versions had only single turns.
-      turns=tuple(Turn(*turn) for turn in own.get('turns', ())),
-      routes=take_routes(*described) if (described := own.get(_ROUTES)) else None,
       verdict=Verdict(**verdict) if (verdict := own.get('verdict')) else None,
+      **buffer_files.restore(own, take_array),
     )
 
   return PartialGroup(

@@ -371,10 +371,11 @@ def programs(
     minibatch_passes: the passes of each of a step's minibatches, to count each program's runs.
   """
   mesh, minibatches = spec.mesh, spec.optimizer.minibatches
-  zero = Program('zero', zero_accumulator, (spec, state.params), mesh, runs=minibatches)
-  accumulator = zero.results()
-  kept = state.params, initial, accumulator
-  yield zero._replace(kept=kept[:2])
+  of_zero = spec, state.params
+  held = state.params, initial
+  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=minibatches)
+  kept = *held, (accumulator := zero.results())
+  yield zero
   shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
   sizes = set[tuple[int, ...]]()
   for row in (longest, shortest):
@@ -399,8 +400,9 @@ def programs(
     runs = sum(count > 0 for count in counts)
     trips = sum(counts) / max(1, runs)
     yield Program('update', accumulate, args, mesh, (B, T), kept=kept, runs=runs, trips=trips)
-  step = Program('optimizer', optimizer_step, (spec, state, accumulator[0]), mesh, kept=kept)
-  yield step._replace(runs=minibatches)
+  of_step = spec, state, accumulator[0]
+  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=minibatches)
+  yield step
   _, norms = step.results()
   sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * minibatches
   yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=1, kept=kept)

@@ -33,7 +33,7 @@ def banner(
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind
-  shape, config = rollout.model, rollout.config
+  shape, config = rollout.scoring.model, rollout.config
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, mesh)))
   ratio = rollout.replay.ratio
   rows = [

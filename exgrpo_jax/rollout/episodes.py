@@ -7,8 +7,8 @@ A slot is freed at the end of a turn. Once the environment has answered, the epi
 another slot, ahead of all requests that have not begun. So more episodes are in flight than there
 are slots, and slots decode while environments work. Samples depend only on the request and the
 position, not on the order in which environments answer. If this order would decide which responses
-a step trains, or could differ between hosts, answers are taken in the order of their turns, some
-syncs later, and the engine waits for them.
+a step trains, or could differ between hosts, answers are taken in the order of their turns. The
+engine waits for them, some syncs after the turns.
 """
 
 import collections
@@ -57,7 +57,7 @@ class EpisodeSampler:
   prompts: prompt.PromptConfig
   seed: int  # of the run
   purpose: Purpose  # of the responses
-  in_order: bool  # whether answers are taken in an order that does not depend on the clock
+  in_order: bool  # True takes answers in an order that does not depend on the clock
 
   def generate(
     self, params: Params, requests: Sequence[Request], on_finish: OnFinish = ignore

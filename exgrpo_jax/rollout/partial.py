@@ -1,4 +1,4 @@
-"""Partial rollouts (`rollout.partial`): responses may span steps, a layer on the stages.
+"""Partial rollouts (`rollout.partial`): responses may span steps.
 
 A step ends once as many groups are complete as it trains. The next step goes on with the others. A
 group is in flight from the step that draws it to the step that trains it. It trains once all of its
@@ -10,110 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.datatypes import Cursor, GradedGroups, PartialGroup, Plan, Response, Span
-from exgrpo_jax.grading import pool
-from exgrpo_jax.grading.pool import Grader
-from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout.sampler import UNBEGUN
-from exgrpo_jax.rollout.stages import Responses, Rollout, Submit
-from exgrpo_jax.runtime import randomness
-from exgrpo_jax.runtime.randomness import Purpose
-
-
-class PartialRollout(Rollout):
-  """The stages when responses span steps. Needs a sampler that resumes."""
-
-  def plan(
-    self, buffer: Buffer, cursor: Cursor, step: int, left: Sequence[PartialGroup] = ()
-  ) -> Plan:
-    """Plan the groups that the last step left, then new questions up to `groups_in_flight`."""
-    rows = [group.question_row for group in left]
-    entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
-    free, count = dataclasses.replace(buffer, entries=entries), self.config.groups_in_flight
-    drawn = self._draw(free, cursor, step, max(0, count - len(left)), taken=rows)
-    # Groups of K - 1 responses need a stored one, even if it is too old by now.
-    kept = tuple(
-      buffer.entries[group.question_row].trajectories
-      if group.is_drawn and self.replay.include_trajectory
-      else ()
-      for group in left
-    )
-    return dataclasses.replace(
-      drawn,
-      questions=(*self.data.questions.read(rows), *drawn.questions),
-      prompts=(*(self.data.prompts[row] for row in rows), *drawn.prompts),
-      candidates=kept + drawn.candidates,
-      is_drawn=(*(group.is_drawn for group in left), *drawn.is_drawn),
-      left=tuple(left),
-    )
-
-  def generate(
-    self, params: Params, plan: Plan, submit: Submit
-  ) -> tuple[list[list[Response]], dict[str, float]]:
-    """Continue the incomplete responses until the step can train; see `trained`.
-
-    Some responses are then incomplete or have not even begun.
-    """
-    groups = [list(group.responses) for group in plan.left]
-    new = plan.is_replay_Q[len(groups) :]
-    groups += [[UNBEGUN] * (self.config.group_size - is_replay) for is_replay in new]
-    places = [
-      (group, sample)
-      for group, own in enumerate(groups)
-      for sample, response in enumerate(own)
-      if not response.is_complete
-    ]
-    begun, drawn = [groups[group][sample] for group, sample in places], drawn_in(plan)
-
-    def keep(index: int, response: Response) -> None:
-      group, sample = places[index]
-      groups[group][sample] = continued(begun[index], response, plan.step)
-
-    def finish(index: int, response: Response) -> bool:
-      keep(index, response)
-      group, sample = places[index]
-      self._submit(plan, places[index], groups[group][sample], submit)
-      # Checked only when the answer may have changed.
-      is_complete = all(one.is_complete for one in groups[group])
-      return is_complete and self._trained(plan, groups) is not None
-
-    if self._trained(plan, groups) is not None:
-      return groups, {}
-    requests = [
-      dataclasses.replace(self._request(plan, place, drawn[place[0]]), begun=response)
-      for place, response in zip(places, begun)
-    ]
-    responses, metrics = self.sampler.generate(params, requests, finish)
-    for index, response in enumerate(responses):
-      keep(index, response)
-    return groups, metrics
-
-  def grade(self, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
-    """Return the groups that the step trains, shuffled, and the groups that it leaves.
-
-    Seed and step decide the order. Shuffling puts old and new groups into each minibatch.
-    """
-    new = grader.collect()
-    by_environment = [one.verdict for own in responses for one in own if one.verdict]
-    pool.refuse_all_failed(f'step {plan.step}', [*new.values(), *by_environment])
-    earlier = [iter(group.verdicts) for group in plan.left]
-    verdicts = [
-      [
-        response.verdict or new.get((group, sample)) or next(earlier[group])
-        for sample, response in enumerate(own)
-        if response.is_complete
-      ]
-      for group, own in enumerate(responses)
-    ]
-    chosen = self._trained(plan, responses)
-    assert chosen is not None, 'generate returns once the step can train'
-    rng = randomness.generator(self.seed, Purpose.TRAINED_ORDER, plan.step)
-    order = rng.permutation(chosen).tolist()
-    return split(GradedGroups(plan, responses, verdicts), order)
-
-  def _trained(self, plan: Plan, responses: Responses) -> list[int] | None:
-    return ready(responses, plan.step, self.config.questions, self.config.max_staleness)
+from exgrpo_jax.datatypes import GradedGroups, PartialGroup, Plan, Response, Span
+from exgrpo_jax.rollout.settings import RolloutConfig
 
 
 def drawn_in(plan: Plan) -> list[int]:
@@ -148,11 +46,13 @@ def trained(
   return sorted(chosen)
 
 
-def ready(responses: Responses, step: int, questions: int, max_age: int) -> list[int] | None:
+def ready(
+  config: RolloutConfig, responses: Sequence[Sequence[Response]], step: int
+) -> list[int] | None:
   """Apply `trained` to groups with these responses."""
   begun = [min(one.first_step(step) for one in own) for own in responses]
   complete = [all(one.is_complete for one in own) for own in responses]
-  return trained(begun, complete, step, questions, max_age)
+  return trained(begun, complete, step, config.questions, config.max_staleness)
 
 
 def continued(before: Response, now: Response, step: int) -> Response:

@@ -1,6 +1,6 @@
 """The programs that the slot engine calls, at all sizes, and how often a step calls each.
 
-tests/capacity/test_rehearsal.py fails if a program is missing here. Forward passes over written
+tests/capacity/test_step.py fails if a program is missing here. Forward passes over written
 responses: `scoring.programs`. Shape letters as in decode_loop.py.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, partial, routes, scheduler, settings, slots
+from exgrpo_jax.rollout import decode_loop, partial, routes, scheduler, settings, slots
 from exgrpo_jax.rollout.decode_loop import Prompts, State
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import forced_of, insertion_of
@@ -216,7 +216,7 @@ def of_engine(
     engine: its step_key is not used.
     params: in the decode layout, or their shapes.
     made: the work of some steps, which says how often a step runs each program.
-    only_longest: whether to leave out shorter caches and fewer slots.
+    only_longest: leave out shorter caches and fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):
@@ -226,9 +226,10 @@ def of_engine(
   longer: State | None = None
   laid_out: Prompts | None = None
   for length in reversed(lengths[-1:] if is_fixed else lengths):
-    empty = Program('empty', decode_loop.empty, (config, spec, length), mesh, runs=1)
+    args = config, spec, length
+    empty = Program('empty', decode_loop.empty, args, mesh, kept=params, runs=1)
     state, prompts = empty.results()
-    yield empty._replace(kept=params)
+    yield empty
     found, parked = list[Program](), None
     if longer is None:
       found += (fill := list(_prefill(engine, params, prompts, made)))
@@ -236,7 +237,7 @@ def of_engine(
       laid_out = prompts if only_longest else fill[0].results(exact=True)
     rows = scheduler.rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
-    found.append(Program('insert', filling.insert, (state, laid_out, nothing), mesh, runs=runs))
+    found.append(Program('insert', decode_loop.insert, (state, laid_out, nothing), mesh, runs=runs))
     if longer is not None:
       found += _resize(engine, state, longer, length)
     found += (decoding := list(_decode(engine, params, state, length, is_fixed, made)))
@@ -245,14 +246,16 @@ def of_engine(
       decoded = state if only_longest else decoding[0].results(exact=True)[0]
       found += _resume(engine, params, decoded, made)
       if spec.parked:
-        empty = Program('empty_parked', filling.empty_parking, (config, spec), mesh, runs=1)
-        yield empty._replace(kept=(params, state, prompts))
+        args, kept = (config, spec), (params, state, prompts)
+        empty = Program('empty_parked', decode_loop.empty_parking, args, mesh, kept=kept, runs=1)
+        yield empty
         places = nothing.slot_R, nothing.source_R
-        park = Program('park', filling.park, (decoded, empty.results(), *places), mesh)
+        park = Program('park', decode_loop.park, (decoded, empty.results(), *places), mesh)
         parked = empty.results() if only_longest else park.results(exact=True)
-        found += (park, Program('unpark', filling.unpark, (decoded, parked, nothing), mesh))
-    kept = params, state, laid_out, parked
-    yield from (one._replace(kept=kept) for one in found)
+        found += (park, Program('unpark', decode_loop.unpark, (decoded, parked, nothing), mesh))
+    for one in found:
+      one.kept = params, state, laid_out, parked
+      yield one
     longer = state
 
 
@@ -267,7 +270,7 @@ def _prefill(
     args = engine.model, params, prompts, np.zeros((count, length), np.int32), number_P, number_P
     alike = [one for one in made if length == min(x for x in lengths if x >= one.prompt)]
     runs = sum(-(-one.prompts // count) for one in alike) / max(1, len(made))
-    yield Program('prefill', filling.prefill, args, mesh, (count, length), runs=runs)
+    yield Program('prefill', decode_loop.prefill, args, mesh, (count, length), runs=runs)
 
 
 def _resume(
@@ -289,10 +292,10 @@ def _resume(
     known = routes.unknown(config, *tokens_PT.shape) if spec.keeps_routes else None
     args = config, params, state, tokens_PT, segments, nothing, known
     rows = [count for of, count in passes if of == shape]
-    resume = Program('resume', filling.resume, args, mesh, (shape.count, shape.length))
-    # The loop copies the rows of a device.
-    trips = sum(rows) / max(1, len(rows)) / shards
-    yield resume._replace(runs=len(rows) / max(1, len(made)), trips=trips)
+    runs = len(rows) / max(1, len(made))
+    trips = sum(rows) / max(1, len(rows)) / shards  # the loop copies the rows of a device
+    size = shape.count, shape.length
+    yield Program('resume', decode_loop.resume, args, mesh, size, runs=runs, trips=trips)
 
 
 def _decode(
@@ -315,8 +318,8 @@ def _decode(
     args = config, spec.sampling, params, state, 1, 1, 1.0, forced
     decode = Program('decode', decode_loop.decode, args, mesh, (slots, length))
     if slots == spec.slots:
-      filled = min(1.0, read / (slots * spec.longest_row))
-      decode = decode._replace(runs=runs, trips=trips, filled=filled)
+      decode.runs, decode.trips = runs, trips
+      decode.filled = min(1.0, read / (slots * spec.longest_row))
     yield decode
     if spec.keeps_routes:
       slot_R = np.zeros(scheduler.rows_per_insert(spec.slots), np.int32)

@@ -1,7 +1,7 @@
 """Routes: the experts that the sampler chose for each token, for router replay (arXiv:2510.11370).
 
-A router's choice is a step function. The least difference between sampler and trainer can make a
-token choose another expert, and a ratio of two policies then compares different sums. With
+A router's choice is a step function. A tiny difference between sampler and trainer can make a token
+choose another expert. A ratio of two policies then compares different sums. With
 `rollout.router_replay` a response keeps the experts of its tokens and of its prompt. All later
 forward passes over the response use these experts, weighted by the router at that time. NumPy;
 shape letters: R rows, C experts of a token.

@@ -30,7 +30,7 @@ class Request:
   sample: int  # which of the question's responses
   step: int  # the step in which the response began
   limit: int  # longest response, in tokens, the end token included
-  begun: Response = UNBEGUN  # its tokens so far; only a sampler that resumes takes any
+  begun: Response = UNBEGUN  # its tokens so far; only a sampler that resumes accepts any
   asked: Question | None = None  # for an environment; None for a single turn
   # Index of a request in the same call. This one begins with its tokens and an observation.
   follows: int | None = None

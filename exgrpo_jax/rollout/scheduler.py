@@ -37,9 +37,8 @@ from exgrpo_jax.datatypes import Response
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop, filling, routes
-from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
-from exgrpo_jax.rollout.filling import Insertion
+from exgrpo_jax.rollout import decode_loop, routes
+from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
   Prefilled,
@@ -108,7 +107,7 @@ class SlotEngine:
         if state is None or prefilled is None:
           state, places = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
           prefilled = Prefilled(places)
-          parked = filling.empty_parking(self.model, self.spec) if self.spec.parked else None
+          parked = decode_loop.empty_parking(self.model, self.spec) if self.spec.parked else None
         state = _fit_cache(self.model, self.spec, state, length)
         if parked is not None:
           state = self._unparked(state, parked, slots)
@@ -176,7 +175,7 @@ class SlotEngine:
       some = kept[start : start + count]
       nowhere = [(0, self.spec.parked)] * (count - len(some))
       slot_R, place_R = np.array([*some, *nowhere], np.int32).T
-      parked = filling.park(state, parked, slot_R, place_R)
+      parked = decode_loop.park(state, parked, slot_R, place_R)
     return parked
 
   def _unparked(self, state: State, parked: kv_cache.Cache, slots: Slots) -> State:
@@ -189,7 +188,7 @@ class SlotEngine:
     count = rows_per_insert(self.spec.slots)
     for start in range(0, len(new), count):
       insertion = insertion_of(new[start : start + count], self.spec.slots, count)
-      state = filling.unpark(state, parked, insertion)
+      state = decode_loop.unpark(state, parked, insertion)
     for _, _, row in new:
       row.is_filled = True
     return state
@@ -204,7 +203,7 @@ class SlotEngine:
   ) -> State:
     """Fill the slots of new rows. Prefills the prompts that `prefilled` lacks."""
     for begun in self._resumptions(slots):
-      state = filling.resume(self.model, params, state, *begun)
+      state = decode_loop.resume(self.model, params, state, *begun)
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
     while new:
       if any(row.origin not in prefilled.places for _, row in new):
@@ -219,7 +218,7 @@ class SlotEngine:
           (slot, prefilled.places[row.origin], row) for slot, row in ready[start : start + count]
         ]
         insertion = insertion_of(entries, self.spec.slots, count)
-        state = filling.insert(state, prefilled.prompts, insertion)
+        state = decode_loop.insert(state, prefilled.prompts, insertion)
       for _, row in ready:
         row.is_filled = True
     return state
@@ -227,7 +226,7 @@ class SlotEngine:
   def _resumptions(
     self, slots: Slots
   ) -> Iterator[tuple[np.ndarray, Segments, Insertion, np.ndarray | None]]:
-    """Yield what `filling.resume` needs to fill the slots of rows that have begun."""
+    """Yield what `decode_loop.resume` needs to fill the slots of rows that have begun."""
     begun = {
       slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
     }

@@ -1,15 +1,19 @@
-"""Log-probabilities and entropies of written responses, by a forward pass."""
+"""Scores of written responses by a forward pass, and the choice of the stored ones to replay."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax import packing
-from exgrpo_jax.datatypes import Array
+from exgrpo_jax.algorithm import objective, trajectory_rules
+from exgrpo_jax.datatypes import Array, ReplayScores, Trajectory
 from exgrpo_jax.packing import Segments, Shape, right_padded
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
@@ -18,59 +22,58 @@ from exgrpo_jax.runtime.compilations import Program
 
 # About how many rows fit into a pass, on each part of the sequences.
 _ROWS = 64
+_WEIGHTS_TOGETHER = 65536  # tokens
+
+Candidate = tuple[int, Trajectory]  # (group that may replay it, trajectory)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreSpec:
+  """The settings of `score`."""
+
+  model: model.ShapeConfig
+  mesh: Mesh  # sequences are spread over its data axes
+  limit: int  # tokens of the longest row there can be
+  tokens_per_pass: int  # of one forward pass on each part of the sequences, with padding; >= limit
+  temperature: float  # of sampling; logits are divided by it
+  logit_chunk: int  # tokens whose logits exist at once, on each part of the rows
+  keeps_routes: bool = False  # whether rows may have routes, see routes.py
 
 
 def score(
-  config: model.ShapeConfig,
+  spec: ScoreSpec,
   params: model.Params,
-  mesh: Mesh,
   rows: Sequence[tuple[np.ndarray, np.ndarray]],
-  *,
-  limit: int,
-  tokens_per_pass: int,
-  pad_id: int,
-  temperature: float,
-  logit_chunk: int,
-  known: Sequence[np.ndarray | None] | None = None,
+  row_routes: Sequence[np.ndarray | None] | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Compute (log-probabilities, entropies) of response tokens, each [T] float32, nats.
 
-  Rows are packed into sequences (see packing.py). Which rows share a sequence changes only
-  rounding.
-
-  Args:
-    config: of the model.
-    params: the policy.
-    mesh: sequences are spread over its data axes.
-    rows: (prompt, response) token arrays.
-    limit: the longest row there can be, in tokens.
-    tokens_per_pass: of one forward pass on each part of the sequences, with padding; >= `limit`.
-    pad_id: any valid token.
-    temperature: the temperature of sampling; logits are divided by it.
-    logit_chunk: tokens whose logits exist at once, on each part of the rows.
-    known: the routes of each row, None for the router's choice; see routes.py.
+  `rows` are (prompt, response) token arrays. They are packed into sequences (see packing.py). Which
+  rows share a sequence changes only rounding. `row_routes` are used if `spec.keeps_routes`;
+  None leaves a row to the router.
   """
   if not rows:
     return [], []
-  tokens_RT, mask_RT = right_padded(rows, limit, pad_id)
-  routes_RTLC = None if known is None else routes.padded(config, known, tokens_RT.shape[1])
+  tokens_RT, mask_RT = right_padded(rows, spec.limit, pad_id=0)
+  routes_RTLC = None
+  if spec.keeps_routes:  # one program, whether they are known or not
+    routes_RTLC = routes.padded(spec.model, row_routes or [None] * len(rows), tokens_RT.shape[1])
   length_R = np.array([len(prompt) + len(response) for prompt, response in rows])
   logp_RT, entropy_RT = (np.zeros(mask_RT.shape, np.float32) for _ in range(2))
   # Every position is scored: no window bounds the response tokens of a sequence.
   prefixes = None
-  if attention.has_prefixes(mesh):
+  if attention.has_prefixes(spec.mesh):
     prompt_R = np.array([len(prompt) for prompt, _ in rows])
     prefixes = packing.shared_prompts(tokens_RT, prompt_R, routes_RTLC)
-  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
-  passes = packing.pack(length_R, np.zeros_like(length_R), *shapes, prefixes)
+  passes = packing.pack(length_R, np.zeros_like(length_R), *_shapes(spec), prefixes)
   for shape, sequences in passes:
     layout = packing.layout(shape, sequences, length_R, prefixes)
     routes_BTLC = None if routes_RTLC is None else layout.take(routes_RTLC)
     tokens_BT, segments, routes_BTLC = sharding.put(
-      (layout.take(tokens_RT), layout.segments, routes_BTLC), sharding.batch(mesh, shape.count)
+      (layout.take(tokens_RT), layout.segments, routes_BTLC), sharding.batch(spec.mesh, shape.count)
     )
-    of_pass = tokens_BT, segments, temperature, logit_chunk, routes_BTLC
-    scores = score_tokens(config, params, *of_pass)
+    of_pass = tokens_BT, segments, spec.temperature, spec.logit_chunk, routes_BTLC
+    scores = score_tokens(spec.model, params, *of_pass)
     is_token_BT = np.asarray(layout.segments.segment_BT) > 0
     place = layout.row_BT[is_token_BT], layout.segments.position_BT[is_token_BT]
     for x_RT, x_BT in zip((logp_RT, entropy_RT), jax.device_get(scores), strict=True):
@@ -82,46 +85,33 @@ def score(
   return logps, entropies
 
 
-def pass_shapes(
-  config: model.ShapeConfig, mesh: Mesh, limit: int, tokens_per_pass: int
-) -> tuple[Shape, Shape]:
-  """Return the long and the short shape of a pass; arguments as in `score`."""
-  _, num_shards = sharding.split(mesh, 'batch')
-  num_rows = _ROWS * num_shards
-  kind = attention.has_prefixes(mesh), model.is_tiny(config, mesh)
-  return packing.shapes(num_shards, tokens_per_pass, limit, limit, num_rows, *kind)
+def _shapes(spec: ScoreSpec) -> tuple[Shape, Shape]:
+  """Return the long and the short shape of a pass."""
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  kind = attention.has_prefixes(spec.mesh), model.is_tiny(spec.model, spec.mesh)
+  sizes = spec.tokens_per_pass, spec.limit, spec.limit, _ROWS * num_shards
+  return packing.shapes(num_shards, *sizes, *kind)
 
 
-def programs(
-  config: model.ShapeConfig,
-  params: model.Params,
-  mesh: Mesh,
-  *,
-  limit: int,
-  tokens_per_pass: int,
-  temperature: float,
-  logit_chunk: int,
-  keeps_routes: bool,
-  length_R: np.ndarray,
-) -> Iterator[Program]:
-  """Yield the programs of `score`; arguments as there.
-
-  `length_R` are the tokens of the rows that a step scores. With `keeps_routes` they have routes.
-  """
-  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
+def programs(spec: ScoreSpec, params: model.Params, length_R: np.ndarray) -> Iterator[Program]:
+  """Yield the programs of `score`. `length_R` are the tokens of the rows that a step scores."""
+  shapes = _shapes(spec)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes) if len(length_R) else []
   for shape in dict.fromkeys(shapes):
-    layout = sharding.batch(mesh, shape.count)
+    layout = sharding.batch(spec.mesh, shape.count)
     sizes = shape.count, shape.length
     tokens_BT: Any = jax.ShapeDtypeStruct(sizes, np.int32, sharding=layout)
-    segments = Segments(tokens_BT, tokens_BT, tokens_BT if attention.has_prefixes(mesh) else None)
+    has_prefixes = attention.has_prefixes(spec.mesh)
+    segments = Segments(tokens_BT, tokens_BT, tokens_BT if has_prefixes else None)
     routes_BTLC = None
-    if keeps_routes:
-      dtype = np.dtype(config.route_dtype)
-      routes_BTLC = jax.ShapeDtypeStruct((*sizes, *config.route_shape), dtype, sharding=layout)
-    args = config, params, tokens_BT, segments, temperature, logit_chunk, routes_BTLC
+    if spec.keeps_routes:
+      dtype = np.dtype(spec.model.route_dtype)
+      routes_BTLC = jax.ShapeDtypeStruct((*sizes, *spec.model.route_shape), dtype, sharding=layout)
+    args = params, tokens_BT, segments, spec.temperature, spec.logit_chunk, routes_BTLC
     runs = sum(one.shape == shape for one in passes)
-    yield Program('score', score_tokens, args, mesh, sizes, kept=params, runs=runs)
+    yield Program(
+      'score', score_tokens, (spec.model, *args), spec.mesh, sizes, kept=params, runs=runs
+    )
 
 
 @jit_for_training(static_argnums=(0, 4, 5))
@@ -152,3 +142,96 @@ def score_tokens(
   # Replicated because every host reads them.
   logp_BT, entropy_BT = (sharding.constrain(x_BT, (None, None)) for x_BT in scores)
   return logp_BT, entropy_BT
+
+
+# ---- The stored success that a question replays, and its scores now ----
+
+
+def pick(
+  kind: str,
+  stored: Sequence[Sequence[Trajectory]],
+  score: Callable[[Sequence[Candidate]], list[ReplayScores]],
+  rng: np.random.Generator,
+  costs: Sequence[float] | np.ndarray | None = None,
+) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
+  """Pick the trajectory that each group replays, with its scores; None for a group without any.
+
+  Args:
+    kind: `replay.trajectory_selection`. Ties go to the oldest.
+    stored: by group, the trajectories to choose from, oldest first.
+    score: returns the scores of some candidates. It is called for all of them if the scores decide,
+      else only for the picked ones.
+    rng: for the kind 'random'.
+    costs: of all candidates, in their order, for a kind whose costs the caller computes.
+  """
+  candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
+  ends = np.cumsum([len(own) for own in stored]).tolist()
+  places = [range(end - len(own), end) for end, own in zip(ends, stored)]
+  if cost := trajectory_rules.RULES[kind]:
+    scores = dict(enumerate(score(candidates)))
+    costs = [cost(scores[place]) for place in range(len(candidates))]
+    picked = _cheapest(places, costs)
+    entropies = [float(np.mean(scores[place].entropy)) for place in range(len(candidates))]
+    for own in places:
+      for place in own:
+        of_rivals = tuple(entropies[own.start : own.stop])
+        scores[place] = dataclasses.replace(scores[place], candidate_entropies=of_rivals)
+  else:
+    count = len(candidates)
+    if costs is None:
+      costs = rng.random(count) if kind == 'random' else -np.arange(count)
+    picked = _cheapest(places, costs)
+    chosen = [place for place in picked if place is not None]
+    scores = dict(zip(chosen, score([candidates[place] for place in chosen])))
+  return [None if place is None else candidates[place][1] for place in picked], [
+    None if place is None else scores[place] for place in picked
+  ]
+
+
+def with_valid_steps(
+  stored: Sequence[Sequence[Trajectory]],
+  check_steps: Sequence[Callable[[str], bool] | None],
+  decode: Callable[[np.ndarray], str],
+) -> list[Sequence[Trajectory]]:
+  """Keep the trajectories of each group that have no wrong step.
+
+  A group stays as it was if none is valid or its task cannot check steps.
+  """
+
+  def valid(own: Sequence[Trajectory], check: Callable[[str], bool] | None) -> list[Trajectory]:
+    return [one for one in own if check and check(decode(one.tokens))]
+
+  return [valid(own, check) or own for own, check in zip(stored, check_steps)]
+
+
+def weights(
+  config: objective.ObjectiveConfig,
+  mesh: Mesh,
+  logps: Sequence[np.ndarray],
+  past: Sequence[np.ndarray],
+) -> list[np.ndarray]:
+  """Compute f(w) of the tokens of rows as the loss does: float32 arrays [T].
+
+  `logps` are their log-probabilities now, `past` under the policy that the ratio w refers to, in
+  nats.
+  """
+  if not logps:
+    return []
+  ends = np.cumsum([len(logp) for logp in logps])
+  flat_2N = np.stack([np.concatenate(logps), np.concatenate(past)]).astype(np.float32)
+  pieces = []
+  for start in range(0, ends[-1], _WEIGHTS_TOGETHER):  # one compiled shape
+    piece_2N = flat_2N[:, start : start + _WEIGHTS_TOGETHER]
+    padded_2N = np.pad(piece_2N, ((0, 0), (0, _WEIGHTS_TOGETHER - piece_2N.shape[1])))
+    pieces.append(_weights(sharding.put(padded_2N, sharding.replicated(mesh)), config))
+  return np.split(np.concatenate(jax.device_get(pieces))[: ends[-1]], ends[:-1])
+
+
+def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> list[int | None]:
+  return [min(own, key=lambda place: costs[place]) if own else None for own in places]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array:
+  logp_N, past_N = flat_2N
+  return jnp.asarray(objective.replay_weights(logp_N, logp_N - past_N, config))

@@ -30,7 +30,7 @@ from exgrpo_jax.datatypes import QuestionSet, Trajectory, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import scoring, stages
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import hosts
 
@@ -44,19 +44,20 @@ _NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one of each
 
 @dataclasses.dataclass(frozen=True)
 class ExperienceConfig:
-  """Experience from elsewhere, put into the replay buffer before the first step."""
+  """Experience of another model or run, put into the replay buffer before the first step."""
 
   path: str = setting(
     '',
     None,
-    "a .jsonl or .parquet file of responses, or another run's workdir, whose buffer is taken; '' "
-    'starts with an empty buffer',
+    'a .jsonl or .parquet file of responses, or the workdir of another run, to load its buffer; '
+    "'' starts with an empty buffer",
   )
   missing_logprobs: str = setting(
     'current',
     ('current', 'zero'),
-    'log-probabilities where there are none: those of the policy at the start, so that the '
-    'importance ratio begins at 1; or 0, so that it is the probability of the token, as in LUFFY',
+    'log-probabilities of responses that come without them: current computes them with the policy '
+    'at the start, so importance ratios begin at 1; zero makes a ratio the probability of its '
+    'token, as in LUFFY',
   )
 
   @property
@@ -84,7 +85,7 @@ class Trace:
 def check_columns(path: str) -> None:
   """Raise InputError if the file is missing, empty or lacks a column. Reads a few rows at most."""
   if next(_rows(path), None) is None:
-    raise InputError(f'{path}: the file holds no trace; at least one is needed.')
+    raise InputError(f'{path}: the file holds no trace. Give at least one.')
 
 
 def read(path: str) -> Iterator[Trace]:
@@ -100,8 +101,8 @@ def read(path: str) -> Iterator[Trace]:
 def _rows(path: str) -> row_files.Rows:
   if not epath.Path(path).expanduser().is_file():
     raise InputError(
-      f'config.experience.path={path}: there is no such file; it must be a .jsonl or .parquet file '
-      "of responses, or another run's workdir."
+      f'config.experience.path={path}: there is no such file. Give a .jsonl or .parquet file of '
+      'responses, or the workdir of another run.'
     )
   file, unread = row_files.opened(path, keep_spelling=False), []
   if path.endswith('.parquet'):  # every row has the same columns
@@ -116,8 +117,8 @@ def _check_names(place: str, names: Sequence[str]) -> None:
   for choices in _NEEDED:
     if not set(choices) & set(names):
       raise InputError(
-        f'{place}: no {" or ".join(map(repr, choices))} (has: {", ".join(map(repr, names))}); a '
-        'trace needs a question and a response.'
+        f'{place}: no {" or ".join(map(repr, choices))} (has: {", ".join(map(repr, names))}). A '
+        'trace needs a question and a response; add the missing one.'
       )
 
 
@@ -127,18 +128,18 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 def _trace(place: str, values: Mapping[str, Any]) -> Trace:
   tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
   if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
-    raise InputError(f'{place}: {_TOKENS} must be whole numbers: the ids of tokens.')
+    raise InputError(f'{place}: {_TOKENS} has fractions. Give the ids of the tokens.')
   logp = _numbers(values.get(_LOGP), _LOGP, place)
   if logp is not None and not np.all(logp <= 0):  # nor NaN
     raise InputError(
-      f'{place}: {_LOGP} must be at most 0 everywhere, not {logp[~(logp <= 0)][0]}: it is the '
-      'logarithm of a probability, in nats.'
+      f'{place}: {_LOGP} has {logp[~(logp <= 0)][0]}. Give logarithms of probabilities, in nats; '
+      'they are at most 0.'
     )
   correctness = values.get(_CORRECTNESS)
   if correctness is not None and not (_is_number(correctness) and 0 < correctness < 1):
     raise InputError(
-      f'{place}: {_CORRECTNESS} is {reprlib.repr(correctness)}; it must lie in (0, 1): the share '
-      'of attempts at the question that were right, for replay wants neither all nor none.'
+      f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: not in (0, 1). Give the share of '
+      'right attempts at the question; a question with no or only right ones is not replayed.'
     )
   return Trace(
     place=place,
@@ -161,13 +162,13 @@ def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str
     found = contents[-1] if contents else None
   if not isinstance(found, str) or not found.strip():
     raise InputError(
-      f'{place}: {name} is {reprlib.repr(value)}; it must be non-empty text, or chat messages of '
-      f"which the last with the role '{role}' has some."
+      f'{place}: {name}={reprlib.repr(value)}: there is no text. Give text, or chat messages whose '
+      f"last message with the role '{role}' has text."
     )
   try:
     found.encode()
   except UnicodeEncodeError as error:  # JSON allows lone surrogates
-    raise InputError(f'{place}: {name} is not valid Unicode ({error}).') from error
+    raise InputError(f'{place}: {name} is not valid Unicode ({error}). Repair it.') from error
   return found.strip() if role == 'user' else found
 
 
@@ -180,7 +181,7 @@ def _numbers(value: Any, name: str, place: str) -> np.ndarray | None:
     array = np.array(None)
   if array.ndim != 1 or not array.size or array.dtype.kind not in 'iuf':
     raise InputError(
-      f'{place}: {name} is {reprlib.repr(value)}; it must be a list of numbers, one for each token.'
+      f'{place}: {name}={reprlib.repr(value)}: no list of numbers. Give one number for each token.'
     )
   return array
 
@@ -221,7 +222,7 @@ def candidates(
     data: the training questions.
     tokenizer: of the run.
     limit: the longest response, in tokens.
-    overlong: what to do with longer ones, see questions.DataConfig.
+    overlong: `config.data.on_overlong`.
 
   Returns the candidates in the order of the traces, and counts of the traces by outcome. Raises
   InputError if a trace cannot be used, or none asks a training question.
@@ -241,8 +242,8 @@ def candidates(
       tokens = _tokens(trace, data.prompts[row], tokenizer)
       if len(tokens) > limit and overlong == 'refuse':
         raise InputError(
-          f'{trace.place}: the response has {len(tokens)} tokens, over '
-          f"config.rollout.max_response={limit}; raise it, or set config.data.on_overlong='drop'."
+          f'{trace.place}: the response has {len(tokens)} tokens, over config.rollout.max_response='
+          f"{limit}. Raise the limit, or set config.data.on_overlong='drop'."
         )
       if len(tokens) > limit:
         counts['too long'] += 1
@@ -252,13 +253,13 @@ def candidates(
         kept[key] = Candidate(row, tokens, trace.logp, trace.correctness)
   if counts['ask no training question'] == counts['traces']:
     raise InputError(
-      f'{source}: {counted(counts["traces"], "trace")}, and none asks a question of {data.spec}; '
-      'questions are found by the text of their last user message, which must be the same.'
+      f'{source}: {counted(counts["traces"], "trace")}, and none asks a question of {data.spec}. '
+      'Questions are matched by the text of their last user message; make these texts equal.'
     )
   if not kept:
     raise InputError(
       f'{source}: every trace that asks a question of {data.spec} has more than '
-      f'config.rollout.max_response={limit} tokens; raise it.'
+      f'config.rollout.max_response={limit} tokens. Raise the limit.'
     )
   hosts.check_same(source, 'the traces', lambda: b''.join(key[1] for key in kept))
   return list(kept.values()), counts
@@ -271,7 +272,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
     if least < 0 or most >= tokenizer.vocab_size:
       raise InputError(
         f"{trace.place}: tokens has {least} to {most}, and the run's tokenizer has the ids 0 to "
-        f'{tokenizer.vocab_size - 1}; they must be of the same tokenizer.'
+        f"{tokenizer.vocab_size - 1}. Give tokens of the run's tokenizer."
       )
     tokens = trace.tokens.astype(np.int32)
   else:
@@ -284,8 +285,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
   if trace.logp is not None and len(trace.logp) != len(tokens):
     raise InputError(
       f'{trace.place}: logp has {len(trace.logp)} numbers, and the response has {len(tokens)} '
-      'tokens, the end token included; there must be one for each. Give the tokens beside them, or '
-      'leave logp out.'
+      'tokens, the end token included. Add the tokens that logp belongs to, or leave logp out.'
     )
   return tokens
 
@@ -330,7 +330,7 @@ def successes(
     raise InputError(
       f'{source}: {counted(len(proposed), "response")} to questions of {data.spec}, none is right ('
       + ', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())
-      + '), and only successes are replayed; config.verifier says what a response must have.'
+      + '). Only successes are replayed; config.verifier says what a response must have.'
     )
   return right
 
@@ -354,7 +354,8 @@ def seeded(
   if missing_logprobs == 'zero':
     made = [np.zeros(len(c.tokens), np.float32) for c in unknown]
   else:
-    made, _ = rollout.score(params, [(rollout.data.prompts[c.row], c.tokens) for c in unknown])
+    rows = [(rollout.data.prompts[c.row], c.tokens) for c in unknown]
+    made, _ = scoring.score(rollout.scoring, params, rows)
   next_made = iter(made)
   stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
   for c in kept:

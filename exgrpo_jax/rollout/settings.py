@@ -3,10 +3,14 @@
 import dataclasses
 import math
 
+from jax.sharding import Mesh
+
 from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.policy.model import ShapeConfig
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
+from exgrpo_jax.rollout.scoring import ScoreSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 
 # Groups that are begun for each `group_size` slots. Most slots hold the longest responses of groups
@@ -21,41 +25,41 @@ class RolloutConfig:
 
   questions: int = setting(128, '[1, inf)', 'questions in a step (Q)', PAPER)
   group_size: int = setting(
-    8, '[2, inf)', 'rollouts of a question (K); an advantage compares at least two', PAPER
+    8, '[2, inf)', 'rollouts per question (K); an advantage compares at least two', PAPER
   )
   max_prompt: int = setting(1024, '[1, inf)', 'longest prompt, in tokens', AUTHORS)
   max_response: int = setting(8192, '[1, inf)', 'longest response, in tokens', PAPER)
   temperature: float = setting(
     1.0,
     '(0, inf)',
-    'of sampling, from the whole softmax, and of every log-probability in training',
+    'of sampling, which draws from the whole softmax, and of all log-probabilities in training',
     PAPER,
   )
-  slots: int = setting(256, '[1, inf)', 'responses that are decoded together')
+  slots: int = setting(256, '[1, inf)', 'responses decoded together')
   partial: bool = setting(
     False,
     None,
-    'partial rollouts: a step ends once as many groups are complete as it trains, and unfinished '
-    'responses go on in the next one; otherwise it waits for its longest response',
+    'partial rollouts: a step ends when enough groups are complete, and the next step continues '
+    'the unfinished responses; otherwise a step waits for its longest response',
   )
   max_groups_in_flight: int = setting(
     0,
     '[0, inf)',
-    'partial rollouts: groups that are unfinished or wait as a step begins, those that it will '
-    'train included; with fewer, responses are less stale and more slots idle; 0 is as many as '
-    'keep the slots busy',
+    'partial rollouts: groups in flight when a step begins, including the ones it will train; '
+    'fewer make responses less stale and leave more slots idle; 0 chooses as many as keep the '
+    'slots busy',
   )
   max_staleness: int = setting(
     8,
     '[1, inf)',
     'partial rollouts: largest staleness, in steps from the first token of a group to the step '
-    'that trains it; a step waits for what would be older in the next',
+    'that trains it; a step waits for groups that would be too old in the next one',
   )
   router_replay: bool = setting(
     False,
     None,
-    'models with experts: training uses the experts that the sampler chose for each token, in '
-    'replayed responses too (arXiv:2510.11370)',
+    'models with experts: training uses the experts that the sampler chose for each token, also '
+    'in replayed responses (arXiv:2510.11370)',
   )
   logit_chunk: int = setting(
     16384, '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
@@ -69,10 +73,10 @@ class RolloutConfig:
       and not self.questions <= self.max_groups_in_flight <= most
     ):
       raise InputError(
-        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight} must be from '
-        f'config.rollout.questions={self.questions} to {most}, which is that times '
-        f'config.rollout.max_staleness={self.max_staleness} + 1, or 0: a step trains '
-        f'{self.questions} groups, and none may wait for longer.'
+        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the number must be from '
+        f'config.rollout.questions={self.questions} to {most}, which is questions * '
+        f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains {self.questions} '
+        'groups, and no group may wait for longer. Choose a number in this range, or 0.'
       )
 
   @property
@@ -107,3 +111,29 @@ class RolloutConfig:
       pad_id=tokenizer.pad_id,
       keeps_routes=self.router_replay,
     )
+
+  def score_spec(self, shape: ShapeConfig, mesh: Mesh, tokens_per_pass: int) -> ScoreSpec:
+    """Return how to score rows of prompts and responses; for the arguments see `ScoreSpec`."""
+    return ScoreSpec(
+      model=shape,
+      mesh=mesh,
+      limit=self.longest_row,
+      tokens_per_pass=tokens_per_pass,
+      temperature=self.temperature,
+      logit_chunk=self.logit_chunk,
+      keeps_routes=self.router_replay,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LogprobCheckConfig:
+  """Sampler–trainer mismatch: how much their log-probabilities may differ."""
+
+  every: int = setting(50, '[1, inf)', 'steps between comparisons; the first step always has one')
+  rows: int = setting(64, '[1, inf)', 'responses compared each time')
+  max: float = setting(
+    1.0,
+    '(0, inf)',
+    'largest allowed difference of a token, in nats; a larger one stops the run; 1 suits '
+    'bfloat16, and float32 stays within 1e-4',
+  )

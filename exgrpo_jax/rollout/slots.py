@@ -18,9 +18,8 @@ from exgrpo_jax.datatypes import Array, Response
 from exgrpo_jax.errors import counted
 from exgrpo_jax.packing import Segments, Shape, rows_within
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, routes
-from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Prompts
-from exgrpo_jax.rollout.filling import Insertion
+from exgrpo_jax.rollout import decode_loop, routes
+from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Insertion, Prompts
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import activity, randomness
 
@@ -266,7 +265,9 @@ class Prefilled:
         place_P = np.full(len(tokens_PT), spec.prompts, np.int32)
         lengths_P[: len(origins)] = [len(absent[origin]) for origin in origins]
         place_P[: len(origins)] = [new[origin] for origin in origins]
-        self.prompts = filling.prefill(config, params, self.prompts, tokens_PT, lengths_P, place_P)
+        self.prompts = decode_loop.prefill(
+          config, params, self.prompts, tokens_PT, lengths_P, place_P
+        )
         # Keeps the progress true. The device waits little for the next prompts.
         jax.block_until_ready(self.prompts.hidden_WD)
         done += len(origins)

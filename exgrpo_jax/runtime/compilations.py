@@ -2,9 +2,11 @@
 
 import collections
 import contextlib
+import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -17,10 +19,12 @@ _COMPILED = '/jax/core/compile/backend_compile_duration'
 _READ = '/jax/compilation_cache/cache_hits'  # comes before _COMPILED of the same program
 
 
-class Program(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Program:
   """A jitted function at one of the sizes that a run calls it with.
 
-  The code that runs the function lists it; compiling it needs nothing else.
+  The code that runs the function lists it; compiling it needs nothing else. It is compiled once,
+  when `executable` is first asked for.
   """
 
   name: str
@@ -33,10 +37,16 @@ class Program(NamedTuple):
   trips: float = 1  # per run, of a loop whose number of iterations depends on data
   filled: float = 1  # share of its cache that is written
 
-  def lower(self) -> jax.stages.Lowered:
+  @functools.cached_property
+  def lowered(self) -> jax.stages.Lowered:
     """Trace the function; the devices of its mesh need not exist."""
     with jax.set_mesh(self.mesh):
       return self.function.lower(*self.args)
+
+  @functools.cached_property
+  def executable(self) -> jax.stages.Compiled:
+    """Compile the function."""
+    return self.lowered.compile()
 
   def results(self, exact: bool = False) -> Any:
     """Return the shapes and shardings of the function's results.
@@ -48,8 +58,7 @@ class Program(NamedTuple):
       with jax.set_mesh(self.mesh):
         shapes = self.function.eval_shape(*self.args)
       return jax.tree.map(lambda leaf: _abstract(leaf, layout), shapes)
-    lowered = self.lower()
-    return jax.tree.map(_abstract, lowered.out_info, lowered.compile().output_shardings)
+    return jax.tree.map(_abstract, self.lowered.out_info, self.executable.output_shardings)
 
 
 def _abstract(leaf: Any, layout: Any) -> jax.ShapeDtypeStruct:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.algorithm import objective, question_stream, replay
 from exgrpo_jax.datatypes import Experience, Plan
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.learner import checkpoint, gradients
@@ -16,6 +16,7 @@ from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, messages, metrics, step_rows
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
@@ -38,7 +39,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
   """
   config, workdir = run.experiment.config, run.experiment.workdir
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
-  plan = run.rollout.plan(buffer, snapshot.cursor, done + 1, snapshot.left)
+  plan = stages.plan_step(run.rollout, buffer, snapshot.cursor, done + 1, snapshot.left)
   steps = range(done + 1, run.last_step + 1)
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in traced(steps, config.metrics.traced_steps, workdir):
@@ -74,16 +75,16 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
       model.decode_layout(experiment.model, policy, experiment.meshes)
     )
   with clock('generate'), activity.doing(run.grader.progress):
-    sampled, sampling = rollout.generate(decode_params, plan, run.grader.submit)
+    sampled, sampling = stages.generate(rollout, decode_params, plan, run.grader.submit)
   del decode_params  # the update needs their memory
   with clock('old_logprobs'):
-    responses, mismatch = rollout.old_logprobs(policy, plan, sampled)
+    responses, mismatch = stages.old_logprobs(rollout, policy, plan, sampled)
   with clock('grade', device_waits=True):
-    trained = rollout.grade(plan, responses, run.grader)
+    trained = stages.grade(rollout, plan, responses, run.grader)
   with clock('pick'):
-    replays, replay_scores = rollout.pick_replays(policy, trained.plan)
+    replays, replay_scores = stages.pick_replays(rollout, policy, trained.plan)
   with clock('assemble', device_waits=True):
-    batch = rollout.assemble(trained, replays, replay_scores)
+    batch = stages.assemble(rollout, trained, replays, replay_scores)
   return Experience(
     plan=trained.plan,
     responses=trained.responses,
@@ -145,13 +146,15 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
       experience.verdicts,
     )
   with run.clock('plan'):
-    next_plan = rollout.plan(buffer, plan.cursor, plan.step + 1, experience.left)
-  if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
-    print(
-      f'epoch {next_plan.epoch}: fewer than {config.rollout.groups_in_flight} questions are not '
-      'retired, so retired ones are asked again (but never replayed)',
-      flush=True,
-    )
+    next_plan = stages.plan_step(rollout, buffer, plan.cursor, plan.step + 1, experience.left)
+  if next_plan.epoch > plan.epoch:
+    size, in_flight = len(rollout.data.questions), config.rollout.groups_in_flight
+    if question_stream.reads_retired(next_plan.epoch, size, buffer.retired_epoch, in_flight):
+      print(
+        f'epoch {next_plan.epoch}: fewer than {in_flight} questions are not retired, so retired '
+        'ones are asked again (but never replayed)',
+        flush=True,
+      )
   return buffer, next_plan
 
 

@@ -41,7 +41,7 @@ from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout.stages import plan_apart
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import activity, console, hosts, machine
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
@@ -126,10 +126,10 @@ def _answered(
   with pool.Grader(config.grading, config.verifier) as grader:
     for start in range(0, len(data.questions), _TOGETHER):
       rows = range(start, min(start + _TOGETHER, len(data.questions)))
-      plan = plan_apart(data, rows, step=0)
+      plan = stages.plan_apart(data, rows, step=0)
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
-        responses, _ = rollout.generate(decode_params, plan, grader.submit)
-        verdicts = rollout.grade(plan, responses, grader).verdicts
+        responses, _ = stages.generate(rollout, decode_params, plan, grader.submit)
+        verdicts = stages.grade(rollout, plan, responses, grader).verdicts
       yield from map(Tried, plan.questions, responses, verdicts)
 
 

@@ -16,7 +16,7 @@ from exgrpo_jax.learner import checkpoint, gradients, optimizer, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, step_records
-from exgrpo_jax.rollout import seeding
+from exgrpo_jax.rollout import scoring, seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
 from exgrpo_jax.runtime.clock import Clock, Pace
@@ -96,7 +96,7 @@ def check_policy(run: Run, snapshot: Snapshot) -> None:
   """
   rollout, policy = run.rollout, run.policy(snapshot.state.params)
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
-  _, (entropy_T,) = rollout.score(policy, [row])
+  _, (entropy_T,) = scoring.score(rollout.scoring, policy, [row])
   if not np.isfinite(entropy_T).all():
     why = alarms.no_probabilities(run.experiment.config.optimizer)
     raise InputError(f'step {snapshot.step}: after its update, {why} {_newest_checkpoint(run)}')

@@ -62,8 +62,7 @@ def differences(config, platform, names, devices=None):
   found = {one.name: one for one in step.needed(fitting.programs(whole)) if one.name in names}
   assert set(found) == set(names)
   return {
-    name: memory.estimated(one, whole.spec, platform).peak
-    / memory.of_compiled(one.lower().compile()).peak
+    name: memory.estimated(one, whole.spec, platform).peak / memory.of_compiled(one.executable).peak
     - 1
     for name, one in found.items()
   }

@@ -25,7 +25,7 @@ from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
 from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import families
-from exgrpo_jax.rollout import selection
+from exgrpo_jax.rollout import scoring
 from exgrpo_jax.rollout.sampler import requests_for
 from tests.docs import documents
 from tests.helpers import tiny
@@ -293,7 +293,7 @@ def test_a_selection_rule():
     for length in (3, 2)
   ]
   scored = [ReplayScores(*np.zeros((4, length), np.float32)) for length in (3, 2)]
-  picked, _ = selection.pick(kind, [stored], lambda _: scored, np.random.default_rng(0))
+  picked, _ = scoring.pick(kind, [stored], lambda _: scored, np.random.default_rng(0))
   assert picked == [stored[1]]
 
 

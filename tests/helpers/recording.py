@@ -18,7 +18,7 @@ from exgrpo_jax.algorithm import replay
 from exgrpo_jax.experiment import experiment, generation, warm_start
 from exgrpo_jax.grading import workers
 from exgrpo_jax.learner import checkpoint, gradients
-from exgrpo_jax.rollout import partial, stages
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
 from exgrpo_jax.training import session
 from tests.helpers import tiny
@@ -199,10 +199,9 @@ def _listen(patch, steps):
     update = Update(jax.tree.map(np.array, params), batch, clip, is_first, sums)
     steps[latest].updates.append(update)
 
-  for kind in (stages.Rollout, partial.PartialRollout):
-    wrap(kind, 'plan', note_plan)
-    wrap(kind, 'grade', note_trained)
-  wrap(stages.Rollout, 'pick_replays', note_replays)
-  wrap(stages.Rollout, 'assemble', lambda args, out: setattr(step_of(args[1].plan), 'batch', out))
+  wrap(stages, 'plan_step', note_plan)
+  wrap(stages, 'grade', note_trained)
+  wrap(stages, 'pick_replays', note_replays)
+  wrap(stages, 'assemble', lambda args, out: setattr(step_of(args[1].plan), 'batch', out))
   wrap(gradients, 'minibatch_gradient', note_update)
   wrap(replay, 'record_step', lambda args, out: setattr(step_of(args[2]), 'after', out))

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from exgrpo_jax.algorithm import replay
+from exgrpo_jax.algorithm import question_stream, replay
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.reporting import alarms, metrics
@@ -82,7 +82,8 @@ def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, r
   setup, size = run.alarm_setup(opened, rollout), len(rollout.data.questions)
   for left in range(size):
     retired = replay.Buffer(retired_epoch=dict.fromkeys(range(size - left), 0))
-    assert rollout.reads_retired(retired, epoch=1) == (left < setup.questions)
+    pool = size, retired.retired_epoch, of_rollout.groups_in_flight
+    assert question_stream.reads_retired(1, *pool) == (left < setup.questions)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor, Response, Span, Verdict
 from exgrpo_jax.experiment import generation
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import mismatch, partial
+from exgrpo_jax.rollout import partial, stages
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -96,7 +96,7 @@ def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
   idle = response(2, [Span(4, 2)], tis_weight=np.float32([0.1, 0.2]))
   fresh = response(2, [Span(5, 2)])
   trainer = [np.float32([7, 7, -2]), np.float32([-1, -4])]
-  found = mismatch.recomputed([[begun, idle], [fresh]], trainer, 1.5, step=5)
+  found = stages.recomputed([[begun, idle], [fresh]], trainer, 1.5, step=5)
   np.testing.assert_array_equal(found[0][0].logp, np.float32([-1, -2, -2]))
   np.testing.assert_array_equal(found[0][0].tis_weight, np.float32([0.5, 0.25, 1.5]))
   assert found[0][1] is idle
@@ -107,7 +107,7 @@ def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
 def test_only_what_a_step_wrote_is_compared_with_the_trainer():
   begun, fresh = response(3, [Span(4, 2), Span(5, 1)]), response(2, [Span(5, 2)])
   trainer = [np.float32([7, 7, -3.5]), np.float32([-1, -2])]
-  assert mismatch.differences(trainer, [begun, fresh], 5) == {
+  assert stages.differences(trainer, [begun, fresh], 5) == {
     'rollout_mismatch/logprob_mean': pytest.approx(0.5 / 3),
     'rollout_mismatch/logprob_max': 0.5,
   }
@@ -146,24 +146,24 @@ def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_dr
   )
   own = dict(questions=2, max_groups_in_flight=6, slots=5, max_staleness=4)
 
-  def stages(carry):
+  def made(carry):
     config = dataclasses.replace(recorded.rollout.config, partial=carry, **own)
     return generation.stages_of(recorded.experiment, recorded.data, Purpose.ROLLOUT, rollout=config)
 
-  rollout = stages(carry=True)
-  decode_params = model.decode_layout(rollout.model, params, rollout.meshes)
-  plan = rollout.plan(replay.Buffer(), Cursor(), 1)
+  rollout = made(carry=True)
+  decode_params = model.decode_layout(recorded.experiment.model, params, recorded.experiment.meshes)
+  plan = stages.plan_step(rollout, replay.Buffer(), Cursor(), 1)
   rows = [question.row for question in plan.questions]
-  at_once, _ = stages(carry=False).generate(decode_params, plan, lambda *_: None)
+  at_once, _ = stages.generate(made(carry=False), decode_params, plan, lambda *_: None)
   found, begun_before, grader = {}, 0, Judged()
   for step in range(2, 6):
-    responses, _ = rollout.generate(decode_params, plan, grader.submit)
-    trained = rollout.grade(plan, responses, grader)
+    responses, _ = stages.generate(rollout, decode_params, plan, grader.submit)
+    trained = stages.grade(rollout, plan, responses, grader)
     for group in trained.left:
       assert len(group.verdicts) == sum(one.is_complete for one in group.responses)
     found |= dict(zip((question.row for question in trained.plan.questions), trained.responses))
     begun_before += sum(len(one.spans) > 1 for group in trained.responses for one in group)
-    plan = rollout.plan(replay.Buffer(), plan.cursor, step, trained.left)
+    plan = stages.plan_step(rollout, replay.Buffer(), plan.cursor, step, trained.left)
     assert partial.drawn_in(plan) == [group.drawn for group in trained.left] + [step] * 2
   assert begun_before > 2 and {*rows} <= {*found}
   for row, group in zip(rows, at_once):

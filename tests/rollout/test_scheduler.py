@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, scheduler, slots, token_sampling
+from exgrpo_jax.rollout import decode_loop, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime import activity, compilations
 from tests.helpers import tiers
@@ -224,13 +224,13 @@ def test_rows_that_finish_make_room_at_once(generate):
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
   """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
   monkeypatch.setattr(slots, '_SHORTEST', 8)
-  resumed, resume = [], filling.resume
+  resumed, resume = [], decode_loop.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     resumed.append(tokens_PT.shape[1])
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(filling, 'resume', watched)
+  monkeypatch.setattr(decode_loop, 'resume', watched)
   found, complete, syncs, calls = [UNBEGUN] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
@@ -302,8 +302,8 @@ def test_the_progress_moves_every_ten_seconds(generate, monkeypatch):
 
 
 def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
-  said, prefill = [], filling.prefill
-  monkeypatch.setattr(filling, 'prefill', lambda *a: said.append(activity.now()) or prefill(*a))
+  said, prefill = [], decode_loop.prefill
+  monkeypatch.setattr(decode_loop, 'prefill', lambda *a: said.append(activity.now()) or prefill(*a))
   monkeypatch.setattr(slots, 'PREFILL_TOKENS', 128)
   generate([0, 1, 2, 4])
   found = [re.search(r'(\d of \d prompts) read', text)[1] for text in said]
@@ -314,7 +314,7 @@ def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
 def watched(monkeypatch):
   """Lengths of the prompts of each prefill, and of the cache of each stretch of decoding."""
   prefills, caches = [], []
-  prefill, decode = filling.prefill, decode_loop.decode
+  prefill, decode = decode_loop.prefill, decode_loop.decode
 
   def watched_prefill(config, params, prompts, tokens_PT, lengths_P, place_P):
     num_places = len(prompts.hidden_WD)
@@ -326,7 +326,7 @@ def watched(monkeypatch):
     caches.append(kv_cache.length(args[3].cache[0]))
     return decode(*args)
 
-  monkeypatch.setattr(filling, 'prefill', watched_prefill)
+  monkeypatch.setattr(decode_loop, 'prefill', watched_prefill)
   monkeypatch.setattr(decode_loop, 'decode', watched_decode)
   return prefills, caches
 

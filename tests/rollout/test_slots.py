@@ -13,7 +13,6 @@ from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import (
   decode_loop,
-  filling,
   routes,
   scheduler,
   scoring,
@@ -138,7 +137,7 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
       jax.eval_shape(empty)[0],
       layouts,
     )
-    program = filling.resume.lower(
+    program = decode_loop.resume.lower(
       config,
       model.decode_shapes(config, mesh),
       state,
@@ -229,13 +228,13 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=Fa
 @pytest.fixture
 def resumed(monkeypatch):
   """How many rows each call of `resume` fills."""
-  counts, resume = [], filling.resume
+  counts, resume = [], decode_loop.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     counts.append(int((insertion.slot_R < SPEC.slots).sum()))
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(filling, 'resume', watched)
+  monkeypatch.setattr(decode_loop, 'resume', watched)
   return counts
 
 
@@ -354,9 +353,9 @@ def test_resumed_responses_keep_their_routes_and_scoring_follows_them(routed, ot
       np.testing.assert_array_equal(one.routes[: len(before.routes)], before.routes)
 
   def gaps(known):
-    options = dict(limit=64, tokens_per_pass=64, pad_id=0, temperature=1.0, logit_chunk=64)
     with jax.set_mesh(mesh):
-      logps, _ = scoring.score(EXPERTS, others, mesh, rows, known=known, **options)
+      spec = scoring.ScoreSpec(EXPERTS, mesh, 64, 64, 1.0, 64, keeps_routes=True)
+      logps, _ = scoring.score(spec, others, rows, known)
     new = [len(one.tokens) for one in begun]
     return [np.abs(logp - one.logp)[start:].max() for logp, one, start in zip(logps, whole, new)]
 

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm import replay
+from exgrpo_jax.algorithm import question_stream, replay
 from exgrpo_jax.datatypes import Cursor, GradedGroups, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scoring, selection, stages
+from exgrpo_jax.rollout import scoring, stages
 from exgrpo_jax.rollout.sampler import UNBEGUN, ScriptedSampler, requests_for
 from tests.helpers import tiny
 
@@ -56,16 +56,16 @@ def params(chosen):
 def test_with_fewer_than_a_steps_questions_left_the_stream_reads_retired_ones(recorded):
   size = len(recorded.data.questions)
   for num_retired, reads in ((size - Q, False), (size - Q + 1, True)):
-    buffer = replay.Buffer(retired_epoch=dict.fromkeys(range(num_retired), 0), started=True)
-    assert recorded.rollout.reads_retired(buffer, epoch=1) == reads
-    assert not recorded.rollout.reads_retired(buffer, epoch=0)  # the epoch in which they retired
+    retired = dict.fromkeys(range(num_retired), 0)
+    assert question_stream.reads_retired(1, size, retired, Q) == reads
+    assert not question_stream.reads_retired(0, size, retired, Q)  # the epoch of their retirement
 
 
 def test_a_plan_is_a_function_of_buffer_cursor_and_step(recorded):
   cursor = Cursor()
   for number, step in recorded.steps.items():
     for _ in range(2):
-      plan = recorded.rollout.plan(step.buffer, cursor, number)
+      plan = stages.plan_step(recorded.rollout, step.buffer, cursor, number)
       assert rows_of(plan) == rows_of(step.plan) and plan.candidates == step.plan.candidates
       assert plan.cursor == step.plan.cursor and plan.step == number
     cursor = step.plan.cursor
@@ -73,8 +73,8 @@ def test_a_plan_is_a_function_of_buffer_cursor_and_step(recorded):
 
 def test_groups_are_shuffled_by_seed_and_step(recorded):
   buffer = replay.Buffer()
-  first = recorded.rollout.plan(buffer, Cursor(), 1)
-  later = recorded.rollout.plan(buffer, Cursor(), 2)
+  first = stages.plan_step(recorded.rollout, buffer, Cursor(), 1)
+  later = stages.plan_step(recorded.rollout, buffer, Cursor(), 2)
   assert set(rows_of(first)) == set(rows_of(later)) and rows_of(first) != rows_of(later)
 
   def generator(purpose, place):
@@ -90,7 +90,7 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
 
 def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, chosen, params):
   """Held to all logits in float64; docs/algorithm.md."""
-  replays, all_scores = recorded.rollout.pick_replays(params, chosen.plan)
+  replays, all_scores = stages.pick_replays(recorded.rollout, params, chosen.plan)
   groups = zip(chosen.plan.prompts, chosen.plan.candidates, replays, all_scores, strict=True)
   for prompt, stored, picked, scores in groups:
     assert bool(picked) == bool(scores) == bool(stored)
@@ -113,14 +113,13 @@ def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
 ):
   """The checker finds right steps only in what the entropies alone would choose last."""
   decode = recorded.rollout.tokenizer.decode
-  last, _ = changed(
-    recorded.rollout, replay={'trajectory_selection': 'highest_entropy'}
-  ).pick_replays(params, chosen.plan)
+  other_way = changed(recorded.rollout, replay={'trajectory_selection': 'highest_entropy'})
+  last, _ = stages.pick_replays(other_way, params, chosen.plan)
   valid = {decode(stored.tokens) for stored in last if stored}
   monkeypatch.setattr(stages, 'step_checker', lambda _: valid.__contains__)
   rollout = changed(recorded.rollout, replay={'trajectory_selection': 'valid_steps'})
-  replays, _ = rollout.pick_replays(params, chosen.plan)
-  as_paper, _ = recorded.rollout.pick_replays(params, chosen.plan)
+  replays, _ = stages.pick_replays(rollout, params, chosen.plan)
+  as_paper, _ = stages.pick_replays(recorded.rollout, params, chosen.plan)
   assert {decode(picked.tokens) for picked in replays if picked} <= valid
   assert not {decode(picked.tokens) for picked in as_paper if picked} <= valid
 
@@ -141,14 +140,14 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
     _, entropy = recorded.values_of(chosen.params, sequence[:1], sequence[1:])
     window = [*np.zeros(tiny.RESPONSE), *entropy][-tiny.RESPONSE :]
     expected.append(np.mean(window[starts[place % 8] :]))
-  pick, seen = selection.pick, []
+  pick, seen = scoring.pick, []
 
   def note(*arguments):
     seen.extend(arguments[-1])
     return pick(*arguments)
 
-  monkeypatch.setattr(selection, 'pick', note)
-  replays, scores = rollout.pick_replays(params, chosen.plan)
+  monkeypatch.setattr(scoring, 'pick', note)
+  replays, scores = stages.pick_replays(rollout, params, chosen.plan)
   np.testing.assert_allclose(seen, expected, atol=1e-5)
   costs = iter(seen)
   for own, picked, of_picked in zip(chosen.plan.candidates, replays, scores, strict=True):
@@ -159,7 +158,9 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
 
 def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
   paper, normalised = (
-    changed(recorded.rollout, objective={'shaping': shaping}).pick_replays(params, chosen.plan)[1]
+    stages.pick_replays(
+      changed(recorded.rollout, objective={'shaping': shaping}), params, chosen.plan
+    )[1]
     for shaping in ('policy_shaping', 'unit_slope')
   )
   for of_paper, of_normalised in zip(paper, normalised):
@@ -170,9 +171,9 @@ def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
 def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the_current_policy(
   recorded, chosen, params
 ):
-  as_stored, _ = recorded.rollout.pick_replays(params, chosen.plan)
+  as_stored, _ = stages.pick_replays(recorded.rollout, params, chosen.plan)
   rollout = changed(recorded.rollout, objective={'importance_correction': False})
-  replays, _ = rollout.pick_replays(params, chosen.plan)
+  replays, _ = stages.pick_replays(rollout, params, chosen.plan)
   moved = 0.0
   for prompt, stored, rescored in zip(chosen.plan.prompts, as_stored, replays, strict=True):
     if stored is None:
@@ -200,7 +201,7 @@ def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded
 
   monkeypatch.setattr(scoring, 'score_tokens', stub)
   row = np.zeros(tiny.PROMPT, np.int32), np.zeros(tiny.RESPONSE, np.int32)
-  make_rollout(opened, recorded.data).score({}, [row] * 6)
+  scoring.score(make_rollout(opened, recorded.data).scoring, {}, [row] * 6)
   assert seen == [(4, tiny.LENGTH)] * 2
 
 
@@ -214,8 +215,8 @@ def generation(recorded, chosen, params):
   first, *others = chosen.plan.questions
   questions = (dataclasses.replace(first, source='arithmetic'), *others)
   plan = dataclasses.replace(chosen.plan, questions=questions)
-  decode_params = model.decode_layout(rollout.model, params, rollout.meshes)
-  responses, _ = rollout.generate(decode_params, plan, submitted.setdefault)
+  decode_params = model.decode_layout(recorded.experiment.model, params, recorded.experiment.meshes)
+  responses, _ = stages.generate(rollout, decode_params, plan, submitted.setdefault)
   return responses, submitted
 
 
@@ -257,7 +258,7 @@ def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
   recorded, chosen, params, responses
 ):
   rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
-  recomputed, mismatch = rollout.old_logprobs(params, chosen.plan, responses)
+  recomputed, mismatch = stages.old_logprobs(rollout, params, chosen.plan, responses)
   differences = []
   for sampled, scored in zip(flatten(responses), flatten(recomputed), strict=True):
     np.testing.assert_array_equal(sampled.tokens, scored.tokens)
@@ -285,16 +286,17 @@ def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, responses
     with pytest.raises(
       InputError,
       match=re.escape(
-        f"step {step}: the sampler's log-probabilities differ from the trainer's by up to 0.25 "
-        'nats (mean 0.25), more than config.logprob_check.max=0.2, so importance weights '
-        'would be wrong'
+        f'config.logprob_check.max=0.2: at step {step} the log-probabilities of the sampler and '
+        'the trainer differ by up to 0.25 nats (mean 0.25), so importance weights would be wrong'
       ),
     ):
-      rollout.old_logprobs(params, at_step(chosen.plan, step), wrong)
-  assert rollout.old_logprobs(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not compared
-  _, mismatch = changed(rollout, logprob_check={'max': 0.3}).old_logprobs(
-    params, at_step(chosen.plan, 1), wrong
-  )
+      stages.old_logprobs(rollout, params, at_step(chosen.plan, step), wrong)
+  assert stages.old_logprobs(rollout, params, at_step(chosen.plan, 2), wrong) == (
+    wrong,
+    {},
+  )  # not compared
+  lenient = changed(rollout, logprob_check={'max': 0.3})
+  _, mismatch = stages.old_logprobs(lenient, params, at_step(chosen.plan, 1), wrong)
   assert mismatch['rollout_mismatch/logprob_max'] == pytest.approx(0.25, abs=1e-3)
 
 
@@ -302,7 +304,7 @@ def test_a_log_probability_that_is_not_a_number_stops_the_run(recorded, chosen, 
   (first, *others), *other_groups = responses
   broken = [[dataclasses.replace(first, logp=first.logp * np.nan), *others], *other_groups]
   with pytest.raises(InputError, match='by up to nan nats'):
-    recorded.rollout.old_logprobs(params, at_step(chosen.plan, 1), broken)
+    stages.old_logprobs(recorded.rollout, params, at_step(chosen.plan, 1), broken)
 
 
 # ---- Grade ----
@@ -318,7 +320,7 @@ def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
     for k, reward in enumerate(rewards)
   }
   grader = types.SimpleNamespace(collect=lambda: verdicts)
-  trained = recorded.rollout.grade(chosen.plan, responses, grader)
+  trained = stages.grade(recorded.rollout, chosen.plan, responses, grader)
   assert [[v.reward for v in group] for group in trained.verdicts] == expected
   assert (trained.plan, trained.responses, trained.left) == (chosen.plan, responses, ())
 
@@ -328,7 +330,7 @@ def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
 
 def assemble(rollout, step):
   trained = GradedGroups(step.plan, step.responses, step.verdicts)
-  return rollout.assemble(trained, step.replays, step.scores)
+  return stages.assemble(rollout, trained, step.replays, step.scores)
 
 
 @pytest.mark.parametrize(
@@ -378,8 +380,8 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
     response.logp + np.float32(np.log((1.2, 2.0)[i % 2]))
     for i, response in enumerate(flatten(chosen.responses))
   ]
-  monkeypatch.setattr(stages.Rollout, 'score', lambda *_: (logps, None))
-  responses, _ = rollout.old_logprobs(None, chosen.plan, chosen.responses)
+  monkeypatch.setattr(scoring, 'score', lambda *_: (logps, None))
+  responses, _ = stages.old_logprobs(rollout, None, chosen.plan, chosen.responses)
   batch = assemble(rollout, dataclasses.replace(chosen, responses=responses))
   is_fresh_B = ~batch.is_replay_B
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
@@ -419,8 +421,8 @@ def test_it_stops_when_told_to():
 
 def test_the_stages_take_any_sampler(recorded):
   rollout = dataclasses.replace(recorded.rollout, sampler=ScriptedSampler(script))
-  plan, submitted = rollout.plan(replay.Buffer(), Cursor(), 1), {}
-  responses, _ = rollout.generate(None, plan, submitted.setdefault)
+  plan, submitted = stages.plan_step(rollout, replay.Buffer(), Cursor(), 1), {}
+  responses, _ = stages.generate(rollout, None, plan, submitted.setdefault)
   for group, (question, own) in enumerate(zip(plan.questions, responses, strict=True)):
     for sample, one in enumerate(own):
       assert one.tokens.tolist() == [question.row, sample] * (1 + sample)

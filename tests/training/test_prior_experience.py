@@ -63,20 +63,20 @@ def train(recorded, monkeypatch):
 
   def run(opened):
     replayed = {}
-    assemble = stages.Rollout.assemble
+    assemble = stages.assemble
 
     def note(rollout, trained, replays, scores):
       plan = trained.plan
       replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, replays) if t]
       return assemble(rollout, trained, replays, scores)
 
-    monkeypatch.setattr(stages.Rollout, 'assemble', note)
+    monkeypatch.setattr(stages, 'assemble', note)
     params = jax.device_put(
       recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
     )
     with recorded.compiling():
       recording.run_training(opened, params)
-    monkeypatch.setattr(stages.Rollout, 'assemble', assemble)
+    monkeypatch.setattr(stages, 'assemble', assemble)
     return replayed
 
   return run
@@ -255,7 +255,7 @@ def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, t
   claimed.mkdir()
   (claimed / 'config.json').write_text('{}')
   for path, message in (
-    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file; it must be a \.jsonl or'),
+    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file\. Give a \.jsonl or'),
     (tmp_path / 'nowhere', r'nowhere: experience must be a \.jsonl file, a \.parquet file or '),
     (empty, r'empty: experience must be a \.jsonl file, a \.parquet file or the '),
     (claimed, r'claimed: the run has no checkpoint yet, .*\. Wait for its first checkpoint'),

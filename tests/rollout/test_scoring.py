@@ -7,7 +7,7 @@ import pytest
 from exgrpo_jax.algorithm.trajectory_rules import RULES, released_costs
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import scoring, selection
+from exgrpo_jax.rollout import scoring
 from tests.helpers.tiny import SMALL
 
 # By trajectory, which its step names: its entropy and log-probability under the current policy.
@@ -36,7 +36,7 @@ def pick(kind, stored=STORED, seed=0):
       for (h, p), change in zip(values, changes)
     ]
 
-  picked, scores = selection.pick(kind, stored, score, np.random.default_rng(seed))
+  picked, scores = scoring.pick(kind, stored, score, np.random.default_rng(seed))
   return [one and one.step for one in picked], scores, len(asked)
 
 
@@ -63,7 +63,7 @@ def test_each_kind_picks_its_own_and_scores_no_more_than_it_needs(kind, step, sc
 def test_what_has_a_wrong_step_is_left_out_where_something_else_is_stored():
   """By group: one is valid, none is, the task cannot tell, nothing is stored."""
   steps = [[1, 2], [3, 4], [5], []]
-  found = selection.with_valid_steps(
+  found = scoring.with_valid_steps(
     [[trajectory(step) for step in own] for own in steps],
     ['2'.__eq__, ''.__eq__, None, '5'.__eq__],
     lambda tokens: str(tokens[0]),
@@ -84,7 +84,7 @@ def test_costs_of_the_released_rule_are_those_by_hand():
 def test_a_tie_goes_to_the_oldest():
   for kind in [kind for kind, cost in RULES.items() if cost]:
     first, second = trajectory(3), trajectory(3)
-    assert selection.pick(
+    assert scoring.pick(
       kind,
       [[first, second]],
       lambda some: [ReplayScores(*np.ones((4, 1))) for _ in some],
@@ -134,17 +134,8 @@ def score(params, mesh, monkeypatch):
 
     monkeypatch.setattr(scoring, 'score_tokens', watched)
     with jax.set_mesh(mesh):
-      scores = scoring.score(
-        SMALL,
-        params,
-        mesh,
-        rows,
-        limit=LIMIT,
-        tokens_per_pass=tokens_per_pass,
-        pad_id=0,
-        temperature=1.0,
-        logit_chunk=64,
-      )
+      spec = scoring.ScoreSpec(SMALL, mesh, LIMIT, tokens_per_pass, 1.0, 64)
+      scores = scoring.score(spec, params, rows)
     return rows, scores, shapes
 
   return call
@@ -170,8 +161,8 @@ def test_passes_of_any_size_give_the_same_scores_to_every_row(score, params, mes
 def test_equal_rows_of_a_sequence_have_equal_scores(params, mesh):
   """And no rows are none."""
   one = np.zeros(3, np.int32)
-  arguments = dict(limit=LIMIT, tokens_per_pass=80, pad_id=0, temperature=1.0, logit_chunk=64)
+  spec = scoring.ScoreSpec(SMALL, mesh, LIMIT, 80, 1.0, 64)
   with jax.set_mesh(mesh):
-    assert scoring.score(SMALL, params, mesh, [], **arguments) == ([], [])
-    logps, _ = scoring.score(SMALL, params, mesh, [(one, one)] * 3, **arguments)
+    assert scoring.score(spec, params, []) == ([], [])
+    logps, _ = scoring.score(spec, params, [(one, one)] * 3)
   np.testing.assert_array_equal(logps[0], logps[2])
