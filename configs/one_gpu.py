@@ -110,7 +110,7 @@ def get_config(choice=''):
   config.optimizer.minibatches = 1
   if trained == LORA:
     config.lora.rank = 32
-    config.optimizer.learning_rate = 1e-5  # ten times that of full training
+    config.optimizer.learning_rate = 1e-5  # ten times as much as full training
   else:
     config.optimizer.moment_dtype = trained
   config.evaluation.every = 20

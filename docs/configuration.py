@@ -35,7 +35,7 @@ exgrpo train --config=configs/smoke.py --workdir=/tmp/smoke \\
     --config.replay.ratio=0.25 --config.seed=3
 ```
 
-- **Defaults** are those of [configs/base.py](../configs/base.py), from which every other config
+- **Defaults** are in [configs/base.py](../configs/base.py), from which every other config
   starts: the paper's values if the paper gives one.
 - **Origin.** Parentheses after a default say where it comes from: the paper, or
   [the authors' code](authors.md), which is their script or the defaults of verl below it. A default

@@ -8,7 +8,7 @@ python -m studies train --config=smoke --workdir=/tmp/smoke --align_every=10
 run compares arms in settings over seeds, by a protocol fixed before the first run. Every run is
 `exgrpo train` in a folder of its name; runs with the same warm start share it. The same command
 again skips finished runs and resumes the others. Results are computed once every run has ended.
-Exit statuses are those of sweep.
+Exit statuses are the same as for sweep.
 
 figures makes tables, curves and differences of a study again from its CSV, or draws the figures of
 runs. Runs that differ only in their seed are one setting; settings are named after what differs

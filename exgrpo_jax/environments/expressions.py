@@ -31,7 +31,7 @@ def calculate(expression: str) -> str:
 
   Returns:
     The number.
-  """
+  """  # noqa: D401
   if len(expression) > _LONGEST:
     raise ValueError(f'an expression has at most {_LONGEST} characters')
   return str(_value(ast.parse(expression.strip(), mode='eval').body))

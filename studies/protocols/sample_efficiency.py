@@ -1,4 +1,4 @@
-"""How much does replay save if questions are few? Passes over the pool: 1, 2, 5, 10.
+"""Does replay save more if questions are few? Passes over the pool: 1, 2, 5, 10.
 
 python -m studies run sample_efficiency --workdir=/tmp/sample_efficiency --parallel=2
 

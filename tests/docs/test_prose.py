@@ -1,0 +1,81 @@
+"""Phrases that make our texts hard to read are in none of them, except for those named here.
+
+Docstrings begin with a verb by a rule of ruff (D401).
+"""
+
+import ast
+import re
+
+import pytest
+
+from tests.helpers.paths import REPOSITORY
+
+PHRASES = {
+  'again': r'\banew\b',
+  'anyone, you': r'\bwhoever\b',
+  'next to, except': r'\bbeside\b',
+  'the thing itself': r'\b(that|those) of\b',
+  'a new sentence': r'\bof which\b',
+  'fix': r'\bmend(s|ed|ing)?\b',
+  'because': r', for (it|the|they|its|there) ',
+}
+NOUN_CLAUSE = r'(What|Whether|How) '
+ALLOWED = {  # file -> parts of its lines in which a phrase is right
+  'docs/answers.md': ['None, for the records'],
+  'docs/checkpoints.md': ['for the checkpoint in'],
+  'docs/one_gpu.md': ['for the frozen model and the weights for sampling'],
+  'docs/one_gpu.py': ['for the frozen model and the weights for sampling'],
+  'docs/sweeping.md': ["for the cluster's queue"],
+  'studies/protocols/replay_pays.py': ['because of which part'],
+  'studies/protocols/smollm2.py': ['of which it solves'],
+  'studies/protocols/weak_base.py': ['of which it solves'],
+  'studies/protocols/weak_start_rates.py': ['of which the policy solves'],
+  'studies/tables.py': ['for the last value or the mean'],
+}
+FOLDERS = ('exgrpo_jax', 'configs', 'studies', 'benchmarks', 'docs')
+
+
+def texts():
+  """(file, line number, line) of everything that is written by hand."""
+  paths = [path for folder in FOLDERS for path in sorted((REPOSITORY / folder).rglob('*'))]
+  for path in [*paths, *REPOSITORY.glob('*.md')]:
+    if path.suffix in {'.py', '.md', '.js', '.html'} and not {'vendor', 'tests'} & {*path.parts}:
+      for number, line in enumerate(path.read_text().splitlines(), 1):
+        yield str(path.relative_to(REPOSITORY)), number, line
+
+
+@pytest.mark.parametrize(('instead', 'phrase'), PHRASES.items())
+def test_a_phrase_that_is_hard_to_read_is_nowhere_else(instead, phrase):
+  found = [
+    f'{name}:{number}: {line.strip()}'
+    for name, number, line in texts()
+    if re.search(phrase, line) and not any(part in line for part in ALLOWED.get(name, ()))
+  ]
+  assert not found, f'say: {instead}'
+
+
+def test_docstrings_do_not_begin_with_a_noun_clause():
+  found = [
+    f'{path.relative_to(REPOSITORY)}:{node.body[0].lineno}'
+    for folder in FOLDERS
+    for path in (REPOSITORY / folder).rglob('*.py')
+    if 'tests' not in path.parts
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
+    if re.match(NOUN_CLAUSE, ast.get_docstring(node) or '')
+  ]
+  assert found == []
+
+
+def test_every_exception_is_needed():
+  lines = {name: [] for name in ALLOWED}
+  for name, _, line in texts():
+    if name in lines:
+      lines[name].append(line)
+  unused = [
+    (name, part)
+    for name, parts in ALLOWED.items()
+    for part in parts
+    if not any(part in line for line in lines[name])
+  ]
+  assert unused == []
