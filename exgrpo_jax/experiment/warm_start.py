@@ -297,7 +297,7 @@ def _train(
   state = optimizer.init(optimizer_config, config.num_updates, params)
   longest = max(map(len, rows))
   interval = max(1, config.num_updates // REPORTS)
-  update = 0
+  update, loss = 0, jnp.inf
   with (
     metrics.Writer(directory, first_step=0) as writer,
     activity.doing(lambda: f'warm start, update {update} of {config.num_updates}'),
@@ -305,6 +305,9 @@ def _train(
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
       arrays = padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
+      # One update ahead and no more: XLA can deadlock on several CPU devices if some 45 programs
+      # with collectives wait there.
+      jax.block_until_ready(loss)
       state, loss = _update_on(experiment, optimizer_config, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):

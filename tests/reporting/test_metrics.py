@@ -189,9 +189,11 @@ def test_a_full_disk_neither_ends_nor_blocks_a_run(tmp_path):
   """The board's thread would die of it, and its queue of ten events would never empty again."""
   with open('/dev/full', 'wb') as full, metrics.Writer(tmp_path, 0) as writer:
     (board,) = writer._board.all_writers.values()
-    file = board.event_writer._ev_writer._py_recordio_writer._writer
-    file._file.close()
-    file._file = full
+    events = board.event_writer._ev_writer
+    file = events._py_recordio_writer._writer
+    with events._lock:  # the thread that writes must not meet a closed file
+      file._file.close()
+      file._file = full
     for step in range(1000):
       writer.write(step, {'reward': 1.0})
 
