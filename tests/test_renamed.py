@@ -7,10 +7,10 @@ import pytest
 from exgrpo_jax import config, renamed
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import RunConfig
-from exgrpo_jax.reporting import metrics
+from exgrpo_jax.reporting import metrics, runs
 from exgrpo_jax.runtime import workdir
 
-DEFAULTS = metrics.flat(config.defaults(RunConfig).to_dict())
+DEFAULTS = runs.flat(config.defaults(RunConfig).to_dict())
 
 
 @pytest.mark.parametrize('old', [name for name in renamed.SETTINGS if '.' in name])
@@ -48,8 +48,8 @@ def test_the_config_of_an_old_workdir_is_read_under_the_new_names(tmp_path):
       old[before] = old.get(before, {}) | old.pop(now)
   old['objective'] |= {'shaping': 'fraction', 'old_logprobs': 'sampler'}
   (tmp_path / 'config.json').write_text(json.dumps(old))
-  read = metrics.flat(workdir.read_config(str(tmp_path)))
-  assert read == metrics.flat(json.loads(json.dumps(config.defaults(RunConfig).to_dict())))
+  read = runs.flat(workdir.read_config(str(tmp_path)))
+  assert read == runs.flat(json.loads(json.dumps(config.defaults(RunConfig).to_dict())))
 
 
 def test_the_metrics_of_an_old_workdir_are_read_under_the_new_names(tmp_path):

@@ -659,12 +659,14 @@ def expected_gradient(writer, mask):
   return total
 
 
+@pytest.mark.full
 def test_an_episode_of_a_past_policy_is_unbiased_without_the_environments_chances():
   on_policy = expected_gradient(NOW, OWN)
   assert np.linalg.norm(on_policy) > 0.01  # so 0 would be noticed
   np.testing.assert_allclose(expected_gradient(PAST, OWN), on_policy, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('mask', [[True, True, True], [True, False, False]])
 def test_any_other_mask_is_biased(mask):
   """As if the policy had drawn the state, or had not drawn its last token."""

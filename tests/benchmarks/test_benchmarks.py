@@ -52,6 +52,7 @@ def test_a_benchmark_finds_figures_that_pass_its_checks(bench, name, monkeypatch
     assert str(figure).startswith(figure.name)
 
 
+@pytest.mark.full
 def test_parity_sees_a_sampler_that_rounds_otherwise(bench):
   rounded = dataclasses.replace(bench)
   rounded.__dict__['decode_params'] = jax.tree.map(
@@ -60,6 +61,7 @@ def test_parity_sees_a_sampler_that_rounds_otherwise(bench):
   assert [figure.passes for figure in parity.measure(rounded)] == [False, False]
 
 
+@pytest.mark.full
 def test_attention_that_sees_the_next_token_fails(bench, monkeypatch):
   attend, see = attention.attention.causal, kv_cache.attend
   monkeypatch.setattr(
@@ -126,6 +128,7 @@ def test_parameters_are_counted(config, billions):
   assert flops.parameter_count(shape) / 1e9 == pytest.approx(billions, abs=0.01)
 
 
+@pytest.mark.full
 def test_flops_by_formula_are_the_compilers(mesh):
   """On two layers, which prefill unrolls; the compiler counts all of attention, not half."""
   tokens_BT = jax.ShapeDtypeStruct((4, 64), 'int32')
@@ -141,6 +144,7 @@ def test_flops_by_formula_are_the_compilers(mesh):
   )
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 @pytest.mark.parametrize('rank', [0, 1])
 def test_training_takes_three_times_the_flops_of_a_forward_pass_and_lora_twice(mesh, parsed, rank):

@@ -94,6 +94,7 @@ def test_help_has_the_flags_of_each_command():
       assert f'--{flag}' in text.replace('--[no]', '--'), (name, flag)
 
 
+@pytest.mark.full
 def test_without_a_command_they_are_listed_by_purpose_and_a_slip_is_answered_with_the_nearest():
   listed, slip = forked.run([['exgrpo_jax.__main__'], ['trian']])
   assert listed.status == 0

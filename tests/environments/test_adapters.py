@@ -215,6 +215,7 @@ def test_a_side_that_no_lake_has_is_refused():
     lake_config.get_config('7')
 
 
+@pytest.mark.full
 def test_no_lake_comes_twice(lakes):
   """In no split, whatever its side, so that held-out lakes are new."""
   maps = [row['messages'][0]['content'] for rows in lakes.values() for row in rows]

@@ -93,6 +93,7 @@ def test_of_many_rows_some_are_read_evenly():
   assert (read[0], read[-1], len(set(read))) == (0, 9_999, 2_000)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not REAL_DATA.exists(), reason=f'{REAL_DATA} is absent')
 def test_real_data_sets_are_what_they_are_known_for(tmp_path):
   config = base.get_config()

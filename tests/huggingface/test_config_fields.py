@@ -237,6 +237,7 @@ def test_every_field_of_transformers_is_known(name):
   assert unknown - {*ALTERED, *BESIDE, *REFUSED, *WITHOUT_EFFECT} == set()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', FAMILIES)
 def test_a_missing_field_is_transformers_default_or_refused(name):
   for values in (tiny(name), altered(name)):

@@ -284,6 +284,7 @@ def test_passes_of_two_lengths_and_another_order_of_rows_change_nothing(gradient
   assert_same(gradient(jax.tree.map(lambda x: x[order], BATCH)), whole)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 @pytest.mark.parametrize('remat', tiers.full_after_first(['all', 'all_but_products']))
 def test_what_is_computed_again_changes_nothing(gradient, whole, remat):

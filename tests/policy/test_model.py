@@ -274,6 +274,7 @@ def expected(experts, x_BTD, chosen_BTC, *, normalised):
   return jnp.einsum('btef,efd,bte->btd', hidden_BTEF, down, weight_BTE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('normalised', tiers.full_after_first([True, False]))
 @pytest.mark.parametrize('given', tiers.full_after_first([False, True]))
 def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, given):
@@ -328,6 +329,7 @@ def of_layer(logits_BTE, weight_BT=WEIGHT_BT, row_BT=ROW_BT, chosen_BTC=CHOSEN_B
   return mlp.balance_of_layer(BALANCED, routing, mlp.Counted(weight_BT, row_BT))
 
 
+@pytest.mark.full
 def test_the_balance_is_that_of_loops_over_rows():
   probability_BTE = np.exp(LOGITS_BTE) / np.exp(LOGITS_BTE).sum(-1, keepdims=True)
   total, count_E = 0.0, np.zeros(E)
@@ -344,6 +346,7 @@ def test_the_balance_is_that_of_loops_over_rows():
   np.testing.assert_array_equal(found.count_E, count_E)
 
 
+@pytest.mark.full
 def test_even_routing_has_one_and_a_step_down_is_more_even():
   chosen_BTC = np.array([[[t % E, (t + 1) % E] for t in range(5)]])
   even = of_layer(np.zeros((1, 5, E)), np.full((1, 5), 0.2), np.ones((1, 5), int), chosen_BTC)

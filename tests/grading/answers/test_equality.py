@@ -89,6 +89,7 @@ def truths(request):
   return request.param()
 
 
+@pytest.mark.full
 def test_every_truth_is_accepted_however_it_is_spelled(truths):
   refused = [
     (truth, change, text)
@@ -99,6 +100,7 @@ def test_every_truth_is_accepted_however_it_is_spelled(truths):
   assert refused == []
 
 
+@pytest.mark.full
 def test_no_truth_is_mistaken_for_another_value(truths):
   accepted = [
     (truth, change, text)
@@ -153,6 +155,7 @@ def test_equality_of_expressions_is_symmetric(x, y):
   assert equal(x, y) == equal(y, x)
 
 
+@pytest.mark.full
 @given(EXPRESSIONS)
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_one_more_is_another_value(x):

@@ -186,6 +186,7 @@ TRUTHS = ('5', '1250', r'\frac{5}{8}', '(6,-2,5)', r'\{1, 2\}', r'\sqrt{3}', '31
 MARKS = ('{', '}', '(', ')', '[', ']', '|', r'\{', r'\}', '$', r'\boxed{', ' or ', '6')
 
 
+@pytest.mark.full
 def test_no_box_with_a_mark_too_many_is_another_answer():
   """A misplaced bracket, dollar or box leaves an answer as it is, or makes it none or another."""
   generator = random.Random(0)
