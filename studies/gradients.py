@@ -48,12 +48,15 @@ def comparisons(workdir: pathlib.Path) -> Iterator[tuple[int, Row]]:
   fresh = _fresh_successes(workdir)
   for step, record in steps.items():
     stored = record.get('alignment/replayed_projection')
-    fresh = record.get('alignment/fresh_in_mixed_groups_projection')
-    if stored is not None and fresh is not None:
+    neighbours = record.get('alignment/fresh_in_mixed_groups_projection')
+    if stored is not None and neighbours is not None:
       wrong = NEIGHBOURS - (right := np.array(fresh[step]))
       pairs = NEIGHBOURS * (NEIGHBOURS - 1)
       harder, even = np.sum(wrong * (wrong - 1)) / pairs, np.sum(wrong * right) / pairs
-      yield step, {'stored': stored, 'fresh': fresh, 'harder': float(harder), 'even': float(even)}
+      yield (
+        step,
+        {'stored': stored, 'fresh': neighbours, 'harder': float(harder), 'even': float(even)},
+      )
 
 
 def _fresh_successes(workdir: pathlib.Path) -> dict[int, list[int]]:

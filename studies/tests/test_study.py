@@ -351,7 +351,7 @@ def test_commands_are_refused_in_one_line():
     ('run', 'smoke', 'why', '--workdir=w'): "'smoke why': run one study at a time",
     ('run', '--workdir=w'): 'must be followed by one STUDY or more',
     ('figures', 'smoke', '--out=w'): 'smoke: studies/measured has no smoke.csv',
-    ('train', '--align_every=0'): '--align_every=0 must be a positive integer',
+    ('train', '--align_every=0'): '--align_every=0: the value must be a positive integer',
     ('study',): "'study' is not a command. Use one of: run, figures, train.",
   }
   for words, outcome in zip(cases, forked.run(['studies.__main__', *words] for words in cases)):

@@ -105,7 +105,7 @@ def check_what_it_said(out, kept, done, command):
   assert words == ['-m', 'exgrpo_jax', 'train', *command[1:]]
   printed = out.splitlines()
   assert [line for line in second.splitlines()[1:] if line in printed] == printed
-  assert f'  steps       {tiny.NUM_STEPS}, of which {done} are done' in printed
+  assert f'  steps       {tiny.NUM_STEPS} ({done} done already)' in printed
   steps = [line for line in printed if line.startswith('step ')]
   assert steps[0].endswith('       - left')  # it compiled, and nothing else is known yet
   assert not steps[-2].endswith('- left') and steps[-1].endswith(' 0:00:00 left')

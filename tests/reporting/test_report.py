@@ -295,8 +295,11 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
     ([], 'must be followed by one WORKDIR or more'),
     ([tmp_path], 'holds no config.json'),
     ([run, run], 'is named twice'),
-    ([run, '--serve', f'--out={tmp_path}/x.html'], '--out=.*/x.html: .* --serve'),
-    ([run, '--serve', '--watch'], '--watch=True: .* --serve'),
+    (
+      [run, '--serve', f'--out={tmp_path}/x.html'],
+      'x.html: this does not go together with --serve',
+    ),
+    ([run, '--serve', '--watch'], '--watch=True: '),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999 must be'),
