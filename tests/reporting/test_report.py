@@ -302,8 +302,8 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
     ([run, '--serve', '--watch'], '--watch=True: '),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
-    ([run, '--port=99999', '--serve'], '--port=99999 must be'),
-    ([run, '--watch', '--every=nan'], '--every=nan must be'),
+    ([run, '--port=99999', '--serve'], '--port=99999: the value must be'),
+    ([run, '--watch', '--every=nan'], '--every=nan: the value must be'),
     ([broken], "config.json: not a run's config"),
   )
   for arguments, words in refused:
