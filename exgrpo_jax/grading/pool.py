@@ -28,7 +28,7 @@ class Submission:
   kind: str = 'math'  # how answers are compared, one of verifier.KINDS
   # True if each step of the text is right; the verdict ignores it. None if steps cannot be checked.
   check_steps: Callable[[str], bool] | None = None
-  # Values that rewards may ask for besides text, answer and outcome, by name: `facts.of_response`.
+  # Values that rewards may ask for besides text, answer and outcome: `stages.response_facts`.
   facts: Callable[[], Mapping[str, Any]] = dict
 
 
@@ -180,7 +180,7 @@ def check(
   """Start each kind of worker once; raise InputError if verifier or rewards cannot be used.
 
   Without `row`, this tries the rewards that read no row. With a row of the data
-  (`facts.of_question`), it tries the others.
+  (`stages.question_facts`), it tries the others.
   """
   for is_batched in (False, True) if config.batched else (False,):
     program = workers.program(config, required, row, is_batched)

@@ -425,7 +425,7 @@ def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
 
 # ---- Resuming responses of an earlier step ----
 
-# Shape letters as in py; T tokens of each of P packed sequences.
+# Shape letters as above; T tokens of each of P packed sequences.
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
