@@ -50,7 +50,7 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
   bfloat16, the gradient, and the sum of the gradients of the microbatches so far. With moments in
   float32 it takes 20.
 - **[LoRA](checkpoints.md#how-do-i-train-lora-adapters)** of rank 32 is used if that does not fit.
-  It takes four bytes a parameter, for the frozen model and the weights for sampling. A dash marks a
+  The frozen model and the weights for sampling take four bytes a parameter. A dash marks a
   model that is too large even so.
 - **`t4`** is a T4 or a V100 of 16 GB. They have no bfloat16, so the model computes in float32.
 

@@ -85,7 +85,7 @@ def student_t(values: np.ndarray, comparisons: int) -> Estimate:
 def _compared(
   scored: Mapping[str, Scored], measure: str, tokens: int, seeds: Sequence[int], study: Study
 ) -> list[str]:
-  """Write arms, differences and every seed, for the last value or the mean over tokens."""
+  """Write arms, differences and every seed by `measure`: the last value or the mean over tokens."""
   value_of = {arm: compared(found, measure, tokens) for arm, found in scored.items()}
   step_of = {
     arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()

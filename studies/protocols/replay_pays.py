@@ -3,7 +3,7 @@
 python -m studies run replay_pays --workdir=/tmp/replay_pays --parallel=2
 
 Question: does any way of replaying past successes give more pass@1 than GRPO for the same generated
-tokens? From which starts, and because of which part of the method?
+tokens? From which starts, and which part of the method causes it?
 Arms and starts: as in study `replay_pays_rates`, which describes them. Two arms could refute a gain
 from the stored row: `revisit`, which draws the same questions without it, and `zero`, which has the
 row without weight. `grpo_unclipped` could refute a gain of the paper's ExGRPO over GRPO, because

@@ -5,8 +5,8 @@ python -m studies run smollm2 --workdir=/tmp/smollm2_study --parallel=2
 Question: does replay give a language model more right answers, after the same steps and about the
 same generated tokens, and after the same fresh questions? Does that depend on how rare its
 successes are at first?
-Settings: `sums`, three numbers of two digits, of which it solves .008 at first (avg@4), the weak
-start that replay was made for, 40 steps; `gcd`, greatest common divisors up to 100, .10 at first,
+Settings: `sums`, three numbers of two digits, .008 solved at first (avg@4), the weak start that
+replay was made for, 40 steps; `gcd`, greatest common divisors up to 100, .10 at first,
 30 steps; `mixture`, sums of two and three numbers and divisors, two to one, .02 and .08 at first,
 30 steps. 8 questions a step, 8 responses each, of 32 tokens at most.
 Arms: `exgrpo`, which replays from the first step, half of a step's questions if its buffer has that

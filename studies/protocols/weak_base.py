@@ -5,8 +5,8 @@ python -m studies run weak_base --workdir=/tmp/weak_base --parallel=2
 Question: from a base policy that makes many errors of execution, does on-policy GRPO collapse, and
 does ExGRPO hold or learn?
 Settings: the base policy is the warm start of another seed, which has learnt less in as many
-updates. Training and held-out questions are chains of 6 or 8 terms, of which it solves about .14
-and .07. Replay begins at the first step.
+updates. Training and held-out questions are chains of 6 or 8 terms; it solves about .14 and
+.07 of them. Replay begins at the first step.
 Arms: `exgrpo`; `exgrpo_unclipped`, whose fresh rows are unclipped once replay has started, as in
 the paper; `exgrpo_bucket_0`, which moves a question whose group failed to bucket 0 instead of
 leaving it in its bucket; `grpo`; `grpo_no_bonus`, without the entropy bonus. GRPO is always

@@ -2,7 +2,7 @@
 
 python -m studies run weak_start_rates --workdir=/tmp/weak_start_rates --parallel=2
 
-Question: chains of 9 terms, of which the policy solves one in twenty. In study `weak_start` ExGRPO
+Question: chains of 9 terms. The policy solves one in twenty. In study `weak_start` ExGRPO
 had a rate of 2e-4 and GRPO one of 4e-4, the edge of its grid. Does a difference remain if each has
 the other's rate, and which of them fails to take off?
 Settings: four learning rates, each twice the last. Arms: `exgrpo` and `grpo`, both clipped

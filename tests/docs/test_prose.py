@@ -1,4 +1,4 @@
-"""Phrases that make our texts hard to read are in none of them, except for those named here.
+"""Phrases that make our texts hard to read are in none of them.
 
 Docstrings begin with a verb by a rule of ruff (D401).
 """
@@ -20,18 +20,6 @@ PHRASES = {
   'because': r', for (it|the|they|its|there) ',
   'a verb': r'^ *"""(What|Whether|How) ',
 }
-ALLOWED = {  # file -> parts of its lines in which a phrase is right
-  'docs/answers.md': ['None, for the records'],
-  'docs/checkpoints.md': ['for the checkpoint in'],
-  'docs/one_gpu.md': ['for the frozen model and the weights for sampling'],
-  'docs/one_gpu.py': ['for the frozen model and the weights for sampling'],
-  'docs/sweeping.md': ["for the cluster's queue"],
-  'studies/protocols/replay_pays.py': ['because of which part'],
-  'studies/protocols/smollm2.py': ['of which it solves'],
-  'studies/protocols/weak_base.py': ['of which it solves'],
-  'studies/protocols/weak_start_rates.py': ['of which the policy solves'],
-  'studies/tables.py': ['for the last value or the mean'],
-}
 FOLDERS = ('exgrpo_jax', 'configs', 'studies', 'benchmarks', 'docs')
 
 
@@ -50,22 +38,6 @@ def texts():
 @pytest.mark.parametrize(('instead', 'phrase'), PHRASES.items())
 def test_a_phrase_that_is_hard_to_read_is_nowhere_else(instead, phrase):
   found = [
-    f'{name}:{number}: {line.strip()}'
-    for name, number, line in texts()
-    if re.search(phrase, line) and not any(part in line for part in ALLOWED.get(name, ()))
+    f'{name}:{number}: {line.strip()}' for name, number, line in texts() if re.search(phrase, line)
   ]
   assert not found, f'say: {instead}'
-
-
-def test_every_exception_is_needed():
-  lines = {name: [] for name in ALLOWED}
-  for name, _, line in texts():
-    if name in lines:
-      lines[name].append(line)
-  unused = [
-    (name, part)
-    for name, parts in ALLOWED.items()
-    for part in parts
-    if not any(part in line for line in lines[name])
-  ]
-  assert unused == []
