@@ -790,7 +790,7 @@ def test_adapters_are_refused_on_another_base(run):
       InputError, match=re.escape("another base than this one (differing: base['l")
     ):
       policies.of_run(run.experiment, str(run.workdir), None)
-    with pytest.raises(InputError, match='holds adapters that were trained on another base'):
+    with pytest.raises(InputError, match='contains adapters that were trained on a different base'):
       recording.run_training(run.experiment)
   finally:
     shutil.move(file + '.right', file)
