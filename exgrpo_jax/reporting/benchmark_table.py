@@ -135,8 +135,8 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
     for label in row['benchmarks'].keys() & other['benchmarks'].keys():
       here, there = row['benchmarks'][label], other['benchmarks'][label]
       for key, what in (
-        ('content', 'other questions'),
-        ('responses', 'another number of responses'),
+        ('content', 'different questions'),
+        ('responses', 'a different number of responses'),
       ):
         if here[key] != there[key]:
           raise InputError(
