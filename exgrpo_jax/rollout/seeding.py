@@ -268,7 +268,7 @@ def candidates(
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-  """Return the trace's tokens, or its text tokenised, with an end token: [T] int32. Checks `logp`."""
+  """Return the trace's tokens, or its tokenised text with an end token: int32 [T]."""
   if trace.tokens is not None:
     least, most = trace.tokens.min(), trace.tokens.max()
     if least < 0 or most >= tokenizer.vocab_size:
