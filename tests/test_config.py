@@ -107,7 +107,7 @@ def test_an_option_of_trl_or_verl_is_answered_with_its_counterpart(key, hint):
 
 
 def test_a_missing_name_is_reported():
-  with pytest.raises(InputError, match=r"config\.replay lacks 'steps'; start from configs/base"):
+  with pytest.raises(InputError, match=r"config\.replay lacks 'steps'\. Start from configs/base"):
     config.build(Example, {'inner': {'path': ''}, 'ratio': 0.5}, 'config.replay')
 
 
