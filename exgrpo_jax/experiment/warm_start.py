@@ -370,7 +370,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Return the pass rate at the run's temperature: one response to each of 256 questions."""
+  """Return the pass rate on the first 256 questions, one response each, at run temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response

@@ -361,7 +361,7 @@ def refusals():
     ),
     'name': (
       ['--model=b', '--name=n'],
-      r'--name=n: this names a row of a table, but there is no --sui',
+      r'--name=n: this names a row in a table, but --suite is missing',
     ),
     'samples': (
       ['--model=b', '--suite=paper', '--out=o', '--samples=2'],

@@ -297,7 +297,7 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
     ([run, run], 'is named twice'),
     (
       [run, '--serve', f'--out={tmp_path}/x.html'],
-      'x.html: this does not go together with --serve',
+      'x.html: this cannot be combined with --serve',
     ),
     ([run, '--serve', '--watch'], '--watch=True: '),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),
