@@ -15,7 +15,7 @@ from exgrpo_jax.reporting.metrics import Run
 
 WINDOW = 20  # steps that a warning covers
 PAUSE = 100  # steps between two warnings of the same kind
-SILENT_STEPS = 10  # warn after every SILENT_STEPS consecutive steps without learning signal
+SILENT_STEPS = 10  # warn after every 10 consecutive steps without a learning signal
 _SHARES = ('groups/zero_advantage', 'groups/solved_by_all', 'groups/solved_by_none')
 
 
@@ -35,9 +35,7 @@ class History:
 
   recent: Run = ()  # metrics of the last WINDOW steps, oldest first
   silent_steps: int = 0  # latest consecutive steps with equal rewards in every group
-  warned: Mapping[str, float] = dataclasses.field(
-    default_factory=dict
-  )  # kind -> step of its last warning
+  warned: Mapping[str, float] = dataclasses.field(default_factory=dict)  # kind -> its last step
 
 
 def history(setup: Setup, records: Run) -> History:

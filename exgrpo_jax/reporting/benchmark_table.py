@@ -17,10 +17,7 @@ from typing import Any, NamedTuple
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
-GROUPS = {
-  'in': 'in distribution',
-  'out': 'out of distribution',
-}  # keys are the values of Benchmark.group
+GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # keys as in Benchmark.group
 Row = Mapping[str, Any]  # the contents of a row's file; see `suites.row`
 
 

@@ -127,7 +127,7 @@ def farewell(
 
 
 def summary_table(run: Run) -> str:
-  """Return a text table with the first, last and best values of a run's main metrics.
+  """Return a text table of the first, last and best values of a run's metrics and evaluations.
 
   First and last are means over the first and last tenth of the records that have the metric, at
   least one record. Best is `comparison.best`, with its step; entropy and length have no best value.

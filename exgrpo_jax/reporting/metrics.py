@@ -182,7 +182,7 @@ _TAGS = {
   'learning_rate': 'update/learning_rate',
   'epoch': 'update/epoch',
 }
-_PREFIX = 'patient:'  # of folder names that tensorboardX sees; not on disk
+_PREFIX = 'patient:'  # of the paths passed to tensorboardX; not on disk
 _BOUNDS = ('_low', '_high')  # suffixes of the ends of an evaluation's interval
 
 

@@ -198,7 +198,7 @@ class Series:
 
 
 def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
-  """Return a metric of several runs; None if no step has it in all of them."""
+  """Return a metric of several runs; None if they have no step with it in common."""
   series = [
     {int(row['step']): row[name] for row in run if math.isfinite(row.get(name, math.nan))}
     for run in runs

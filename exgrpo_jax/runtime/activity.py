@@ -67,7 +67,7 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
   """Return a function that takes the rows done and prints `line(rows)` every LINE_SECONDS.
 
-  It prints to the standard output of this call, because output during TFDS calls is discarded.
+  It keeps the current standard output, because TFDS's output is redirected and discarded.
   """
   out, printed = sys.stdout, time.monotonic()
 

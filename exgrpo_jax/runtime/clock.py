@@ -38,9 +38,7 @@ class Clock:
 
   def __init__(self) -> None:
     self._steps: list[float] = []  # seconds of each finished step
-    self._finished: concurrent.futures.Future[float] | None = (
-      None  # time at which the device finishes
-    )
+    self._finished: concurrent.futures.Future[float] | None = None  # when the device finishes
     self._begin()
 
   def restart(self) -> None:

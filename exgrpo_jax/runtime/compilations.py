@@ -23,8 +23,8 @@ _READ = '/jax/compilation_cache/cache_hits'  # precedes _COMPILED for the same p
 class Program:
   """A jitted function at one of the input sizes used in a run.
 
-  The code that runs the function also lists its programs. A program contains all that compiling
-  it needs, and is compiled once, on the first access to `executable`.
+  The code that runs the function also lists its programs. A program contains everything needed to
+  compile it, and is compiled once, on the first access to `executable`.
   """
 
   name: str
@@ -51,8 +51,8 @@ class Program:
   def results(self, exact: bool = False) -> Any:
     """Return the shapes and shardings of the function's results.
 
-    This compiles the function on several devices, and on one device if `exact`. Otherwise all
-    shardings are empty.
+    With several devices, or with `exact`, this compiles the function. Otherwise all shardings are
+    empty.
     """
     if self.mesh.size == 1 and not exact:
       layout = NamedSharding(self.mesh, PartitionSpec())
@@ -73,12 +73,8 @@ class Counter:
   def __init__(self) -> None:
     self.count = 0  # programs
     self.seconds = 0.0  # total over these programs
-    self.names: collections.Counter[str] = (
-      collections.Counter()
-    )  # function -> its number of programs
-    self.not_cached: collections.Counter[str] = (
-      collections.Counter()
-    )  # like `names`, but only programs not on disk
+    self.names: collections.Counter[str] = collections.Counter()  # function -> program count
+    self.not_cached: collections.Counter[str] = collections.Counter()  # programs not on disk
     self._is_read = False  # True if the next program comes from disk
 
   def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
@@ -110,7 +106,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Show in the status line which program JAX is compiling, during the block."""
+  """Show the program that JAX is compiling in the status line, during the block."""
   jax.monitoring.register_event_duration_secs_listener(_show)
   try:
     yield

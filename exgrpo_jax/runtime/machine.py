@@ -111,10 +111,7 @@ def explained(largest: Callable[[], str] | None = None) -> Iterator[None]:
   """
   try:
     yield
-  except (
-    RuntimeError,
-    MemoryError,
-  ) as error:  # XLA raises RuntimeError; on a CPU, either may occur
+  except (RuntimeError, MemoryError) as error:  # XLA raises RuntimeError; on CPUs either may occur
     if not isinstance(error, MemoryError) and not _EXHAUSTED.search(str(error)):
       raise
     first_line = str(error).strip().partition('\n')[0][:300] or 'MemoryError'

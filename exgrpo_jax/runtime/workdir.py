@@ -364,9 +364,7 @@ def read_config(workdir: str) -> dict[str, Any]:
       'another folder.'
     ) from error
   values = renamed.current_settings(values)
-  values.pop(
-    'alignment', None
-  )  # configured a measurement that is now part of studies/; it changed no step
+  values.pop('alignment', None)  # set up a measurement that is now in studies/; changed no step
   for name, value in _RETIRED.items():
     section, key = name.split('.')
     if values.get(section, {}).get(key) == value:

@@ -106,7 +106,7 @@ def _shares(parallel: int) -> list[Cores]:
 def _collect_signals() -> Iterator[list[int]]:
   """Yield a list that collects the signals received during the block.
 
-  The handler does not raise, because it might interrupt between starting and registering a job.
+  The handler does not raise, because it might run between a job's start and its registration.
   """
   received: list[int] = []
   previous = {}

@@ -57,7 +57,8 @@ def load(path: str) -> Sweep:
   """Load the trials of a sweep file.
 
   Raises:
-    InputError: the file raises an error, defines no trials, or uses invalid folder names.
+    InputError: the file raises an error, defines no trials, or has names that cannot all be used
+      as separate folders.
   """
   sweep, _ = evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'

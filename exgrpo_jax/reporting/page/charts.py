@@ -235,7 +235,7 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
 
 
 def buckets(run: Run) -> list[Panel]:
-  """Return a panel of the buffer's questions by bucket, if the buffer was ever filled."""
+  """Return a panel of the buffer's questions by bucket; none if it was always empty."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):
     names.append(f'buffer/bucket_{len(names)}')
