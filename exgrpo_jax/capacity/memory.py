@@ -117,7 +117,7 @@ def _size(leaf: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-  """How a compiler's programs use memory."""
+  """The differences in memory use between two compilers' programs."""
 
   # If True, attention scores are stored in float32. If False, attention only stores a mask that
   # separates the rows of a sequence: one number per pair of tokens, in the activations' dtype.

@@ -33,7 +33,7 @@ Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchConfig:
-  """How to split a minibatch into microbatches; affects only rounding, memory and time."""
+  """Splitting of a minibatch into microbatches; only affects rounding, memory and time."""
 
   tokens: int = setting(
     9216,
@@ -60,7 +60,7 @@ class UpdateSpec:
   model: model.ShapeConfig
   lora: lora.LoraConfig
   mesh: Mesh
-  num_updates: int  # in the whole run, for the learning rate schedule
+  num_updates: int  # in the whole run; the learning rate schedule needs it
   temperature: float  # sampling temperature
   longest_row: int  # tokens of prompt and response
   max_response: int  # tokens
