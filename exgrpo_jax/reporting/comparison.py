@@ -191,7 +191,7 @@ class Summary(NamedTuple):
 
 
 def scores_of(run: Run, name: str) -> dict[int, float]:
-  """Return step -> value of a metric, for the records that contain it."""
+  """Return step -> value of a metric, from the records that contain it."""
   return {int(record['step']): record[name] for record in run if name in record}
 
 

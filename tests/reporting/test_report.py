@@ -293,7 +293,7 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
   (broken / 'config.json').write_text('{}')
   refused = (
     ([], 'must be followed by one WORKDIR or more'),
-    ([tmp_path], 'holds no config.json'),
+    ([tmp_path], 'contains no config.json'),
     ([run, run], 'is named twice'),
     (
       [run, '--serve', f'--out={tmp_path}/x.html'],
