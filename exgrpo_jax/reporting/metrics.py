@@ -32,12 +32,12 @@ Run = Sequence[Mapping[str, float]]  # the records in its metrics.jsonl, oldest 
 class MetricsConfig:
   """Settings for the records that a run writes besides metrics.jsonl and TensorBoard files."""
 
-  sampled_rows: int = setting(16, '[0, inf)', 'number of responses per step written to samples/')
+  sampled_rows: int = setting(16, '[0, inf)', 'responses per step to write to samples/')
   records_every: int = setting(
-    10, '[1, inf)', 'number of steps per file in records/; each table has its own files'
+    10, '[1, inf)', 'steps per file in records/; each table has its own files'
   )
   recorded_groups: int = setting(
-    4, '[0, inf)', 'number of groups per step whose responses are recorded token by token'
+    4, '[0, inf)', 'groups per step whose responses are recorded token by token; 0 records none'
   )
   traced_steps: tuple[int, ...] = setting(
     (),
@@ -45,7 +45,7 @@ class MetricsConfig:
     "steps for which JAX's profiler writes a trace to the workdir's traces/, such as (10,)",
   )
   wandb_project: str = setting(
-    '', None, "Weights & Biases project that also receives the metrics; '' sends nothing"
+    '', None, "Weights & Biases project that also receives the metrics; '' for none"
   )
 
 
