@@ -307,7 +307,7 @@ def _cache_length(spec: DecodeSpec, slots: Slots) -> int:
 
 
 def _fit_cache(config: model.ShapeConfig, spec: DecodeSpec, state: State, length: int) -> State:
-  """Resize the cache unless it already has `length` positions and fewer than 4 times as many."""
+  """Resize the cache if it is shorter than `length`, or at least four times as long."""
   present = model.cache_length(config, state.cache)
   # Avoid switching back and forth between two lengths.
   if length <= present < 4 * length or present == model.UNLIMITED:

@@ -139,7 +139,7 @@ def _trace(place: str, values: Mapping[str, Any]) -> Trace:
   if correctness is not None and not (_is_number(correctness) and 0 < correctness < 1):
     raise InputError(
       f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: not in (0, 1). Give the fraction '
-      'of correct attempts at the question. Questions answered never or always are not replayed.'
+      'of correct attempts at the question. Questions solved never or always are not replayed.'
     )
   return Trace(
     place=place,
@@ -152,7 +152,7 @@ def _trace(place: str, values: Mapping[str, Any]) -> Trace:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """Return the text in the first column that exists. In a chat, it is the last text by `role`."""
+  """Return the text in the first column that exists, or in its last chat message by `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = found = values.get(name)
   if isinstance(value, list):

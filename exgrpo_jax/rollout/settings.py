@@ -32,7 +32,7 @@ class RolloutConfig:
   temperature: float = setting(
     1.0,
     '(0, inf)',
-    'temperature of sampling, from the full softmax, and of all log-probabilities in training',
+    'temperature for sampling from the full softmax and for all log-probabilities in training',
     PAPER,
   )
   slots: int = setting(256, '[1, inf)', 'responses decoded together')
@@ -73,7 +73,7 @@ class RolloutConfig:
       and not self.questions <= self.max_groups_in_flight <= most
     ):
       raise InputError(
-        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: must be between '
+        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be between '
         f'config.rollout.questions={self.questions} and {most}, which is questions * '
         f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains {self.questions} '
         'groups, and no group may wait longer than that. Choose a number in this range, or 0.'
@@ -129,7 +129,7 @@ class RolloutConfig:
 class LogprobCheckConfig:
   """Settings for checking the sampler–trainer mismatch in log-probabilities."""
 
-  every: int = setting(50, '[1, inf)', 'steps between comparisons; the first step has one too')
+  every: int = setting(50, '[1, inf)', 'steps between comparisons, starting with step 1')
   rows: int = setting(64, '[1, inf)', 'responses compared each time')
   max: float = setting(
     1.0,

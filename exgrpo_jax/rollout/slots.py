@@ -259,7 +259,7 @@ class Prefilled:
     self.places |= (new := dict(zip(absent, free)))
     lengths = prefill_lengths(spec.max_prompt)
     done = 0
-    with activity.doing(lambda: f'{done} of {counted(len(absent), "prompt")} read'):
+    with activity.doing(lambda: f'{done} of {counted(len(absent), "prompt")} prefilled'):
       for tokens_PT, origins in batches(absent, lengths, spec.prompts, mesh, spec.pad_id):
         lengths_P = np.ones(len(tokens_PT), np.int32)
         place_P = np.full(len(tokens_PT), spec.prompts, np.int32)
