@@ -25,7 +25,7 @@ _SMALLEST_BUCKET = 32  # tokens; for smaller ones, compiling another shape costs
 
 
 def length_bucket(length: int, limit: int | None = None) -> int:
-  """Round `length` up to the next of 32, 48, 64, 96, 128, …, but at most to `limit`."""
+  """Round `length` up to 32, 48, 64, 96, 128, …, but never above `limit`."""
   power = 1 << (length - 1).bit_length()
   three_quarters = power * 3 // 4
   bucket = max(_SMALLEST_BUCKET, three_quarters if length <= three_quarters else power)

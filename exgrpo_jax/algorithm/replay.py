@@ -209,7 +209,7 @@ def draw_questions(
 
 
 def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajectory, ...]:
-  """Return the stored successes of a question that `step` may replay, oldest first."""
+  """Return a question's stored successes that `step` may replay, oldest first."""
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 

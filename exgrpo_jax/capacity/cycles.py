@@ -72,7 +72,7 @@ class Computation(NamedTuple):
 
 
 class Module(NamedTuple):
-  """A program."""
+  """A compiled program: its computations by name."""
 
   computations: Mapping[str, Computation]
   entry: str
@@ -144,7 +144,7 @@ def known_trips(module: Module, loop: Operation) -> int | None:
 
 
 def group_size(collective: Operation, num_chips: int) -> int:
-  """Return the number of chips that a collective joins."""
+  """Return the number of chips that take part in a collective."""
   groups = re.search(
     r'replica_groups=(mesh\[(?P<mesh>[^]]*)\] \{(?P<axes>[^}]*)\}|\[\d+,(?P<size>\d+)\]<='
     r'|\{\{(?P<first>[\d,]*)\})',

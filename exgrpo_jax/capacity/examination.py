@@ -136,7 +136,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
 
 
 def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
-  """Print how many slots would fit."""
+  """Print the cache's size and about how many slots would fit."""
   if not peaks['decode'] < float('inf'):
     return
   rollout, keeps = whole.config.rollout, whole.config.environment.keeps_caches

@@ -22,7 +22,7 @@ _MOST_TOKENS = 32768  # of a microbatch; larger ones are no faster
 
 
 class Fitted(NamedTuple):
-  """Settings that fit."""
+  """The slots and microbatch tokens that fit."""
 
   slots: int
   tokens_per_microbatch: int

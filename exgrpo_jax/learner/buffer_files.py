@@ -205,7 +205,7 @@ def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list
       for values in _content(trajectory):
         file.write(values.data)
     file.flush()
-    os.fsync(file.fileno())  # later checkpoints rely on it
+    os.fsync(file.fileno())  # later checkpoints may link this file
   return offsets
 
 

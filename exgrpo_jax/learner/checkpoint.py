@@ -41,7 +41,7 @@ _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_w
 
 
 def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
-  """Write the groups into an existing, empty folder."""
+  """Write the groups to an existing, empty folder."""
   responses = [response for group in groups for response in group.responses]
   values = io.BytesIO()
   columns = {name: _flat(name, responses) for name in _DTYPES}
@@ -128,10 +128,10 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
 
 
 class FolderHandler(ocp.AsyncCheckpointHandler):
-  """A handler that calls the functions of `SaveFolder` and `RestoreFolder`."""
+  """An orbax handler that calls the functions in `SaveFolder` and `RestoreFolder`."""
 
   async def async_save(self, directory: epath.Path, args: 'SaveFolder') -> list[future.Future]:
-    """Start writing."""
+    """Start writing in the background."""
     return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
 
   async def _write(self, directory: epath.Path, args: 'SaveFolder') -> None:
@@ -150,7 +150,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True)
 @dataclasses.dataclass
 class SaveFolder(ocp.args.CheckpointArgs):
-  """A function that writes to an existing, empty folder; its data must not change until then."""
+  """A function that writes to an existing, empty folder, from data that must not change."""
 
   write: Callable[[epath.Path], None]
 
@@ -298,7 +298,7 @@ def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, An
   """Read items of a checkpoint; raises InputError or DamagedError."""
 
   def read() -> Mapping[str, Any]:
-    # Without a manager, because it would wait for all hosts, including failed ones.
+    # Not through a manager, because it would wait for all hosts, including failed ones.
     with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
       return handler.restore(path, ocp.args.Composite(**items))
 

@@ -241,7 +241,7 @@ def _predictor_states(
 
 
 def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
-  """Pin a gradient to the layout of the parameters."""
+  """Pin a gradient to the parameters' layout."""
   layout = jax.tree.map(lambda shape: shape.sharding, trained_shapes(spec))
   return jax.lax.with_sharding_constraint(gradient, layout)
 

@@ -51,16 +51,20 @@ class TrainingConfig:
   """The mesh for training and scoring; the product of the sizes is the number of devices."""
 
   data: int = setting(
-    1, '[-1, inf)', 'devices that split the rows and replicate the parameters; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'devices to split rows over, replicating the parameters; -1 uses the remaining devices',
   )
   fsdp: int = setting(
-    -1, '[-1, inf)', 'devices that split the rows and the parameters; -1 takes the rest'
+    -1, '[-1, inf)', 'devices to split rows and parameters over; -1 uses the remaining devices'
   )
   expert: int = setting(
-    1, '[-1, inf)', 'devices that split the rows and the experts; -1 takes the rest'
+    1, '[-1, inf)', 'devices to split rows and experts over; -1 uses the remaining devices'
   )
   tensor: int = setting(
-    1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'devices to split heads, hidden units and vocabulary over; -1 uses the remaining devices',
   )
 
   def __post_init__(self) -> None:
@@ -74,13 +78,15 @@ class DecodingConfig:
   data: int = setting(
     -1,
     '[-1, inf)',
-    'devices that split the responses and replicate the parameters; -1 takes the rest',
+    'devices to split responses over, replicating the parameters; -1 uses the remaining devices',
   )
   expert: int = setting(
-    1, '[-1, inf)', 'devices that split the rows and the experts; -1 takes the rest'
+    1, '[-1, inf)', 'devices to split rows and experts over; -1 uses the remaining devices'
   )
   tensor: int = setting(
-    1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'devices to split heads, hidden units and vocabulary over; -1 uses the remaining devices',
   )
 
   def __post_init__(self) -> None:
