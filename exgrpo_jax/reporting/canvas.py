@@ -97,7 +97,7 @@ def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
 
 
 def wrap(text: str, width: int) -> str:
-  """Break a text at spaces into lines of at most `width` characters."""
+  """Wrap text at spaces to at most `width` characters per line."""
   return '\n'.join(textwrap.wrap(text, width, break_long_words=False))
 
 

@@ -1,4 +1,4 @@
-"""Messages that a run prints: as it starts, after each step, and when it ends."""
+"""Messages that a run prints at the start, after each step, and at the end."""
 
 import math
 import os

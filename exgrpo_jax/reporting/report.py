@@ -1,4 +1,4 @@
-"""Write, watch and serve the report page of one or several runs."""
+"""Write, watch and serve the report page for one or more runs."""
 
 import datetime
 import http
@@ -238,7 +238,7 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
 
 
 def _await_metrics(workdirs: Sequence[str]) -> None:
-  """Wait until all runs have written metrics; raise InputError if a folder is not a run's."""
+  """Wait until all runs have written metrics; raise InputError for other folders."""
   waiting = [workdir for workdir in workdirs if not runs.has_metrics(workdir)]
   if waiting:
     print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)

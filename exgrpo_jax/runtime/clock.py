@@ -121,7 +121,7 @@ class Pace:
 
   @contextlib.contextmanager
   def evaluation(self) -> Iterator[None]:
-    """Time a block as an evaluation, separately from its step."""
+    """Time a block as an evaluation, and exclude it from the step's time."""
     started, compiling = time.monotonic(), self._compiled.seconds
     programs = self._compiled.count
     yield

@@ -19,7 +19,7 @@ _ERROR_LINE = re.compile(r'error: |[\w.]*(Error|Exception|Interrupt|Exit)\b')
 
 
 class Job(NamedTuple):
-  """A command to run."""
+  """A command to run, with a name and a log."""
 
   name: str
   command: Sequence[str]

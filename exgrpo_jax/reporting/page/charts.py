@@ -18,7 +18,7 @@ Panel = dict[str, Any]
 
 
 class Line(NamedTuple):
-  """Values over steps, or over another axis."""
+  """A line of values over steps, or over another axis."""
 
   label: str  # in the legend
   steps: Values
@@ -55,7 +55,7 @@ def lines(
 
 
 def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], top: float) -> Panel:
-  """Return a panel of stacked areas on an axis that ends at `top`."""
+  """Return a panel of stacked areas, with a vertical axis from 0 to `top`."""
   return {
     'kind': 'stack',
     'title': title,
@@ -273,7 +273,7 @@ def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[floa
 
 
 def _outcomes(run: Run) -> list[Panel]:
-  """Plot the shares of the outcomes that occur."""
+  """Plot the share of each outcome that occurs."""
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
   is_long = len(steps) >= SMOOTHED_FROM
   layers = {

@@ -1,4 +1,4 @@
-"""Comparison of several runs: curves with bands over seeds, and paired differences."""
+"""The comparison of several runs: curves with bands over seeds, and paired differences."""
 
 import dataclasses
 import itertools
