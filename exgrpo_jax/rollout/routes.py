@@ -35,7 +35,7 @@ def completed(
   """Return all routes known for a row of `length` tokens; None if there are none.
 
   Args:
-    begun_TLC: the routes already known when the row got its slot, for its first tokens; or None.
+    begun_TLC: the routes of its first tokens that were known when it got its slot; or None.
     found_SLC: the routes recorded in the slot; None if they are not kept or the row has no slot.
     cached: the number of tokens in the slot's cache.
     length: the number of tokens in prompt and response.

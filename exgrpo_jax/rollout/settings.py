@@ -73,8 +73,8 @@ class RolloutConfig:
       and not self.questions <= self.max_groups_in_flight <= most
     ):
       raise InputError(
-        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be between '
-        f'config.rollout.questions={self.questions} and {most}, which is questions * '
+        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be '
+        f'between config.rollout.questions={self.questions} and {most}, which is questions * '
         f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains {self.questions} '
         'groups, and no group may wait longer than that. Choose a number in this range, or 0.'
       )
