@@ -279,7 +279,7 @@ MINE = 'mine:score'
     ({'verifier': 'math_verfy'}, ["config.grading.verifier has no 'math_verfy'", "'math_verify'?"]),
     ({'rewards': ('overlng',)}, ["config.grading.rewards has no 'overlng'", "'overlong'?"]),
     ({'rewards': ()}, ['config.grading.rewards=()']),
-    ({'rewards': ('correctness', 'mine:correctness')}, ["2 functions named 'correctness'"]),
+    ({'rewards': ('correctness', 'mine:correctness')}, ["2 functions are named 'correctness'"]),
     ({'rewards': ('correctness', MINE), 'weights': (1.0,)}, ['weights=(1.0,)', '1 numbers', MINE]),
     ({'weights': (math.inf,)}, ['config.grading.weights=(inf,)', 'from -100000 to 100000']),
     ({'weights': (-1e6,)}, ['config.grading.weights=(-1000000.0,)', 'from -100000 to 100000']),

@@ -364,7 +364,7 @@ DESCRIPTIONS = {
   '20\\%': 'integer 20 percent',
   'f(1)<f(2)': 'relation',
   '6 * 7 = 42\n#### 42': 'integer 42',  # a worked solution
-  '9' * 3000: 'text of 3000 characters, compared as it stands',
+  '9' * 3000: 'text of 3000 characters, compared verbatim',
 }
 
 
@@ -427,7 +427,7 @@ def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
 
 
 def test_a_file_without_a_case_is_refused(tmp_path):
-  with pytest.raises(InputError, match=r'--file=.*: the file has no cases'):
+  with pytest.raises(InputError, match=r'--file=.*: the file contains no cases'):
     score(written(tmp_path, ''), verifier.ANYTHING, 'math')
   with pytest.raises(InputError, match=r'--file=.*nothing: the file cannot be read'):
     score(str(tmp_path / 'nothing'), verifier.ANYTHING, 'math')
