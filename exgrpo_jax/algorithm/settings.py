@@ -74,8 +74,8 @@ class ReplayConfig:
   difficulty: str = setting(
     'all',
     ('all', 'easy', 'medium', 'hard'),
-    'the questions that train, by their latest correctness: easy is 0.75 or more, hard 0.25 or '
-    'less, medium between them',
+    'the questions to train on, by their latest correctness: easy is 0.75 or more, hard 0.25 or '
+    'less, medium in between',
   )
   count_replayed: bool = setting(
     True, None, "count the replayed row in its group's correctness", AUTHORS
