@@ -131,7 +131,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
   held = [name for name in sizes if name not in transient] + [largest]
   total = sum(sizes[name] for name in held)
   if total > limit:
-    print(f'without any program, {", ".join(held)} take {total / GIB:.2f} GiB')
+    print(f'before any program runs, {", ".join(held)} take {total / GIB:.2f} GiB')
   return total <= limit
 
 
