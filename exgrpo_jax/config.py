@@ -224,7 +224,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'steps_per_generation gradient_accumulation_steps',
     'actor.ppo_mini_batch_size',
     'optimizer.minibatches',
-    'it is the number of updates per step, in TRL the first divided by the second',
+    'it counts updates per step; in TRL, steps_per_generation / gradient_accumulation_steps',
   ),
   ('num_iterations', 'actor.ppo_epochs', '', 'each batch is used once, as with 1'),
   (
@@ -279,9 +279,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'max_steps num_train_epochs',
     'trainer.total_training_steps trainer.total_epochs',
     'num_steps',
-    'an epoch is the number of questions / config.rollout.questions steps',
+    'an epoch has (number of questions) / config.rollout.questions steps',
   ),
-  ('output_dir', 'trainer.default_local_dir', '', 'it is the flag --workdir'),
+  ('output_dir', 'trainer.default_local_dir', '', 'use the flag --workdir'),
   (
     'peft_config',
     'model.lora_rank model.lora_alpha',
