@@ -284,7 +284,7 @@ MINE = 'mine:score'
     ({'weights': (math.inf,)}, ['config.grading.weights=(inf,)', 'from -100000 to 100000']),
     ({'weights': (-1e6,)}, ['config.grading.weights=(-1000000.0,)', 'from -100000 to 100000']),
     ({'batched': (MINE,)}, ['config.grading.batched', f"no '{MINE}'"]),
-    ({'batched': ('correctness',)}, ["has 'correctness'", 'one response at a time']),
+    ({'batched': ('correctness',)}, ["built-in 'correctness'", 'one response at a time']),
     ({'overlong_buffer': 13}, ['overlong_buffer=13', 'config.rollout.max_response=12']),
   ],
 )

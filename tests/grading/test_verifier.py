@@ -359,7 +359,7 @@ DESCRIPTIONS = {
   'a=1,b=2': 'a: integer 1; b: integer 2',
   r'\pi': 'number near 3.14159265359',
   'i': 'i',
-  r'10^{9000}': 'rational number of many digits',
+  r'10^{9000}': 'rational number with many digits',
   r'\begin{pmatrix}1\end{pmatrix}': 'matrix of 1 by 1',
   '20\\%': 'integer 20 percent',
   'f(1)<f(2)': 'relation',
@@ -478,5 +478,5 @@ def test_our_limits_hold_for_it():
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
   monkeypatch.setattr(verifier.importlib.util, 'find_spec', lambda _: None)
-  with pytest.raises(InputError, match=r"='math_verify' .*exgrpo_jax\[math-verify\]"):
+  with pytest.raises(InputError, match=r"='math_verify': .*exgrpo_jax\[math-verify\]"):
     verifier.load('math_verify')
