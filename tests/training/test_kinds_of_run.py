@@ -583,7 +583,7 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
 def test_what_is_not_there_is_not_played(run, recorded):
   with run.compiling():
     with_turns, single = (policies.open_policy(str(r.workdir)) for r in (run, recorded))
-  with pytest.raises(InputError, match=r'--row=24: guess:train\S* has only the rows 0 to 23'):
+  with pytest.raises(InputError, match=r'--row=24: guess:train\S* only has rows 0 to 23'):
     responses.play(with_turns, 24)
   with pytest.raises(InputError, match=r"--row=0: config\.environment\.name='', so"):
     responses.play(single, 0)
