@@ -26,8 +26,8 @@ class GradingConfig:
   max_length: int = setting(
     200_000,
     '[1, inf)',
-    'the maximum characters of a response to judge; a longer one is judged without the start of its '
-    "thought, or has no answer if the text after its last '</think>' is also too long",
+    'the maximum characters of a response to judge; a longer one is judged without the start of '
+    "its thought, or has no answer if the text after its last '</think>' is also too long",
   )
   max_failures: float = setting(
     0.01, '[0, 1]', "share of a step's responses that may time out or crash before a warning"
