@@ -127,7 +127,7 @@ def test_problems_and_answers_become_prompts_without_a_system_message(ending, ru
     place.write_text('\n\n'.join(map(json.dumps, found)))
   rows, printed = run(place)
   assert [row['extra_info']['index'] for row in rows] == [0, 1]
-  assert 'left out: 1 row with proof in place of a ground truth' in printed
+  assert 'left out: 1 row with proof instead of a ground truth' in printed
   assert 'columns left out: solution, source' in printed
   read = load(tmp_path / 'openr1.parquet')
   assert [question.answer for question in read] == ['1', '0.50']
@@ -153,7 +153,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
   assert [row['reward_model']['ground_truth'] for row in rows] == ['1/2', '7' * 5000, '0.5']
   assert 'left out: 1 row with no ground truth' in printed
   assert re.search(
-    r'left out: 2 rows with another answer to the same question elsewhere, such as \S+x\.jsonl:1 '
+    r'left out: 2 rows with conflicting answers to the same question, such as \S+x\.jsonl:1 '
     r"\('1'\) and \S+x\.jsonl:5 \('0'\)",
     printed,
   )
@@ -162,7 +162,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
 @pytest.mark.parametrize(
   ('name', 'rows', 'message'),
   [
-    ('x.parquet', [{'question': '1'}], r"x\.parquet: it has question, .* verl's columns"),
+    ('x.parquet', [{'question': '1'}], r"x\.parquet: no question column found \(has: question\).* verl's columns"),
     ('x.parquet', [verl_row(0, prompt='1+1')], r"row 0: prompt is '1\+1'\. It must be a list of"),
     ('x.parquet', [problem_row(0, problem=5)], r'row 0: problem is 5\. It must be text'),
     ('x.parquet', [problem_row(0, answer=True)], r"row 0: field 'answer' is True\. It must be"),
@@ -209,7 +209,7 @@ def test_the_command_line_is_refused_in_one_line(tmp_path):
       '--data=a',
       '--out=x.jsonl',
     ],
-    r'--data=nowhere: there is no such file or folder\. A split of the Hub': [
+    r'--data=nowhere: there is no such file or folder\. Write a Hub split as': [
       '--data=nowhere',
       f'--out={tmp_path}/x.parquet',
     ],

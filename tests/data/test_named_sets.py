@@ -134,7 +134,7 @@ THERE = 'main: test, train; socratic: train'
     (
       'me/sums@main:train',
       {'train.jsonl': ''},
-      'me/sums@main has no parquet .* only the default branch. Leave the revision out, or download',
+      'me/sums@main has no parquet .* only the default branch. Drop the revision, or download',
     ),
     ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. http://\S+/datasets/"),
     ('me/sums', SEVERAL, rf'Write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),

@@ -247,7 +247,7 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
       {'llama.rope.scaling.type': 'yarn'},
       r"no 'original_max_position_embeddings', which rope type 'yarn' needs",
     ),
-    ({'tokenizer.ggml.model': None}, r'no tokenizer\. .* tokenizer\.ggml\.model one of gpt2, '),
+    ({'tokenizer.ggml.model': None}, r'no tokenizer\. .* tokenizer\.ggml\.model is one of gpt2, '),
   ],
 )
 def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
