@@ -92,6 +92,7 @@ def make_sampler(
     mesh=experiment.meshes.decoding,
     step_key=functools.partial(randomness.key, seed, purpose),
     resumes=resumes or has_turns,
+    packs_resumed=not has_turns,
   )
   if not has_turns:
     return engine

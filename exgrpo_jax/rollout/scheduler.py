@@ -75,6 +75,9 @@ class SlotEngine:
   mesh: Mesh  # of decoding; slots are spread over its data axes if these divide them
   step_key: Callable[[int], jax.Array]  # the key of the step in which a response began
   resumes: bool = False  # whether requests may have begun, and on_finish may stop it
+  # False: a resumed row shares its sequence with no other. Use it if the clock decides which rows
+  # are resumed together, as with environments, because rounding must not depend on that.
+  packs_resumed: bool = True
   on_sync: Callable[[Sync], None] = lambda _: None
 
   def generate(
@@ -240,9 +243,7 @@ class SlotEngine:
       known = [row.request.begun.routes for row in begun.values()]
       length = max(map(len, written.values()), default=0)
       routes_RTLC = routes.padded(self.model, known, length)
-    # The clock decides when an environment answers.
-    alone = any(row.request.asked is not None for row in begun.values())
-    passes = packed(written, longest, most, self.mesh, routes_RTLC, alone)
+    passes = packed(written, longest, most, self.mesh, routes_RTLC, self.packs_resumed)
     for tokens_PT, segments, starts, routes_PTLC in passes:
       entries = [(slot, start, begun[slot]) for slot, start in starts]
       insertion = insertion_of(entries, most, packed_rows(len(tokens_PT), most))

@@ -308,7 +308,7 @@ def packed(
   most: int,
   mesh: Mesh,
   routes_RTLC: np.ndarray | None = None,
-  alone: bool = False,
+  shares: bool = True,
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
   """Yield the passes over packed rows.
 
@@ -320,7 +320,7 @@ def packed(
     most: rows that there may be at once.
     mesh: of decoding.
     routes_RTLC: of the rows, at least as long (see routes.py); None if they are not kept.
-    alone: see `packed_passes`.
+    shares: see `packed_passes`.
   """
   if not rows:
     return
@@ -328,7 +328,7 @@ def packed(
   tokens_RT = np.zeros((len(rows), length_R.max()), np.int32)
   for row_T, tokens in zip(tokens_RT, rows.values()):
     row_T[: len(tokens)] = tokens
-  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, alone):
+  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, shares):
     laid_out = packing.layout(shape, sequences, length_R)
     starts = [
       (names[row], number * shape.length + int(start))
@@ -340,15 +340,15 @@ def packed(
 
 
 def packed_passes(
-  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, alone: bool = False
+  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, shares: bool = True
 ) -> list[packing.Pass]:
   """Pack rows of these lengths into passes; arguments as in `packed`.
 
-  With `alone` each row has its own sequence, and the row's length decides the sequence's. Use it if
-  the clock decides which rows are resumed together, because rounding must not depend on that.
+  Unless rows share sequences (`shares`), each row has its own, and its length decides the
+  sequence's. See `SlotEngine.packs_resumed`.
   """
   long, short = packed_shapes(longest_row, most, mesh)
-  if not alone:
+  if shares:
     return packing.pack(length_R, np.ones_like(length_R), long, short)
   is_short_R = length_R <= short.length
   return [

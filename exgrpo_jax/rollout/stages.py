@@ -40,7 +40,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.packing import right_padded
-from exgrpo_jax.policy.model import Params
+from exgrpo_jax.policy.model import Params, ShapeConfig
 from exgrpo_jax.policy.sharding import Meshes
 from exgrpo_jax.rollout import partial, routes, scoring
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request, Sampler
@@ -478,6 +478,25 @@ def assemble(
     policy_step_B=np.array([_first_step(member, step) for member in members], np.int32),
     term_weight_BT=term_weight_BT,
     is_carried_BT=is_carried_BT if rollout.config.partial else None,
+    routes_BTLC=routes_BTLC,
+  )
+
+
+def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
+  """Return the batch of a step without a token; each step's arrays have the same shapes."""
+  B, T = config.questions * config.group_size, config.longest_row
+  routes_BTLC = None
+  if config.router_replay:
+    routes_BTLC = np.zeros((B, T, *shape.route_shape), np.dtype(shape.route_dtype))
+  return Batch(
+    tokens_BT=np.zeros((B, T), np.int32),
+    response_mask_BT=np.zeros((B, T), np.float32),
+    behaviour_logp_BT=np.zeros((B, T), np.float32),
+    advantage_B=np.zeros(B, np.float32),
+    is_replay_B=np.zeros(B, bool),
+    policy_step_B=np.zeros(B, np.int32),
+    term_weight_BT=np.ones((B, T), np.float32),
+    is_carried_BT=np.zeros((B, T), bool) if config.partial else None,
     routes_BTLC=routes_BTLC,
   )
 

@@ -47,7 +47,7 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
 
 def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one_device):
   def places(lengths):
-    passes = slots.packed_passes(np.array(lengths), 256, 8, one_device, alone=True)
+    passes = slots.packed_passes(np.array(lengths), 256, 8, one_device, shares=False)
     return {lengths[row]: one.shape.length for one in passes for (row,) in one.sequences}, sum(
       len(one.sequences) for one in passes
     )
