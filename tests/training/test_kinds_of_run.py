@@ -5,6 +5,7 @@ expected value comes from the code under test. The rules of the buffer and of th
 test_switches.py, those of the stream and of the update in test_loop.py.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -26,6 +27,7 @@ from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.page import experience
+from exgrpo_jax.rollout import sampler, slots
 from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, kinds, losses, recording, tiny
 from tests.helpers.chance import is_correct
@@ -423,6 +425,21 @@ def test_each_group_trains_once_complete_and_in_time(run):
   assert sorted(trained + [group.question_row for group in before]) == sorted(drawn)
   oldest = [ages(step, one).max() for step in run.steps.values() for one in trained_responses(step)]
   assert 1 <= max(oldest) <= config.max_staleness
+
+
+@every_kind
+def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run):
+  """The clock decides it where an environment answers."""
+  engine = getattr(run.rollout.sampler, 'engine', run.rollout.sampler)
+  begun = dataclasses.replace(
+    sampler.UNBEGUN, **dict.fromkeys(('tokens', 'logp', 'entropy'), np.ones(2, np.int32))
+  )
+  prompt = np.ones(3, np.int32)
+  requests = [sampler.Request(prompt, row, 0, 1, tiny.RESPONSE, begun) for row in range(3)]
+  resumed = slots.rows_of(engine.spec, requests, lambda _: jax.random.key(0))
+  passes = list(engine._resumptions([*resumed, *[None] * (engine.spec.slots - 3)]))
+  shared = max(segments.segment_BT.max() for _, segments, *_ in passes)
+  assert shared == (1 if run.values.environment.name else 3)
 
 
 @partial
