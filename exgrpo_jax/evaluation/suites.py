@@ -1,6 +1,6 @@
-"""Evaluation of a policy on a suite of benchmarks, which adds a row to a table.
+"""Evaluation of a policy on a benchmark suite, which adds a row to a table.
 
-A file in configs/suites/ defines a `get_suite()` that returns a Suite.
+Each file in configs/suites/ defines `get_suite()`, which returns a Suite.
 """
 
 import collections
@@ -26,35 +26,35 @@ from exgrpo_jax.runtime.workdir import write_json
 
 SUITES = 'exgrpo_jax.configs.suites'
 
-Record = Mapping[str, Any]  # a question, see `scores.score_policy`
+Record = Mapping[str, Any]  # one question's record, see `scores.score_policy`
 
 
 class Part(NamedTuple):
-  """The questions of one data spec that get equally many responses each."""
+  """Questions from one data spec that all get the same number of responses."""
 
   data: QuestionSet
   samples: int
-  benchmarks: tuple[Benchmark, ...]  # that own these questions
+  benchmarks: tuple[Benchmark, ...]  # that these questions belong to
 
 
 class Table(NamedTuple):
   """The table that gets a new row."""
 
   suite: Suite
-  name: str  # the suite's
+  name: str  # the suite's name
   out: str  # the table's folder
   row: str  # the new row's name
 
   @property
   def folder(self) -> str:
-    """Return the folder of its rows."""
+    """Return the folder with the table's rows."""
     return os.path.join(self.out, self.name)
 
 
 def open_table(value: str, out: str | None, row: str) -> Table:
-  """Open the table of --suite in --out; InputError if it has a row of that name."""
+  """Open the --suite table in --out; raises InputError if it already has a row of that name."""
   if not out:
-    raise InputError('--out is needed with --suite: the folder of the table and its rows.')
+    raise InputError('--out is required with --suite. Pass the folder for the table and its rows.')
   if not row.strip() or not row.isprintable():
     raise InputError(f"--name={row!r}: the row's name in the table must be printable text.")
   path = config_files.shipped_path(value, SUITES, 'suite')
@@ -76,7 +76,7 @@ def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> Con
 def plan(
   table: Table, loaded: Sequence[QuestionSet], config: RunConfig, may_miss: bool
 ) -> list[Part]:
-  """Plan what to sample, and refuse a row that would not fit the table before any sampling.
+  """Plan the sampling; refuse a row that would not be comparable with the table's other rows.
 
   With `may_miss`, some benchmarks may have no questions in `loaded`.
   """
@@ -86,14 +86,14 @@ def plan(
   where = ', '.join(data.spec for data in loaded)
   if missing and (not may_miss or not parts):
     raise InputError(
-      f'--suite={table.name}: {where} has no questions of {", ".join(missing)}. Name files that do '
-      'in --data. A benchmark without questions there is left blank, unless all are.'
+      f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Pass files that '
+      'do with --data. Benchmarks that they lack stay blank, but at least one must have questions.'
     )
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:
     print(f'{", ".join(missing)}: no questions in {where}; left blank', flush=True)
   if others:
-    print(f'not in the suite, and left out: {", ".join(sorted(others))}', flush=True)
+    print(f'not in the suite, so left out: {", ".join(sorted(others))}', flush=True)
   planned = {
     benchmark.label: {
       'content': _content(questions),
@@ -114,9 +114,9 @@ def write_row(
   policy: Mapping[str, Any],
   evaluated: Sequence[tuple[Part, Sequence[Record]]],
 ) -> str:
-  """Write the row's file and the tables over all rows; return the table in Markdown.
+  """Write the row's file and the tables of all rows; return the table as Markdown.
 
-  `policy` describes the policy as in evaluations.jsonl: run or model, and step.
+  `policy` describes the policy as evaluations.jsonl does: run or model, and step.
   """
   row = {
     'name': table.row,
@@ -159,7 +159,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 
 
 def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
-  """Read from the config every key that the suite sets."""
+  """Return the config's value of every key that the suite sets."""
   return {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
 
 
@@ -167,7 +167,7 @@ def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
 
 
 def load_suite(path: str) -> Suite:
-  """Load a suite; InputError if its file fails or two benchmarks share a label or a source."""
+  """Load a suite; raises InputError if it fails or two benchmarks share a label or source."""
   return evaluate_file(path, 'suite', 'a Suite, as configs/suites/paper.py does', _check)[0]
 
 
@@ -185,8 +185,8 @@ def _check(suite: Any) -> None:
     for key in (f'label {label}', f'source {benchmark.source}'):
       if key in seen:
         raise InputError(
-          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but each must have "
-          'its own'
+          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but both must be "
+          'unique'
         )
       seen[key] = label
 
@@ -194,13 +194,13 @@ def _check(suite: Any) -> None:
 def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
   """Collect the questions to sample for the benchmarks that have any in `loaded`.
 
-  If a benchmark has k samples and each question is listed c times, each row gets k / c responses.
+  If a benchmark takes k samples and each question is listed c times, each row gets k / c responses.
 
   Raises:
     InputError: a benchmark has questions in two data specs, its questions are not listed equally
       often, or c does not divide k.
   """
-  found: dict[str, str] = {}  # source -> the data spec that has it
+  found: dict[str, str] = {}  # source -> the data spec that contains it
   planned = []
   for data in loaded:
     rows_of = collections.defaultdict(list)
@@ -215,7 +215,7 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
       if benchmark.source in found:
         raise InputError(
           f"'{found[benchmark.source]}' and '{data.spec}' both have questions of source "
-          f"'{benchmark.source}' ({benchmark.label}). Name only one of them in --data, or a slice."
+          f"'{benchmark.source}' ({benchmark.label}). Pass only one of them to --data, or a slice."
         )
       found[benchmark.source] = data.spec
       samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
@@ -232,22 +232,22 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
 
 
 def _content(questions: Sequence[Question]) -> str:
-  """Compute a digest of questions and answers that neither order nor copies change."""
+  """Compute a digest of questions and answers that ignores order and duplicates."""
   asked = sorted({repr((question.messages, question.answer)) for question in questions})
   return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
 
 
 def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> int:
-  """Return the number of responses to each row."""
+  """Return the number of responses per row."""
   if benchmark.samples == 1:
-    return 1  # a row is a question
+    return 1  # each row counts as a question
   copies = collections.Counter((question.messages, question.answer) for question in questions)
   fewest, most = min(copies.values()), max(copies.values())
   if fewest != most or benchmark.samples % most:
     times = f'{most}' if fewest == most else f'{fewest} to {most}'
     raise InputError(
       f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
-      f'{benchmark.label} is {benchmark.measure}. List all equally often, by a divisor of '
-      f'{benchmark.samples}.'
+      f'{benchmark.label} is {benchmark.measure}. List every question equally often, with a '
+      f'count that divides {benchmark.samples}.'
     )
   return benchmark.samples // most

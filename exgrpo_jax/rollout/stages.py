@@ -1,6 +1,6 @@
 """The stages of a step: plan_step, generate, old_logprobs, grade, pick_replays, assemble.
 
-With partial rollouts a step leaves groups to the next one; partial.py chooses which groups train.
+With partial rollouts, a step leaves some groups for the next; partial.py chooses which ones train.
 """
 
 import dataclasses
@@ -49,12 +49,12 @@ from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 Responses = Sequence[Sequence[Response]]  # by group
-Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): `Grader.submit`
+Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): see `Grader.submit`
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-  """Everything that the stages need and that never changes during a run."""
+  """Everything the stages need that never changes during a run."""
 
   config: RolloutConfig
   replay: replay.ReplayConfig
@@ -64,8 +64,8 @@ class Rollout:
   meshes: Meshes
   scoring: scoring.ScoreSpec
   seed: int
-  data: QuestionSet  # to train on
-  sampler: Sampler  # with partial rollouts, one that resumes
+  data: QuestionSet  # the training questions
+  sampler: Sampler  # must be able to resume if rollouts are partial
 
 
 # ---- Plan ----
@@ -74,10 +74,10 @@ class Rollout:
 def plan_step(
   rollout: Rollout, buffer: Buffer, cursor: Cursor, step: int, left: Sequence[PartialGroup] = ()
 ) -> Plan:
-  """Plan replayed questions from the buffer and the rest from the stream, shuffled by group.
+  """Plan a step's groups: replayed questions from the buffer, the rest from the stream, shuffled.
 
-  The groups that the last step left come first; without partial rollouts there are none. The plan
-  depends only on the arguments and the seed, so a resumed run makes the same one.
+  The groups in `left`, which the last step didn't train, come first; without partial rollouts it is
+  empty. The plan depends only on the arguments and the seed, so a resumed run makes the same plan.
   """
   config, data = rollout.config, rollout.data
   left_rows = [group.question_row for group in left]
@@ -103,7 +103,7 @@ def plan_step(
     if not (is_drawn[place] and rollout.replay.include_trajectory):
       return ()
     entry = buffer.entries[rows[place]]
-    # Groups of K - 1 responses need a stored one, even if it is too old by now.
+    # A group of K - 1 responses needs a stored one, even if it has become too old.
     return (
       entry.trajectories if place < len(left) else replay.candidates(rollout.replay, entry, step)
     )
@@ -121,7 +121,7 @@ def plan_step(
 
 
 def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
-  """Plan some questions of `data`, apart from stream and buffer; none is replayed."""
+  """Plan the questions `rows` of `data` without touching stream or buffer. None is replayed."""
   return Plan(
     step=step,
     cursor=Cursor(),
@@ -139,11 +139,11 @@ def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
 def generate(
   rollout: Rollout, params: Params, plan: Plan, submit: Submit
 ) -> tuple[list[list[Response]], dict[str, float]]:
-  """Generate each group's fresh responses: K, or K - 1 next to a stored one. Returns metrics too.
+  """Generate each group's fresh responses: K, or K - 1 plus a stored one. Also returns metrics.
 
-  With partial rollouts it continues the incomplete responses until the step can train. Some
-  responses are then incomplete or have not even begun. `params` are in the decode layout
-  (`model.decode_layout`). `submit` gets each response to judge as it finishes.
+  With partial rollouts, generation continues only until the step can train, so some responses come
+  back incomplete or not even begun. `params` are in the decode layout (`model.decode_layout`).
+  `submit` is called with each finished response that needs grading.
   """
   config = rollout.config
   groups = [list(group.responses) for group in plan.left]
@@ -169,9 +169,9 @@ def generate(
   def finish(index: int, response: Response) -> bool:
     keep(index, response)
     group, sample = places[index]
-    if response.verdict is None:  # else its environment has judged it
+    if response.verdict is None:  # otherwise its environment has judged it
       submit((group, sample), _submission(rollout, plan.questions[group], response))
-    # Checked only when the answer may have changed.
+    # Only a complete group can change the answer of `can_train`.
     return all(one.is_complete for one in groups[group]) and can_train()
 
   if can_train():
@@ -206,7 +206,7 @@ def _submission(rollout: Rollout, question: Question, response: Response) -> poo
 
 
 def question_facts(question: Question) -> dict[str, Any]:
-  """Return facts from a question's row; `question` and `messages` hide columns of these names."""
+  """Return a question's columns, plus `question` and `messages`, which override such columns."""
   return {
     **question.columns,
     'question': last_user_message(question.messages),
@@ -217,10 +217,10 @@ def question_facts(question: Question) -> dict[str, Any]:
 def response_facts(
   question: Question, tokens: np.ndarray, truncated: bool, max_response: int
 ) -> dict[str, Any]:
-  """Return all facts about a response, except facts from its text or from the verifier.
+  """Return all facts about a response except its text and the verifier's results.
 
-  `tokens` are [T] int32, with the end token if there is one. `truncated` is True if the response
-  was cut at the limit of `max_response` tokens, without an end token.
+  `tokens` are int32 [T], including the end token, if any. `truncated` is True if the response was
+  cut off at `max_response` tokens, without an end token.
   """
   return {
     **question_facts(question),
@@ -237,15 +237,14 @@ def response_facts(
 def old_logprobs(
   rollout: Rollout, params: Params, plan: Plan, responses: Responses
 ) -> tuple[Responses, dict[str, float]]:
-  """Return the responses with the log-probabilities that training uses as the old policy's.
+  """Return the responses with the old policy's log-probabilities, and metrics.
 
-  With `objective.old_logprobs='recompute'` they are the trainer's. Otherwise they are the
-  sampler's, and every `logprob_check.every` steps they are compared with the trainer's. Only the
-  tokens that this step wrote are concerned. Returns the differences too, as metrics, if any were
-  computed.
+  With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise they are the
+  sampler's, and every `logprob_check.every` steps they are compared with the trainer's. Only tokens
+  written in this step are recomputed or compared. The metrics are the differences, if computed.
 
   Raises:
-    InputError: they differ by more than `logprob_check.max`.
+    InputError: sampler and trainer differ by more than `logprob_check.max`.
   """
   check, recomputes = rollout.logprob_check, rollout.objective.old_logprobs == 'recompute'
   if not recomputes and (plan.step - 1) % check.every:
@@ -272,7 +271,7 @@ def old_logprobs(
       f'config.logprob_check.max={check.max}: at step {plan.step} the log-probabilities of the '
       f'sampler and the trainer differ by up to {largest:.2g} nats (mean '
       f'{measured["rollout_mismatch/logprob_mean"]:.2g}), so importance weights would be wrong. '
-      'Raise the limit if the model computes in bfloat16 and this is rounding, or set '
+      'Raise the limit if this is just bfloat16 rounding, or set '
       "config.objective.old_logprobs='recompute'."
     )
   return responses, measured
@@ -281,10 +280,9 @@ def old_logprobs(
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Compute the mean and largest absolute difference over the tokens of `step`, in nats.
+  """Compute the mean and largest absolute difference over tokens written in `step`, in nats.
 
-  Returns them as metrics. `trainer` has the trainer's log-probabilities [T] of each response, in
-  the same order.
+  Returns metrics. `trainer` contains the trainer's log-probabilities [T] of each response.
   """
   gaps = []
   for logp, response in zip(trainer, responses):
@@ -300,10 +298,10 @@ def differences(
 def recomputed(
   responses: Responses, trainer: Iterable[np.ndarray], tis_limit: float, step: int
 ) -> list[list[Response]]:
-  """Replace the log-probabilities of the tokens that `step` wrote by the trainer's.
+  """Replace the log-probabilities of tokens written in `step` with the trainer's.
 
-  If `tis_limit` is above 0, also add the weights of truncated importance sampling. `trainer` has
-  the log-probabilities [T] of each response that has such tokens, one after the other.
+  If `tis_limit` is positive, also add truncated importance sampling weights. `trainer` yields the
+  log-probabilities [T] of each response that has such tokens, in order.
   """
   logps = iter(trainer)
 
@@ -325,11 +323,11 @@ def recomputed(
 
 
 def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
-  """Return the groups that the step trains, with the verdicts of `grader`.
+  """Return the groups to train, with the verdicts of `grader`.
 
-  `generate` submitted the responses. With partial rollouts some groups are left to the next step.
-  Seed and step then shuffle the others, which puts old and new groups into each minibatch. Raises
-  InputError if grading failed for all responses.
+  The responses were submitted during `generate`. With partial rollouts, some groups are left for
+  the next step, and the others are shuffled, seeded by run and step, so that each minibatch mixes
+  old and new groups. Raises InputError if grading failed for all responses.
   """
   of_environment = {
     (group, sample): one.verdict
@@ -352,7 +350,7 @@ def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) ->
   if not rollout.config.partial:
     return graded
   chosen = partial.ready(rollout.config, responses, plan.step)
-  assert chosen is not None, 'generate returns once the step can train'
+  assert chosen is not None, 'generate must not return before the step can train'
   rng = randomness.generator(rollout.seed, Purpose.TRAINED_ORDER, plan.step)
   return partial.split(graded, rng.permutation(chosen).tolist())
 
@@ -363,12 +361,13 @@ def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) ->
 def pick_replays(
   rollout: Rollout, params: Params, plan: Plan
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """Pick the stored trajectory of each replayed question, with its scores; None for a fresh one.
+  """Pick each replayed question's trajectory and its scores; None for fresh questions.
 
-  By default it has the lowest mean token entropy under the current policy; ties go to the oldest.
-  The picked one is always scored for the step's records, even without a choice: a forward pass over
-  few rows. Without `objective.importance_correction` it gets the current policy's
-  log-probabilities. The buffer stays unchanged.
+  By default, this is the trajectory with the lowest mean token entropy under the current policy;
+  ties go to the oldest. The picked trajectory is always scored for the step's records, even if it
+  is the only candidate, which takes a forward pass over few rows. Without
+  `objective.importance_correction`, its log-probabilities are replaced with the current policy's.
+  The buffer is not modified.
   """
   rule, stored = rollout.replay.trajectory_selection, plan.candidates
   if rule == 'valid_steps':
@@ -411,11 +410,11 @@ def _score_replays(
 
 
 def _released_costs(rollout: Rollout, params: Params, plan: Plan) -> list[float]:
-  """Compute `trajectory_rules.released_costs` of all candidates."""
+  """Compute `trajectory_rules.released_costs` for all candidates."""
   candidates = [
     (prompt, stored) for prompt, own in zip(plan.prompts, plan.candidates) for stored in own
   ]
-  # Everything except a prompt's first token, as if it were the response.
+  # Score everything except the prompt's first token, as if it were the response.
   rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
   row_routes = [one.routes for _, one in candidates]
   _, entropies = scoring.score(rollout.scoring, params, rows, row_routes)
@@ -432,10 +431,10 @@ def assemble(
   replays: Sequence[Trajectory | None],
   scores: Sequence[ReplayScores | None],
 ) -> Batch:
-  """Assemble all rows of the step, group after group; the replayed row is the last of its group.
+  """Assemble the step's rows into a batch, group by group, with replayed rows last in their group.
 
-  Rows of questions outside `replay.difficulty` keep their place with an empty mask, so the
-  normaliser stays the same.
+  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask, so the
+  normaliser doesn't change.
   """
   step, rewards, rows, trains = trained.plan.step, [], [], []
   members: list[Response | Trajectory] = []
@@ -451,14 +450,14 @@ def assemble(
   advantage_B = _advantages(rollout.objective, np.array(rewards, np.float32), is_replay_B)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0
-  # Tokens of an environment are context: they are not trained and have no weight.
+  # Environment tokens are context: they are not trained and have no weight.
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
-  # Row after row, in the mask's order.
+  # Row by row, in mask order.
   logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])
   for b, member in enumerate(members):
-    if isinstance(member, Response):  # only its importance weight corrects a replayed row
+    if isinstance(member, Response):  # replayed rows are corrected only by their importance weight
       if member.tis_weight is not None:
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
@@ -521,12 +520,12 @@ def _within_second_moment(
   scores: Sequence[ReplayScores | None],
   advantage_R: np.ndarray,
 ) -> np.ndarray:
-  """Mark the tokens of the R replayed rows that stay, row after row: bool."""
+  """Return which tokens of the R replayed rows to keep: a flat bool array, row by row."""
   log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)
 
 
 def _first_step(member: Response | Trajectory, step: int) -> int:
-  """Return the step that wrote the first token; `step` trains the member."""
+  """Return the step that wrote the first token. `step` is the step that trains the member."""
   return member.step if isinstance(member, Trajectory) else member.first_step(step)

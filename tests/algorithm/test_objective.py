@@ -788,7 +788,7 @@ def test_a_ratio_that_replays_a_question_passes_and_so_does_none(num_questions, 
 
 def test_bounds_that_let_no_group_be_recorded_are_refused():
   bounds = dict(lower_bound=0.9, upper_bound=0.95)
-  with pytest.raises(InputError, match=r'lower_bound=0\.9 and .*upper_bound=0\.95 let no group'):
+  with pytest.raises(InputError, match=r'lower_bound=0\.9 and .*upper_bound=0\.95 exclude every'):
     check(replay_values=bounds)
   check(ratio=0.0, replay_values=bounds)
 

@@ -205,7 +205,7 @@ def test_nothing_is_overwritten(run, folder, tmp_path):
 def test_the_command_line_is_refused_in_one_line(tmp_path):
   lines = {
     r'--data and --out are needed': [],
-    r'--out=x\.jsonl: the name must end in \.parquet, the format of the file\.': [
+    r'--out=x\.jsonl: the name must end in \.parquet, the output format\.': [
       '--data=a',
       '--out=x.jsonl',
     ],

@@ -176,7 +176,7 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
   (tmp_path / 'config.json').write_text('{"seed": ')
   lines = {
     f'--checkpoint={tmp_path}/nowhere': r"nowhere: this is not a run's workdir, .* no config\.json",
-    f'--checkpoint={tmp_path}': r'config\.json: cannot read the config of the run .*\. Resto',
+    f'--checkpoint={tmp_path}': r'config\.json: cannot read the run.s config .*\. Resto',
   }
   commands = [[command, flag, *flags] for flag in lines]
   (tmp_path / 'begun').mkdir()

@@ -167,7 +167,7 @@ def test_a_level_of_the_curriculum_sets_what_is_not_given():
     ('chain_sum(', "'chain_sum(' does not name tasks. "),
     (
       'countdown',
-      'countdown: this task is refused because its score_answer evaluates what a model wrote',
+      'countdown: this task is refused because its score_answer evaluates text from a model',
     ),
   ],
 )

@@ -259,7 +259,7 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
     ),
     (
       SUITE % "'A', 'x.jsonl', 's', 'in', 1), B('B', 'x.jsonl', 's', 'in', 1",
-      r"benchmarks 'B' and 'A' share a label or a source, but each must have its own",
+      r"benchmarks 'B' and 'A' share a label or a source, but both must be unique",
     ),
   ],
 )
@@ -282,7 +282,7 @@ def refuse_to_sample():
 @pytest.mark.parametrize(
   ('right', 'copies', 'message'),
   [
-    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions of AIME24, .*MMLU-Pro\. Name fil'),
+    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions from AIME24, .*MMLU-Pro\. Pass'),
     (
       {'amc': (1,)},
       5,
@@ -305,7 +305,7 @@ def test_copies_of_unequal_number_are_refused(add_row, tmp_path):
 
 def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
   again = write_benchmarks(tmp_path / 'again.parquet', {'math': (1,)})
-  with pytest.raises(InputError, match=r"both have questions of source 'math' \(MATH-500\)\. Name"):
+  with pytest.raises(InputError, match=r"both have questions of source 'math' \(MATH-500\)\. Pass"):
     add_row([*files, again], write=refuse_to_sample)
 
 
@@ -313,7 +313,7 @@ def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
 def test_without_data_every_benchmark_must_be_there(add_row, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(
-    InputError, match=r'test\.ood\.parquet has no questions of MMLU-Pro\. Name fil'
+    InputError, match=r'test\.ood\.parquet has no questions from MMLU-Pro\. Pass fil'
   ):
     add_row(None, write=refuse_to_sample)
 
@@ -328,12 +328,12 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
       {},
       r'--name=.*: .*Base_model\.json already exists\. Delete it to evaluate again, or choose an',
     ),
-    ({'name': 'new', 'temperature': 1.0}, r'config\.evaluation\.temperature=1\.0 does not compare'),
+    ({'name': 'new', 'temperature': 1.0}, r'evaluation\.temperature=1\.0 cannot be compared'),
     (
       {'name': 'new', 'settings': {'rollout.max_response': 8}},
-      r'max_response=8 does not compare w',
+      r'max_response=8 cannot be compared w',
     ),
-    ({'name': 'new', 'files': [other]}, r'MATH-500 does not compare with .* on other questions'),
+    ({'name': 'new', 'files': [other]}, r'MATH-500 cannot be compared .* on different questions'),
     ({'name': ' '}, r"--name=' ': .* must be printable text"),
   ):
     with pytest.raises(InputError, match=message):
@@ -361,7 +361,7 @@ def refusals():
     ),
     'name': (
       ['--model=b', '--name=n'],
-      r'--name=n: this names a row of a table, but there is no --sui',
+      r'--name=n: this names a row in a table, but --suite is missing',
     ),
     'samples': (
       ['--model=b', '--suite=paper', '--out=o', '--samples=2'],
@@ -369,7 +369,7 @@ def refusals():
     ),
     'suite_out': (
       ['--model=b', '--suite=paper'],
-      r'--out is needed with --suite: the folder of th',
+      r'--out is required with --suite\. Pass the folder for th',
     ),
     'suite_name': (
       ['--model=b', '--suite=papr', '--out=o'],

@@ -159,7 +159,7 @@ def run(config, workdir):
     ({}, r'row 0 has no worked solution .*config\.data\.solution_field'),
     (
       {'rollout.max_response': 2},
-      r'over config\.rollout\.max_response=2\. .*config\.data\.on_overlong',
+      r'more than config\.rollout\.max_response=2\. .*config\.data\.on_overlong',
     ),
     (
       {'rollout.max_response': 1, 'data.on_overlong': 'drop'},

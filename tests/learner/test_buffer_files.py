@@ -131,7 +131,7 @@ def test_a_flipped_bit_or_a_missing_one_is_noticed(place, write):
   else:
     content[place] ^= 16
   (folder / 'segment_000001').write_bytes(content)
-  with pytest.raises(ValueError, match='segment_000001: the bits differ from the saved ones'):
+  with pytest.raises(ValueError, match='segment_000001: the data differs from what was saved'):
     buffer_files.read(folder)
 
 
@@ -216,7 +216,7 @@ def test_one_flipped_bit_is_noticed(name, tmp_path):
   content = bytearray((tmp_path / name).read_bytes())
   content[len(content) // 2] ^= 1
   (tmp_path / name).write_bytes(content)
-  with pytest.raises(ValueError, match='carried: the bits differ from the saved ones'):
+  with pytest.raises(ValueError, match='carried: the data differs from what was saved'):
     checkpoint.read_partial(epath.Path(tmp_path))
 
 

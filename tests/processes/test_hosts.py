@@ -61,7 +61,7 @@ try:
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
   raise AssertionError('they differ')
 except InputError as error:
-  assert 'x.jsonl: the questions of host 1 and of host 0 differ' in str(error)
+  assert 'x.jsonl: the questions on host 1 and on host 0 differ' in str(error)
 """)
 
 

@@ -60,7 +60,7 @@ def retiring(pace, already=0):
 def test_a_pool_that_retirement_will_empty_before_the_end():
   # 40 of 1,000 after step 20, 2 more each step: after 464 steps 32 are left, after 465 fewer.
   (warning,) = observed(retiring(2))
-  for words in ('40 of 1,000', '2.0 more', 'from about step 485 of 500', 'the 32', 'retire=never'):
+  for words in ('40 of 1,000', '2.0 more', 'From about step 485 of 500', 'the 32', 'retire=never'):
     assert words in warning
   assert observed(retiring(2), dataclasses.replace(SETUP, num_steps=485)) == []
   assert observed(retiring(0, already=990)) == []  # it stays as it is, and was warned of

@@ -25,7 +25,7 @@ def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
     f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each',
     f'4 questions of {recorded.evaluations[0].spec}',
     'every 16 steps',
-    '32 (8 done already)',
+    '32 (8 already done)',
     '/tmp/run',
   ):
     assert words in text, words

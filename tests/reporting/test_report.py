@@ -55,7 +55,7 @@ def test_a_damaged_file_does_not_fail_a_run_that_is_done(run, capsys):
   broken.write_text('{"row": 0')
   (run / 'report.html').unlink()
   write_at_end(str(run))
-  assert f'WARNING: report.html is not written: {broken}:1' in capsys.readouterr().err
+  assert f'WARNING: report.html was not written: {broken}:1' in capsys.readouterr().err
   assert not (run / 'report.html').exists()
 
 
@@ -293,18 +293,18 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
   (broken / 'config.json').write_text('{}')
   refused = (
     ([], 'must be followed by one WORKDIR or more'),
-    ([tmp_path], 'holds no config.json'),
+    ([tmp_path], 'contains no config.json'),
     ([run, run], 'is named twice'),
     (
       [run, '--serve', f'--out={tmp_path}/x.html'],
-      'x.html: this does not go together with --serve',
+      'x.html: this cannot be combined with --serve',
     ),
     ([run, '--serve', '--watch'], '--watch=True: '),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999: the value must be'),
     ([run, '--watch', '--every=nan'], '--every=nan: the value must be'),
-    ([broken], "config.json: not a run's config"),
+    ([broken], "config.json: this is not a run's config"),
   )
   for arguments, words in refused:
     outcome = report(*arguments)

@@ -306,7 +306,7 @@ def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
   monkeypatch.setattr(decode_loop, 'prefill', lambda *a: said.append(activity.now()) or prefill(*a))
   monkeypatch.setattr(slots, 'PREFILL_TOKENS', 128)
   generate([0, 1, 2, 4])
-  found = [re.search(r'(\d of \d prompts) read', text)[1] for text in said]
+  found = [re.search(r'(\d of \d prompts) prefilled', text)[1] for text in said]
   assert found == ['0 of 4 prompts', '2 of 4 prompts']
 
 

@@ -229,7 +229,7 @@ def test_the_second_signal_ends_a_process_that_is_busy_at_once(number):
   line = process.stderr.readline()
   assert line == (
     f'{number.name}: the run stops once this step is finished and saved; a second signal ends it '
-    'at once\n'
+    'immediately\n'
   )
   assert process.poll() is None
   process.send_signal(number)

@@ -121,7 +121,7 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
   assert (tmp_path / 'config.json').exists() and capsys.readouterr().out == ''
   check_workdir(other, str(tmp_path))
   release_workdir(other, str(tmp_path))
-  assert 'an earlier start finished no step' in capsys.readouterr().out
+  assert 'replacing an earlier start that never finished a step' in capsys.readouterr().out
   assert [path.name for path in tmp_path.iterdir()] == ['console.log']
 
 

@@ -600,7 +600,7 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
 def test_what_is_not_there_is_not_played(run, recorded):
   with run.compiling():
     with_turns, single = (policies.open_policy(str(r.workdir)) for r in (run, recorded))
-  with pytest.raises(InputError, match=r'--row=24: guess:train\S* has only the rows 0 to 23'):
+  with pytest.raises(InputError, match=r'--row=24: guess:train\S* only has rows 0 to 23'):
     responses.play(with_turns, 24)
   with pytest.raises(InputError, match=r"--row=0: config\.environment\.name='', so"):
     responses.play(single, 0)
@@ -807,7 +807,7 @@ def test_adapters_are_refused_on_another_base(run):
       InputError, match=re.escape("another base than this one (differing: base['l")
     ):
       policies.of_run(run.experiment, str(run.workdir), None)
-    with pytest.raises(InputError, match='holds adapters that were trained on another base'):
+    with pytest.raises(InputError, match='contains adapters that were trained on a different base'):
       recording.run_training(run.experiment)
   finally:
     shutil.move(file + '.right', file)
@@ -818,11 +818,11 @@ def test_adapters_are_refused_on_another_base(run):
 @pytest.mark.parametrize(
   ('flags', 'changes', 'message'),
   [
-    (dict(dtype='bfloat16'), {}, 'they are written as they were trained, in float32'),
+    (dict(dtype='bfloat16'), {}, 'they are always written in float32, as they were trained'),
     ({}, {'lora.rank': 0}, 'this run trained the whole model (config.lora.rank=0) and has none'),
     ({}, {'warm_start.num_updates': 9}, 'their base is random or a warm start'),
     ({}, {'model.path': ''}, 'their base is random or a warm start'),
-    ({}, {'model.extension.rope_theta': 1e5}, "they cannot hold the run's config.model.ext"),
+    ({}, {'model.extension.rope_theta': 1e5}, "they cannot store the run's config.model.ext"),
   ],
 )
 def test_adapters_of_no_use_are_not_exported(run, flags, changes, message):
