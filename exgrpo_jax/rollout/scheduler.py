@@ -239,7 +239,7 @@ class SlotEngine:
     longest, most = self.spec.longest_row, self.spec.slots
     routes_RTLC = None
     if self.spec.keeps_routes:
-      known = [row.request.begun.routes for row in begun.values()]
+      known = [row.request.prefix.routes for row in begun.values()]
       length = max(map(len, written.values()), default=0)
       routes_RTLC = routes.padded(self.model, known, length)
     passes = packed(written, longest, most, self.mesh, routes_RTLC, self.packs_resumed)

@@ -72,7 +72,7 @@ class Row:
       entropy=entropy,
       truncated=truncated,
       is_complete=is_complete,
-      routes=routes.completed(self.request.begun.routes, found_SLC, self.position, length),
+      routes=routes.completed(self.request.prefix.routes, found_SLC, self.position, length),
     )
 
 
@@ -110,14 +110,14 @@ def rows_of(
       index=index,
       request=request,
       key_X=key_data[request.step],
-      pieces=[(request.begun.tokens, request.begun.logp, request.begun.entropy)],
-      length=len(request.begun.tokens),
+      pieces=[(request.prefix.tokens, request.prefix.logp, request.prefix.entropy)],
+      length=len(request.prefix.tokens),
       place=index,
     )
     if request.follows is not None:
       row.place = before[request.follows].place
       if row.place < spec.parked:
-        row.forced = request.begun.tokens[before[request.follows].length :]
+        row.forced = request.prefix.tokens[before[request.follows].length :]
     rows.append(row)
   return rows
 
