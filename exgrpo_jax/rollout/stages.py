@@ -1,16 +1,17 @@
 """The stages of a step, in the order in which training/loop.py calls them.
 
-  stage             result                                          most of the work is in
-  plan_step         Plan: the questions, fresh and replayed         algorithm/replay, question_stream
-  generate          Response: tokens and log-probabilities          scheduler, decode_loop
-  old_logprobs      the same responses, checked or rescored         scoring
-  collect_verdicts  GradedGroups: responses with their verdicts     grading/pool
-  pick_replays      Trajectory: one stored success per group        scoring
-  assemble          Batch: the inputs of the loss                   algorithm/advantages
+  stage             result                                      most of the work is in
+  plan_step         Plan: the questions, fresh and replayed     algorithm/replay, question_stream
+  generate          Response: tokens and log-probabilities      scheduler, decode_loop
+  old_logprobs      the same responses, checked or rescored     scoring
+  collect_verdicts  GradedGroups: responses with their verdicts grading/pool
+  pick_replays      Trajectory: one stored success per group    scoring
+  assemble          Batch: the inputs of the loss               algorithm/advantages
 
 `generate` submits each response for grading when it finishes, while others are still being decoded.
 The learner then cuts the batch into microbatches (learner/gradients.py) and computes the loss
-(algorithm/objective.py). With partial rollouts, a step leaves some groups for the next; partial.py chooses which ones train.
+(algorithm/objective.py). With partial rollouts, a step leaves some groups for the next; partial.py
+chooses which ones train.
 """
 
 import dataclasses
