@@ -270,7 +270,7 @@ class Plan:
   # `replay.include_trajectory` is off.
   candidates: tuple[tuple[Trajectory, ...], ...]
   is_drawn: tuple[bool, ...]  # for each of the Q questions, True if it comes from the buffer
-  left: tuple[PartialGroup, ...] = ()  # the first groups, as the previous step left them
+  partial_groups: tuple[PartialGroup, ...] = ()  # the first groups, as the previous step left them
 
   @property
   def epoch(self) -> int:
@@ -289,7 +289,7 @@ class GradedGroups(NamedTuple):
   plan: Plan  # the plan for these groups
   responses: Sequence[Sequence[Response]]  # by group: K, or K - 1 with a stored success
   verdicts: Sequence[Sequence[Verdict]]  # for the responses, in the same order
-  left: tuple[PartialGroup, ...] = ()  # the other groups in flight
+  partial_groups: tuple[PartialGroup, ...] = ()  # the other groups in flight
 
 
 @jax.tree_util.register_dataclass
@@ -302,7 +302,7 @@ class Batch:
   # float32, nats, aligned with tokens_BT, 0 outside the mask. The log-probability under the policy
   # that wrote the token or, for replayed rows without objective.importance_correction, under the
   # step's initial policy.
-  behaviour_logp_BT: Array
+  old_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
   policy_step_B: Array  # int32, the step whose policy wrote the row's first token
@@ -323,7 +323,7 @@ class Experience:
   plan: Plan
   responses: Sequence[Sequence[Response]]  # see GradedGroups
   verdicts: Sequence[Sequence[Verdict]]  # see GradedGroups
-  left: tuple[PartialGroup, ...]  # left for the next step
+  partial_groups: tuple[PartialGroup, ...]  # left for the next step
   replays: Sequence[Trajectory | None]  # each group's stored success; None if all rows are fresh
   scores: Sequence[ReplayScores | None]  # for `replays`
   batch: Batch

@@ -34,7 +34,7 @@ class LossInputs(NamedTuple):
   weight_BT: Array  # float32, weight in the policy term; all weights are 0 outside the mask
   entropy_weight_BT: Array  # float32, weight in the mean entropy
   kl_weight_BT: Array  # float32, weight in the mean KL; 0 for replayed and carried tokens
-  old_logp_BT: Array  # float32, nats, `Batch.behaviour_logp_BT`; 0 outside the mask
+  old_logp_BT: Array  # float32, nats, `Batch.old_logp_BT`; 0 outside the mask
   term_weight_BT: Array  # float32, `Batch.term_weight_BT`
   advantage_BT: Array  # float32, advantage of the token's row
   is_replay_BT: Array  # bool, True for tokens of replayed rows
@@ -68,7 +68,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
     Inputs aligned with batch.tokens_BT. Callers may rearrange tokens and drop those with mask 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
-  chex.assert_shape([batch.tokens_BT, batch.behaviour_logp_BT, batch.term_weight_BT], shape)
+  chex.assert_shape([batch.tokens_BT, batch.old_logp_BT, batch.term_weight_BT], shape)
   chex.assert_shape([batch.advantage_B, batch.is_replay_B], shape[:1])
   is_replay_BT = np.broadcast_to(np.asarray(batch.is_replay_B)[:, None], shape)
   is_past_BT = is_replay_BT if batch.is_carried_BT is None else is_replay_BT | batch.is_carried_BT
@@ -79,7 +79,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
     # Only tokens that this step wrote, because k3 is biased for tokens of other policies.
     kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
     # Both log-probabilities of a ratio are 0 outside the mask, so exp cannot overflow there.
-    old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
+    old_logp_BT=np.where(mask_BT > 0, batch.old_logp_BT, np.float32(0)),
     term_weight_BT=batch.term_weight_BT,
     advantage_BT=np.broadcast_to(np.asarray(batch.advantage_B)[:, None], shape),
     is_replay_BT=is_replay_BT,
@@ -238,10 +238,10 @@ def token_loss(
     fresh_BT = logp_BT - fresh_old_logp(now_BT, inputs, is_first)
   else:  # the row's value with the gradient of the token's own log-probability
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
-  past_BT = inputs.old_logp_BT
+  old_logp_BT = inputs.old_logp_BT
   if not config.importance_correction:  # treat replayed rows like fresh ones
-    past_BT = jnp.where(is_first, now_BT, past_BT)
-  log_ratio_BT = jnp.where(is_replay_BT, logp_BT - past_BT, fresh_BT)
+    old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
+  log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)

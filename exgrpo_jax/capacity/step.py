@@ -20,7 +20,7 @@ from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, ragged_cache, sharding
 from exgrpo_jax.policy.shape import check_meshes
-from exgrpo_jax.rollout import programs, scoring, settings
+from exgrpo_jax.rollout import programs, scoring, settings, stages
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime.compilations import Program
 
@@ -70,21 +70,14 @@ class Step:
       mesh=self.meshes.decoding,
       step_key=jax.random.key,
       resumes=config.rollout.partial or bool(config.environment.name),
+      packs_resumed=not config.environment.name,
     )
     return programs.of_engine(engine, self.decode_params, made, only_longest=True)
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
     """Yield the programs of the step's updates."""
-    rollout = self.config.rollout
-    return gradients.programs(
-      self.spec,
-      self.state,
-      self.initial,
-      rollout.questions * rollout.group_size,
-      spans_steps=rollout.partial,
-      keeps_routes=rollout.router_replay,
-      minibatch_passes=minibatch_passes,
-    )
+    nothing = stages.empty_batch(self.config.rollout, self.spec.model)
+    return gradients.programs(self.spec, self.state, self.initial, nothing, minibatch_passes)
 
 
 def of_config(

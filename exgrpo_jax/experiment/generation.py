@@ -19,7 +19,7 @@ from exgrpo_jax.runtime import hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 
-def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
+def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSetup:
   """Make the rollout. Raises InputError if the training questions are too few or unsuitable."""
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
@@ -46,18 +46,18 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
 
 def stages_of(
   experiment: Experiment, data: QuestionSet, purpose: Purpose, **sections: Any
-) -> stages.Rollout:
+) -> stages.RolloutSetup:
   """Make the stages of a step on `data`. `sections` replace sections of the config."""
   parsed = dataclasses.replace(experiment.config, **sections)
   changed = dataclasses.replace(experiment, config=parsed)
-  return stages.Rollout(
+  return stages.RolloutSetup(
     config=parsed.rollout,
-    replay=parsed.replay,
-    objective=parsed.objective,
+    replay_config=parsed.replay,
+    objective_config=parsed.objective,
     logprob_check=parsed.logprob_check,
     tokenizer=experiment.tokenizer,
     meshes=experiment.meshes,
-    scoring=parsed.rollout.score_spec(
+    score_spec=parsed.rollout.score_spec(
       experiment.model, experiment.meshes.training, parsed.microbatch.tokens
     ),
     seed=parsed.seed,
@@ -92,6 +92,7 @@ def make_sampler(
     mesh=experiment.meshes.decoding,
     step_key=functools.partial(randomness.key, seed, purpose),
     resumes=resumes or has_turns,
+    packs_resumed=not has_turns,
   )
   if not has_turns:
     return engine

@@ -191,7 +191,7 @@ class Snapshot(NamedTuple):
   state: TrainState
   buffer: Buffer
   cursor: Cursor  # after the last finished step, before the next plan
-  left: tuple[PartialGroup, ...] = ()  # groups that the last finished step left for the next one
+  partial_groups: tuple[PartialGroup, ...] = ()  # left for the next step
 
 
 def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.CheckpointManager:
@@ -249,7 +249,7 @@ def save(
       state=ocp.args.StandardSave(snapshot.state),
       buffer=SaveFolder(lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)),
       cursor=ocp.args.JsonSave(cursor),
-      carried=SaveFolder(lambda folder: write_partial(folder, snapshot.left)),
+      carried=SaveFolder(lambda folder: write_partial(folder, snapshot.partial_groups)),
       sums=ocp.args.JsonSave(
         {'format': FORMAT, **base_sums} | storage.of_state(snapshot.state, cursor)
       ),
@@ -290,7 +290,7 @@ def restore(
     state=restored['state'],
     buffer=restored['buffer'],
     cursor=Cursor(**restored['cursor']),
-    left=restored['carried'],
+    partial_groups=restored['carried'],
   )
 
 

@@ -354,10 +354,7 @@ def programs(
   spec: UpdateSpec,
   state: TrainState,
   initial: model.Params | None,
-  num_rows: int,
-  *,
-  spans_steps: bool = False,
-  keeps_routes: bool = False,
+  nothing: Batch,
   minibatch_passes: Sequence[Sequence[packing.Pass]] = (),
 ) -> Iterator[Program]:
   """Yield the compiled programs that a step's updates use.
@@ -366,21 +363,19 @@ def programs(
     spec: the updates' static inputs.
     state: the train state, or its shapes.
     initial: see `minibatch_gradient`.
-    num_rows: number of rows in a step.
-    spans_steps: True if responses may span steps.
-    keeps_routes: True if rows store their expert routes.
+    nothing: a batch with the shapes of every step's, without a token to train on.
     minibatch_passes: each minibatch's passes, to count how often each program runs.
   """
-  mesh, minibatches = spec.mesh, spec.optimizer.minibatches
+  mesh, num_updates = spec.mesh, spec.optimizer.minibatches
   of_zero = spec, state.params
   held = state.params, initial
-  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=minibatches)
+  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=num_updates)
   kept = *held, (accumulator := zero.results())
   yield zero
   shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
   sizes = set[tuple[int, ...]]()
   for row in (longest, shortest):
-    batch = one_row(spec, num_rows // minibatches, *row, spans_steps, keeps_routes)
+    batch = one_row(minibatches(nothing, num_updates)[0], *row)
     inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
     _, num_shards = sharding.split(mesh, 'batch')
     cut = microbatches(spec, batch, inputs, num_shards)
@@ -402,10 +397,10 @@ def programs(
     trips = sum(counts) / max(1, runs)
     yield Program('update', accumulate, args, mesh, (B, T), kept=kept, runs=runs, trips=trips)
   of_step = spec, state, accumulator[0]
-  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=minibatches)
+  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=num_updates)
   yield step
   _, norms = step.results()
-  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * minibatches
+  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * num_updates
   yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=1, kept=kept)
 
 
@@ -415,24 +410,9 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
   return packing.pack(length_R, response_R, *pass_shapes(spec, num_shards, len(length_R)))
 
 
-def one_row(
-  spec: UpdateSpec, num_rows: int, prompt: int, response: int, spans_steps: bool, keeps_routes: bool
-) -> Batch:
+def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
   """Make a batch that trains on a single row of these sizes, which determines the pass's shape."""
-  sizes = num_rows, spec.longest_row
-  mask_BT = np.zeros(sizes, np.float32)
+  mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
-  routes_BTLC = None
-  if keeps_routes:
-    routes_BTLC = np.zeros((*sizes, *spec.model.route_shape), np.dtype(spec.model.route_dtype))
-  return Batch(
-    tokens_BT=np.zeros(sizes, np.int32),
-    response_mask_BT=mask_BT,
-    behaviour_logp_BT=np.zeros(sizes, np.float32),
-    advantage_B=np.ones(num_rows, np.float32),
-    is_replay_B=np.zeros(num_rows, bool),
-    policy_step_B=np.zeros(num_rows, np.int32),
-    term_weight_BT=np.ones(sizes, np.float32),
-    is_carried_BT=np.zeros(sizes, bool) if spans_steps else None,
-    routes_BTLC=routes_BTLC,
-  )
+  advantage_B = np.ones_like(nothing.advantage_B)
+  return dataclasses.replace(nothing, response_mask_BT=mask_BT, advantage_B=advantage_B)

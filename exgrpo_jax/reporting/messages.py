@@ -16,11 +16,11 @@ from exgrpo_jax.errors import counted
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import comparison
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 
 
 def banner(
-  rollout: Rollout,
+  rollout: RolloutSetup,
   evaluations: Sequence[QuestionSet],
   every: int,
   done: int,
@@ -33,9 +33,9 @@ def banner(
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind
-  shape, config = rollout.scoring.model, rollout.config
+  shape, config = rollout.score_spec.model, rollout.config
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, mesh)))
-  ratio = rollout.replay.ratio
+  ratio = rollout.replay_config.ratio
   rows = [
     ('method', f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'plain GRPO, replay.ratio=0'),
     ('device', f'{counted(mesh.size, kind)}, {counted(jax.process_count(), "host")}'),

@@ -299,7 +299,7 @@ def measure_step(
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
   return {
     **experience.sampling,
-    **partial.metrics(experience.plan.step, experience.responses, experience.left),
+    **partial.metrics(experience.plan.step, experience.responses, experience.partial_groups),
     **experience.mismatch,
     **rollout_metrics(
       experience.plan, experience.responses, experience.replays, experience.verdicts

@@ -114,13 +114,13 @@ class _Play:
 
   def begin(self, request: Request) -> Request:
     """Begin or resume an episode, and return the request for its next turn."""
-    assert request.asked is not None, 'an episode needs its question'
+    assert request.episode_question is not None, 'an episode needs its question'
     place = self._sampler.purpose, request.step, request.question, request.sample
     rng = randomness.generator(self._sampler.seed, Purpose.ENVIRONMENT, *place)
-    start = pool.beginning(request.asked, int(rng.integers(2**63)))
-    begun, tokenizer = request.begun, self._sampler.tokenizer
+    start = pool.beginning(request.episode_question, int(rng.integers(2**63)))
+    begun, tokenizer = request.prefix, self._sampler.tokenizer
     said = [tokenizer.decode(begun.tokens[written]) for written, _ in turn_places(begun.turns)]
-    self.episodes.append(_Episode(len(self.episodes), request, start, request.begun, said))
+    self.episodes.append(_Episode(len(self.episodes), request, start, request.prefix, said))
     return self._next_turn(self.episodes[-1])
 
   def turn_written(self, row: int, response: Response) -> None:
@@ -175,7 +175,7 @@ class _Play:
     self._of_row.append(episode)
     request, longest = episode.request, self._sampler.config.max_turn_tokens
     limit = min(request.limit, episode.begin_of_turn + (longest or request.limit))
-    return dataclasses.replace(request, begun=episode.response, limit=limit, follows=episode.last)
+    return dataclasses.replace(request, prefix=episode.response, limit=limit, follows=episode.last)
 
   def _following(self, last_sync: int, is_idle: bool) -> list[Request]:
     """Process answers that have arrived (or are due, if `in_order`) and request the next turns."""

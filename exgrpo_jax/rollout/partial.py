@@ -16,7 +16,7 @@ from exgrpo_jax.rollout.settings import RolloutConfig
 
 def drawn_in(plan: Plan) -> list[int]:
   """Return the step that drew each group."""
-  drawn = [group.drawn for group in plan.left]
+  drawn = [group.drawn for group in plan.partial_groups]
   return drawn + [plan.step] * (len(plan.questions) - len(drawn))
 
 
@@ -87,7 +87,7 @@ def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
     prompts=tuple(plan.prompts[group] for group in order),
     candidates=tuple(plan.candidates[group] for group in order),
     is_drawn=tuple(plan.is_drawn[group] for group in order),
-    left=(),
+    partial_groups=(),
   )
   own = [responses[group] for group in order], [verdicts[group] for group in order]
   return GradedGroups(trained, *own, left)

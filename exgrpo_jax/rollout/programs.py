@@ -282,7 +282,7 @@ def _resume(
     (one.shape, sum(map(len, one.sequences)))
     for each in made
     if len(each.resumed)
-    for one in slots.packed_passes(each.resumed, *sizes)
+    for one in slots.packed_passes(each.resumed, *sizes, engine.packs_resumed)
   ]
   _, shards = sharding.split(mesh, 'batch')
   for shape in dict.fromkeys(slots.packed_shapes(*sizes)):

@@ -8,7 +8,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Question, Response
 
-UNBEGUN = Response(
+EMPTY_RESPONSE = Response(
   tokens=np.zeros(0, np.int32),
   logp=np.zeros(0, np.float32),
   entropy=np.zeros(0, np.float32),
@@ -30,8 +30,8 @@ class Request:
   sample: int  # index among the question's responses
   step: int  # the step that began the response
   limit: int  # maximum response tokens, including the end token
-  begun: Response = UNBEGUN  # the response so far; non-empty only for samplers that can resume
-  asked: Question | None = None  # the question, for an environment; None if single-turn
+  prefix: Response = EMPTY_RESPONSE  # so far; not empty only if the sampler can resume
+  episode_question: Question | None = None  # the question, for an environment; None if single-turn
   # Index of an earlier request in the same call, which this one continues after an observation.
   follows: int | None = None
 
@@ -77,16 +77,17 @@ def requests_for(
   samples: int,
   step: int,
   limit: int,
-  asked: Sequence[Question] = (),
+  episode_questions: Sequence[Question] = (),
 ) -> list[Request]:
   """Build `samples` requests for each prompt, in prompt order.
 
-  `questions` are the prompts' rows. `asked` are the questions themselves, needed by environments.
+  `questions` are the prompts' rows. `episode_questions` are the questions themselves, which
+  environments need.
   """
   return [
-    Request(prompt, row, sample, step, limit, asked=question)
+    Request(prompt, row, sample, step, limit, episode_question=question)
     for prompt, row, question in zip(
-      prompts, questions, asked or [None] * len(prompts), strict=True
+      prompts, questions, episode_questions or [None] * len(prompts), strict=True
     )
     for sample in range(samples)
   ]
@@ -107,7 +108,7 @@ class ScriptedSampler:
   ) -> tuple[list[Response], dict[str, float]]:
     """See `Sampler.generate`. Tokens beyond a request's limit are cut off."""
     del params
-    responses = [request.begun for request in requests]
+    responses = [request.prefix for request in requests]
     for index, request in enumerate(requests):
       tokens = np.asarray(self.script(request), np.int32)
       length = min(len(tokens), request.limit)

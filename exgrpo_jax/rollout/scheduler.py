@@ -74,6 +74,9 @@ class SlotEngine:
   mesh: Mesh  # for decoding; slots are sharded over its data axes if they divide evenly
   step_key: Callable[[int], jax.Array]  # the key of the step that began a response
   resumes: bool = False  # accept begun responses, and let on_finish stop the engine
+  # False gives each resumed row its own sequence. Use it if timing decides which rows are resumed
+  # together, as with environments, because rounding must not depend on timing.
+  packs_resumed: bool = True
   on_sync: Callable[[Sync], None] = lambda _: None
 
   def generate(
@@ -236,12 +239,10 @@ class SlotEngine:
     longest, most = self.spec.longest_row, self.spec.slots
     routes_RTLC = None
     if self.spec.keeps_routes:
-      known = [row.request.begun.routes for row in begun.values()]
+      known = [row.request.prefix.routes for row in begun.values()]
       length = max(map(len, written.values()), default=0)
       routes_RTLC = routes.padded(self.model, known, length)
-    # The time of an environment's answer decides which episodes are resumed together.
-    alone = any(row.request.asked is not None for row in begun.values())
-    passes = packed(written, longest, most, self.mesh, routes_RTLC, alone)
+    passes = packed(written, longest, most, self.mesh, routes_RTLC, self.packs_resumed)
     for tokens_PT, segments, starts, routes_PTLC in passes:
       entries = [(slot, start, begun[slot]) for slot, start in starts]
       insertion = insertion_of(entries, most, packed_rows(len(tokens_PT), most))

@@ -31,7 +31,7 @@ from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import scoring, stages
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 from exgrpo_jax.runtime import hosts
 
 UNKNOWN_CORRECTNESS = 0.5  # the middle bucket, until the policy has tried the question itself
@@ -339,7 +339,7 @@ def successes(
 
 
 def seeded(
-  rollout: Rollout, params: Params, right: Sequence[Candidate], missing_logprobs: str
+  rollout: RolloutSetup, params: Params, right: Sequence[Candidate], missing_logprobs: str
 ) -> Buffer:
   """Return a buffer with the newest `max_trajectories` successes of each question.
 
@@ -352,13 +352,13 @@ def seeded(
     groups[candidate.row].append(candidate)
     if candidate.correctness is not None:
       correctness[candidate.row] = candidate.correctness
-  kept = [c for group in groups.values() for c in group[-rollout.replay.max_trajectories :]]
+  kept = [c for group in groups.values() for c in group[-rollout.replay_config.max_trajectories :]]
   unknown = [c for c in kept if c.logp is None]
   if missing_logprobs == 'zero':
     made = [np.zeros(len(c.tokens), np.float32) for c in unknown]
   else:
     rows = [(rollout.data.prompts[c.row], c.tokens) for c in unknown]
-    made, _ = scoring.score(rollout.scoring, params, rows)
+    made, _ = scoring.score(rollout.score_spec, params, rows)
   next_made = iter(made)
   stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
   for c in kept:

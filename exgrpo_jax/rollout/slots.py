@@ -72,7 +72,7 @@ class Row:
       entropy=entropy,
       truncated=truncated,
       is_complete=is_complete,
-      routes=routes.completed(self.request.begun.routes, found_SLC, self.position, length),
+      routes=routes.completed(self.request.prefix.routes, found_SLC, self.position, length),
     )
 
 
@@ -110,14 +110,14 @@ def rows_of(
       index=index,
       request=request,
       key_X=key_data[request.step],
-      pieces=[(request.begun.tokens, request.begun.logp, request.begun.entropy)],
-      length=len(request.begun.tokens),
+      pieces=[(request.prefix.tokens, request.prefix.logp, request.prefix.entropy)],
+      length=len(request.prefix.tokens),
       place=index,
     )
     if request.follows is not None:
       row.place = before[request.follows].place
       if row.place < spec.parked:
-        row.forced = request.begun.tokens[before[request.follows].length :]
+        row.forced = request.prefix.tokens[before[request.follows].length :]
     rows.append(row)
   return rows
 
@@ -308,7 +308,7 @@ def packed(
   most: int,
   mesh: Mesh,
   routes_RTLC: np.ndarray | None = None,
-  alone: bool = False,
+  shares: bool = True,
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
   """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
 
@@ -320,7 +320,7 @@ def packed(
     most: the maximum number of rows at a time.
     mesh: the mesh for decoding.
     routes_RTLC: the rows' routes, at least as long as the rows (see routes.py); None if not kept.
-    alone: see `packed_passes`.
+    shares: see `packed_passes`.
   """
   if not rows:
     return
@@ -328,7 +328,7 @@ def packed(
   tokens_RT = np.zeros((len(rows), length_R.max()), np.int32)
   for row_T, tokens in zip(tokens_RT, rows.values()):
     row_T[: len(tokens)] = tokens
-  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, alone):
+  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, shares):
     laid_out = packing.layout(shape, sequences, length_R)
     starts = [
       (names[row], number * shape.length + int(start))
@@ -340,15 +340,15 @@ def packed(
 
 
 def packed_passes(
-  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, alone: bool = False
+  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, shares: bool = True
 ) -> list[packing.Pass]:
   """Pack rows of these lengths into passes. For the other arguments, see `packed`.
 
-  With `alone`, each row gets its own sequence, whose length depends only on the row's length. Use
-  it if timing decides which rows are resumed together, because rounding must not depend on timing.
+  Unless `shares`, each row gets its own sequence, whose length depends only on the row's length;
+  see `SlotEngine.packs_resumed`.
   """
   long, short = packed_shapes(longest_row, most, mesh)
-  if not alone:
+  if shares:
     return packing.pack(length_R, np.ones_like(length_R), long, short)
   is_short_R = length_R <= short.length
   return [

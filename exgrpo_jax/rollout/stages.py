@@ -1,6 +1,17 @@
-"""The stages of a step: plan_step, generate, old_logprobs, grade, pick_replays, assemble.
+"""The stages of a step, in the order in which training/loop.py calls them.
 
-With partial rollouts, a step leaves some groups for the next; partial.py chooses which ones train.
+  stage             result                                      most of the work is in
+  plan_step         Plan: the questions, fresh and replayed     algorithm/replay, question_stream
+  generate          Response: tokens and log-probabilities      scheduler, decode_loop
+  old_logprobs      the same responses, checked or rescored     scoring
+  collect_verdicts  GradedGroups: responses with their verdicts grading/pool
+  pick_replays      Trajectory: one stored success per group    scoring
+  assemble          Batch: the inputs of the loss               algorithm/advantages
+
+`generate` submits each response for grading when it finishes, while others are still being decoded.
+The learner then cuts the batch into microbatches (learner/gradients.py) and computes the loss
+(algorithm/objective.py). With partial rollouts, a step leaves some groups for the next; partial.py
+chooses which ones train.
 """
 
 import dataclasses
@@ -40,10 +51,10 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.packing import right_padded
-from exgrpo_jax.policy.model import Params
+from exgrpo_jax.policy.model import Params, ShapeConfig
 from exgrpo_jax.policy.sharding import Meshes
 from exgrpo_jax.rollout import partial, routes, scoring
-from exgrpo_jax.rollout.sampler import UNBEGUN, Request, Sampler
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request, Sampler
 from exgrpo_jax.rollout.settings import LogprobCheckConfig, RolloutConfig
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -53,16 +64,16 @@ Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): 
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:
+class RolloutSetup:
   """Everything the stages need that never changes during a run."""
 
   config: RolloutConfig
-  replay: replay.ReplayConfig
-  objective: objective.ObjectiveConfig
+  replay_config: replay.ReplayConfig
+  objective_config: objective.ObjectiveConfig
   logprob_check: LogprobCheckConfig
   tokenizer: Tokenizer
   meshes: Meshes
-  scoring: scoring.ScoreSpec
+  score_spec: scoring.ScoreSpec
   seed: int
   data: QuestionSet  # the training questions
   sampler: Sampler  # must be able to resume if rollouts are partial
@@ -72,20 +83,24 @@ class Rollout:
 
 
 def plan_step(
-  rollout: Rollout, buffer: Buffer, cursor: Cursor, step: int, left: Sequence[PartialGroup] = ()
+  rollout: RolloutSetup,
+  buffer: Buffer,
+  cursor: Cursor,
+  step: int,
+  partial_groups: Sequence[PartialGroup] = (),
 ) -> Plan:
   """Plan a step's groups: replayed questions from the buffer, the rest from the stream, shuffled.
 
-  The groups in `left`, which the last step didn't train, come first; without partial rollouts it is
-  empty. The plan depends only on the arguments and the seed, so a resumed run makes the same plan.
+  `partial_groups`, which the last step didn't train, come first; without partial rollouts there are
+  none. The plan depends only on the arguments and the seed, so a resumed run makes the same plan.
   """
   config, data = rollout.config, rollout.data
-  left_rows = [group.question_row for group in left]
+  left_rows = [group.question_row for group in partial_groups]
   entries = {row: entry for row, entry in buffer.entries.items() if row not in left_rows}
-  free = dataclasses.replace(buffer, entries=entries) if left else buffer
-  count = max(0, config.groups_in_flight - len(left))
+  free = dataclasses.replace(buffer, entries=entries) if partial_groups else buffer
+  count = max(0, config.groups_in_flight - len(partial_groups))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
-  replayed = replay.draw_questions(rollout.replay, free, count, config.group_size, step, rng)
+  replayed = replay.draw_questions(rollout.replay_config, free, count, config.group_size, step, rng)
   fresh, cursor = question_stream.take(
     cursor,
     count - len(replayed),
@@ -97,16 +112,19 @@ def plan_step(
   )
   new_rows = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
   rows = [*left_rows, *new_rows]
-  is_drawn = (*(group.is_drawn for group in left), *(row in replayed for row in new_rows))
+  is_drawn = (
+    *(group.is_drawn for group in partial_groups),
+    *(row in replayed for row in new_rows),
+  )
 
   def candidates(place: int) -> tuple[Trajectory, ...]:
-    if not (is_drawn[place] and rollout.replay.include_trajectory):
+    if not (is_drawn[place] and rollout.replay_config.include_trajectory):
       return ()
     entry = buffer.entries[rows[place]]
     # A group of K - 1 responses needs a stored one, even if it has become too old.
-    return (
-      entry.trajectories if place < len(left) else replay.candidates(rollout.replay, entry, step)
-    )
+    if place < len(partial_groups):
+      return entry.trajectories
+    return replay.candidates(rollout.replay_config, entry, step)
 
   return Plan(
     step=step,
@@ -116,7 +134,7 @@ def plan_step(
     prompts=tuple(data.prompts[row] for row in rows),
     candidates=tuple(map(candidates, range(len(rows)))),
     is_drawn=is_drawn,
-    left=tuple(left),
+    partial_groups=tuple(partial_groups),
   )
 
 
@@ -137,7 +155,7 @@ def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
 
 
 def generate(
-  rollout: Rollout, params: Params, plan: Plan, submit: Submit
+  rollout: RolloutSetup, params: Params, plan: Plan, submit: Submit
 ) -> tuple[list[list[Response]], dict[str, float]]:
   """Generate each group's fresh responses: K, or K - 1 plus a stored one. Also returns metrics.
 
@@ -146,9 +164,9 @@ def generate(
   `submit` is called with each finished response that needs grading.
   """
   config = rollout.config
-  groups = [list(group.responses) for group in plan.left]
+  groups = [list(group.responses) for group in plan.partial_groups]
   new = plan.is_replay_Q[len(groups) :]
-  groups += [[UNBEGUN] * (config.group_size - is_replay) for is_replay in new]
+  groups += [[EMPTY_RESPONSE] * (config.group_size - is_replay) for is_replay in new]
   places = [
     (group, sample)
     for group, own in enumerate(groups)
@@ -183,8 +201,8 @@ def generate(
       sample=sample,
       step=drawn[group],
       limit=config.max_response,
-      begun=response,
-      asked=plan.questions[group],
+      prefix=response,
+      episode_question=plan.questions[group],
     )
     for (group, sample), response in zip(places, begun)
   ]
@@ -194,7 +212,7 @@ def generate(
   return groups, metrics
 
 
-def _submission(rollout: Rollout, question: Question, response: Response) -> pool.Submission:
+def _submission(rollout: RolloutSetup, question: Question, response: Response) -> pool.Submission:
   tokens, truncated, limit = response.tokens, response.truncated, rollout.config.max_response
   return pool.Submission(
     text=functools.partial(rollout.tokenizer.decode, tokens),
@@ -235,7 +253,7 @@ def response_facts(
 
 
 def old_logprobs(
-  rollout: Rollout, params: Params, plan: Plan, responses: Responses
+  rollout: RolloutSetup, params: Params, plan: Plan, responses: Responses
 ) -> tuple[Responses, dict[str, float]]:
   """Return the responses with the old policy's log-probabilities, and metrics.
 
@@ -246,7 +264,7 @@ def old_logprobs(
   Raises:
     InputError: sampler and trainer differ by more than `logprob_check.max`.
   """
-  check, recomputes = rollout.logprob_check, rollout.objective.old_logprobs == 'recompute'
+  check, recomputes = rollout.logprob_check, rollout.objective_config.old_logprobs == 'recompute'
   if not recomputes and (plan.step - 1) % check.every:
     return responses, {}
   pairs = [
@@ -261,10 +279,10 @@ def old_logprobs(
     return responses, {}
   rows = [(prompt, response.tokens) for prompt, response in pairs]
   row_routes = [response.routes for _, response in pairs]
-  logps, _ = scoring.score(rollout.scoring, params, rows, row_routes)
+  logps, _ = scoring.score(rollout.score_spec, params, rows, row_routes)
   measured = differences(logps, [response for _, response in pairs], plan.step)
   if recomputes:
-    return recomputed(responses, logps, rollout.objective.tis_limit, plan.step), measured
+    return recomputed(responses, logps, rollout.objective_config.tis_limit, plan.step), measured
   largest = measured['rollout_mismatch/logprob_max']
   if not largest <= check.max:  # nor NaN
     raise InputError(
@@ -319,10 +337,12 @@ def recomputed(
   return [[with_trainers(response) for response in group] for group in responses]
 
 
-# ---- Grade ----
+# ---- Collect verdicts ----
 
 
-def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
+def collect_verdicts(
+  rollout: RolloutSetup, plan: Plan, responses: Responses, grader: Grader
+) -> GradedGroups:
   """Return the groups to train, with the verdicts of `grader`.
 
   The responses were submitted during `generate`. With partial rollouts, some groups are left for
@@ -337,7 +357,7 @@ def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) ->
   }
   verdicts: dict[Any, Verdict] = {**grader.collect(), **of_environment}
   pool.refuse_all_failed(f'step {plan.step}', [verdicts[place] for place in sorted(verdicts)])
-  earlier = [iter(group.verdicts) for group in plan.left]
+  earlier = [iter(group.verdicts) for group in plan.partial_groups]
   by_group = [
     [
       verdicts.get((group, sample)) or next(earlier[group])
@@ -359,7 +379,7 @@ def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) ->
 
 
 def pick_replays(
-  rollout: Rollout, params: Params, plan: Plan
+  rollout: RolloutSetup, params: Params, plan: Plan
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
   """Pick each replayed question's trajectory and its scores; None for fresh questions.
 
@@ -369,7 +389,7 @@ def pick_replays(
   `objective.importance_correction`, its log-probabilities are replaced with the current policy's.
   The buffer is not modified.
   """
-  rule, stored = rollout.replay.trajectory_selection, plan.candidates
+  rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
   if rule == 'valid_steps':
     checks = [step_checker(question) for question in plan.questions]
     stored = scoring.with_valid_steps(stored, checks, rollout.tokenizer.decode)
@@ -380,7 +400,7 @@ def pick_replays(
     randomness.generator(rollout.seed, Purpose.TRAJECTORY, plan.step),
     _released_costs(rollout, params, plan) if rule == 'released' else None,
   )
-  if not rollout.objective.importance_correction:
+  if not rollout.objective_config.importance_correction:
     replays = [
       dataclasses.replace(replayed, logp=at_own(replayed, of_replayed.logp))
       if replayed and of_replayed
@@ -391,25 +411,25 @@ def pick_replays(
 
 
 def _score_replays(
-  rollout: Rollout, params: Params, plan: Plan, candidates: Sequence[scoring.Candidate]
+  rollout: RolloutSetup, params: Params, plan: Plan, candidates: Sequence[scoring.Candidate]
 ) -> list[ReplayScores]:
   rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
   own = [stored.own for _, stored in candidates]
   row_routes = [stored.routes for _, stored in candidates]
   logps, entropies = (
     [x_T[own_T] for x_T, own_T in zip(values, own)]
-    for values in scoring.score(rollout.scoring, params, rows, row_routes)
+    for values in scoring.score(rollout.score_spec, params, rows, row_routes)
   )
   past = [stored.logp[own_T] for (_, stored), own_T in zip(candidates, own)]
-  corrected = past if rollout.objective.importance_correction else logps
-  weights = scoring.weights(rollout.objective, rollout.meshes.training, logps, corrected)
+  corrected = past if rollout.objective_config.importance_correction else logps
+  weights = scoring.weights(rollout.objective_config, rollout.meshes.training, logps, corrected)
   return [
     ReplayScores(logp=logp, entropy=entropy, weight=weight, log_ratio=logp - of_past)
     for logp, entropy, weight, of_past in zip(logps, entropies, weights, past)
   ]
 
 
-def _released_costs(rollout: Rollout, params: Params, plan: Plan) -> list[float]:
+def _released_costs(rollout: RolloutSetup, params: Params, plan: Plan) -> list[float]:
   """Compute `trajectory_rules.released_costs` for all candidates."""
   candidates = [
     (prompt, stored) for prompt, own in zip(plan.prompts, plan.candidates) for stored in own
@@ -417,7 +437,7 @@ def _released_costs(rollout: Rollout, params: Params, plan: Plan) -> list[float]
   # Score everything except the prompt's first token, as if it were the response.
   rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
   row_routes = [one.routes for _, one in candidates]
-  _, entropies = scoring.score(rollout.scoring, params, rows, row_routes)
+  _, entropies = scoring.score(rollout.score_spec, params, rows, row_routes)
   lengths = [int(np.sum(one.tokens != rollout.tokenizer.pad_id)) for _, one in candidates]
   return trajectory_rules.released_costs(entropies, lengths, rollout.config.max_response)
 
@@ -426,7 +446,7 @@ def _released_costs(rollout: Rollout, params: Params, plan: Plan) -> list[float]
 
 
 def assemble(
-  rollout: Rollout,
+  rollout: RolloutSetup,
   trained: GradedGroups,
   replays: Sequence[Trajectory | None],
   scores: Sequence[ReplayScores | None],
@@ -442,12 +462,13 @@ def assemble(
   for prompt, group, replayed, judged in groups:
     own = [*group, replayed] if replayed else group
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
-    correctness = replay.group_correctness(rollout.replay, judged, replayed)
-    trains += [replay.trains(rollout.replay, correctness)] * len(own)
+    correctness = replay.group_correctness(rollout.replay_config, judged, replayed)
+    trains += [replay.trains(rollout.replay_config, correctness)] * len(own)
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
-  advantage_B = _advantages(rollout.objective, np.array(rewards, np.float32), is_replay_B)
+  objective_config = rollout.objective_config
+  advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0
   # Environment tokens are context: they are not trained and have no weight.
@@ -461,22 +482,41 @@ def assemble(
       if member.tis_weight is not None:
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
-  if rollout.objective.m2po_threshold < float('inf') and is_replay_B.any():
-    stays = _within_second_moment(rollout.objective, replays, scores, advantage_B[is_replay_B])
+  if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
+    stays = _within_second_moment(objective_config, replays, scores, advantage_B[is_replay_B])
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   routes_BTLC = None
   if rollout.config.router_replay:
     row_routes = [member.routes for member in members]
-    routes_BTLC = routes.padded(rollout.scoring.model, row_routes, tokens_BT.shape[1])
+    routes_BTLC = routes.padded(rollout.score_spec.model, row_routes, tokens_BT.shape[1])
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
-    behaviour_logp_BT=logp_BT,
+    old_logp_BT=logp_BT,
     advantage_B=advantage_B,
     is_replay_B=is_replay_B,
     policy_step_B=np.array([_first_step(member, step) for member in members], np.int32),
     term_weight_BT=term_weight_BT,
     is_carried_BT=is_carried_BT if rollout.config.partial else None,
+    routes_BTLC=routes_BTLC,
+  )
+
+
+def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
+  """Return the batch of a step without a token; each step's arrays have the same shapes."""
+  B, T = config.questions * config.group_size, config.longest_row
+  routes_BTLC = None
+  if config.router_replay:
+    routes_BTLC = np.zeros((B, T, *shape.route_shape), np.dtype(shape.route_dtype))
+  return Batch(
+    tokens_BT=np.zeros((B, T), np.int32),
+    response_mask_BT=np.zeros((B, T), np.float32),
+    old_logp_BT=np.zeros((B, T), np.float32),
+    advantage_B=np.zeros(B, np.float32),
+    is_replay_B=np.zeros(B, bool),
+    policy_step_B=np.zeros(B, np.int32),
+    term_weight_BT=np.ones((B, T), np.float32),
+    is_carried_BT=np.zeros((B, T), bool) if config.partial else None,
     routes_BTLC=routes_BTLC,
   )
 

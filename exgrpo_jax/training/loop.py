@@ -39,7 +39,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
   """
   config, workdir = run.experiment.config, run.experiment.workdir
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
-  plan = stages.plan_step(run.rollout, buffer, snapshot.cursor, done + 1, snapshot.left)
+  plan = stages.plan_step(run.rollout, buffer, snapshot.cursor, done + 1, snapshot.partial_groups)
   steps = range(done + 1, run.last_step + 1)
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in traced(steps, config.metrics.traced_steps, workdir):
@@ -49,7 +49,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
       buffer, next_plan = remember(run, buffer, experience)
       measured = report(run, state, buffer, experience, sums, added)  # waits for the update
       # Saved after the metrics, so that a resumed run has all of them.
-      snapshot = Snapshot(step, state, buffer, plan.cursor, experience.left)
+      snapshot = Snapshot(step, state, buffer, plan.cursor, experience.partial_groups)
       is_last = step == run.last_step
       save(run, snapshot, is_last)
       yield Step(snapshot, experience, measured)
@@ -80,7 +80,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   with clock('old_logprobs'):
     responses, mismatch = stages.old_logprobs(rollout, policy, plan, sampled)
   with clock('grade', device_waits=True):
-    trained = stages.grade(rollout, plan, responses, run.grader)
+    trained = stages.collect_verdicts(rollout, plan, responses, run.grader)
   with clock('pick'):
     replays, replay_scores = stages.pick_replays(rollout, policy, trained.plan)
   with clock('assemble', device_waits=True):
@@ -89,7 +89,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     plan=trained.plan,
     responses=trained.responses,
     verdicts=trained.verdicts,
-    left=trained.left,
+    partial_groups=trained.partial_groups,
     replays=replays,
     scores=replay_scores,
     batch=batch,
@@ -146,7 +146,9 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
       experience.verdicts,
     )
   with run.clock('plan'):
-    next_plan = stages.plan_step(rollout, buffer, plan.cursor, plan.step + 1, experience.left)
+    next_plan = stages.plan_step(
+      rollout, buffer, plan.cursor, plan.step + 1, experience.partial_groups
+    )
   if next_plan.epoch > plan.epoch:
     size, in_flight = len(rollout.data.questions), config.rollout.groups_in_flight
     if question_stream.reads_retired(next_plan.epoch, size, buffer.retired_epoch, in_flight):

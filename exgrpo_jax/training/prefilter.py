@@ -129,7 +129,7 @@ def _answered(
       plan = stages.plan_apart(data, rows, step=0)
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
         responses, _ = stages.generate(rollout, decode_params, plan, grader.submit)
-        verdicts = stages.grade(rollout, plan, responses, grader).verdicts
+        verdicts = stages.collect_verdicts(rollout, plan, responses, grader).verdicts
       yield from map(Tried, plan.questions, responses, verdicts)
 
 

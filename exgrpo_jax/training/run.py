@@ -17,7 +17,7 @@ from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.rollout import scoring, seeding
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
 from exgrpo_jax.runtime.clock import Clock, Pace
 from exgrpo_jax.runtime.randomness import Purpose
@@ -29,7 +29,7 @@ class Run:
 
   # These never change during a run.
   experiment: Experiment
-  rollout: Rollout  # the stages that collect experience
+  rollout: RolloutSetup  # the stages that collect experience
   evaluations: tuple[QuestionSet, ...]
   update: gradients.UpdateSpec
   initial: model.Params | None  # with LoRA or a KL term; see `gradients.minibatch_gradient`
@@ -96,7 +96,7 @@ def check_policy(run: Run, snapshot: Snapshot) -> None:
   """
   rollout, policy = run.rollout, run.policy(snapshot.state.params)
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
-  _, (entropy_T,) = scoring.score(rollout.scoring, policy, [row])
+  _, (entropy_T,) = scoring.score(rollout.score_spec, policy, [row])
   if not np.isfinite(entropy_T).all():
     why = alarms.no_probabilities(run.experiment.config.optimizer)
     raise InputError(f'step {snapshot.step}: after its update, {why} {_newest_checkpoint(run)}')
@@ -110,7 +110,7 @@ def _newest_checkpoint(run: Run) -> str:
   return f'It has not been saved. The newest checkpoint is from step {newest}; export can write it.'
 
 
-def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:
+def alarm_setup(experiment: Experiment, rollout: RolloutSetup) -> alarms.Setup:
   """Return everything except metrics that the warnings about a run depend on."""
   config = experiment.config
   return alarms.Setup(
@@ -123,7 +123,7 @@ def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:
 
 def begin(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   manager: ocp.CheckpointManager,
   params: model.Params | None,
   successes: Sequence[seeding.Candidate],
@@ -170,7 +170,7 @@ def first_params(
 
 def first_snapshot(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   params: model.Params,
   successes: Sequence[seeding.Candidate],
 ) -> Snapshot:

@@ -32,7 +32,7 @@ from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 from exgrpo_jax.runtime import (
   activity,
   compilations,
@@ -122,7 +122,9 @@ def explained(workdir: str) -> Iterator[None]:
     yield
 
 
-def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[QuestionSet, ...]]:
+def load(
+  config: ConfigDict, workdir: str
+) -> tuple[Experiment, RolloutSetup, tuple[QuestionSet, ...]]:
   """Load the experiment, its stages on the training questions, and its evaluation questions.
 
   The caller must have locked the workdir. Removes files of another config that never finished a
@@ -144,7 +146,7 @@ def steps_done(workdir: str) -> int:
   return hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
 
 
-def claim(config: ConfigDict, experiment: Experiment, rollout: Rollout) -> Start:
+def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> Start:
   """Claim the workdir for this config, and return the run's initial parameters and successes."""
   workdir = experiment.workdir
   is_new = not steps_done(workdir)
@@ -173,7 +175,7 @@ def keep_tokenizer(experiment: Experiment) -> None:
 
 def train(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   evaluations: tuple[QuestionSet, ...],
   start: Start,
   compiled: compilations.Counter,
@@ -189,7 +191,7 @@ def train(
 @contextlib.contextmanager
 def opened(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   evaluations: tuple[QuestionSet, ...],
   start: Start,
   compiled: compilations.Counter,

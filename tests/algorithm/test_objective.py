@@ -213,10 +213,10 @@ def test_the_parts_of_a_minibatch_add_up_to_it(name):
 def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   config, outside = changed(**VARIANTS[name]), BATCH.response_mask_BT == 0
   # A row whose mask replay.difficulty has emptied keeps its log-probabilities.
-  behaviour_logp = np.where(outside, -300.0, BATCH.behaviour_logp_BT).astype(np.float32)
-  batch = dataclasses.replace(BATCH, behaviour_logp_BT=behaviour_logp)
+  behaviour_logp = np.where(outside, -300.0, BATCH.old_logp_BT).astype(np.float32)
+  batch = dataclasses.replace(BATCH, old_logp_BT=behaviour_logp)
   np.testing.assert_array_equal(
-    objective.loss_inputs(batch, config, LIMIT).old_logp_BT, BATCH.behaviour_logp_BT
+    objective.loss_inputs(batch, config, LIMIT).old_logp_BT, BATCH.old_logp_BT
   )
   logp, entropy, reference_logp = (
     np.where(outside, value, x).astype(np.float32)
@@ -242,7 +242,7 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
   mask, fresh = BATCH.response_mask_BT, ~BATCH.is_replay_B
 
   def sequence_objective(logp):
-    mean = (mask * (logp - BATCH.behaviour_logp_BT)).sum(1) / jnp.maximum(mask.sum(1), 1)
+    mean = (mask * (logp - BATCH.old_logp_BT)).sum(1) / jnp.maximum(mask.sum(1), 1)
     s, a = jnp.exp(mean), BATCH.advantage_B
     term = jnp.minimum(s * a, jnp.clip(s, 0.5, 1.6) * a) * (mask.sum(1) > 0)
     return -(term * fresh).sum() / len(a)
@@ -372,7 +372,7 @@ MASK = BATCH.response_mask_BT > 0
 REPLAYED, FRESH = (
   MASK & is_replay[:, None] for is_replay in (BATCH.is_replay_B, ~BATCH.is_replay_B)
 )
-RATIO = np.exp(LOGP - BATCH.behaviour_logp_BT)
+RATIO = np.exp(LOGP - BATCH.old_logp_BT)
 
 
 def measure(batch, clip=True, first=False, config=CONFIG):
@@ -449,7 +449,7 @@ def test_a_product_beyond_float32_is_finite_and_nothing_at_advantage_0():
   past = np.where(batch.response_mask_BT > 0, logp - 30, 0).astype(np.float32)
   for advantage in (0.0, 1.0):
     absurd = dataclasses.replace(
-      with_carried(batch), behaviour_logp_BT=past, advantage_B=np.full(8, advantage, np.float32)
+      with_carried(batch), old_logp_BT=past, advantage_B=np.full(8, advantage, np.float32)
     )
     inputs = inputs_of(absurd, config, logp, None, True)
     (value, _), (slope, _) = loss_and_gradient(config)(
@@ -543,7 +543,7 @@ class TestResponsesOfSeveralPolicies:
         Batch(
           tokens_BT=tokens_BT,
           response_mask_BT=ones,
-          behaviour_logp_BT=written_BT,
+          old_logp_BT=written_BT,
           advantage_B=advantage_B,
           is_replay_B=np.zeros(self.K, bool),
           policy_step_B=np.zeros(self.K, np.int32),
@@ -645,7 +645,7 @@ def expected_gradient(writer, mask):
     batch = Batch(
       tokens_BT=episode_23,
       response_mask_BT=mask_23,
-      behaviour_logp_BT=np.float32(written_23 * mask_23),
+      old_logp_BT=np.float32(written_23 * mask_23),
       advantage_B=np.float32(
         advantages.group_advantages(REWARD[first_2, state_2, last_2][None])[0]
       ),

@@ -13,7 +13,7 @@ from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, checkpoint, storage
-from exgrpo_jax.rollout.sampler import UNBEGUN
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from tests.helpers import buffers
 from tests.helpers.buffers import BUFFERS, assert_same, entry, trajectory
 
@@ -182,7 +182,7 @@ GROUPS = (
     responses=(
       response(3, spans=(Span(3, 1), Span(5, 2))),
       response(4, is_complete=False, spans=(Span(4, 4),), routes=ROUTES),
-      UNBEGUN,
+      EMPTY_RESPONSE,
     ),
     verdicts=(Verdict(0.1, 'correct', answer='½', valid_steps=True, components={'match': 0.1}),),
   ),

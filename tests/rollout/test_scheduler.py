@@ -10,7 +10,7 @@ import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, slots, token_sampling
-from exgrpo_jax.rollout.sampler import UNBEGUN
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from exgrpo_jax.runtime import activity, compilations
 from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated
@@ -231,7 +231,7 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
   monkeypatch.setattr(decode_loop, 'resume', watched)
-  found, complete, syncs, calls = [UNBEGUN] * 7, [], [], 0
+  found, complete, syncs, calls = [EMPTY_RESPONSE] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
   )

@@ -14,7 +14,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring, stages
-from exgrpo_jax.rollout.sampler import UNBEGUN, ScriptedSampler, requests_for
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, ScriptedSampler, requests_for
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -320,9 +320,9 @@ def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
     for k, reward in enumerate(rewards)
   }
   grader = types.SimpleNamespace(collect=lambda: verdicts)
-  trained = stages.grade(recorded.rollout, chosen.plan, responses, grader)
+  trained = stages.collect_verdicts(recorded.rollout, chosen.plan, responses, grader)
   assert [[v.reward for v in group] for group in trained.verdicts] == expected
-  assert (trained.plan, trained.responses, trained.left) == (chosen.plan, responses, ())
+  assert (trained.plan, trained.responses, trained.partial_groups) == (chosen.plan, responses, ())
 
 
 # ---- Assemble ----
@@ -352,7 +352,7 @@ def test_training_on_one_difficulty_masks_the_other_groups(difficulty, successes
     np.testing.assert_array_equal(
       batch.response_mask_BT, step.batch.response_mask_BT * trains_B[:, None]
     )
-    for name in ('tokens_BT', 'behaviour_logp_BT', 'advantage_B', 'is_replay_B', 'policy_step_B'):
+    for name in ('tokens_BT', 'old_logp_BT', 'advantage_B', 'is_replay_B', 'policy_step_B'):
       np.testing.assert_array_equal(getattr(batch, name), getattr(step.batch, name), err_msg=name)
     seen |= set(solved_Q)
   assert seen == {0, 1, 2, 3, 4}
@@ -386,7 +386,7 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
   is_fresh_B = ~batch.is_replay_B
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
     is_response_T = batch.response_mask_BT[b] > 0
-    np.testing.assert_array_equal(batch.behaviour_logp_BT[b, is_response_T], logps[i])
+    np.testing.assert_array_equal(batch.old_logp_BT[b, is_response_T], logps[i])
     np.testing.assert_allclose(batch.term_weight_BT[b, is_response_T], (1.2, 1.5)[i % 2], rtol=1e-5)
     assert (batch.term_weight_BT[b, ~is_response_T] == 1).all()
   assert batch.is_replay_B.any() and (batch.term_weight_BT[~is_fresh_B] == 1).all()
@@ -416,7 +416,9 @@ def test_requests_are_answered_in_order_and_cut_at_their_limits():
 
 def test_it_stops_when_told_to():
   found, _ = ScriptedSampler(script).generate(None, REQUESTS, lambda index, _: index == 1)
-  assert [one.is_complete for one in found] == [True, True, False, False] and found[3] is UNBEGUN
+  assert [one.is_complete for one in found] == [True, True, False, False] and found[
+    3
+  ] is EMPTY_RESPONSE
 
 
 def test_the_stages_take_any_sampler(recorded):

@@ -5,6 +5,7 @@ expected value comes from the code under test. The rules of the buffer and of th
 test_switches.py, those of the stream and of the update in test_loop.py.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -26,6 +27,7 @@ from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.page import experience
+from exgrpo_jax.rollout import sampler, slots
 from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, kinds, losses, recording, tiny
 from tests.helpers.chance import is_correct
@@ -208,8 +210,8 @@ def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
         np.testing.assert_array_equal(batch.tokens_BT[b, place], one.tokens)
         np.testing.assert_array_equal(batch.response_mask_BT[b, place], own_T * is_trained)
         assert batch.response_mask_BT[b].sum() == own_T.sum() * is_trained
-        np.testing.assert_array_equal(batch.behaviour_logp_BT[b, place], one.logp)
-        assert np.count_nonzero(batch.behaviour_logp_BT[b]) == np.count_nonzero(one.logp)
+        np.testing.assert_array_equal(batch.old_logp_BT[b, place], one.logp)
+        assert np.count_nonzero(batch.old_logp_BT[b]) == np.count_nonzero(one.logp)
         assert batch.is_replay_B[b] == (one is replayed)
         begun = replayed.step if one is replayed else first_step(one, step)
         assert batch.policy_step_B[b] == begun
@@ -351,8 +353,9 @@ def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_p
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
   buffers.assert_same(resumed.buffer, expected.buffer)
   buffers.assert_same(resumed.buffer, last.after)
-  left = buffers.described(last.left)
-  assert buffers.described(resumed.left) == buffers.described(expected.left) == left
+  left = buffers.described(last.partial_groups)
+  assert buffers.described(resumed.partial_groups) == left
+  assert buffers.described(expected.partial_groups) == left
   assert bool(left) == run.values.rollout.partial
   timed = TIMED if run.values.rollout.partial else (*TIMED, 'rollout/slots_busy')
   first, second = (
@@ -387,7 +390,7 @@ def trained_responses(step):
 def test_the_run_carries_responses_that_several_policies_wrote(run):
   spans = [len(one.spans) for step in run.steps.values() for one in trained_responses(step)]
   assert max(spans) >= 2 and min(spans) == 1
-  left = [group for step in run.steps.values() for group in step.left]
+  left = [group for step in run.steps.values() for group in step.partial_groups]
   assert {bool(group.is_drawn) for group in left} == {True, False}
   begun = [one for group in left for one in group.responses]
   assert any(one.is_complete for one in begun)
@@ -412,17 +415,32 @@ def test_each_group_trains_once_complete_and_in_time(run):
     assert len(set(in_flight)) == len(in_flight) == config.max_groups_in_flight
     assert in_flight[: len(before)] == [group.question_row for group in before]
     drawn += in_flight[len(before) :]
-    left = [group.question_row for group in step.left]
+    left = [group.question_row for group in step.partial_groups]
     assert sorted(numbers(step.trained) + left) == sorted(in_flight)
     assert len(left) == config.max_groups_in_flight - config.questions
     assert step.trained.step == number and [len(own) for own in step.responses] == [
       K - bool(stored) for stored in step.trained.candidates
     ]
-    before = step.left
+    before = step.partial_groups
   trained = [row for step in run.steps.values() for row in numbers(step.trained)]
   assert sorted(trained + [group.question_row for group in before]) == sorted(drawn)
   oldest = [ages(step, one).max() for step in run.steps.values() for one in trained_responses(step)]
   assert 1 <= max(oldest) <= config.max_staleness
+
+
+@every_kind
+def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run):
+  """The clock decides it where an environment answers."""
+  engine = getattr(run.rollout.sampler, 'engine', run.rollout.sampler)
+  begun = dataclasses.replace(
+    sampler.EMPTY_RESPONSE, **dict.fromkeys(('tokens', 'logp', 'entropy'), np.ones(2, np.int32))
+  )
+  prompt = np.ones(3, np.int32)
+  requests = [sampler.Request(prompt, row, 0, 1, tiny.RESPONSE, begun) for row in range(3)]
+  resumed = slots.rows_of(engine.spec, requests, lambda _: jax.random.key(0))
+  passes = list(engine._resumptions([*resumed, *[None] * (engine.spec.slots - 3)]))
+  shared = max(segments.segment_BT.max() for _, segments, *_ in passes)
+  assert shared == (1 if run.values.environment.name else 3)
 
 
 @partial
@@ -454,7 +472,7 @@ def test_metrics_say_how_old_the_tokens_are(run):
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
     assert record['staleness/mean'] == pytest.approx(age.mean())
     assert record['staleness/max'] == age.max() and record['staleness/groups_left'] == len(
-      step.left
+      step.partial_groups
     )
     own = np.concatenate([one.own for one in trained_responses(step)])
     share = (age > 0)[own].mean()
