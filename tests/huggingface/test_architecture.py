@@ -205,7 +205,7 @@ def test_to_json_refuses_shapes_without_a_hugging_face_architecture(changes, mes
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (None, r'config\.model\.path=.* holds no config\.json'),
+    (None, r'config\.model\.path=.* contains no config\.json'),
     ('{', r'config\.json: not valid JSON'),
     ('[]', r'config\.json: not a JSON object'),
   ],
