@@ -1,4 +1,4 @@
-"""The worker process, which holds environments and answers turns.
+"""The worker process, which runs environments and answers turns.
 
 pool.py sends the requests; ../workers/server.py has the protocol:
 

@@ -60,7 +60,7 @@ MODELS = {
   'no_folder': (shutil.rmtree, r'model\.path=\S+ is not a folder\. It must be a Hugging Face'),
   'damaged_config': (cut('config.json'), r'not valid JSON .*\. Download the checkpoint'),
   'no_tokenizer': (without('tokenizer.json'), r'must be a tokenizer\.json, a Senten'),
-  'no_weights': (without('model.safetensors'), r'holds neither model\.safetensors n'),
+  'no_weights': (without('model.safetensors'), r'contains neither model\.safetensors n'),
   'damaged_weights': (cut('model.safetensors'), r'not a complete safe.*Download it'),
 }
 

@@ -444,8 +444,14 @@ def test_a_column_that_the_user_names_comes_first(config, jsonl):
       ['question', 'answer', 'final_answer'],
       "x: 'answer', 'final_answer' could each be the answer .* Set config.data.answer_field to one",
     ),
-    (['text', 'answer'], "x: no column is recognized as the question .has: 'text', 'answer'.. Set "),
-    (['prompt', 'completion'], 'x: no column is recognized as the answer .*MATH-500, DeepMath-103K'),
+    (
+      ['text', 'answer'],
+      "x: no column is recognized as the question .has: 'text', 'answer'.. Set ",
+    ),
+    (
+      ['prompt', 'completion'],
+      'x: no column is recognized as the answer .*MATH-500, DeepMath-103K',
+    ),
     ([], 'no column is recognized as the question .has: nothing.'),
   ],
 )
@@ -481,9 +487,7 @@ def test_columns_named_in_a_spec_are_of_this_data_alone(config, jsonl, parquet):
   filtered = parquet(PUBLISHED["verl's columns"] | of_filtered)
   assert questions.load(named, f'{filtered}{{answer=key}}')[0].answer == '4'
   for held in ('question', 'answer', 'solution'):
-    message = (
-      rf"{{{held}=nil}}: .*: no field 'nil', which the data spec names \(has: 'data_source'"
-    )
+    message = rf"{{{held}=nil}}: .*: no field 'nil', which the data spec names \(has: 'data_source'"
     with pytest.raises(InputError, match=message):
       questions.load(config, f'{verl}{{{held}=nil}}')
   for task in ('arithmetic:train', 'reasoning_gym:gcd:train'):

@@ -186,7 +186,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypa
     return found
 
   monkeypatch.setattr(records, 'of_file', changed_after)
-  with pytest.raises(InputError, match=r'train\.jsonl: the file changed while it was being read\. Rerun'):
+  with pytest.raises(
+    InputError, match=r'train\.jsonl: the file changed while it was being read\. Rerun'
+  ):
     questions.load(config, path)
   monkeypatch.undo()
   assert len(questions.load(config, path)) == 6

@@ -313,7 +313,10 @@ def test_control_tokens_are_found_in_a_text_and_others_are_not_cut(tmp_path, tra
     ({'model': 'bert'}, r"tokenizer\.ggml\.model='bert'\. .*model one of gpt2, llama\."),
     ({'tokens': None}, r'no tokenizer\.ggml\.tokens\. Without it, the tokens would differ '),
     ({'pre': None}, r'no tokenizer\.ggml\.pre\. Without it, the tokens would differ'),
-    ({'pre': 'tekken'}, r"tokenizer\.ggml\.pre='tekken' is not supported. Use a model with one of gpt-2, "),
+    (
+      {'pre': 'tekken'},
+      r"tokenizer\.ggml\.pre='tekken' is not supported. Use a model with one of gpt-2, ",
+    ),
     ({'merges': ['qq']}, r'the tokenizer is inconsistent \(.*\)\. Convert the model again'),
     ({'token_type': [1]}, r'the tokenizer is inconsistent \(ValueError: zip'),
     ({'eos_token_id': 10**6}, r'the tokenizer is inconsistent \(IndexError'),

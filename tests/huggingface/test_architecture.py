@@ -188,7 +188,7 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
     ),
     (
       {'layers': 'fs', 'window': 8, 'local_rope': rotary.RopeConfig(theta=1e3)},
-      "attention_bias=True, layers='fs', local_rope unlike rope, so .* cannot be exported",
+      "attention_bias=True, layers='fs', local_rope different from rope, so .* cannot be exported",
     ),
     (
       {'attention_bias': False, 'num_heads': 10},
