@@ -28,8 +28,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    'One GPU, instead of --topology. Either a name in any spelling, such as "RTX 4090" or '
-    f'A100-80GB, out of {", ".join(devices.GPUS)}; or the memory of any GPU, such as 24gb.',
+    'A GPU, given instead of --topology: either the memory of any GPU, such as 24gb, or one of '
+    f'these names in any spelling: {", ".join(devices.GPUS)}.',
   )
   flags.DEFINE_bool(
     'fit',
@@ -40,9 +40,10 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'lengths',
     '',
-    'With --topology: the response lengths. Either lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in '
-    "tokens, with a 99th percentile of 8 times the median; or a run's workdir, to sample its "
-    'response lengths. By default lognormal with a median of config.rollout.max_response / 8.',
+    'With --topology: the distribution of response lengths. lognormal:MEDIAN or '
+    'lognormal:MEDIAN,LIMIT, in tokens, is a log-normal distribution whose 99th percentile is 8 '
+    "times the median. A run's workdir uses the response lengths of that run. The default is "
+    'lognormal with a median of config.rollout.max_response / 8.',
   )
   flags.DEFINE_integer(
     'evaluated',
@@ -54,7 +55,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Print how much of each chip a config needs. Exits with status 1 if it does not fit."""
+  """Print how much memory a config needs on each chip. Exits with status 1 if it does not fit."""
   if args.topology and args.device:
     raise InputError(
       f'--topology={args.topology} and --device={args.device}: only one of them can be given. '
@@ -66,10 +67,11 @@ def main(args: command_line.Args) -> None:
   )
   if args.fit and not args.device:
     raise InputError(
-      '--fit: this needs --device, because every trial for a slice would have to be compiled.'
+      '--fit: this flag needs --device, because every trial for a slice would have to be '
+      'compiled. Replace --topology with --device, or leave --fit out.'
     )
   config = parse_config(args.config)
-  config = with_folders(config, config.model.path)  # in case the config does not give the shape
+  config = with_folders(config, config.model.path)  # in case the config does not set the shape
   if args.topology:
     found = examination.examine(config, args.topology, args.lengths, args.evaluated)
   else:

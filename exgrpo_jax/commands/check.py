@@ -2,7 +2,7 @@
 
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
-Accepts train's flags and makes the same first checks: flags, config and reward functions, wandb,
+Accepts train's flags and performs train's first checks: flags, config and reward functions, wandb,
 the model's shape and the tokenizer, and whether local data and weights exist. It writes only to the
 cache: the files that describe a model on the Hub or in a GGUF, without its weights. It does not
 read from buckets.
@@ -44,9 +44,9 @@ def main(args: command_line.Args) -> None:
 
 
 def _check_model(config: RunConfig) -> list[str]:
-  """Check model and tokenizer, and return their paths in buckets, which are not read.
+  """Check the model and the tokenizer. Return the paths in buckets, which are not read.
 
-  Raises InputError if either is missing, or if the model has a different shape.
+  Raises InputError if the model or the tokenizer is missing, or if the model has a different shape.
   """
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:

@@ -110,14 +110,14 @@ def define_checkpoint() -> None:
 
 
 def define_model(
-  default: str = 'Without --config, prompts use its chat template, and prompts and responses are '
-  'limited to 2,048 tokens each.',
+  default: str = "Without --config, prompts use the model's chat template, and prompts and "
+  'responses are limited to 2,048 tokens each.',
 ) -> None:
   """Define --model, for commands that read a run or a model."""
   define_path(
     'model',
-    'A model, instead of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a name '
-    'on the Hub such as owner/name or owner/name@revision. ' + default,
+    'A model to use instead of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a '
+    'name on the Hub such as owner/name or owner/name@revision. ' + default,
   )
 
 
@@ -126,13 +126,13 @@ def define_sampling() -> None:
   flags.DEFINE_float(
     'temperature',
     None,
-    'The sampling temperature; 0 is greedy. By default config.evaluation.temperature.',
+    'The sampling temperature; 0 is greedy. The default is config.evaluation.temperature.',
     lower_bound=0.0,
   )
   flags.DEFINE_integer(
     'max_response',
     None,
-    'The maximum response length, in tokens; by default config.rollout.max_response.',
+    'The maximum response length, in tokens. The default is config.rollout.max_response.',
     lower_bound=1,
   )
 
@@ -164,7 +164,8 @@ def define_hosts() -> None:
   flags.DEFINE_integer(
     'num_processes',
     None,
-    'The number of hosts. Use 1, without the other two flags, to run on this host only.',
+    'The number of hosts. To run on this host only, set this flag to 1 and leave '
+    '--coordinator_address and --process_id out.',
     lower_bound=1,
   )
   flags.DEFINE_integer('process_id', None, 'The index of this host, from 0.', lower_bound=0)
@@ -185,9 +186,9 @@ def run(
   Args:
     main: called with the flags, and with the words after the command if it accepts any.
     define_flags: defines the command's flags.
-    choices: exactly one of these words must follow the command.
+    choices: if given, exactly one of these words must follow the command.
     on_all_hosts: whether the command can run on several hosts that work together.
-    several: the name of the one or more words that must follow the command, e.g. 'WORKDIR'.
+    several: a name for the words (at least one) that must follow the command, e.g. 'WORKDIR'.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -208,10 +209,11 @@ def run(
     try:
       if choices and (len(words) != 1 or words[0] not in choices):
         raise InputError(
-          f"'{' '.join(words)}': the command must be followed by one of: {', '.join(choices)}."
+          f"'{' '.join(words)}': the command must be followed by one of these words: "
+          f'{", ".join(choices)}.'
         )
       if several and not words:
-        raise InputError(f'the command must be followed by one {several} or more. See --help.')
+        raise InputError(f'the command must be followed by at least one {several}. See --help.')
       if words and not choices and not several:
         raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
@@ -274,8 +276,8 @@ def _check_spelling(arg: str) -> None:
     for character in name:
       if not character.isascii():
         raise InputError(
-          f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be in a "
-          "flag's name. Type it again, as --name=value."
+          f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be part "
+          'of a flag name. Type the flag again as --name=value.'
         )
 
 
@@ -287,7 +289,8 @@ def _check_repeats(args: Sequence[str]) -> None:
       name = match[1]
       if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
         raise InputError(
-          f'--{name} is given twice: {typed[name]} and {arg}. Leave one of them out.'
+          f'--{name}: this flag is given twice, as {typed[name]} and as {arg}. Leave one of them '
+          'out.'
         )
       typed[name] = arg
 
@@ -301,7 +304,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
   except flags.UnrecognizedFlagError as error:
     names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
     near = difflib.get_close_matches(error.flagname, names, n=1)
-    listed = f'Its flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
+    listed = f'The flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
     hint = f'Did you mean --{near[0]}?' if near else listed
     hint = config.counterpart_hint(error.flagname) or hint
     raise InputError(f'--{error.flagname}: this command has no such flag. {hint}') from error
@@ -329,22 +332,25 @@ def chosen_policy(args: Args) -> Source:
   """Return the policy given by --checkpoint and --step, or by --model. Needs exactly one."""
   if args.checkpoint and args.model:
     raise InputError(
-      f'--checkpoint={args.checkpoint} and --model={args.model}: both name a policy. Leave one of '
-      'them out.'
+      f'--checkpoint={args.checkpoint} and --model={args.model}: both flags choose a policy. '
+      'Leave one of them out.'
     )
   if not args.checkpoint and not args.model:
     raise InputError(
-      "--checkpoint or --model is needed: a run's workdir, or a model's folder, GGUF file or name."
+      "--checkpoint or --model is needed. Set --checkpoint to a run's workdir, or --model to a "
+      "model's folder, GGUF file or name on the Hub."
     )
   if args.checkpoint:
     return Source('run', args.checkpoint, args.step)
   if args.step is not None:
     raise InputError(
-      f'--step={args.step}: --model={args.model} has no steps; only runs do. Leave --step out.'
+      f'--step={args.step}: only runs have steps, but --model={args.model} is not a run. Leave '
+      '--step out.'
     )
   if 'model.path' in given_overrides(args):
     raise InputError(
-      f'--config.model.path and --model={args.model}: both name a model. Leave one of them out.'
+      f'--config.model.path and --model={args.model}: both flags choose a model. Leave one of '
+      'them out.'
     )
   return Source('model', args.model)
 
@@ -361,5 +367,5 @@ def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
 
 def given_overrides(args: Args) -> dict[str, Any]:
   """Return dotted key -> value for each config override on the command line."""
-  is_given = getattr(args, 'config', None)  # a command may have no such flag
+  is_given = getattr(args, 'config', None)  # some commands have no such flag
   return config_flags.get_override_values(args['config']) if is_given else {}

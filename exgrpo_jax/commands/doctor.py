@@ -1,4 +1,4 @@
-"""Report this machine's hardware, anything missing for training, and a config that fits.
+"""Report this machine's hardware, whatever training needs but is missing, and a config that fits.
 
 exgrpo doctor
 
@@ -14,7 +14,7 @@ from exgrpo_jax.commands import command_line
 
 
 def main(_: command_line.Args) -> None:
-  """Print the findings and a first command. Exits with status 1 if training cannot work."""
+  """Print the findings and a first command to run. Exits with status 1 if training cannot work."""
   found = diagnosis.findings()
   for finding in found:
     print(f'{"!" if finding.is_problem else " "} {finding.name:<12}{finding.text}')

@@ -43,13 +43,14 @@ def define_flags() -> None:
   command_line.define_checkpoint()
   command_line.define_model()
   command_line.define_out(
-    "The folder for the records of all questions; by default the run's evaluation/. Without a run, "
-    'records are not kept by default.'
+    "The folder for the records of all questions; by default evaluation/ in the run's workdir. "
+    'Without a run, records are not kept by default.'
   )
   command_line.define_paths(
     'compare',
-    "Two policies, A,B, each a run's workdir or a Hugging Face folder, instead of --checkpoint "
-    'and --model. B is sampled and graded like A, but with its own prompts and tokenizer.',
+    "Two policies to compare, written as A,B, instead of --checkpoint and --model. Each is a run's "
+    'workdir or a Hugging Face folder. B is sampled and graded like A, but with its own prompts '
+    'and tokenizer.',
   )
   flags.DEFINE_string(
     'suite',
@@ -62,7 +63,8 @@ def define_flags() -> None:
     'name', None, "The row's name; by default the name of the run's or model's folder."
   )
   command_line.define_specs(
-    'data', 'Data specs; by default config.data.validation and .evaluation.'
+    'data',
+    'The data specs to evaluate on; by default config.data.validation and config.data.evaluation.',
   )
   flags.DEFINE_integer('samples', None, 'The number of responses per question.', lower_bound=1)
   command_line.define_sampling()
@@ -100,17 +102,18 @@ def main(args: command_line.Args) -> None:
 
 
 def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
-  """Open the table of --suite, if the flag is given."""
+  """Open the table of --suite. Returns None if the flag is not given."""
   if not args.suite:
     if args.name is not None:
       raise InputError(
-        f'--name={args.name}: this names a row in a table, but --suite is missing. Add it, or '
-        'leave --name out.'
+        f'--name={args.name}: this flag names a row in a table, but --suite is missing. Add '
+        '--suite, or leave --name out.'
       )
     return None
   if args.samples is not None:
     raise InputError(
-      f'--samples={args.samples}: the suite sets this for each benchmark. Leave --samples out.'
+      f'--samples={args.samples}: the suite sets the number of samples for each benchmark. Leave '
+      '--samples out.'
     )
   (path,) = source.describe().values()
   name = os.path.basename(path.rstrip('/'))
@@ -134,7 +137,7 @@ def _check_specs(specs: Sequence[str]) -> None:
 
 
 def _compare_two(args: command_line.Args) -> None:
-  """Evaluate two policies on the same questions, and print the second's lead over the first."""
+  """Evaluate two policies on the same questions, and print the difference, second minus first."""
   for name in ('checkpoint', 'model', 'step', 'suite', 'name'):
     if getattr(args, name) is not None:
       raise InputError(
@@ -143,8 +146,8 @@ def _compare_two(args: command_line.Args) -> None:
       )
   if len(args.compare) != 2:
     raise InputError(
-      f"--compare={','.join(args.compare)}: the value must be two policies, A,B. Each is a run's "
-      'workdir or a Hugging Face folder.'
+      f'--compare={",".join(args.compare)}: the value must be two policies, written as A,B. Each '
+      "is a run's workdir or a Hugging Face folder."
     )
   first, second = map(policies.at, args.compare)
   of_first: Any = _as_asked(args, policies.config_values(first, args.config))

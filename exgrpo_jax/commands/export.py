@@ -39,8 +39,8 @@ def define_flags() -> None:
     'dtype',
     None,
     ['float32', 'bfloat16', 'float16'],
-    "The dtype of the weights; by default the original checkpoint's. For a GGUF it is float32, "
-    'which stores dequantised values exactly.',
+    "The dtype of the weights; by default the original checkpoint's dtype. For a GGUF file, "
+    'the default is float32, which stores dequantised values exactly.',
   )
   flags.DEFINE_bool(
     'adapters',
@@ -56,7 +56,8 @@ def main(args: command_line.Args) -> None:
   if source.kind == 'model':
     if args.adapters:
       raise InputError(
-        f'--adapters: --model={args.model} has none; only runs have adapters. Leave the flag out.'
+        f'--adapters: only runs have adapters, but --model={args.model} is not a run. Leave '
+        '--adapters out.'
       )
     print(f'{out}: {source.path}, in {write_model(source.path, out, args.dtype)}')
     return
@@ -83,12 +84,12 @@ def main(args: command_line.Args) -> None:
 def new_folder(name: str | None) -> epath.Path:
   """Return the folder given by --out. Raises InputError if it is missing or not empty."""
   if not name:
-    raise InputError('--out is needed: the folder to write.')
+    raise InputError('--out is needed. Set it to the folder to write.')
   out = epath.Path(name).expanduser()
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise InputError(
-      f'--out={name}: this is not an empty folder. Name a new one, so that it does not contain '
-      'files of another model.'
+      f'--out={name}: this is not an empty folder. Choose a new or empty folder, so that the '
+      'export does not mix with files of another model.'
     )
   return out
 
@@ -110,15 +111,17 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   """Raise InputError if the adapters alone would be useless."""
   problem = None
   if not config.lora.rank:
-    problem = 'this run trained the whole model (config.lora.rank=0) and has none'
+    problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = 'their base is random or a warm start, so no other folder contains it'
+    problem = 'their base is random weights or a warm start, which no other folder contains'
   elif config.model.extension.rope_theta:
-    problem = "they cannot store the run's config.model.extension.rope_theta"
+    problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:
-    problem = f'they are always written in float32, as they were trained, not in --dtype={dtype}'
+    problem = (
+      f'adapters are always written in float32, as they were trained, not in --dtype={dtype}'
+    )
   if problem:
-    raise InputError(f'--adapters: {problem}. Leave the flag out to export the whole policy.')
+    raise InputError(f'--adapters: {problem}. Leave --adapters out to export the whole policy.')
 
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:

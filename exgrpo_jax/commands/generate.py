@@ -46,7 +46,7 @@ def main(args: command_line.Args) -> None:
   if (args.row is None) == (not args.prompt):
     raise InputError(
       "exactly one of --prompt and --row is needed: --prompt='What is 12 * 13?' asks a question, "
-      '--row=3 plays an episode in an environment.'
+      'and --row=3 plays an episode in an environment.'
     )
   source = command_line.chosen_policy(args)
   values = command_line.with_sampling(args, policies.config_values(source, args.config))
@@ -76,7 +76,7 @@ def _summary(response: Response) -> str:
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
-  """Decode a response. With `by_token`, one line per token: log-probability in nats, token."""
+  """Decode a response. With `by_token`, each line has a log-probability in nats and a token."""
   if not by_token:
     return _transcript(tokenizer, response) if response.turns else tokenizer.decode(response.tokens)
   pieces = tokenizer.pieces(response.tokens)

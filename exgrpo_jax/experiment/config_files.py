@@ -35,10 +35,10 @@ def shipped_names(package: str) -> list[str]:
 
 
 def shipped_path(value: str, package: str, flag: str) -> str:
-  """Return the path of the file that `value` names: a path, or the name of a file in `package`.
+  """Resolve a path or the name of a file in `package` to a path.
 
-  `flag` is config, sweep or suite. It is used in messages, as the flag and as the noun for these
-  files. Raises InputError if there is no such file.
+  `flag` is config, sweep or suite. Messages use it as the name of the flag and as the noun for
+  these files. Raises InputError if the file does not exist.
   """
   if not value.endswith('.py') and os.sep not in value:
     path = _folder(package) / f'{value}.py'
@@ -48,8 +48,8 @@ def shipped_path(value: str, package: str, flag: str) -> str:
     near = difflib.get_close_matches(value, names, n=1)
     hint = f'Did you mean {near[0]!r}? ' if near else ''
     raise InputError(
-      f'--{flag}={value}: there is no {flag} of that name. {hint}The value must be a path '
-      f'ending in .py, or one of {", ".join(names)}.'
+      f'--{flag}={value}: there is no {flag} with this name. {hint}The value must be a path '
+      f'ending in .py, or one of these names: {", ".join(names)}.'
     )
   path = os.path.expanduser(value)
   if not os.path.isfile(path):
@@ -87,7 +87,7 @@ def _folder(package: str) -> pathlib.Path:
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
-  """Check the config file and its overrides; return `argv` with the file's name made a path.
+  """Check the config file and its overrides; return `argv` with the config's path filled in.
 
   Raises InputError if the file doesn't exist or returns no config, or if an override is invalid.
   """
@@ -141,13 +141,13 @@ def _check_type(values: Any) -> None:
 
 
 def _overridden_key(arg: str) -> str:
-  """Return 'replay.ratio' for --config.replay.ratio=0; '' if no override. Handles --noconfig.x."""
+  """Return 'replay.ratio' for --config.replay.ratio=0, '' for other flags. Handles --noconfig.x."""
   name = arg.partition('=')[0].lstrip('-').removeprefix('no')
   return name.removeprefix('config.') if arg[0] == '-' and name.startswith('config.') else ''
 
 
 def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
-  """Return dotted key -> its arguments: two if the value is a separate argument."""
+  """Return dotted key -> arguments that set it. A value may be a separate argument."""
   found: dict[str, list[str]] = {}
   for number, arg in enumerate(argv):
     if key := _overridden_key(arg):
@@ -168,7 +168,7 @@ def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -
     )
     alone(command)
   except (flags.Error, ValueError) as error:
-    present = f'In {path} it is {_value(values, key)!r}.'
+    present = f'In {path}, the value is {_value(values, key)!r}.'
     try:
       parse_config(as_text)  # its error states the allowed values and the meaning
     except InputError as refusal:

@@ -1,6 +1,6 @@
 """An experiment: a checked config with its tokenizer, meshes and model shape.
 
-Further functions load its weights and questions and build the spec of its updates.
+Other functions load the experiment's weights and questions and build the spec of its updates.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Experiment:
   workdir: str
   tokenizer: Tokenizer
   meshes: sharding.Meshes
-  # From the checkpoint or the config. If no vocabulary size is set, it is the tokenizer's.
+  # From the checkpoint or the config. The vocabulary size defaults to the tokenizer's size.
   model: model.ShapeConfig
   model_name: str  # the checkpoint: config.model.path as the user wrote it; '' if none
 
@@ -60,7 +60,7 @@ def with_folders(parsed: RunConfig, model: str) -> RunConfig:
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
-  """Check a config and open its experiment. Loads the tokenizer, or trains one per workdir.
+  """Check a config and open its experiment. Loads the tokenizer, or trains one in the workdir.
 
   Hub names resolve to the commits used by the run in `workdir`, if there is one.
 
@@ -80,8 +80,8 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   if vocab_size < text_tokenizer.vocab_size:
     raise InputError(
       f"config.model.vocab_size={vocab_size}: the value must be at least the tokenizer's "
-      f'{text_tokenizer.vocab_size}, because every token needs an embedding. Raise it, or set it '
-      "to 0 for the tokenizer's size."
+      f'{text_tokenizer.vocab_size}, because every token needs an embedding. Increase the value, '
+      "or set it to 0 to use the tokenizer's size."
     )
   compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
   meshes = sharding.make_meshes(parsed.mesh)
@@ -108,8 +108,8 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
   for name, value in settings.items():
     if value and not shape.num_experts:
       raise InputError(
-        f'config.{name}={value}: this needs a model with experts, but config.model.num_experts=0. '
-        'Choose another model, or leave this setting at its default.'
+        f'config.{name}={value}: this setting needs a model with experts, but '
+        'config.model.num_experts=0. Choose another model, or reset this setting to its default.'
       )
 
 
@@ -135,8 +135,8 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
     )
     raise InputError(
       f'{file}: {name} is {getattr(of_checkpoint, name)}, but config.model.{name} is '
-      f'{getattr(configured, name)} for {own.repository}. Give the folder of that model, or set '
-      "config.model.repository='' to train a different one."
+      f'{getattr(configured, name)} for {own.repository}. Set config.model.path to the folder of '
+      "that model, or set config.model.repository='' to train a different model."
     )
   values = architecture.extended(values, own.extension)
   longest = parsed.rollout.longest_row
@@ -144,14 +144,14 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   if longest > limit:
     raise InputError(
       f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
-      f'exceed max_position_embeddings={limit} of {file}. Lower them, or extend '
+      f'exceeds max_position_embeddings={limit} in {file}. Lower one of these settings, or extend '
       'the context with config.model.extension.'
     )
   return architecture.parse(values, file, own.dtype)
 
 
 def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
-  """Load the parameters of the checkpoint that the config starts from. Fetches Hub names.
+  """Load the parameters of the checkpoint that the config starts from. May fetch it from the Hub.
 
   For `frozen`, see `weights.load`.
   """
@@ -165,7 +165,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  `data.on_overlong` decides whether prompts over `rollout.max_prompt` are refused or dropped.
+  `data.on_overlong` decides whether prompts above `rollout.max_prompt` are refused or dropped.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -189,7 +189,8 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
   ):
     raise InputError(
       f'config.export.best_without={export.best_without}: this leaves out every source of '
-      f'config.data.validation={data.validation}. Keep at least one to choose the best policy by.'
+      f'config.data.validation={data.validation}. Keep at least one source, because the best '
+      'policy is chosen by its score.'
     )
   return loaded
 

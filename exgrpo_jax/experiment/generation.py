@@ -20,12 +20,13 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSetup:
-  """Make the rollout. Raises InputError if the training questions are too few or unsuitable."""
+  """Make a run's rollout setup. Raises InputError if there are too few or unsuitable questions."""
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
       f'config.rollout.questions={parsed.rollout.questions}: {data.spec} has only '
-      f'{counted(size, "question")}, and a step cannot ask a question twice. Lower it.'
+      f'{counted(size, "question")}, and a step cannot ask a question twice. '
+      f'Set config.rollout.questions to at most {size}.'
     )
   if size < (in_flight := parsed.rollout.groups_in_flight):
     raise InputError(
@@ -37,8 +38,8 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSet
     step_checker(data.questions.read([row])[0]) for row in range(size)
   ):
     raise InputError(
-      "config.replay.trajectory_selection='valid_steps': this needs a task that can check the "
-      f'steps of a response ({", ".join(STEP_CHECKERS)}), but {data.spec} has no question from '
+      "config.replay.trajectory_selection='valid_steps': this selection needs a task that can "
+      f'check the steps of a response ({", ".join(STEP_CHECKERS)}), but {data.spec} has no question from '
       'such a task. Choose another selection.'
     )
   return stages_of(experiment, data, Purpose.ROLLOUT)
@@ -77,7 +78,7 @@ def make_sampler(
   """Make a slot engine for an experiment's model, wrapped in its environment if it has one.
 
   Args:
-    experiment: the experiment. Its `config.rollout` sets the number of slots and the limits.
+    experiment: its `config.rollout` sets the number of slots and the limits.
     purpose: the purpose of the random numbers.
     seed: the seed of the random numbers; the run's seed by default.
     distribution: the distribution to sample; by default the softmax at the training temperature.

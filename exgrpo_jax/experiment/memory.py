@@ -32,7 +32,7 @@ class Need:
 
 
 def needs(experiment: Experiment) -> list[Need]:
-  """Return a run's large arrays. Their sizes are lower bounds by formula."""
+  """Return a run's large arrays. Their sizes are lower bounds, computed by formula."""
   config, shape = experiment.config, experiment.model
   rollout = config.rollout
   num_rows, longest = rollout.questions * rollout.group_size, rollout.longest_row
@@ -78,15 +78,15 @@ def check(experiment: Experiment) -> None:
     has = machine.host_memory() if need.is_on_host else _device_memory()
     if need.is_certain and has and need.size > has:
       raise InputError(
-        f'{need.setting}: {need.what} take at least {decimal(need.size)}, and this machine has '
-        f'{decimal(has)} of memory for them. Lower this setting, or use a larger machine.'
+        f'{need.setting}: at least {decimal(need.size)} of memory is needed for {need.what}, but '
+        f'this machine has only {decimal(has)}. Lower this setting, or use a larger machine.'
       )
 
 
 def largest(experiment: Experiment) -> str:
   """Return a sentence that names the setting behind the largest array."""
   need = max(needs(experiment), key=lambda need: need.size)
-  return f'{need.setting} needs the most: {need.what} take {decimal(need.size)}.'
+  return f'{need.setting} needs the most memory: {decimal(need.size)} for {need.what}.'
 
 
 def _row_cache(shape: model.ShapeConfig, length: int) -> int:
@@ -103,7 +103,7 @@ def _largest(config: RunConfig, *names: str) -> str:
 
 
 def _device_memory() -> int:
-  """Return the memory of all devices combined, in bytes; on CPU the host's. 0 if unknown."""
+  """Return the combined memory of all devices in bytes, or the host's on CPU; 0 if unknown."""
   if jax.default_backend() == 'cpu':
     return machine.host_memory()
   stats = jax.local_devices()[0].memory_stats() or {}

@@ -66,13 +66,13 @@ class Policy:
 
 
 def at(path: str) -> Source:
-  """Return the run if `path` is a workdir, otherwise the Hugging Face model, as a Source."""
+  """Return a Source: a run if `path` is a workdir, otherwise a Hugging Face model."""
   is_run = os.path.exists(os.path.join(path, 'config.json')) and not _is_model(read_config(path))
   return Source('run' if is_run else 'model', path)
 
 
 def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict:
-  """Return the config for sampling: a copy of `given`, or the run's, or one suited to the model.
+  """Return the config for sampling: a copy of `given`, the run's config, or one for the model.
 
   Raises InputError if the run's model, LoRA, tokenizer or prompt settings differ from `given`.
   """

@@ -31,7 +31,7 @@ class ModelConfig(model.ShapeConfig):
     None,
     'source of the weights, shape and tokenizer: a Hugging Face checkpoint folder, a GGUF file, a '
     "name on the Hub (owner/name or owner/name@revision) or shipped:chains; '' uses `repository` "
-    'or, if that is empty, trains a model from scratch',
+    'or, if `repository` is also empty, trains a model from scratch',
   )
   repository: str = setting(
     '',
@@ -59,8 +59,8 @@ class WarmStartConfig:
   stop_at_pass_rate: float = setting(
     1.0,
     '(0, 1]',
-    'early stopping: stop when this fraction of 256 responses to config.data.train is correct; '
-    '1 disables it',
+    'early stopping: stop when this fraction of 256 responses to questions in config.data.train is '
+    'correct; 1 disables early stopping',
   )
   seed: int = setting(
     -1,
@@ -89,17 +89,18 @@ class EvaluationConfig:
     0,
     '[0, inf)',
     'early stopping: end the run after this many evaluations in a row without improvement in '
-    'validation/score, the mean over the sources of config.data.validation; 0 disables it',
+    'validation/score, the mean over the sources of config.data.validation; 0 disables early '
+    'stopping',
   )
   samples: int = setting(1, '[1, inf)', 'responses per question (k in avg@k)', AUTHORS)
   temperature: float = setting(0.6, '[0, inf)', 'sampling temperature; 0 is greedy', PAPER)
   top_k: int = setting(
-    0, '[0, inf)', 'sample only from the k most probable tokens; 0 uses all', AUTHORS
+    0, '[0, inf)', 'sample only from the k most probable tokens; 0 uses all tokens', AUTHORS
   )
   top_p: float = setting(
     1.0,
     '(0, 1]',
-    'sample only from the most probable tokens whose probabilities add up to this',
+    'sample only from the most probable tokens whose probabilities add up to this value',
     AUTHORS,
   )
   min_p: float = setting(
@@ -215,18 +216,19 @@ def parse_config(values: ConfigDict) -> RunConfig:
   _check_environment(parsed)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
-      'config.export.best=True: config.data.validation is empty. Set it, because the best policy '
-      'is reported on config.data.evaluation and must be chosen on other questions.'
+      'config.export.best=True: config.data.validation is empty. Set config.data.validation, '
+      'because the best policy is reported on config.data.evaluation and must be chosen on other '
+      'questions.'
     )
   if parsed.evaluation.patience and not parsed.data.validation:
     raise InputError(
       f'config.evaluation.patience={parsed.evaluation.patience}: config.data.validation is empty. '
-      'Set it, because config.data.evaluation must not decide when to stop.'
+      'Set config.data.validation, because config.data.evaluation must not decide when to stop.'
     )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
       f'config.experience.path={parsed.experience.path}: config.replay.ratio=0, so nothing would '
-      'be replayed. Set a ratio above 0.'
+      'be replayed. Set config.replay.ratio above 0.'
     )
   questions.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.microbatch.drop_zero_advantage:
@@ -234,8 +236,9 @@ def parse_config(values: ConfigDict) -> RunConfig:
       value = getattr(parsed.objective, name)
       if value:
         raise InputError(
-          f'config.microbatch.drop_zero_advantage=True: config.objective.{name}={value} has a '
-          'gradient even on rows with advantage 0. Set one of them to its default.'
+          f'config.microbatch.drop_zero_advantage=True: this setting is not allowed with '
+          f'config.objective.{name}={value}, because that term has a gradient even on rows with '
+          'advantage 0. Set one of the two settings to its default.'
         )
   return parsed
 

@@ -81,7 +81,9 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
           "config.data.on_overlong='drop'."
         )
   if not rows:
-    raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}. Raise it.')
+    raise InputError(
+      f'{spec}: no solution fits config.rollout.max_response={limit}. Raise the limit.'
+    )
   return rows
 
 
@@ -159,7 +161,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   """Return the run's initial parameters, from a checkpoint or random, after any warm start.
 
   With LoRA, these are the adapters' base and are frozen (see `model.shapes`). `data` are the
-  training questions, used to check the warm start; with None, its result must already be stored.
+  training questions, used to check the warm start. If None, the result must already be stored.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
@@ -220,7 +222,7 @@ def run(
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
-  """Load the folder's result in the layout of `params`, if its origin matches `wanted`."""
+  """Load the folder's result in the layout of `params`, if the result's origin matches `wanted`."""
   with open(os.path.join(directory, _ORIGIN)) as file:
     kept = json.load(file)
   if kept != wanted:
@@ -230,7 +232,7 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
     )
     raise InputError(
       f'{directory} contains a warm start with a different config: {changed}. Choose another '
-      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 is config.seed).'
+      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 means config.seed).'
     )
   print(f'warm start: reused from {directory}', flush=True)
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
@@ -268,7 +270,7 @@ def _is_left_over(experiment: Experiment, path: str) -> bool:
 
 
 def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
-  """Return the settings that determine the result, after a round trip through JSON."""
+  """Return the settings that determine the warm start's result, after a round trip through JSON."""
   settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
   del settings['seed']
   found = {
@@ -312,7 +314,7 @@ def _train(
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
           raise InputError(
-            f'warm start: the loss of update {update + 1} is {float(loss)}, so nothing is kept. '
+            f'warm start: the loss of update {update + 1} is {float(loss)}, so nothing was stored. '
             f'Lower config.warm_start.learning_rate={config.learning_rate:g}.'
           )
         writer.write(update + 1, {'loss': float(loss)})
@@ -332,7 +334,7 @@ def _train(
 
 
 def rehearse(experiment: Experiment) -> None:
-  """Compile a warm start's updates, one for each length that its rows may be padded to."""
+  """Compile a warm start's updates, one for each length to which rows may be padded."""
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
@@ -370,7 +372,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Return the pass rate on the first 256 questions, one response each, at run temperature."""
+  """Return the pass rate on the first 256 questions, with one response each at run temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response
@@ -403,7 +405,7 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 def _optimizer(
   config: optimizer.OptimizerConfig, warm_start: WarmStartConfig
 ) -> optimizer.OptimizerConfig:
-  """Return the warm start's AdamW. It clips at norm 1 because the loss is a per-token mean."""
+  """Return AdamW for the warm start. It clips at norm 1 because the loss is a per-token mean."""
   return dataclasses.replace(
     config,
     learning_rate=warm_start.learning_rate,

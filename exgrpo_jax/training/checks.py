@@ -19,7 +19,7 @@ from exgrpo_jax.training import prior_experience
 
 
 def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
-  """Check a run's flags and config, and return the config. Raises InputError."""
+  """Check a run's flags and config; return the config. Raises InputError if they are invalid."""
   check_given({'--config': values, '--workdir': workdir}, '--config=smoke --workdir=/tmp/smoke')
   assert values and workdir
   config = parse_config(values)
@@ -34,7 +34,7 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
 
 
 def _check_files(config: RunConfig) -> None:
-  """Raise InputError if a data file is missing. Reads no file."""
+  """Raise InputError if a data file is missing. Does not read any files."""
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
   for spec in (config.data.train, *config.data.evaluated, *learnt):
     base = questions.split_spec(spec)[0]

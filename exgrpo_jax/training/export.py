@@ -81,8 +81,9 @@ def keep_last(experiment: Experiment, params: model.Params) -> None:
 def completed(folder: epath.PathLike) -> Iterator[str]:
   """Yield a temporary folder that replaces `folder` at the end of the block.
 
-  After a kill or an error, the old folder is still there. A folder that cannot be renamed, such as
-  one in a bucket, is written in place, with config.json (or adapter_config.json) last.
+  If the block fails or the process is killed, the old folder is still there. A folder that cannot
+  be renamed, such as one in a bucket, is written in place, with config.json (or
+  adapter_config.json) last.
   """
   name = os.fspath(folder)
   if '://' in name or os.path.ismount(name) or os.path.realpath(name) == os.getcwd():

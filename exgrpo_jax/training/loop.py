@@ -228,7 +228,7 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
     run.checkpoints.wait_until_finished()
     print(
       f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; run the '
-      'same command to resume',
+      'same command again to resume',
       file=sys.stderr,
       flush=True,
     )

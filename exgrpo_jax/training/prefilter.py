@@ -5,9 +5,10 @@ exgrpo train --config=one_gpu --workdir=/tmp/run \
     --config.data.train=filtered/questions.jsonl --config.experience.path=filtered/successes.parquet
 
 The initial policy of training, or a run's policy, answers each question in config.data.train a few
-times, sampled and graded as in training. Questions that it always or never solves teach it nothing
-for now and are dropped. With the successes in its replay buffer, a run knows from the first step
-how hard each question is. The folder --out will contain
+times. The responses are sampled and graded as in training. Questions that the policy always or
+never solves are dropped, because it cannot learn from them for now. With the successes in its
+replay buffer, a run knows from the first step how hard each question is. The folder --out will
+contain
   questions.jsonl     the remaining questions, in verl's columns, with `solution`, `pass_rate` and
                       `columns`, the original columns as JSON
   successes.parquet   the correct responses to these questions, for config.experience.path
@@ -74,7 +75,7 @@ class Tried(NamedTuple):
 def filter_questions(
   values: ConfigDict, source: Source | None, out: str, samples: int, above: float, below: float
 ) -> None:
-  """Try all training questions, and write the ones to keep to the folder `out`.
+  """Try all training questions, and write the questions to keep to the folder `out`.
 
   Args:
     values: the config.
@@ -82,7 +83,7 @@ def filter_questions(
     out: the folder to write.
     samples: the number of responses per question.
     above: the lower bound on the pass rate of a question to keep, exclusive.
-    below: the upper bound, exclusive.
+    below: the upper bound on this pass rate, exclusive.
 
   Raises:
     InputError: no question remains, or the run could not start.
@@ -91,7 +92,8 @@ def filter_questions(
   experiment = open_experiment(values, source.path if source else out)
   if name := experiment.config.environment.name:
     raise InputError(
-      f"config.environment.name={name!r}: only single-turn questions can be filtered. Set it to ''."
+      f'config.environment.name={name!r}: only single-turn questions can be filtered. Set '
+      "config.environment.name=''."
     )
   data = load_questions(experiment, experiment.config.data.train)
   check_rewards(experiment.config, data)
@@ -107,8 +109,8 @@ def filter_questions(
   if not kept:
     raise InputError(
       f'--above={above} and --below={below}: none of {counted(len(tried), "question")} in '
-      f'{data.spec} has a pass rate between them. Choose other bounds; the number of questions at '
-      f'each pass rate is {solved}.'
+      f'{data.spec} has a pass rate between these bounds. Choose other bounds; the number of '
+      f'questions at each pass rate is {solved}.'
     )
   write(out, tried, kept)
   print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')
@@ -119,7 +121,7 @@ def filter_questions(
 def _answered(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
 ) -> Iterator[Tried]:
-  """Answer and grade all questions in order. Seeded only by seed, question and sample."""
+  """Answer and grade all questions in order. Randomness depends only on seed, question, sample."""
   config = experiment.config
   apart = dataclasses.replace(config.rollout, group_size=samples, partial=False)
   rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
@@ -153,7 +155,7 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
 
 
 def _row(one: Tried) -> dict[str, Any]:
-  """Return a question's row in questions.jsonl, with its own columns as JSON; see columns.py."""
+  """Return a question's row in questions.jsonl. The original columns are stored as JSON."""
   question = one.question
   return {
     'data_source': question.source,
@@ -166,7 +168,7 @@ def _row(one: Tried) -> dict[str, Any]:
 
 
 def _successes(one: Tried) -> Iterator[dict[str, Any]]:
-  """Yield correct responses as seeding.py reads them; none if the pass rate is 0 or 1."""
+  """Yield correct responses as seeding.py reads them. Yields none if the pass rate is 0 or 1."""
   if not 0 < one.pass_rate < 1:
     return
   for response, verdict in zip(one.responses, one.verdicts):

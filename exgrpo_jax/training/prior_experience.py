@@ -1,7 +1,7 @@
 """Prior experience for a new run's replay buffer, from a file or from another run.
 
 It is read, matched and graded before anything else is computed or written. Once the run has a
-checkpoint, it is never read again because the checkpoint contains the buffer.
+checkpoint, prior experience is never read again, because the checkpoint contains the buffer.
 """
 
 import dataclasses
@@ -75,15 +75,15 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
 
 
 def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
-  """Yield the trajectories in another run's newest checkpoint. Retired questions have none."""
+  """Yield the trajectories in another run's newest checkpoint. Skips retired questions."""
   values = read_config(path)
   with hub.as_in(path):
     own = _tokenizer_of(path, values)
   if not _same(own, experiment.tokenizer):
     raise InputError(
-      f'config.experience.path={path}: that run has a different tokenizer, so its tokens mean '
-      f'different text here. Set config.tokenizer.path={path}/tokenizer.model if this file exists; '
-      "otherwise set it to that run's config.tokenizer.path."
+      f'config.experience.path={path}: that run has a different tokenizer, so its tokens '
+      f'represent different text here. Set config.tokenizer.path={path}/tokenizer.model if this '
+      "file exists; otherwise set it to that run's config.tokenizer.path."
     )
   with hub.as_in(path):
     theirs = _questions_of(experiment, path, values)
@@ -123,7 +123,7 @@ def _tokenizer_of(path: str, values: dict) -> Tokenizer:
 
 
 def _same(first: Tokenizer, second: Tokenizer) -> bool:
-  """Return True if the same ids mean the same text. Ignores the tokenizers' other files."""
+  """Return True if both tokenizers map ids to the same text. Ignores their other files."""
   names = ('tokenizer.json', 'tokenizer.model')
   return all(first.files.get(name) == second.files.get(name) for name in names)
 

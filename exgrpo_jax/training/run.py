@@ -65,7 +65,7 @@ Callback = Callable[[Run, model.Params, Experience], Mapping[str, float]]
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
-  """Return the buffer with its buckets according to the run's config."""
+  """Return the buffer together with its buckets, which depend on the run's config."""
   config = experiment.config
   return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.group_size))
 
@@ -107,11 +107,14 @@ def _newest_checkpoint(run: Run) -> str:
   newest = run.checkpoints.latest_step()
   if newest is None:
     return 'Nothing has been saved yet.'
-  return f'It has not been saved. The newest checkpoint is from step {newest}; export can write it.'
+  return (
+    f'This step has not been saved. The newest checkpoint is from step {newest}; use exgrpo export '
+    'to export its policy.'
+  )
 
 
 def alarm_setup(experiment: Experiment, rollout: RolloutSetup) -> alarms.Setup:
-  """Return everything except metrics that the warnings about a run depend on."""
+  """Return everything that the warnings about a run depend on, except for the metrics."""
   config = experiment.config
   return alarms.Setup(
     num_steps=config.num_steps,
@@ -128,7 +131,7 @@ def begin(
   params: model.Params | None,
   successes: Sequence[seeding.Candidate],
 ) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
-  """Restore the newest snapshot, or create the snapshot before the first step.
+  """Restore the newest snapshot, or create a new run's first snapshot.
 
   Args:
     experiment: the run's experiment.
@@ -158,8 +161,8 @@ def first_params(
 ) -> tuple[model.Params | None, model.Params]:
   """Return the (initial, trained) parameters of a run that starts from `params`.
 
-  The initial parameters never change; None if the run does not need them. The trained parameters
-  are LoRA's adapters or all parameters, and updates donate them.
+  The initial parameters never change; they are None if the run does not need them. The trained
+  parameters are LoRA's adapters or all parameters, and updates donate them.
   """
   config = experiment.config
   if config.lora.rank:

@@ -127,8 +127,8 @@ def load(
 ) -> tuple[Experiment, RolloutSetup, tuple[QuestionSet, ...]]:
   """Load the experiment, its stages on the training questions, and its evaluation questions.
 
-  The caller must have locked the workdir. Removes files of another config that never finished a
-  step.
+  The caller must have locked the workdir. Removes the files of a run with another config that
+  never finished a step.
   """
   release_workdir(config, workdir)
   with activity.doing('reading the data'):
@@ -142,7 +142,7 @@ def load(
 
 
 def steps_done(workdir: str) -> int:
-  """Return the newest checkpoint's step, 0 for a new run. All hosts must call this."""
+  """Return the newest checkpoint's step, or 0 for a new run. All hosts must call this."""
   return hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
 
 
@@ -181,7 +181,7 @@ def train(
   compiled: compilations.Counter,
   callbacks: Sequence[Callback] = (),
 ) -> None:
-  """Take all steps. Reports hangs; SIGTERM stops it after a step. `callbacks`: see `open_run`."""
+  """Take all steps. Reports hangs; SIGTERM ends it after a step. `callbacks`: see `open_run`."""
   with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
     session.run.callbacks = callbacks
     for _ in session.steps():
@@ -199,8 +199,8 @@ def opened(
 ) -> Iterator[Session]:
   """Open the run at its newest checkpoint; a new run is evaluated first. Needs the training mesh.
 
-  `start` is the result of `claim`. `compiled` counts programs from now on. `guard` is entered after
-  the initial evaluation and yields the steps' clock and `Run.told_to_stop`.
+  `start` is the result of `claim`. `compiled` counts the programs compiled from now on. `guard` is
+  entered after the initial evaluation and yields the steps' clock and `Run.told_to_stop`.
   """
   config, workdir = experiment.config, experiment.workdir
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:

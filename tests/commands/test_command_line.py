@@ -126,7 +126,7 @@ def test_what_does_not_fit_ends_with_status_1(capsys):
     (dict(config=None), '^--config is needed'),
     (dict(device=None), '^--topology or --device is needed'),
     (dict(topology='v5e:8x8'), '--topology=v5e:8x8 and --device=l4'),
-    (dict(topology='v5e:8x8', device=None, fit=True), '--fit: this needs --device'),
+    (dict(topology='v5e:8x8', device=None, fit=True), '--fit: this flag needs --device'),
     (dict(device='l5'), '--device=l5'),
   ],
 )

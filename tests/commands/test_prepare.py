@@ -96,7 +96,7 @@ def test_a_folder_of_shards_becomes_one_file_without_the_solutions(run, folder, 
     r'train-00001-of-00002\.parquet: 4 rows, verl.s columns$',
     r'^left out: 2 rows with no ground truth$',
     r'^left out: 1 row with no prompt$',
-    r'openr1\.parquet: 3 questions, 2 of them different$',
+    r'openr1\.parquet: 3 questions, 2 of them distinct$',
   ):
     assert re.search(line, printed, re.MULTILINE), (line, printed)
   read = load(tmp_path / 'openr1.parquet', default_kind='math')
@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_refused_and_nothing_written(name, rows, message,
 
 def test_nothing_is_overwritten(run, folder, tmp_path):
   (tmp_path / 'openr1.parquet').write_text('mine')
-  with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Name'):
+  with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Choose'):
     run(folder)
   assert (tmp_path / 'openr1.parquet').read_text() == 'mine'
 
@@ -205,7 +205,7 @@ def test_nothing_is_overwritten(run, folder, tmp_path):
 def test_the_command_line_is_refused_in_one_line(tmp_path):
   lines = {
     r'--data and --out are needed': [],
-    r'--out=x\.jsonl: the name must end in \.parquet, the output format\.': [
+    r'--out=x\.jsonl: the name must end in \.parquet, because that is the output format\.': [
       '--data=a',
       '--out=x.jsonl',
     ],

@@ -348,24 +348,24 @@ def refusals():
   return {
     'no_policy': (
       ['--suite=paper', '--out=o'],
-      r'--checkpoint or --model is needed: a run',
+      r'--checkpoint or --model is needed\. Set --checkpoint to a run',
     ),
     'two': (
       ['--checkpoint=a', '--model=b'],
-      r'--checkpoint=a and --model=b: both name a policy\. Leave one of them out\.',
+      r'--checkpoint=a and --model=b: both flags choose a policy\. Leave one of them out\.',
     ),
-    'step': (['--model=b', '--step=3'], r'--step=3: --model=b has no steps; .* Leave --step o'),
+    'step': (['--model=b', '--step=3'], r'--step=3: only runs have steps, .* Leave --step o'),
     'path': (
       [*base_with, '--config.model.path=a', '--model=b'],
-      r'--config\.model\.path and --model=b: both name a model\. Leave one of them out\.',
+      r'--config\.model\.path and --model=b: both flags choose a model\. Leave one of them out\.',
     ),
     'name': (
       ['--model=b', '--name=n'],
-      r'--name=n: this names a row in a table, but --suite is missing',
+      r'--name=n: this flag names a row in a table, but --suite is missing',
     ),
     'samples': (
       ['--model=b', '--suite=paper', '--out=o', '--samples=2'],
-      r'--samples=2: the suite sets this for each benchmark\.',
+      r'--samples=2: the suite sets the number of samples for each benchmark\.',
     ),
     'suite_out': (
       ['--model=b', '--suite=paper'],
@@ -373,9 +373,12 @@ def refusals():
     ),
     'suite_name': (
       ['--model=b', '--suite=papr', '--out=o'],
-      r"--suite=papr: there is no suite of that name\. Did you mean 'paper'\? .* one of paper\.",
+      r"--suite=papr: there is no suite with this name\. Did you mean 'paper'\? .* names: paper\.",
     ),
-    'compare_one': (['--compare=a'], r'--compare=a: .* must be two policies, A,B\. Each is a '),
+    'compare_one': (
+      ['--compare=a'],
+      r'--compare=a: .* must be two policies, written as A,B\. Each ',
+    ),
     'compare_model': (
       ['--compare=a,b', '--model=b'],
       r'--model=b: --compare already names both policies\. Leave --model out\.',

@@ -292,12 +292,12 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
   broken = shutil.copytree(run, tmp_path / 'broken')
   (broken / 'config.json').write_text('{}')
   refused = (
-    ([], 'must be followed by one WORKDIR or more'),
+    ([], 'must be followed by at least one WORKDIR'),
     ([tmp_path], 'contains no config.json'),
     ([run, run], 'is named twice'),
     (
       [run, '--serve', f'--out={tmp_path}/x.html'],
-      'x.html: this cannot be combined with --serve',
+      'x.html: this flag cannot be combined with --serve',
     ),
     ([run, '--serve', '--watch'], '--watch=True: '),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),

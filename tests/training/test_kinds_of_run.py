@@ -819,11 +819,15 @@ def test_adapters_are_refused_on_another_base(run):
 @pytest.mark.parametrize(
   ('flags', 'changes', 'message'),
   [
-    (dict(dtype='bfloat16'), {}, 'they are always written in float32, as they were trained'),
-    ({}, {'lora.rank': 0}, 'this run trained the whole model (config.lora.rank=0) and has none'),
-    ({}, {'warm_start.num_updates': 9}, 'their base is random or a warm start'),
-    ({}, {'model.path': ''}, 'their base is random or a warm start'),
-    ({}, {'model.extension.rope_theta': 1e5}, "they cannot store the run's config.model.ext"),
+    (dict(dtype='bfloat16'), {}, 'adapters are always written in float32, as they were trained'),
+    (
+      {},
+      {'lora.rank': 0},
+      'this run trained the whole model (config.lora.rank=0) and has no adapters',
+    ),
+    ({}, {'warm_start.num_updates': 9}, 'their base is random weights or a warm start'),
+    ({}, {'model.path': ''}, 'their base is random weights or a warm start'),
+    ({}, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
   ],
 )
 def test_adapters_of_no_use_are_not_exported(run, flags, changes, message):
