@@ -1,8 +1,9 @@
 """Preview of a data spec as a model sees it, for `exgrpo data show`.
 
-It shows how columns and ground truths are read, three questions as the model sees them, prompt
-lengths, and which rows are left out and why. With an environment, it shows episodes that the
-environment plays itself. Rows that a run can leave out never cause an error here.
+The preview shows how columns and ground truths are read, three questions as the model sees them,
+the prompt lengths, and which rows are left out and why. With an environment, it also shows an
+episode of each question, played by the environment itself. Rows that a run can leave out never
+cause an error here.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ _SHARES = (50, 90, 99, 100)  # percentiles
 
 
 class Prompts(NamedTuple):
-  """A data set's prompts: all lengths, and the first few texts."""
+  """The lengths of all prompts in a data set, and the texts of the first few."""
 
   unit: str
   lengths: np.ndarray  # int [questions], in units
@@ -37,7 +38,7 @@ class Prompts(NamedTuple):
 
 
 def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
-  """Return the command's output; without a tokenizer, lengths are in characters.
+  """Return the command's output. Without a tokenizer, prompt lengths are in characters.
 
   Raises:
     InputError: the data does not exist or cannot be read.
@@ -111,14 +112,14 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   texts = {question.messages for question in data}
   if len(texts) < len(data):
     lines.append(
-      f'  repeated   {len(data) - len(texts):,} have the text of an earlier one; they stay, '
+      f'  repeated   {len(data) - len(texts):,} with the text of an earlier question; kept, '
       'because every row counts as a question'
     )
   return '\n'.join(lines)
 
 
 def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
-  """List the rows that a run leaves out or refuses; 'nothing' if there are none."""
+  """Return a line per reason to leave out or refuse rows; ['nothing'] if there is no reason."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.on_unverifiable, 'on_unverifiable')
@@ -127,7 +128,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
   limit = config.rollout.max_prompt
   if prompts.unit != 'tokens':
     lines.append(
-      'prompts over the limit cannot be counted without a tokenizer: choose one with --model'
+      'prompts over the limit cannot be counted without a tokenizer; choose a model with --model'
     )
   elif over := int(np.sum(prompts.lengths > limit)):
     lines.append(

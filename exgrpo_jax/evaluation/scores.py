@@ -42,7 +42,7 @@ def score(
   """Score a policy on the questions of a data spec; see `score_policy`.
 
   `spec` is a data spec such as 'chains:test[:100]'. `samples` is the number of responses per
-  question, config.evaluation.samples by default.
+  question; the default is config.evaluation.samples.
 
   Raises:
     InputError: the data does not exist.
@@ -61,7 +61,8 @@ def score_all(
   """Run and print all of a run's evaluations; see `score_policy`.
 
   With a validation set, 'validation/score' is the share of correct responses, averaged over the
-  sources not listed in config.export.best_without. The best policy has the highest score.
+  sources not listed in config.export.best_without. The best policy is the one with the highest
+  'validation/score'.
   """
   config, scores, validation = experiment.config, {}, []
   if evaluations:
@@ -90,15 +91,16 @@ def score_policy(
   """Score `decode_params` on some questions; return metrics and one record per question.
 
   The required response format comes from config.evaluation, not config.verifier. Sampling depends
-  only on seed, step and questions, so a manual evaluation reproduces the run's.
+  only on the seed, the step and the questions, so a manual evaluation reproduces the run's scores.
 
   Returns:
-    Metrics by name: 'eval/{name}/pass@1' (the first sample), with its 95% interval as '…_low' and
-    '…_high'. With k > 1 samples, likewise 'avg@{k}' (the mean of all) and 'pass@{k}' (any).
-    'truncated' and, if the task can check steps, 'valid_steps' are shares of all responses. The
-    name comes from the data spec (`spec_name`). Data from several sources gets metrics per source
-    instead, 'eval/{name}/{source}/…'.
-    Records: questions, responses, verdicts, and sampling settings.
+    Metrics by name. 'eval/{name}/pass@1' is the score of the first sample, and '…_low' and '…_high'
+    bound its 95% interval. With k > 1 samples, 'avg@{k}' (the mean over all samples) and 'pass@{k}'
+    (the share of questions with a correct sample) are added, with the same bounds. 'truncated' and,
+    if the task can check steps, 'valid_steps' are shares of all responses. The name comes from the
+    data spec (`spec_name`). If the data has several sources, the metrics are per source instead:
+    'eval/{name}/{source}/…'.
+    Records, which contain questions, responses, verdicts and sampling settings.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
   wanted, samples = config.evaluation, config.evaluation.samples
@@ -144,7 +146,7 @@ def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def table(scores: Mapping[str, float]) -> str:
-  """Format evaluation metrics: one line per data set and measure, with its 95% interval."""
+  """Format evaluation metrics: one line per data set and measure, with the 95% interval."""
   lines = []
   width = max(len(name.removeprefix('eval/').rpartition('/')[0]) for name in scores)
   for name, value in scores.items():
@@ -164,7 +166,7 @@ def table(scores: Mapping[str, float]) -> str:
 def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
   """Format how much more often the second policy is correct than the first, by source.
 
-  `first` and `second` are records of the same questions, with equally many responses to each.
+  `first` and `second` are records of the same questions, with the same number of responses to each.
   Differences are paired by question, so a question's difficulty does not widen the interval.
   """
   lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
@@ -187,16 +189,17 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
 
 
 def records_path(out: str, step: int, spec: str, made: str = '') -> str:
-  """Return the path in the folder `out` for an evaluation's records."""
+  """Return the path of an evaluation's records in the folder `out`."""
   return os.path.join(out, f'step_{step:06d}_{spec_name(spec)}{made}.jsonl')
 
 
 def _grade(
   config: RunConfig, questions: Sequence[Question], texts: Sequence[str], thinks: bool
 ) -> list[Verdict]:
-  """Grade the texts, equally many per question and in order, as config.evaluation specifies.
+  """Grade the texts as config.evaluation specifies.
 
-  A response needs </think> only if all prompts end in <think> (`thinks`).
+  `texts` are in question order, with the same number for each question. `thinks` is True if all
+  prompts end in <think>; only then can a response be required to contain </think>.
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
@@ -220,7 +223,7 @@ def _records(
   texts: Sequence[str],
   verdicts: Sequence[Verdict],
 ) -> list[Record]:
-  """Make one record per question, with all its responses, including special tokens."""
+  """Return one record per question, with all of its responses, including special tokens."""
   samples = len(texts) // len(questions)
   records = []
   for index, (question, prompt) in enumerate(zip(questions, prompts)):
@@ -233,7 +236,7 @@ def _records(
       'responses': [tokenizer.decode(r.tokens, special=True) for r in responses[span]],
       'correct': [verdict.correct for verdict in verdicts[span]],
       'outcomes': [verdict.outcome for verdict in verdicts[span]],
-      # The answers that the verifier compared; null if a response has none or grading failed.
+      # The answers that the verifier compared; null if a response has no answer or grading failed.
       'extracted': [verdict.answer for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [response.num_own for response in responses[span]],
@@ -295,9 +298,9 @@ Records = Sequence[Mapping[str, Any]]  # one per question, see `score_policy`
 def evaluate(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> tuple[int, list[tuple[Part, Records]]]:
-  """Score a policy on each part and print the scores; return its step and all records.
+  """Score a policy on each part and print the scores; return the policy's step and all records.
 
-  Call this with the training mesh set. Records are written to `out`, unless it is ''.
+  Call this with the training mesh set. Records are written to `out`, unless `out` is ''.
   """
   policy, evaluated = policies.restore(source, experiment), []
   temperature = experiment.config.evaluation.temperature

@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
   data: QuestionSet
   samples: int
-  benchmarks: tuple[Benchmark, ...]  # that these questions belong to
+  benchmarks: tuple[Benchmark, ...]  # the benchmarks that the questions belong to
 
 
 class Table(NamedTuple):
@@ -52,7 +52,7 @@ class Table(NamedTuple):
 
 
 def open_table(value: str, out: str | None, row: str) -> Table:
-  """Open the --suite table in --out; raises InputError if it already has a row of that name."""
+  """Open the --suite table in --out; raises InputError if it already has a row with this name."""
   if not out:
     raise InputError('--out is required with --suite. Pass the folder for the table and its rows.')
   if not row.strip() or not row.isprintable():
@@ -62,13 +62,14 @@ def open_table(value: str, out: str | None, row: str) -> Table:
   file = benchmark_table.row_path(table.folder, row)
   if file.exists():
     raise InputError(
-      f'--name={row}: {file} already exists. Delete it to evaluate again, or choose another --name.'
+      f'--name={row}: {file} already exists. Delete the file to evaluate again, or choose another '
+      '--name.'
     )
   return table
 
 
 def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> ConfigDict:
-  """Apply the suite's settings, except keys that are `given` on the command line."""
+  """Apply the suite's settings, except for keys that are `given` on the command line."""
   kept = {key: value for key, value in suite.settings.items() if key not in given}
   return overridden(values, kept)
 
@@ -86,8 +87,9 @@ def plan(
   where = ', '.join(data.spec for data in loaded)
   if missing and (not may_miss or not parts):
     raise InputError(
-      f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Pass files that '
-      'do with --data. Benchmarks that they lack stay blank, but at least one must have questions.'
+      f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Pass '
+      'files that contain such questions with --data. Benchmarks without questions then stay '
+      'blank, but at least one must have questions.'
     )
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:
@@ -116,7 +118,7 @@ def write_row(
 ) -> str:
   """Write the row's file and the tables of all rows; return the table as Markdown.
 
-  `policy` describes the policy as evaluations.jsonl does: run or model, and step.
+  `policy` describes the policy as evaluations.jsonl does, with its run or model and its step.
   """
   row = {
     'name': table.row,
@@ -141,7 +143,7 @@ def write_row(
 
 
 def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any]:
-  """Compute a benchmark's score with its interval, and describe its questions."""
+  """Compute a benchmark's score and interval, and describe its questions."""
   rows = [record for record in records if record['source'] == source]
   correct_QK = np.array([record['correct'] for record in rows], float)
   asked = [record['question'] for record in rows]
@@ -167,7 +169,7 @@ def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
 
 
 def load_suite(path: str) -> Suite:
-  """Load a suite; raises InputError if it fails or two benchmarks share a label or source."""
+  """Load a suite; raises InputError if its file fails or benchmarks share a label or source."""
   return evaluate_file(path, 'suite', 'a Suite, as configs/suites/paper.py does', _check)[0]
 
 
@@ -179,20 +181,20 @@ def _check(suite: Any) -> None:
     label = benchmark.label
     if benchmark.group not in GROUPS or benchmark.samples < 1:
       raise InputError(
-        f"benchmark '{label}': group={benchmark.group!r} and samples={benchmark.samples}; the "
-        f'group must be one of {", ".join(GROUPS)}, and samples at least 1'
+        f"benchmark '{label}': group={benchmark.group!r} must be one of "
+        f'{", ".join(GROUPS)}, and samples={benchmark.samples} must be at least 1'
       )
     for key in (f'label {label}', f'source {benchmark.source}'):
       if key in seen:
         raise InputError(
-          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but both must be "
-          'unique'
+          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but labels "
+          'and sources must be unique'
         )
       seen[key] = label
 
 
 def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
-  """Collect the questions to sample for the benchmarks that have any in `loaded`.
+  """Plan which questions to sample; benchmarks without questions in `loaded` are skipped.
 
   If a benchmark takes k samples and each question is listed c times, each row gets k / c responses.
 
@@ -215,7 +217,8 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
       if benchmark.source in found:
         raise InputError(
           f"'{found[benchmark.source]}' and '{data.spec}' both have questions of source "
-          f"'{benchmark.source}' ({benchmark.label}). Pass only one of them to --data, or a slice."
+          f"'{benchmark.source}' ({benchmark.label}). Pass only one of the two specs to --data, or "
+          'slice one of them so that it leaves these questions out.'
         )
       found[benchmark.source] = data.spec
       samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
@@ -232,7 +235,7 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
 
 
 def _content(questions: Sequence[Question]) -> str:
-  """Compute a digest of questions and answers that ignores order and duplicates."""
+  """Compute a digest of questions and answers, regardless of their order and of duplicates."""
   asked = sorted({repr((question.messages, question.answer)) for question in questions})
   return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
 
@@ -247,7 +250,7 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
     times = f'{most}' if fewest == most else f'{fewest} to {most}'
     raise InputError(
       f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
-      f'{benchmark.label} is {benchmark.measure}. List every question equally often, with a '
-      f'count that divides {benchmark.samples}.'
+      f'{benchmark.label} is {benchmark.measure}. List every question the same number of times, '
+      f'and choose a number that divides {benchmark.samples}.'
     )
   return benchmark.samples // most

@@ -11,11 +11,12 @@ from exgrpo_jax.grading.answers.answer import MAX_LENGTH, read
 from exgrpo_jax.grading.answers.description import describe
 from exgrpo_jax.grading.answers.extraction import final_answer
 
-_READ = 2000  # rows to read, evenly spaced; takes about a second
+_READ = 2000  # rows to read, evenly spaced; reading them takes about a second
 _ODD = 5  # odd truths to list
 _LONG = 200  # characters
 _SENTENCE = 5  # words of two letters or more
-_RARE, _COMMON = 0.01, 0.9  # a kind below the first share is odd if another is above the second
+# A kind is odd if its share is below _RARE and another kind's share is at least _COMMON.
+_RARE, _COMMON = 0.01, 0.9
 _QUOTED = 60  # characters
 _COMMAND = re.compile(r'\\[A-Za-z]+')
 _WORD = re.compile(r'[^\W\d_]{2,}')
@@ -103,7 +104,7 @@ def _table(asked: Sequence[Question]) -> list[str]:
 
 
 def _oddness(question: Question, kind: str, is_rare: bool) -> str:
-  """Return why a truth is odd, or '' if it is not."""
+  """Return why a truth is odd, or '' if it is not odd."""
   size = len(final_answer(question.answer))
   if size > _LONG:
     return f'{size:,} characters'

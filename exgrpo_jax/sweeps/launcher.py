@@ -23,7 +23,7 @@ class Job(NamedTuple):
 
   name: str
   command: Sequence[str]
-  log: str  # path; the output is appended
+  log: str  # path of the log; the output is appended
 
 
 class Outcome(NamedTuple):
@@ -48,12 +48,12 @@ class _RunningJob(NamedTuple):
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
   """Run `jobs`, at most `parallel` at a time, and report their progress on stdout.
 
-  On the first SIGINT, SIGTERM or SIGHUP, sends SIGTERM to the running jobs and waits for them. A
-  second signal kills them. Concurrent jobs run on separate cores, which is faster: two SmolLM2
-  steps take 1.3 times as long if they run one after the other on two cores.
+  On the first SIGINT, SIGTERM or SIGHUP, this function sends SIGTERM to the running jobs and waits
+  for them to exit. A second signal kills them. Concurrent jobs run on separate cores, which is
+  faster: two SmolLM2 steps take 1.3 times as long if they run one after the other on two cores.
 
   Args:
-    jobs: the jobs, in starting order.
+    jobs: the jobs, in the order in which they start.
     parallel: the maximum number of concurrent jobs.
     kept_open: file descriptors that every job inherits.
   """
@@ -96,7 +96,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
 
 
 def _shares(parallel: int) -> list[Cores]:
-  """Return the cores for each parallel job; with fewer cores than jobs, every job gets them all."""
+  """Return the cores for each parallel job; with fewer cores than jobs, each job gets all cores."""
   cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   size = len(cores) // parallel
   return [Cores(cores[number * size :][:size] if size else cores) for number in range(parallel)]
@@ -126,7 +126,7 @@ def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _Run
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
     log_start = log.tell()
-    # A new session, so that Ctrl-C reaches only this process, which then stops the job.
+    # Start a new session, so that Ctrl-C reaches only this process, which then stops the job.
     process = subprocess.Popen(
       job.command,
       stdin=subprocess.DEVNULL,

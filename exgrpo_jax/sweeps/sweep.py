@@ -29,17 +29,17 @@ class Trial(NamedTuple):
   name: str
   workdir: str
   values: ConfigDict  # the config, with the trial's overrides
-  arguments: list[str]  # for python
+  arguments: list[str]  # the arguments passed to python
 
 
 def print_commands(planned: Sequence[Trial]) -> None:
-  """Print the command for each unfinished trial, to be queued on a cluster."""
+  """Print the commands of all unfinished trials, so that you can queue them on a cluster."""
   left = _left(planned)
   for trial in left:
     print(shlex.join(['python', *trial.arguments]))
   print(
     f'{len(left)} of {len(planned)} trials are left to run; once they have finished, '
-    '--launcher=local builds the table',
+    'rerun this command with --launcher=local to build the table',
     file=sys.stderr,
   )
 
@@ -52,7 +52,7 @@ def plan_trials(
   given: Mapping[str, Any],
   workdir: str,
 ) -> list[Trial]:
-  """Return a sweep's trials after checking them; InputError names the first invalid one.
+  """Check a sweep's trials and return them; raises InputError for the first invalid trial.
 
   Args:
     sweep: trial name -> overrides.
@@ -70,7 +70,7 @@ def plan_trials(
         if key in given:
           raise InputError(
             f'--config.{key}={given[key]}: the trial sets this key to {overrides[key]}. Remove one '
-            'of the two.'
+            'of the two settings.'
           )
       changed = config.overridden(values, overrides)
       parse_config(changed)
@@ -79,7 +79,7 @@ def plan_trials(
     for other in planned:
       if other.values == changed:
         raise InputError(
-          f"{path}: trials '{other.name}' and '{name}' are the same run. To repeat a setting, vary "
+          f"{path}: trials '{other.name}' and '{name}' are the same run. To repeat a trial, vary "
           "its 'seed'."
         )
     check_workdir(changed, folder)
@@ -119,7 +119,7 @@ def run(
   """Run the unfinished trials and return the exit status.
 
   Args:
-    planned: all trials, finished or not.
+    planned: all trials, including finished ones.
     workdir: the sweep's workdir.
     parallel: the maximum number of concurrent trials.
     command: the sweep command without its flags, printed after an interrupt.
@@ -152,8 +152,8 @@ def run(
   failed = outcome.failed | dict.fromkeys(ended_early, 'exited with status 0 before its last step')
   if failed:
     print(
-      f'{len(failed)} of {counted(len(planned), "trial")} failed; run the same command to retry '
-      'them:'
+      f'{len(failed)} of {counted(len(planned), "trial")} failed; run the same command again '
+      'to retry them:'
     )
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
@@ -161,7 +161,7 @@ def run(
     again = shlex.join([*command, *sys.argv[1:]])
     print(
       f'interrupted with {len(outcome.unfinished)} of {counted(len(planned), "trial")} '
-      f'unfinished; run the same command to resume them:\n{again}',
+      f'unfinished; run the same command again to resume them:\n{again}',
       flush=True,
     )
     return 130
@@ -173,7 +173,7 @@ def _left(planned: Sequence[Trial]) -> list[Trial]:
 
 
 def report(planned: Sequence[Trial], workdir: str) -> None:
-  """Print a table of the finished trials; write the table and their curves to `workdir`."""
+  """Print a table of the finished trials; write the table and the curves to `workdir`."""
   runs, wanted = {}, {}
   for label, members in by_setting(planned).items():
     wanted[label] = len(members)
@@ -190,8 +190,8 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
   with replacing(path) as unfinished:
     unfinished.write_text(
       'Mean ± standard deviation over seeds. Final is the last evaluation. Best is the highest '
-      'score of each run, or the lowest for measures that should fall, such as truncated; it '
-      'includes the evaluation before training.'
+      'score of each run, or the lowest for measures that should fall, such as truncated; the '
+      'evaluation before training counts too.'
       f'\n\n{text}\n',
       encoding='utf-8',
     )
@@ -219,7 +219,7 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
   if os.path.exists(workdir) and not os.path.isdir(workdir):
     raise InputError(f'--workdir={workdir}: this path is not a folder. Choose a folder.')
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
-    raise InputError(f"--workdir={workdir}: this is a single run's workdir. Choose another.")
+    raise InputError(f"--workdir={workdir}: this is a single run's workdir. Choose another folder.")
   for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
     if other not in names and any(
       os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)

@@ -41,7 +41,8 @@ def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterabl
 
   Args:
     settings: name -> {dotted config key: value}.
-    axes: dotted config key -> values; may be empty. Overrides values in `settings`.
+    axes: dotted config key -> values; may be empty. These values override those
+      in `settings`.
 
   Raises:
     InputError: two trials have the same name.
@@ -57,16 +58,16 @@ def load(path: str) -> Sweep:
   """Load the trials of a sweep file.
 
   Raises:
-    InputError: the file raises an error, defines no trials, or has names that cannot all be used
-      as separate folders.
+    InputError: the file raises an error, defines no trials, or contains names that cannot all be
+      used as names of separate folders.
   """
   sweep, _ = evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'
   )
   if not isinstance(sweep, Mapping) or not sweep:
     raise InputError(
-      f'--sweep={path}: get_sweep() must return trial name -> {{config key: value}} for at least '
-      f'one trial, not {sweep!r}.'
+      f'--sweep={path}: get_sweep() must return a dict, trial name -> {{config key: value}}, with '
+      f'at least one trial, not {sweep!r}.'
     )
   check_names(f'--sweep={path}', sweep)
   return {name: dict(overrides) for name, overrides in sweep.items()}
@@ -86,7 +87,7 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
 
 
 def without_seed(name: str) -> str:
-  """Return a trial's name without its seed, which all trials of a setting share."""
+  """Return a trial's name without its seed. All trials of a setting share this name."""
   return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
 
 
@@ -99,7 +100,7 @@ def _check_trial(place: str, name: Any, overrides: Any) -> None:
     )
   if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
     raise InputError(
-      f"{place}: trial '{name}' must be {{dotted config key: value}}, not {overrides!r}."
+      f"{place}: trial '{name}' must be a dict, {{dotted config key: value}}, not {overrides!r}."
     )
 
 

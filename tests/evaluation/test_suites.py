@@ -255,11 +255,11 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
     ('def get_suite(): return []', r'get_suite\(\) must return a Suite with benchmarks, not \[\]'),
     (
       SUITE % "'A', 'x.jsonl', 's', 'both', 1",
-      r"'A': group='both' and samples=1; the group must be one of ",
+      r"'A': group='both' must be one of ",
     ),
     (
       SUITE % "'A', 'x.jsonl', 's', 'in', 1), B('B', 'x.jsonl', 's', 'in', 1",
-      r"benchmarks 'B' and 'A' share a label or a source, but both must be unique",
+      r"benchmarks 'B' and 'A' share a label or a source, but labels and sources must be unique",
     ),
   ],
 )
@@ -326,7 +326,7 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
   for changed, message in (
     (
       {},
-      r'--name=.*: .*Base_model\.json already exists\. Delete it to evaluate again, or choose an',
+      r'--name=.*: .*Base_model\.json already exists\. Delete the file to evaluate again, or ',
     ),
     ({'name': 'new', 'temperature': 1.0}, r'evaluation\.temperature=1\.0 cannot be compared'),
     (

@@ -157,7 +157,7 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
     "them unless config.data.on_unverifiable='drop'",
     '  left out   1 question: over config.rollout.max_prompt=5 tokens; a run refuses them '
     "unless config.data.on_overlong='drop'",
-    '  repeated   1 have the text of an earlier one; they stay, because every row counts as a '
+    '  repeated   1 with the text of an earlier question; kept, because every row counts as a '
     'question',
   ):
     assert line in lines

@@ -305,7 +305,8 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   assert ended.status == 130, ended
   assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in ended.out
   assert re.search(
-    r'run the same command to resume them:\n.*exgrpo\S* sweep --parallel=2 --sweep=', ended.out
+    r'run the same command again to resume them:\n.*exgrpo\S* sweep --parallel=2 --sweep=',
+    ended.out,
   )
   with pytest.raises(ProcessLookupError):
     os.kill(pid, 0)
@@ -367,7 +368,7 @@ def test_listed_settings_are_combined_with_axes_under_names_of_their_own():
     ("{'../a': {}}", "a trial cannot be named '../a'"),
     ("{'..': {}}", "a trial cannot be named '..'"),
     ("trials.grid({'data.train': ['x.jsonl[:5]']})", "cannot be named 'train=x.jsonl[:5]'"),
-    ("{'a': 1}", "trial 'a' must be {dotted config key: value}, not 1."),
+    ("{'a': 1}", "trial 'a' must be a dict, {dotted config key: value}, not 1."),
     ('[]', 'at least one trial, not []'),
     ('1 / 0', ': ZeroDivisionError: division by zero'),
     ('exit(3)', ': SystemExit: 3'),
