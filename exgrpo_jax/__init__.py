@@ -1,6 +1,6 @@
 """ExGRPO (arXiv:2510.02245) in JAX: learning to reason from experience.
 
-A notebook needs only `import exgrpo_jax as ex`; docs/library.md shows how.
+In a notebook, `import exgrpo_jax as ex` is enough; see docs/library.md.
 """
 
 import importlib

@@ -7,7 +7,7 @@ import sys
 
 from exgrpo_jax.runtime import machine
 
-# Purpose -> command -> description. Each command is a module in commands/ with its name.
+# Purpose -> command -> description. Each command is a module of the same name in commands/.
 COMMANDS = {
   'Train': {
     'train': 'train a policy with ExGRPO, or resume a run',
@@ -21,13 +21,13 @@ COMMANDS = {
     'verify': 'explain why a response was judged as it was',
   },
   'Measure': {
-    'evaluate': "measure a policy's pass@1, avg@k and pass@k on data or a suite",
+    'evaluate': "measure a policy's pass@1, avg@k and pass@k on data sets or a suite",
     'capacity': 'estimate what fits on a TPU slice or a GPU, without needing one',
     'doctor': "report this machine's hardware and problems, and a config that fits it",
   },
   'Convert': {
-    'prepare': 'turn a public data set into a file of training questions, or get a small model',
-    'export': "write a run's policy, or a GGUF, as a Hugging Face folder",
+    'prepare': 'turn a public data set into training questions, or download a small model',
+    'export': "write a run's policy or a GGUF file as a Hugging Face folder",
   },
 }
 # Removed command -> its replacement in a clone.
@@ -62,17 +62,17 @@ def main() -> None:
 
 
 def _overview() -> str:
-  lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists its flags.']
+  lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
   for purpose, commands in COMMANDS.items():
     lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
   return '\n'.join(lines)
 
 
 def prepare_process() -> None:
-  """Set up the heap, the GPU memory share and Ctrl-C, before any import starts threads."""
+  """Set up the heap, the GPU memory share and Ctrl-C handling before any import starts threads."""
   machine.keep_pages()
   machine.take_share()
-  # Ctrl-C ends a command without a traceback, like SIGTERM. Under nohup it stays ignored.
+  # Ctrl-C ends a command without a traceback, as SIGTERM does. Under nohup, it stays ignored.
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

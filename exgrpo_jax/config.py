@@ -1,7 +1,7 @@
-"""Conversion of a ConfigDict to frozen dataclasses, checking every value.
+"""Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
 
-Every component declares a frozen `Config` whose fields are created with `setting`, which states
-type, default, allowed values, meaning and origin in one place.
+Every component declares a frozen `Config` whose fields are created with `setting`. A field states
+its type, default, allowed values, meaning and origin in one place.
 """
 
 import copy
@@ -31,8 +31,8 @@ OURS = 'ours'
 
 # Removed setting -> where its function is available now.
 MOVED = {
-  'alignment': 'it moved to studies/. In a clone, python -m studies train --align_every=N compares '
-  'gradients.',
+  'alignment': 'it moved to studies/. In a clone of the repository, run '
+  'python -m studies train --align_every=N to compare gradients.',
 }
 
 
@@ -46,8 +46,8 @@ def setting(
     allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)'; a collection of choices; or
       None if any value of the type is allowed.
     meaning: the value's meaning and unit; quoted in error messages.
-    origin: source of the default: PAPER, AUTHORS or OURS, optionally followed by a comma and a
-      note.
+    origin: the source of the default: PAPER, AUTHORS or OURS, optionally followed by a comma and
+      a note.
   """
   metadata = {'allowed': allowed, 'meaning': meaning, 'origin': origin}
   return dataclasses.field(default=default, metadata=metadata)
@@ -70,8 +70,8 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
   """Build `cls` from `values`, or raise an InputError that names `path` and the key.
 
   Args:
-    cls: a frozen dataclass whose fields are created with `setting` or are such dataclasses.
-    values: exactly the fields of `cls`; ints are converted for float fields.
+    cls: a frozen dataclass; each field is created with `setting` or is such a dataclass itself.
+    values: one value for each field of `cls`; ints are converted to float for float fields.
     path: where the values come from, e.g. 'config.replay'.
   """
   fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
@@ -91,13 +91,13 @@ def check_names(names: Collection[str], known: Collection[str], path: str) -> No
     check_known(name, known, path)
   for name in known:
     if name not in names:
-      raise InputError(f"{path} lacks '{name}'. Start from configs/base.py, which sets it.")
+      raise InputError(f"{path} lacks '{name}'. Start from configs/base.py, which sets every key.")
 
 
 def check_known(name: str, known: Collection[str], path: str, key: str = '') -> None:
-  """Raise InputError if `name` is not in `known`, suggesting its current or the closest name.
+  """Raise InputError if `name` is not in `known`; suggest its new name or the closest name.
 
-  `key` is the full dotted key if `name` is part of one.
+  If `name` is part of a dotted key, `key` is the full key.
   """
   if name in MOVED and name not in known:
     raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
@@ -114,9 +114,10 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
 
 
 def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
-  """Copy `values` and apply `overrides`, dotted key -> value; InputError for an unknown key.
+  """Copy `values` and apply `overrides`, which maps dotted keys to values.
 
-  Values of the wrong type are accepted here; `parse_config` rejects them later.
+  Raises InputError for an unknown key. Values of the wrong type are accepted here; `parse_config`
+  rejects them later.
   """
   changed = copy.deepcopy(values)
   for key, value in overrides.items():
@@ -126,12 +127,12 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
       check_known(section, list(place), path, key)
       place, path = place[section], f'{path}.{section}'
       if not isinstance(place, ConfigDict):
-        raise InputError(f"{path} is one value and has no '{last}'.")
+        raise InputError(f"{path} is a single value, so it has no '{last}'.")
     check_known(last, list(place), path, key)
     present: Any = place[last]
     if isinstance(present, ConfigDict):
       raise InputError(
-        f'{path}.{last} is a section; an override sets one value, such as '
+        f'{path}.{last} is a section, but an override sets a single value, such as '
         f"'{key}.{next(iter(present))}'."
       )
     with place.ignore_type():
@@ -143,8 +144,8 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
   if dataclasses.is_dataclass(kind):
     if not isinstance(value, (Mapping, ConfigDict)):
       raise InputError(
-        f'{path}={value!r}: this is a section, not a single value. Set a value in it, such as '
-        f'{path}.{dataclasses.fields(kind)[0].name}.'
+        f'{path}={value!r}: this is a section, not a single value. Set a value in the section, '
+        f'such as {path}.{dataclasses.fields(kind)[0].name}.'
       )
     return build(cast(Any, kind), value, path)
   allowed, meaning = metadata['allowed'], metadata['meaning']
@@ -197,8 +198,8 @@ def _bound(text: str) -> float:
 # The hint for an unknown key reads this table; a test checks docs/coming_from.md against it.
 
 
-# (TRL names, verl names, our settings, note). verl names may be shortened to their last words. If a
-# name is in two rows, its hint comes from the first.
+# (TRL names, verl names, our settings, note). verl names may be shortened to their last parts. If a
+# name is in two rows, its hint comes from the first row.
 ROWS: tuple[tuple[str, str, str, str], ...] = (
   ('model', 'actor_rollout_ref.model.path', 'model.path', ''),
   ('train_dataset', 'data.train_files', 'data.train', ''),
@@ -224,7 +225,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'steps_per_generation gradient_accumulation_steps',
     'actor.ppo_mini_batch_size',
     'optimizer.minibatches',
-    'it counts updates per step; in TRL, steps_per_generation / gradient_accumulation_steps',
+    'it counts updates per step: steps_per_generation / gradient_accumulation_steps in TRL',
   ),
   ('num_iterations', 'actor.ppo_epochs', '', 'each batch is used once, as with 1'),
   (
@@ -252,7 +253,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'loss_type',
     'actor.loss_agg_mode',
     'objective.aggregation',
-    "'constant' is dr_grpo, 'token_mean' dapo, 'sequence_mean' grpo; cispo is "
+    "'constant' is dr_grpo, 'token_mean' is dapo and 'sequence_mean' is grpo; cispo is "
     "config.objective.policy_loss='cispo'",
   ),
   (
@@ -292,9 +293,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
 
 
 def counterpart_hint(key: str) -> str:
-  """Return a sentence that names our counterpart of a TRL or verl key; '' if it has none.
+  """Return a sentence that names our counterpart of a TRL or verl key; '' for any other key.
 
-  For 'num_generations' it is "num_generations of TRL is config.rollout.group_size here."
+  For 'num_generations', it is "num_generations of TRL is config.rollout.group_size here."
   """
   typed = key.split('.')
   for depth in range(len(typed), 0, -1):  # the longest matching end of the key
@@ -306,7 +307,7 @@ def counterpart_hint(key: str) -> str:
 
 
 def _ends_alike(typed: list[str], name: list[str]) -> bool:
-  """Return True if `typed` is the end of `name`; 'path' and 'name' alone are too common."""
+  """Return True if `name` ends with `typed`, unless `typed` is only 'path' or 'name'."""
   return name[-len(typed) :] == typed and (len(typed) > 1 or typed[0] not in ('path', 'name'))
 
 
@@ -327,12 +328,12 @@ def evaluate_file(
   arguments: Sequence[str] = (),
   is_flag: bool = True,
 ) -> tuple[Any, str]:
-  """Run a Python file; return what its get_config(), get_sweep(), … returns, and its docstring.
+  """Run a Python file and return the result of its get_config(), get_sweep(), … and its docstring.
 
   Args:
     path: the file's path.
     kind: the function's name without 'get_', such as 'config' or 'sweep'; also the flag's name.
-    returned: a description of the expected value, and of a file that returns one, for messages.
+    returned: a description of the expected value for messages, with an example file if possible.
     check: raises an exception if the value is unusable; None if the caller checks it.
     arguments: the function's arguments.
     is_flag: True if the file was passed as a flag, so that messages start with the flag.
@@ -360,7 +361,7 @@ def evaluate_file(
 
 
 def _line(error: BaseException, path: str) -> str:
-  """Return ':7' if line 7 is the file's last line in the error's traceback."""
+  """Return the file's last line number in the error's traceback, such as ':7', or ''."""
   if isinstance(error, SyntaxError) and error.filename == path:
     return f':{error.lineno}'
   lines = [

@@ -35,7 +35,7 @@ class Question:
   kind: str  # how answers are compared: one of verifier.KINDS
   solution: str  # a worked solution that ends in the answer; '' if missing
   source: str  # e.g. 'gsm8k', 'arithmetic' or 'aime24'; evaluation groups rows by it
-  # The data set's columns for this row, for rewards; JSON values. Empty for embedded tasks.
+  # This row's columns in the data set, as JSON values for rewards. Empty for embedded tasks.
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
   # The messages in the data, if an environment derived `messages` from them.
   original_messages: tuple[Message, ...] = ()
@@ -71,7 +71,7 @@ class QuestionSet:
 
   spec: str  # e.g. 'arithmetic:test[:1000]'
   questions: Questions
-  prompts: Sequence[np.ndarray]  # [T] int32 of every question
+  prompts: Sequence[np.ndarray]  # one array per question, [T] int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Span(NamedTuple):
   """Consecutive tokens of a response that one step's policy wrote."""
 
   step: int
-  tokens: int  # how many
+  tokens: int  # number of tokens
 
 
 FAILURES = ('timed out', 'crashed')  # grading failures, which do not count against the response
@@ -134,8 +134,8 @@ def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
 def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
   """Return a mask of the tokens that the policy wrote, bool [T] with T = `length`.
 
-  The environment wrote the other tokens. Tokens after the last turn count as the policy's, and so
-  do all tokens if `turns` is empty.
+  The environment wrote the other tokens. Tokens after the last turn count as the policy's. If
+  `turns` is empty, all tokens count as the policy's.
   """
   own_T = np.ones(length, bool)
   for _, observed in turn_places(turns):
@@ -153,7 +153,7 @@ class TokenSequence:
   """
 
   tokens: np.ndarray  # [T] int32, response only, including any end token
-  logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
+  logp: np.ndarray  # [T] float32, nats, under the distribution that the tokens were sampled from
   _: dataclasses.KW_ONLY
   # The episode turns that the environment has replied to.
   turns: tuple[Turn, ...] = dataclasses.field(default=(), metadata={'item': Turn})
@@ -183,15 +183,15 @@ FEATURES = tuple(field for field in dataclasses.fields(TokenSequence) if field.k
 class Response(TokenSequence):
   """The response to a prompt; with partial rollouts, several policies may have written it.
 
-  In an episode (rollout/episodes.py) it is everything after the prompt. Tokens of the environment's
-  messages are context; their log-probability and entropy are 0.
+  In an episode (rollout/episodes.py), the response is everything after the prompt. Tokens of the
+  environment's messages are context; their log-probability and entropy are 0.
   """
 
-  entropy: np.ndarray  # [T] float32, nats, of the distribution sampled from
-  truncated: bool  # True if cut at the limit, without an end token; False while incomplete
+  entropy: np.ndarray  # [T] float32, nats, of the distribution that tokens were sampled from
+  truncated: bool  # True if it was cut at the limit without an end token; False while incomplete
   tis_weight: np.ndarray | None = None  # [T] float32, see `losses.tis_weight`; None means all 1
-  is_complete: bool = True  # if False, the next step continues it
-  spans: tuple[Span, ...] = ()  # the parts that different steps wrote; empty if written in one step
+  is_complete: bool = True  # if False, the next step continues the response
+  spans: tuple[Span, ...] = ()  # the parts that several steps wrote; empty if one step wrote it
   verdict: Verdict | None = None  # the environment's verdict on a complete episode
 
   def first_step(self, step: int) -> int:
@@ -240,9 +240,9 @@ class ReplayScores:
 
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
-  weight: np.ndarray  # [T] float32, factor on the advantage: `objective.replay_weights`
+  weight: np.ndarray  # [T] float32, factor on the advantage; see `objective.replay_weights`
   log_ratio: np.ndarray  # [T] float32, nats: logp minus logp of the policy that wrote the tokens
-  # Mean token entropies of all candidates, oldest first; None if they were not compared.
+  # Mean token entropies of all candidates, oldest first; None if no entropies were compared.
   candidate_entropies: tuple[float, ...] | None = None
 
 
@@ -251,8 +251,8 @@ class PartialGroup:
   """A group that one step leaves for the next: incomplete, or not yet trained on."""
 
   question_row: int
-  drawn: int  # the step that first planned it
-  is_drawn: bool  # True if its question was drawn from the buffer
+  drawn: int  # the step that first planned the group
+  is_drawn: bool  # True if the question was drawn from the buffer
   responses: tuple[Response, ...]  # K, or K - 1 with replay; empty ones have not been started
   verdicts: tuple[Verdict, ...]  # for the complete responses, in the same order
 
@@ -264,7 +264,7 @@ class Plan:
   step: int
   cursor: Cursor  # position in the question stream after this step's fresh questions
   replay_started: bool  # whether replay had started at planning time
-  questions: tuple[Question, ...]  # Q of them; with partial rollouts, all in flight
+  questions: tuple[Question, ...]  # Q questions; with partial rollouts, all questions in flight
   prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
   # Stored successes of each of the Q questions. Empty for fresh questions, and for all questions if
   # `replay.include_trajectory` is off.

@@ -4,7 +4,7 @@ A row is a prompt and its response. A sequence consists of whole rows, one after
 keeps them apart by their segment numbers, and each row's positions start at 0. If the attention
 backend supports it (`attention.has_prefixes`), rows of a sequence with the same prompt share it as
 a prefix. A forward pass has a fixed number of sequences of one length. So only two shapes are
-compiled, whatever the rows' lengths, or one if the model is tiny (`model.is_tiny`).
+compiled for rows of any length, or only one shape if the model is tiny (`model.is_tiny`).
 
 Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of a
 sequence. Logits are computed only for the response tokens.
@@ -21,7 +21,7 @@ from exgrpo_jax.datatypes import Array
 # ---- Padding ----
 
 
-_SMALLEST_BUCKET = 32  # tokens; for smaller ones, compiling another shape costs more than padding
+_SMALLEST_BUCKET = 32  # tokens; compiling shapes for smaller buckets costs more than padding
 
 
 def length_bucket(length: int, limit: int | None = None) -> int:
@@ -63,11 +63,11 @@ def right_padded(
 
 # If the longest rows are short, a long sequence has room for two of them. Otherwise rows longer
 # than half a sequence could not be paired. With longer rows, attention costs more than this saves.
-_PAIRED = 256  # the most tokens of two such rows
-# With prefixes, a long sequence has room for three short rows of the longest length, about what a
-# group of eight needs. With room for four, the longest row would fit into a short sequence, which
-# must not happen.
-_GROUPED = 320  # the most tokens of three such rows
+_PAIRED = 256  # the most tokens that two such rows have together
+# With prefixes, a long sequence has room for three short rows of the longest length, which is about
+# what a group of eight needs. With room for four, the longest row would fit into a short sequence,
+# which must not happen.
+_GROUPED = 320  # the most tokens that three such rows have together
 # A short sequence is 1 / _SHORT_PART of a long one. Shorter ones waste less in a pass that is not
 # full, but then too many rows only fit long ones: with 1/8, padding grows by half at 64 shards.
 _SHORT_PART = 4
@@ -154,7 +154,7 @@ def shapes(
   """
   rows_per_shard = -(-num_rows // num_shards)
   most, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
-  # How many rows of the longest length fit into a long sequence.
+  # The number of rows of the longest length that fit into a long sequence.
   rows = max(1, min(most, rows_per_shard, min(tokens_per_shard, limit) // longest_row))
   length, responses = rows * longest_row, rows * max_response
   if has_prefixes:
@@ -257,7 +257,7 @@ def _pieces(
 ) -> Iterator[tuple[int, int, int, int]]:
   """Yield a sequence's segments: (row, first token, last token + 1, prefix).
 
-  `prefix` is the number, from 1, of the segment that contains the row's prefix; 0 if it has none.
+  `prefix` is the number, from 1, of the segment that contains the row's prefix; 0 for no prefix.
   """
   count, number_of = 0, dict[int, int]()  # segments so far; prefix name -> segment number
   for row in rows:

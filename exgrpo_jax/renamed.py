@@ -1,7 +1,7 @@
 """Old names of settings and metrics, and their current names.
 
-A setting under its old name is rejected with a hint at the new one. An old workdir's config.json
-and metrics.jsonl are read as if they used the new names.
+A config that uses an old name is rejected with a hint at the new name. An old workdir's
+config.json and metrics.jsonl are read as if they used the new names.
 """
 
 from collections.abc import Mapping
@@ -54,11 +54,11 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return a hint at the new name of a dotted key or its value; '' if neither was renamed."""
+  """Return a hint at the new name of a dotted key or of its value; '' if neither was renamed."""
   if key in SETTINGS:
-    return f'it is config.{SETTINGS[key]} now.'
+    return f'it is now called config.{SETTINGS[key]}.'
   if isinstance(value, str) and value in VALUES.get(key, {}):
-    return f'{value!r} is {VALUES[key][value]!r} now.'
+    return f'{value!r} is now called {VALUES[key][value]!r}.'
   return ''
 
 

@@ -116,8 +116,8 @@ def test_overrides_change_a_copy_and_name_one_value_each():
   changed = config.overridden(values, {'inner.path': 'y', 'ratio': 'wrong'})  # left to `build`
   assert (changed.inner.path, changed.ratio) == ('y', 'wrong') and values.inner.path == 'x'
   for key, message in [
-    ('inner', r"config\.inner is a section; .* such as 'inner\.path'"),
-    ('ratio.x', r"config\.ratio is one value and has no 'x'"),
+    ('inner', r"config\.inner is a section, but .* such as 'inner\.path'"),
+    ('ratio.x', r"config\.ratio is a single value, so it has no 'x'"),
     ('iner.path', "did you mean 'inner'"),
   ]:
     with pytest.raises(InputError, match=message):

@@ -27,8 +27,9 @@ def group_advantages(
     reward_QK: the rewards, float32, from -1e15 to 1e15. Each group needs a fresh row.
     normalize_std: 'off', 'population' or 'sample'.
     is_replay_QK: True for replayed rows; None if no row is replayed.
-    baseline: 'group' subtracts the mean of all K rewards. 'fresh' does so for replayed rows only.
-      From fresh rows it subtracts the mean of the group's fresh rows, so their advantages sum to 0.
+    baseline: 'group' subtracts the mean of all K rewards. 'fresh' subtracts this mean from replayed
+      rows only. From fresh rows, it subtracts the mean of the group's fresh rows, so that their
+      advantages sum to 0.
     replay_advantage: 'group' uses `baseline`. 'zero' sets a replayed row's advantage to 0, so the
       row only contributes to the mean. 'balanced' subtracts a weighted mean from all rows. Replayed
       rows have weight `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.

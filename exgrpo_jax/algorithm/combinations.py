@@ -33,7 +33,7 @@ def _check_bounds(config: replay.ReplayConfig, num_rollouts: int) -> None:
       f'config.replay.upper_bound={config.upper_bound} exclude every group, so nothing would '
       f'ever be replayed. With config.rollout.group_size={num_rollouts}, no number of successes '
       f'from 1 to {most} gives a pass rate above the lower bound and at most the upper bound. '
-      'Widen the bounds.'
+      'Lower the lower bound or raise the upper bound.'
     )
 
 
@@ -43,11 +43,11 @@ def _check_ratio(config: replay.ReplayConfig, num_questions: int) -> None:
     return
   ratio = math.ceil(1e6 / num_questions) / 1e6  # rounded up so that the printed value is enough
   questions = math.ceil((1 - replay.ROUNDING) / config.ratio)
-  enough = f'config.replay.ratio to at least {ratio:g}, ' if num_questions > 1 else ''
+  enough = f'config.replay.ratio to at least {ratio:g} or ' if num_questions > 1 else ''
   raise InputError(
     f'config.replay.ratio={config.ratio} of config.rollout.questions={num_questions} is less than '
     f'one question, so nothing would ever be replayed. Set {enough}config.rollout.questions to at '
-    f'least {questions}, or config.replay.ratio=0, which is plain GRPO.'
+    f'least {questions}. For plain GRPO, set config.replay.ratio=0.'
   )
 
 
@@ -66,6 +66,6 @@ def _check_clipping(config: objective.ObjectiveConfig, replays: bool) -> None:
       when = ' once replay starts' if config.clip_schedule == 'until_replay' else ''
       raise InputError(
         f'config.objective.{name}={getattr(config, name)!r} has no effect, because '
-        f"config.objective.clip_schedule='{config.clip_schedule}' clips no ratios{when}. Set it "
-        "to 'always'."
+        f"config.objective.clip_schedule='{config.clip_schedule}' clips no ratios{when}. Set "
+        "config.objective.clip_schedule='always'."
       )

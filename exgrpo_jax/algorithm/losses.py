@@ -60,7 +60,7 @@ def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
 
   Computed as a sigmoid, so that a ratio too large for float32 gives value 1 and gradient 0 instead
   of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w below
-  sqrt(beta) - beta this is larger than w, the gradient without shaping.
+  sqrt(beta) - beta, this is larger than w, which is the gradient without shaping.
 
   >>> [round(float(policy_shaping(np.log(w), beta=0.1)), 2) for w in (0.1, 1, 10)]
   [0.5, 0.91, 0.99]
@@ -241,7 +241,8 @@ def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
 def k3(log_ratio_BT: Array) -> jax.Array:
   """Estimate KL(policy, reference) with Schulman's k3 from log(reference / policy), in nats.
 
-  Never negative. Unbiased if the policy wrote the tokens (http://joschu.net/blog/kl-approx.html).
+  The estimate is never negative. It is unbiased if the policy wrote the tokens
+  (http://joschu.net/blog/kl-approx.html).
 
   >>> [round(float(k3(np.log(ratio))), 2) for ratio in (0.5, 1, 2)]
   [0.19, 0.0, 0.31]

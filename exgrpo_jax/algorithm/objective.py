@@ -25,7 +25,7 @@ from exgrpo_jax.datatypes import Array, Batch
 
 
 class LossInputs(NamedTuple):
-  """Everything a token's loss needs besides the current policy, including normalisers.
+  """Everything that a token's loss needs besides the current policy, including normalisers.
 
   The losses of disjoint token subsets, in any arrangement, add up to the minibatch's loss.
   """
@@ -118,7 +118,7 @@ def mean_weights(mask_BT: np.ndarray) -> np.ndarray:
 def row_log_ratio(
   logp_BT: Array, inputs: LossInputs, segment_BT: Array, config: ObjectiveConfig, is_first: Flag
 ) -> jax.Array:
-  """Sum the log-ratios over each token's row, or average them for 'sequence': [B, T].
+  """Sum the log-ratios over each token's row, or average them if the level is 'sequence': [B, T].
 
   Returns `LossInputs.row_log_ratio_BT`. `logp_BT` comes from a forward pass over whole rows. Rows
   without tokens get 0. `segment_BT` assigns tokens to rows; see `losses.row_sums`.
@@ -134,8 +134,8 @@ def row_log_ratio(
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
   """Return each fresh token's log-probability under the policy that wrote it, in nats: [B, T].
 
-  In a step's first minibatch that is `now_BT`, because the current policy wrote all tokens that are
-  not carried.
+  In a step's first minibatch, this is `now_BT`, because the current policy wrote all tokens that
+  are not carried.
   """
   is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
   return jnp.where(is_now, now_BT, inputs.old_logp_BT)
@@ -164,15 +164,15 @@ def fresh_terms(
 
 
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
-  """Apply the configured shaping: replayed tokens' terms for an advantage of 1, never clipped."""
+  """Compute replayed tokens' terms for an advantage of 1: the configured shaping, never clipped."""
   return losses.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
 def replay_slope(config: ObjectiveConfig) -> float:
   """Return d term / d log-probability of a replayed token at w = 1 and A = 1.
 
-  For a fresh token at r = 1 it is 1. With `policy_shaping` it is beta / (1 + beta)^2: 0.083 for
-  beta = 0.1.
+  For a fresh token at r = 1, this slope is 1. With `policy_shaping`, it is beta / (1 + beta)^2,
+  which is 0.083 for beta = 0.1.
 
   >>> round(replay_slope(ObjectiveConfig(shaping='policy_shaping', beta=0.1)), 3)
   0.083
@@ -333,9 +333,9 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """Compute a step's loss metrics from the sums over its minibatches (host scalars).
 
-  Without replayed tokens there are no replay/ metrics, without carried tokens no staleness/
-  metrics. The effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens. It lies in
-  (0, 1] and is 1 if all weights are equal.
+  The replay/ metrics are left out if no token was replayed, and the staleness/ metrics if no token
+  was carried over. The effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens. It
+  lies in (0, 1] and is 1 if all weights are equal.
   """
   tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
   carried = sums['carried_tokens']

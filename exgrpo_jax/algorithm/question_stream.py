@@ -1,4 +1,4 @@
-"""The question stream: the questions a step reads, determined by the seed and a cursor."""
+"""The question stream: the questions that a step reads, determined by the seed and a cursor."""
 
 import functools
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @functools.lru_cache(maxsize=4)  # a step reads from one epoch, or from two at the boundary
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-  """Return an epoch's question order, int64 [size], read-only. It depends only on the arguments."""
+  """Return an epoch's question order, int64 [size], read-only; it depends only on the arguments."""
   rng = randomness.generator(seed, Purpose.QUESTION_STREAM, epoch)
   order = rng.permutation(size)
   order.flags.writeable = False  # the cache shares it between callers
@@ -21,7 +21,7 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_once: int) -> bool:
-  """Return True if `epoch` also reads retired questions because too few others are left.
+  """Return True if `epoch` also reads retired questions because too few other ones are left.
 
   `size` is the total number of questions. `retired_epoch` maps a row to the epoch in which it
   retired; the stream skips it from the next epoch on. `at_once` is the number of questions that a
@@ -63,8 +63,8 @@ def take(
   """
   if size < at_once:
     raise InputError(
-      f'the training data has {counted(size, "question")}, but a step needs {at_once} '
-      'different ones. Add data, or use fewer questions per step.'
+      f'the training data has {counted(size, "question")}, but a step needs {at_once} distinct '
+      'questions. Add data, or use fewer questions per step.'
     )
   if count + len(taken) > at_once:
     raise ValueError(f'{count} fresh and {len(taken)} replayed questions exceed {at_once}.')

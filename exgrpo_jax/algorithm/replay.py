@@ -73,7 +73,7 @@ def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int
 def _bucketed(
   config: ReplayConfig, buffer: Buffer, num_rollouts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Return the buffer's N rows in ascending order, their buckets, and whether each one `trains`."""
+  """Return the buffer's N rows in ascending order, their buckets, and which rows `trains` accepts."""
   entries, size = buffer.entries, len(buffer.entries)
   row_N = np.fromiter(entries, np.int64, size)
   order_N = np.argsort(row_N)
@@ -114,7 +114,7 @@ def trains(config: ReplayConfig, correctness: float) -> bool:
 def is_recorded(config: ReplayConfig, correctness: float) -> bool:
   """Return True if a group of this correctness updates its question's entry in the buffer.
 
-  Only for questions that do not retire.
+  This only concerns questions that do not retire.
 
   >>> [is_recorded(ReplayConfig(upper_bound=0.5), correctness) for correctness in (0, 0.5, 0.75)]
   [False, True, False]
@@ -127,9 +127,9 @@ def is_recorded(config: ReplayConfig, correctness: float) -> bool:
 def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
   """Compute the log of each bucket's unnormalised probability: [K].
 
-  'gaussian' is from the paper. The others never draw bucket 0 (-inf). All except 'hardest' are in
-  the authors' code. 'hardest' exhausts a bucket before it draws from the next one, because the
-  ratio of their weights is too large for float64.
+  'gaussian' is from the paper. The other rules never draw bucket 0 (-inf). All rules except
+  'hardest' are in the authors' code. 'hardest' exhausts a bucket before it draws from the next one,
+  because the ratio of their weights is too large for float64.
   """
   bucket_K = np.arange(num_buckets)
   if config.question_selection == 'gaussian':
@@ -179,7 +179,7 @@ def draw_questions(
   step: int,
   rng: np.random.Generator,
 ) -> list[int]:
-  """Draw the rows of the min(eligible, floor(ratio Q)) questions that `step` replays.
+  """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)) questions.
 
   Returns [] before replay starts. A question is eligible if it has the configured difficulty
   (`trains`), a bucket of positive weight, and a success that is recent enough (`candidates`).
@@ -256,7 +256,7 @@ def record_step(
 ) -> Buffer:
   """Return the buffer after a step.
 
-  A replayed trajectory counts with its stored verdict: a success, unless `store` is 'all'.
+  A replayed trajectory counts with its stored verdict: always a success unless `store` is 'all'.
 
   Args:
     config: the replay settings.
@@ -299,7 +299,7 @@ def group_correctness(
 
 
 def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
-  """Count the replay. Match by tokens because logp may have been recomputed."""
+  """Count the replay of a trajectory, matched by its tokens because its logp may have changed."""
   counted = (
     dataclasses.replace(stored, times_replayed=stored.times_replayed + 1)
     if np.array_equal(stored.tokens, replayed.tokens)
@@ -318,8 +318,8 @@ def _with_new(
 ) -> tuple[Trajectory, ...]:
   """Add the group's new successes to the stored ones and keep the newest.
 
-  If `store` is 'all', every response that could be graded is added. A stored trajectory's `step` is
-  the one that wrote its first token; the argument `step` is the one that trains on it.
+  If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
+  step that wrote its first token; the argument `step` is the step that trains on the group.
   """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)

@@ -20,12 +20,12 @@ class ReplayConfig:
   include_trajectory: bool = setting(
     True,
     None,
-    'train each drawn question on a stored success and K - 1 fresh responses; if off, on K fresh '
-    'responses',
+    'train each drawn question on a stored success and K - 1 fresh responses; if off, train it on '
+    'K fresh responses',
     PAPER,
   )
   start_pass_rate: float = setting(
-    0.35, '[0, 1]', "replay starts once a step's pass rate exceeds this", PAPER
+    0.35, '[0, 1]', "replay starts once a step's pass rate exceeds this value", PAPER
   )
   sigma: float = setting(
     1.0, '(0, inf)', 'standard deviation of the bucket weights, in successes per group', PAPER
@@ -49,13 +49,14 @@ class ReplayConfig:
   store: str = setting(
     'successes',
     ('successes', 'all'),
-    "the responses to store: a group's successes, or all of them even if none succeeded",
+    "the responses to store: only a group's successes, or all responses even if none succeeded",
     PAPER,
   )
   max_age: float = setting(
     float('inf'),
     '[1, inf]',
-    'the maximum age of a replayed success, in steps; questions with only older ones are not drawn',
+    'the maximum age of a replayed success, in steps; questions with only older successes are not '
+    'drawn',
     PAPER,
   )
   age_decay: float = setting(
@@ -74,27 +75,30 @@ class ReplayConfig:
   difficulty: str = setting(
     'all',
     ('all', 'easy', 'medium', 'hard'),
-    'the questions to train on, by their latest correctness: easy is 0.75 or more, hard 0.25 or '
-    'less, medium in between',
+    'the questions to train on, by their latest correctness: easy is 0.75 or more, hard is 0.25 '
+    'or less, and medium is in between',
   )
   count_replayed: bool = setting(
     True, None, "count the replayed row in its group's correctness", AUTHORS
   )
   lower_bound: float = setting(
-    0.0, '[0, 1)', 'a group with successes is recorded if its correctness is above this', AUTHORS
+    0.0,
+    '[0, 1)',
+    'a group with successes is recorded if its correctness is above this value',
+    AUTHORS,
   )
   upper_bound: float = setting(
     1.0,
     '(0, 1]',
-    'a group with successes is recorded if its correctness is at most this; a question solved in '
-    'full retires regardless of the bounds',
+    'a group with successes is recorded if its correctness is at most this value; a question '
+    'solved in full retires regardless of the bounds',
     AUTHORS,
   )
   max_trajectories: int = setting(
     8,
     '[0, inf)',
-    'the number of newest successes to keep per question; 8 take about 6 GB of host memory for '
-    '46,000 questions and 2,000 tokens per success; 0 means no limit',
+    'the number of newest successes to keep per question; keeping 8 takes about 6 GB of host '
+    'memory for 46,000 questions and 2,000 tokens per success; 0 means no limit',
     f"{OURS}; authors' code, 0",
   )
   retire: str = setting(
@@ -158,7 +162,8 @@ class ObjectiveConfig:
   importance_level: str = setting(
     'token',
     ('token', 'sequence', 'product'),
-    "a fresh token's ratio: the token's own, or the geometric mean or product of its row's ratios",
+    "a fresh token's ratio: the token's own ratio (token), or the geometric mean (sequence) or the "
+    "product (product) of its row's ratios",
     PAPER,
   )
   tis_limit: float = setting(
@@ -191,14 +196,15 @@ class ObjectiveConfig:
   importance_correction: bool = setting(
     True,
     None,
-    'compute w relative to the policy that wrote the replayed row; if off, relative to the policy '
-    'at the start of the step, as if this step had written the row',
+    'compute the ratio w relative to the policy that wrote the replayed row; if off, relative to '
+    'the policy at the start of the step, as if this step had written the row',
     PAPER,
   )
   baseline: str = setting(
     'group',
     ('group', 'fresh'),
-    "the baseline of a fresh row's advantage: the mean of its group, or of the group's fresh rows",
+    "the baseline of a fresh row's advantage: the mean reward of its group (group), or of the "
+    "group's fresh rows only (fresh)",
     PAPER,
   )
   replay_advantage: str = setting(
@@ -206,14 +212,15 @@ class ObjectiveConfig:
     ('group', 'zero', 'balanced'),
     "a replayed row's advantage: its reward minus the group's mean (group), 0 (zero), or its "
     'reward minus a mean that weights replayed rows by the slope of their shaping at w = 1 '
-    '(balanced); that mean is then also the baseline of fresh rows',
+    '(balanced); this mean is then also the baseline of fresh rows',
     PAPER,
   )
   m2po_threshold: float = setting(
     float('inf'),
     '(0, inf]',
-    'drop the replayed tokens whose ratio has moved furthest in the direction of their advantage, '
-    "until the mean of (log w)^2 over the step's remaining ones is at most this (M2PO: 0.04)",
+    'of the replayed tokens whose ratio has moved in the direction of their advantage, drop those '
+    "with the largest (log w)^2 until its mean over the step's remaining tokens of this kind is at "
+    'most this value (M2PO uses 0.04)',
     PAPER,
   )
   normalize_std: str = setting(
@@ -233,7 +240,7 @@ class ObjectiveConfig:
     1e-4,
     '[0, inf)',
     'the coefficient of the mean token entropy, in nats',
-    f'{AUTHORS}, 1e-3 of a mean over each microbatch of 5 to 10 rows',
+    f'{AUTHORS}, 1e-3 times a mean over each microbatch of 5 to 10 rows',
   )
   balance_coefficient: float = setting(
     0.0,
@@ -261,12 +268,12 @@ class ObjectiveConfig:
     if self.replay_advantage == 'balanced' and self.shaping not in losses.SLOPES:
       raise InputError(
         "config.objective.replay_advantage='balanced' weights a replayed row by the slope of its "
-        f'shaping at w = 1, but losses.SLOPES has no entry for {self.shaping!r}. Add one.'
+        f'shaping at w = 1, but losses.SLOPES has no entry for {self.shaping!r}. Add an entry.'
       )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
-        f"config.objective.tis_limit={self.tis_limit} compares the trainer's log-probabilities "
-        "with the sampler's. Set config.objective.old_logprobs='recompute'."
+        f"config.objective.tis_limit={self.tis_limit} needs the trainer's own log-probabilities, "
+        "to compare them with the sampler's. Set config.objective.old_logprobs='recompute'."
       )
     if self.dual_clip < float('inf') and self.policy_loss == 'cispo':
       raise InputError(

@@ -12,7 +12,8 @@ def _mean_entropy(scores: ReplayScores) -> float:
 
 
 # config.replay.trajectory_selection -> a function from a trajectory's scores under the current
-# policy to its cost. The trajectory with the lowest cost is replayed. None if no scores are needed.
+# policy to its cost, or None if the rule needs no scores. The trajectory with the lowest cost is
+# replayed.
 RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'lowest_entropy': _mean_entropy,
   'highest_entropy': lambda scores: -_mean_entropy(scores),

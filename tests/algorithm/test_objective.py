@@ -767,9 +767,9 @@ def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
 @pytest.mark.parametrize(
   ('num_questions', 'ratio', 'enough'),
   [
-    (8, 0.1, 'ratio to at least 0.125, config.rollout.questions to at least 10, '),
-    (3, 0.25, 'ratio to at least 0.333334, config.rollout.questions to at least 4, '),
-    (1, 0.5, 'Set config.rollout.questions to at least 2, '),  # no ratio below 1 is enough
+    (8, 0.1, 'ratio to at least 0.125 or config.rollout.questions to at least 10. '),
+    (3, 0.25, 'ratio to at least 0.333334 or config.rollout.questions to at least 4. '),
+    (1, 0.5, 'Set config.rollout.questions to at least 2. '),  # no ratio below 1 is enough
   ],
 )
 def test_a_ratio_that_replays_no_question_is_refused_with_what_does(num_questions, ratio, enough):
@@ -800,7 +800,7 @@ def test_a_variant_of_clipping_needs_clipping_in_every_step(variant):
   for clip, ratio in (('until_replay', 0.5), ('never', 0.5), ('never', 0.0)):
     with pytest.raises(
       InputError,
-      match=rf"{next(iter(variant))}=.*clip_schedule='{clip}' clips no .* Set it to 'always'",
+      match=rf"{next(iter(variant))}=.*clip_schedule='{clip}' clips no .*clip_schedule='always'",
     ):
       check(ratio=ratio, clip_schedule=clip, **variant)
   check(clip_schedule='always', **variant)
