@@ -18,7 +18,8 @@ _PAGE = """\
 
 <!-- Written by docs/one_gpu.py; change it there, then renew this page. -->
 
-Train a Hugging Face checkpoint on one GPU with `one_gpu`, and look up what fits:
+Train a Hugging Face checkpoint on a single GPU with the config `one_gpu`, and look up which models
+fit:
 
 ```bash
 exgrpo doctor
@@ -26,15 +27,15 @@ exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 ```
 
-`doctor` shows what the machine has, what is missing, and which of these configs fits. `smoke_gpu`
-trains a small model to check that training works on the GPU at all. After `one_gpu:`, give a model,
-a memory size and a data set in any order; the default is Qwen2.5-0.5B on 24 GB with GSM8K. A run
-has 200 steps of 32 questions x 8 responses. Responses have at most 1,024 tokens with GSM8K and
-3,072 with MATH.
+`doctor` shows the machine's hardware and software, what is missing, and which of these configs
+fits. `smoke_gpu` trains a small model to check that training works on the GPU at all. After
+`one_gpu:`, pass a model, a memory size and a data set in any order; the default is Qwen2.5-0.5B on
+24 GB with GSM8K. A run takes 200 steps with 32 questions and 8 responses to each question.
+Responses have at most 1,024 tokens with GSM8K and 3,072 with MATH.
 
 ## What fits?
 
-**None of these configs has been run yet.** The memory is computed with a formula:
+**None of these configs has been run yet.** This command computes the memory with a formula:
 
 ```bash
 exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
@@ -44,21 +45,22 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- **GiB needed** is for the program in parentheses, which needs the most memory, and includes
-  everything that stays in memory while it runs. JAX uses nine tenths of the GPU's memory unless you
-  set `XLA_CLIENT_MEM_FRACTION`.
+- **GiB needed** is the memory for the program in parentheses, which needs the most memory of all
+  programs. It includes everything else that stays in memory while this program runs. JAX uses nine
+  tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
 - **Training the whole model** takes 16 bytes per parameter: the parameter, AdamW's two moments in
   bfloat16, the gradient, and the accumulated gradient of the previous microbatches. With moments in
-  float32, it takes 20 bytes.
-- **[LoRA](checkpoints.md#how-do-i-train-lora-adapters)** of rank 32 is used if the whole
-  model cannot be trained. The frozen model and the sampling weights take four bytes per parameter.
-  A dash means that the model does not fit even with LoRA.
-- **`t4`** is a T4 or a V100 with 16 GB. They do not support bfloat16, so the model computes in
-  float32.
+  float32, training takes 20 bytes per parameter.
+- **[LoRA](checkpoints.md#how-do-i-train-lora-adapters)** with rank 32 is used if training the whole
+  model does not fit. The frozen model and the sampling weights together take four bytes per
+  parameter. A dash means that the model does not fit even with LoRA.
+- **`t4`** is a T4 or a V100 with 16 GB. These GPUs do not support bfloat16, so the model computes
+  in float32.
 
 ## What about other memory sizes or longer responses?
 
-`--fit` finds the number of slots and of tokens per pass, which affect only memory and time:
+`--fit` finds the largest number of slots and of tokens per pass that fit. These numbers affect only
+memory and time:
 
 ```bash
 exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_response=4096
