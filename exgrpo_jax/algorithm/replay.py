@@ -73,7 +73,7 @@ def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int
 def _bucketed(
   config: ReplayConfig, buffer: Buffer, num_rollouts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Return the buffer's N rows in ascending order, their buckets, and which rows `trains` accepts."""
+  """Return (row_N in ascending order, bucket_N, trains_N) for the buffer's N questions."""
   entries, size = buffer.entries, len(buffer.entries)
   row_N = np.fromiter(entries, np.int64, size)
   order_N = np.argsort(row_N)

@@ -1,10 +1,10 @@
 """The replay buffer in a checkpoint: trajectory segments and an index.
 
 A segment is a file of consecutive trajectories: int32 tokens, their float32 log-probabilities, and
-the arrays that features add. It is written once. Later checkpoints hard-link it while at least half
-of it is still in the buffer. So a save writes only new trajectories, yet every checkpoint is
-complete and can be copied, moved or deleted independently of the others. On a file system without
-hard links, each checkpoint writes everything.
+the arrays that features add. A segment is written once. Later checkpoints hard-link the segment
+while at least half of its data is still in the buffer. So a save writes only new trajectories, yet
+every checkpoint is complete and can be copied, moved or deleted independently of the others. On a
+file system without hard links, each checkpoint writes everything.
 
 The index stores each question's data and each trajectory's location and checksum.
 """
@@ -23,7 +23,7 @@ from etils import epath
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import FEATURES, TokenSequence, Trajectory
 
-MAX_SEGMENTS = 64  # per checkpoint; with more, link the MAX_SEGMENTS / 2 largest, rewrite the rest
+MAX_SEGMENTS = 64  # per checkpoint; with more, only the largest MAX_SEGMENTS / 2 are linked
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
 _NOWHERE = (-1, -1)
 _NUMBERS = [one for one in dataclasses.fields(Trajectory) if one.type in (float, int, bool)]
@@ -84,8 +84,8 @@ def read_some(
 ) -> dict[int, tuple[Trajectory, ...]]:
   """Read the stored trajectories of the questions `rows`: row -> trajectories, oldest first.
 
-  Skips rows that are not in the buffer. Stops before the questions read exceed `max_tokens` in
-  total. Raises the same errors as `read`.
+  Skips rows that are not in the buffer. Stops before the questions exceed `max_tokens` in total.
+  Raises the same errors as `read`.
   """
   columns = _read_index(folder)
   tokens = dict.fromkeys(columns['row'].tolist(), 0)
@@ -107,7 +107,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """Build the index columns per question, in `rows` order, and per trajectory, without places."""
+  """Build the index columns except places: per question, in `rows` order, and per trajectory."""
   entries = [buffer.entries[row] for row in rows]
   retired = sorted(buffer.retired_epoch.items())
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
@@ -189,13 +189,13 @@ def _link_segments(
       if used[number] >= source.stat().length / 2:
         os.link(source, folder / source.name)
         linked.append(number)
-    except OSError:  # no hard links here, or the file is gone: write it again
+    except OSError:  # hard links are unsupported, or the file is gone: write it again
       pass
   return linked
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Write a file of trajectories, unless there are none, and return their offsets in it."""
+  """Write trajectories, if any, to a file and return their offsets in the file."""
   if not trajectories:
     return []
   offsets = []

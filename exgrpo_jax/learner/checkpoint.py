@@ -1,8 +1,8 @@
 """Atomic checkpoints of train state, buffer, cursor, groups in flight and step, with orbax.
 
 Orbax writes to a temporary directory while training continues and renames it once complete, so a
-killed run still has its previous checkpoint. Orbax detects missing and truncated files, but not
-every flipped bit in an array; our checksums do.
+killed run still has its previous checkpoint. Orbax detects missing and truncated files, but only
+our checksums detect every flipped bit in an array.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from exgrpo_jax.runtime import hosts
 # ---- Partial rollouts ----
 
 # Three files: an index in JSON, the concatenated tokens of all responses with the sampler's values,
-# and a checksum of both. In a checkpoint this item is called 'carried'.
+# and a checksum of both. In a checkpoint, this item is called 'carried'.
 
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
@@ -163,10 +163,10 @@ class RestoreFolder(ocp.args.CheckpointArgs):
   read: Callable[[epath.Path], Any]
 
 
-# The checkpoint format. Format 1 stored no format number, and the buffer as a few arrays. Format 2
-# lacked `carried`.
+# The checkpoint format. Format 1 stored no format number and stored the buffer as a few arrays.
+# Format 2 lacked `carried`.
 FORMAT = 3
-NO_BASE: Mapping[str, int] = {}  # if the state contains the whole model
+NO_BASE: Mapping[str, int] = {}  # used if the state contains the whole model
 _NOT_WHAT_WAS_SAVED = 'the data differs from what was saved'
 
 
@@ -231,12 +231,12 @@ def save(
 ) -> None:
   """Start writing a snapshot in the background, after waiting for the previous one to finish.
 
-  The caller may donate the state as soon as this returns. Orbax has copied it to the host or, on
-  CPU, holds a reference that keeps JAX from reusing its memory. The buffer and partial groups are
-  immutable.
+  The caller may donate the state as soon as this returns. By then, orbax has copied the state to
+  the host or, on CPU, holds a reference that keeps JAX from reusing its memory. The buffer and
+  partial groups are immutable.
 
   Args:
-    manager: opened with a config; see `open_manager`.
+    manager: a manager opened with a config; see `open_manager`.
     snapshot: the snapshot to write.
     base_sums: checksums of LoRA's frozen base, so that restoring can reject a different base.
   """
@@ -260,7 +260,7 @@ def save(
 def restore(
   manager: ocp.CheckpointManager, step: int, like: Any, base_sums: Mapping[str, int] = NO_BASE
 ) -> Snapshot:
-  """Restore the snapshot of `step`; `like` gives the state's structure and layout.
+  """Restore the snapshot of `step`; `like` specifies the state's structure and layout.
 
   If any host fails, every host raises the error:
     DamagedError: the checkpoint is damaged, or its data differs from what was saved.
@@ -329,9 +329,9 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raise an error on all hosts if any host has one; otherwise the others would wait forever."""
+  """Raise an error on all hosts if any host has one, because the others would wait forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
-  for kind in (InputError, DamagedError):  # in this order: an unreadable one may be intact
+  for kind in (InputError, DamagedError):  # in this order: an unreadable checkpoint may be intact
     for name, message in filter(None, reported):
       if name == kind.__name__:
         raise kind(message)
@@ -343,8 +343,8 @@ def restore_newest(
   """Restore the newest intact snapshot; return None if nothing has been saved.
 
   Warns about damaged newer checkpoints and moves them to a folder 'damaged' next to the
-  checkpoints, because their steps will be saved again. If none is intact, or one cannot be read
-  right now, raises InputError and moves nothing.
+  checkpoints, because their steps will be saved again. If no checkpoint is intact, or a
+  checkpoint cannot be read right now, raises InputError and moves nothing.
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
@@ -363,7 +363,7 @@ def restore_newest(
     raise InputError(
       f'{manager.directory}: none of the checkpoints can be read. '
       + ' '.join(f'Step {step}: {problem}.' for step, problem in damaged.items())
-      + ' Restore a copy, or use another --workdir.'
+      + ' Restore a copy of a checkpoint, or use another --workdir.'
     )
   return None
 
@@ -383,7 +383,7 @@ def _put_aside(directory: epath.Path, step: int, why: str, used: int) -> None:
 def restore_params(
   workdir: str, step: int | None, like: Params, base_sums: Mapping[str, int] = NO_BASE
 ) -> tuple[Params, int]:
-  """Restore only (parameters, step) from a checkpoint in `workdir`, by default the newest.
+  """Restore only (parameters, step) from a checkpoint in `workdir`, by default the newest one.
 
   Raises InputError if the step was not saved, belongs to a different base, or is damaged.
   """
@@ -392,7 +392,8 @@ def restore_params(
     step = _newest(workdir, saved)
   if step not in saved:
     raise InputError(
-      f'{workdir}/checkpoints has no step {step}. It has: {", ".join(map(str, saved)) or "none"}.'
+      f'{workdir}/checkpoints has no step {step}. '
+      f'The saved steps are: {", ".join(map(str, saved)) or "none"}.'
     )
   path, item = _folder(workdir) / str(step), {'params': like}
   try:
@@ -418,14 +419,15 @@ def restore_params(
 def restore_buffer(workdir: str) -> tuple[Buffer, int]:
   """Restore only (replay buffer, step) from the newest checkpoint in `workdir`.
 
-  Raises InputError if `workdir` has no checkpoint, or it is damaged or from another version.
+  Raises InputError if `workdir` has no checkpoint, or if the newest checkpoint is damaged or was
+  written by another version.
   """
   step = _newest(workdir, steps(workdir))
   path = _folder(workdir) / str(step)
   try:
     restored = _read(path, sums=ocp.args.JsonRestore(), buffer=RestoreFolder(buffer_files.read))
   except DamagedError as error:
-    raise InputError(f'{path} is damaged ({error}). Restore a copy.') from error
+    raise InputError(f'{path} is damaged ({error}). Restore a copy of it.') from error
   _check_format(path, restored['sums'])
   return restored['buffer'], step
 

@@ -23,7 +23,7 @@ _FAILING = re.compile('input/output error|read-only file system|stale file handl
 
 
 def check_space(workdir: str, state: TrainState) -> None:
-  """Print the size of a checkpoint and the free disk space; raise InputError if it does not fit.
+  """Raise InputError if a checkpoint does not fit on the disk; print its size and the free space.
 
   `state` may consist of arrays or shapes. The buffer is ignored because it is small compared to a
   model.
@@ -32,7 +32,8 @@ def check_space(workdir: str, state: TrainState) -> None:
   free = shutil.disk_usage(workdir).free
   if free < needed:
     raise InputError(
-      f'--workdir={workdir} has {decimal(free)} left, but a checkpoint takes {decimal(needed)}. '
+      f'--workdir={workdir}: the disk has {decimal(free)} left, but a checkpoint takes '
+      f'{decimal(needed)}. '
       'Free some space, or use another disk.'
     )
   print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)

@@ -2,8 +2,8 @@
 
 The normalisers are computed from the whole minibatch before it is split (`objective.loss_inputs`),
 so packing, microbatches, their order and the mesh only affect rounding. Shape letters are those in
-packing.py, and M microbatches of one shape. B counts sequences here, except in a `Batch` and its
-loss inputs, which have one row per response.
+packing.py; M is the number of microbatches of one shape. B counts sequences here, except in a
+`Batch` and its loss inputs, which have one row per response.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class UpdateSpec:
   temperature: float  # sampling temperature
   longest_row: int  # tokens of prompt and response
   max_response: int  # tokens
-  logit_chunk: int  # tokens per shard of rows whose logits exist at once
+  logit_chunk: int  # tokens per shard of rows whose logits exist at the same time
 
 
 class Microbatch(NamedTuple):
@@ -79,7 +79,7 @@ class Microbatch(NamedTuple):
 
 
 def trained_shapes(spec: UpdateSpec) -> model.Params:
-  """Return shape, dtype and sharding of the trained parameters: all of them, or LoRA's adapters."""
+  """Return the trained parameters' shapes, dtypes and shardings; with LoRA, only the adapters'."""
   return lora.shapes(spec.lora, model.shapes(spec.model, spec.mesh))
 
 
@@ -229,7 +229,7 @@ def _with_whole_row_inputs(
 def _predictor_states(
   spec: UpdateSpec, params: model.Params, packed: Microbatch
 ) -> tuple[tuple[jax.Array, jax.Array], mlp.Balance | None]:
-  """Return the targets' predictors (hidden_BWD, unembedding_DV) and the experts' balance."""
+  """Return ((the targets' predictors [B, W, D], the unembedding), the experts' load balance)."""
   counted = None
   if spec.model.num_experts:
     weight_BW = packed.inputs.entropy_weight_BT
@@ -261,7 +261,7 @@ def minibatches(batch: Batch, count: int) -> list[Batch]:
 def microbatches(
   spec: UpdateSpec, batch: Batch, inputs: objective.LossInputs, num_shards: int
 ) -> list[Microbatch]:
-  """Pack a minibatch's rows into passes of the two shapes from packing.py; NumPy.
+  """Pack a minibatch's rows into passes of the two shapes from packing.py, in NumPy.
 
   Leaves out rows without response tokens because they have no weight. A minibatch without any
   tokens still gets one pass, because an update without signal is still an update.
@@ -302,15 +302,16 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
 
 
 def most_passes(num_rows: int, count: int) -> int:
-  """Return the most passes of `count` sequences that `num_rows` rows need: one row a sequence."""
+  """Return how many passes of `count` sequences are needed if each sequence has only one row."""
   return -(-num_rows // count)
 
 
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
-  """Stack the microbatches of each shape: (number used, stack along a leading axis M); NumPy.
+  """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
-  M is the most microbatches of that shape that `num_rows` rows can need; unused entries are zero.
-  If M depended on the rows' lengths, the program would be recompiled.
+  Returns (number of microbatches, stack) for each shape. M is the most microbatches of this shape
+  that `num_rows` rows can need; unused entries are zero. If M depended on the rows' lengths, the
+  program would be recompiled.
   """
   alike: dict[tuple[int, ...], list[Microbatch]] = {}
   for packed in cut:
@@ -363,7 +364,7 @@ def programs(
     spec: the updates' static inputs.
     state: the train state, or its shapes.
     initial: see `minibatch_gradient`.
-    nothing: a batch with the shapes of every step's, without a token to train on.
+    nothing: a batch with the shapes of every step's batch, but without a token to train on.
     minibatch_passes: each minibatch's passes, to count how often each program runs.
   """
   mesh, num_updates = spec.mesh, spec.optimizer.minibatches

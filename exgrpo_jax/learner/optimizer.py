@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping, skipping updates whose gradient is too large."""
+"""AdamW with gradient clipping. Updates whose gradient is too large are skipped."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ class OptimizerConfig:
 
   The authors' gradient is 64 times ours. Their code sums over the 64 rows of one GPU's share of a
   minibatch, divides by the response limit and averages over 8 GPUs. Ours also divides by the
-  minibatch's 512 rows. So defaults in gradient units are the authors' values divided by 64.
+  minibatch's 512 rows. So our defaults in gradient units are the authors' values divided by 64.
   """
 
   minibatches: int = setting(
@@ -33,7 +33,9 @@ class OptimizerConfig:
     'the learning rate schedule after warm-up: linear and cosine decay to 0 at the last update',
     AUTHORS,
   )
-  warmup_updates: int = setting(0, '[0, inf)', 'updates over which the rate ramps up', AUTHORS)
+  warmup_updates: int = setting(
+    0, '[0, inf)', 'updates over which the learning rate ramps up', AUTHORS
+  )
   b1: float = setting(0.9, '[0, 1)', "decay of AdamW's first moment", AUTHORS)
   b2: float = setting(0.999, '[0, 1)', "decay of AdamW's second moment", AUTHORS)
   epsilon: float = setting(
@@ -69,7 +71,7 @@ class TrainState:
 
 
 def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
-  """Make the schedule, update index -> rate: a linear warm-up, then `config.schedule`."""
+  """Make the schedule from update index to rate: a linear warm-up, then `config.schedule`."""
   peak, warmup = config.learning_rate, config.warmup_updates
   rest = max(1, num_updates - warmup)
   after = {
@@ -96,9 +98,10 @@ def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformat
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   """Keep the second moment in bfloat16 with stochastic rounding.
 
-  An update shrinks it by at most 1 - b2, a thousandth, but adjacent bfloat16 values differ by four
-  to eight thousandths, so with rounding to nearest it would never decrease. Stochastic rounding is
-  correct on average (arXiv:1502.02551). The first moment moves by tenths and does not need it.
+  An update shrinks the second moment by at most 1 - b2, which is a thousandth. Adjacent bfloat16
+  values differ by four to eight thousandths, so with rounding to nearest the moment would never
+  decrease. Stochastic rounding is correct on average (arXiv:1502.02551). The first moment moves by
+  tenths and does not need stochastic rounding.
   """
 
   def init(params: optax.Params) -> Any:
@@ -128,8 +131,8 @@ def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def init(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
-  """Make a fresh state; moments are sharded like their parameters."""
-  # So are the counts: if an update returned them in another layout, the next one would recompile.
+  """Make a fresh train state, whose moments are sharded like their parameters."""
+  # Counts need a layout too: if an update changed their layout, the next update would recompile.
   layout = sharding.layout_of(shapes(config, num_updates, params).opt_state)
   return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))
 

@@ -1,4 +1,4 @@
-"""Reads from unreliable storage: retries and checksums, telling failures apart from damage.
+"""Reads from unreliable storage: retries, and checksums that tell damaged data from failed reads.
 
 If storage fails, the stored data may still be intact: a checkpoint that cannot be read right now is
 not necessarily damaged.
@@ -50,8 +50,8 @@ def patiently(read: Callable[[], T], place: str) -> T:
         raise InputError(
           f'{place} could not be read in {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
           f'({reason}). The disk or network is failing, or a permission is missing. Nothing was '
-          'moved or changed. Fix this and run the same command again. If the data is lost, move it '
-          'away first.'
+          'moved or changed. Fix the problem and run the same command again. If the data is lost, '
+          'move this path away first.'
         ) from error
       print(
         f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s',
@@ -87,7 +87,7 @@ def _failure(error: BaseException) -> str:
 
 # ---- Checksums ----
 
-# Each is the sum of an array's bits: equal on every mesh, and changed by any flipped bit.
+# A checksum is the sum of an array's bits. It is equal on every mesh, and a flipped bit changes it.
 
 
 def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
@@ -110,7 +110,7 @@ def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
 
 
 def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
-  """List the arrays that differ from the saved ones or were not saved; '' if all match."""
+  """List the arrays that differ from the saved arrays or were not saved; '' if all match."""
   return ', '.join(name for name, value in computed.items() if value != saved.get(name))
 
 
@@ -121,7 +121,7 @@ def _named(tree: Any) -> dict[str, int]:
 
 @jax.jit
 def bit_sums(tree: Any) -> Any:
-  """Sum each array's bits in uint32; addition wraps around, so its order does not matter."""
+  """Sum each array's bits in uint32; the sum wraps around, so the order does not matter."""
 
   def bits(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')

@@ -1,6 +1,6 @@
 """Causal self-attention over whole sequences, for training, scoring and prefill.
 
-One function with three backends. None of them materialises all scores of a long sequence:
+None of the three backends materialises all scores of a long sequence:
 
   blockwise  plain JAX on any platform, in blocks of queries; see blockwise.py
   cudnn      NVIDIA's flash attention; bfloat16, H a multiple of 8 up to 128, no cap on scores

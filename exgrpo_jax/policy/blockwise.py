@@ -47,7 +47,7 @@ def attend(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Compute `attention.causal`."""
+  """Compute `attention.causal` with the 'blockwise' backend."""
   B, T, N, H = query_BTNH.shape
   G = key_BTGH.shape[2]
   # Scale queries rather than scores, which outnumber them as soon as T exceeds H.

@@ -1,9 +1,9 @@
 """A layer's key/value cache with one block per row and head, in two layouts.
 
 `Transposed` is for CPU: keys are [H, S] and values [S, H], so neither matrix product in a decode
-step needs a transpose. This makes attention nearly twice as fast there as with keys as [S, H].
-`Dense` is for accelerators: a token's key and value are contiguous, so writing them scatters whole
-rows.
+step needs a transpose. With this layout, attention on CPU is nearly twice as fast as with keys
+stored as [S, H]. `Dense` is for accelerators: a token's key and value are contiguous, so writing
+them scatters whole rows.
 
 Shape letters are those in kv_cache.py; R = N/G query heads share a key/value head.
 """
@@ -160,9 +160,9 @@ def _attend(
 # ---- Decoding on NVIDIA GPUs ----
 
 # Each pair of a row and a key/value head is passed to the kernel as one sequence with R = N/G
-# queries and a single key head. This lets it read the cache in place; the documented [B, S, G, H]
-# would need a transposed copy. Tests run the same call with XLA on a CPU; the kernel itself has not
-# been run on a GPU yet.
+# queries and a single key head. This lets the kernel read the cache in place; the documented layout
+# [B, S, G, H] would need a transposed copy. Tests run the same call with XLA on a CPU; the kernel
+# itself has not been run on a GPU yet.
 #
 # Shape letters are those in kv_cache.py; M = B * G sequences.
 

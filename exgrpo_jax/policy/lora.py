@@ -1,8 +1,9 @@
 """LoRA (arXiv:2106.09685): train a product of two thin matrices on top of each frozen matrix W.
 
 A forward pass computes x W + s (x A) B, with s = alpha / rank, without adding the matrices.
-Sampling and exports use each matrix often, so they do add them (`merged`). A starts random and B at
-zero, so training starts from the frozen model. Three parameter trees, in the training layout:
+Sampling and exports use each matrix often, so they do add the matrices (`merged`). A starts random
+and B at zero, so training starts from the frozen model. Three parameter trees, in the training
+layout:
 
   base      the whole model, which is never updated (see `model.shapes`)
   adapters  A and B of each target, float32; only these are trained and checkpointed
@@ -67,7 +68,7 @@ class LoraConfig:
       check_known(target, TARGETS, 'config.lora.targets')
     if len(set(self.targets)) < len(self.targets) or not self.targets:
       raise InputError(
-        f'config.lora.targets={self.targets} must name at least one matrix, and none of them twice.'
+        f'config.lora.targets={self.targets} must contain at least one name and no duplicates.'
       )
 
   @property
@@ -119,7 +120,7 @@ def shapes(config: LoraConfig, params: Params) -> Params:
 def _shapes(
   config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """Return the shapes of A and B for a stack of matrices; InputError if the rank is too large."""
+  """Return A's and B's shapes for a matrix stack; raise InputError if the rank is too large."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
@@ -128,7 +129,7 @@ def _shapes(
   if config.rank > narrow:
     raise InputError(
       f'config.lora.rank={config.rank} must be at most {narrow}, the smaller dimension of '
-      f"{name}. Lower it, or leave '{name}' out of config.lora.targets."
+      f"{name}. Lower config.lora.rank, or leave '{name}' out of config.lora.targets."
     )
 
   def shape(sizes: list[int], axes: list[Any]) -> jax.ShapeDtypeStruct:

@@ -129,7 +129,7 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """Compute one device's part of the sum, from experts `first` on; see `sharding.over_experts`."""
+  """Compute the part of one device, whose experts start at `first`; see `sharding.over_experts`."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
@@ -185,8 +185,8 @@ _ACTIVATIONS = {
 # The sequence-wise auxiliary loss of DeepSeek-V3 (arXiv:2412.19437, eq. 17 to 20): for each row,
 # each expert's share of the choices times its mean probability, summed over experts and scaled so
 # that even routing gives 1. A row's loss is independent of other rows, so it does not depend on how
-# rows are packed or minibatches split. The loss of Switch Transformers (arXiv:2101.03961) does,
-# because it is computed over all tokens of a batch.
+# rows are packed or minibatches split. The loss of Switch Transformers (arXiv:2101.03961) does
+# depend on them, because it is computed over all tokens of a batch.
 
 
 class Counted(NamedTuple):

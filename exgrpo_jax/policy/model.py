@@ -58,7 +58,7 @@ def parameter_shape(
   num_layers: int | None = None,
   dtype: str | None = None,
 ) -> jax.ShapeDtypeStruct:
-  """Return the shape and sharding of a variable, or of a stack if `num_layers` is given.
+  """Return the shape and sharding of a variable, or of a layer stack if `num_layers` is given.
 
   `dtype` applies to matrices, not to vectors.
   """
@@ -112,7 +112,7 @@ def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
 
   The standard deviation is 1/sqrt(width), which is the usual 0.02 at width 2,500 and makes narrow
   models learn faster. For a layer's two projections to the residual stream it is multiplied by
-  1/sqrt(2 * num_layers). Norm scales are 1, biases 0. Each device computes its own shards.
+  1/sqrt(2 * num_layers). Norm scales are 1 and biases are 0. Each device computes its own shards.
   """
   return _init(config, mesh)(key)
 
@@ -196,9 +196,9 @@ def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[
 def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
   """Convert parameters to the decode layout and delete the originals.
 
-  Returns the same as `decode_layout`, but converts one parameter at a time, so that memory only
-  needs to hold the model and a copy of its largest parameter. Using an original afterwards raises
-  JAX's error for deleted arrays.
+  The result is the same as from `decode_layout`, but parameters are converted one at a time, so
+  that memory only needs to hold the model and a copy of its largest parameter. Using an original
+  afterwards raises JAX's error for deleted arrays.
   """
 
   def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
@@ -212,7 +212,7 @@ def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Mes
 
 
 def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
-  """Return each parameter's conversion, in a tree like `init`'s; stacks become tuples."""
+  """Return each parameter's conversion function, in a tree like `init`'s; stacks become tuples."""
 
   def conversion(path: tuple[Any, ...], axes: tuple[str | None, ...]) -> Callable[..., Any]:
     def convert(weight: lora.Weight) -> jax.Array | OutputMajor:
@@ -445,7 +445,7 @@ def apply_layers(
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Apply all layers, unrolled, in the decode layout.
 
-  `store`, if given, replaces each layer's output and new cache with its results.
+  `store`, if given, maps each layer's output and new cache to the values that replace them.
   """
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = rotations_of_kinds(config, position_BT)

@@ -43,7 +43,7 @@ class ShapeConfig:
   num_kv_heads: int = setting(
     2, '[1, inf)', 'key/value heads, each serving equally many query heads'
   )
-  head_size: int = setting(128, '[2, inf)', 'size of one head, even')
+  head_size: int = setting(128, '[2, inf)', 'size of one head; must be even')
   mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP, or of each expert')
   num_experts: int = setting(
     0,
@@ -92,7 +92,7 @@ class ShapeConfig:
     'with query_key_norm: normalise over all heads together, as in OLMo 2, instead of per head',
   )
   query_scale: float = setting(
-    0.0, '[0, inf)', 'scores are divided by the square root of this; 0 means head_size'
+    0.0, '[0, inf)', 'attention scores are divided by the square root of this; 0 means head_size'
   )
   query_beta: float = setting(
     0.0,
@@ -101,7 +101,9 @@ class ShapeConfig:
     ' as in Ministral 3',
   )
   attention_cap: float = setting(
-    0.0, '[0, inf)', 'scores become cap * tanh(score / cap), as in Gemma 2; 0 turns this off'
+    0.0,
+    '[0, inf)',
+    'attention scores become cap * tanh(score / cap), as in Gemma 2; 0 turns this off',
   )
   logit_cap: float = setting(
     0.0, '[0, inf)', 'logits become cap * tanh(logit / cap), as in Gemma 2; 0 turns this off'
@@ -129,7 +131,7 @@ class ShapeConfig:
     if not self.layers or {*self.layers} - {*KINDS}:
       raise InputError(
         f"config.model.layers='{self.layers}' must consist of the letters {', '.join(KINDS)}, one "
-        'per layer. Fewer letters are repeated.'
+        'per layer. The letters are repeated if there are more layers.'
       )
     if not min(1, self.num_experts) <= self.experts_per_token <= self.num_experts:
       raise InputError(
@@ -138,8 +140,9 @@ class ShapeConfig:
       )
     if self.mlp_bias and self.num_experts:
       raise InputError(
-        f'config.model.mlp_bias=True must be False with config.model.num_experts={self.num_experts}'
-        ', because experts have no biases.'
+        'config.model.mlp_bias=True is not allowed with '
+        f'config.model.num_experts={self.num_experts}, because experts have no biases. Set '
+        'config.model.mlp_bias=False.'
       )
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):
@@ -156,7 +159,7 @@ class ShapeConfig:
 
   @property
   def route_dtype(self) -> str:
-    """Return the dtype for expert indices; its largest value never is a valid expert."""
+    """Return the dtype for expert indices; its largest value is never a valid expert."""
     return 'uint8' if self.num_experts < 256 else 'uint16'
 
   @property
@@ -188,7 +191,7 @@ def _check_mesh(config: ShapeConfig, mesh: Mesh, place: str) -> None:
     size = getattr(config, field)
     if size % devices == 0 or (axis == 'kv_heads' and devices % size == 0):
       continue
-    alternative = ', or be a multiple of it' if axis == 'kv_heads' else ''
+    alternative = ', or be a multiple of this number' if axis == 'kv_heads' else ''
     raise InputError(
       f'{place}.{names}={devices} must divide config.model.{field}={size}{alternative}, '
       'because each device holds an equal share.'

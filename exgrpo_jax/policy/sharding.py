@@ -129,8 +129,8 @@ def make_mesh(
 
   Args:
     config: the mesh's shape; axes missing from it have size 1.
-    devices: by default all devices of all hosts; or, for example, a topology's devices to compile
-      for.
+    devices: the devices to use, by default all devices of all hosts. To compile for a topology,
+      pass the topology's devices.
 
   Raises:
     InputError: the product of the sizes is not the number of devices.
@@ -176,7 +176,7 @@ def split(mesh: Mesh, logical_axis: str) -> tuple[str, int]:
 
 
 def batch(mesh: Mesh, num_rows: int) -> NamedSharding:
-  """Return the sharding for arrays of any rank with `num_rows` rows as first axis; see `spec`."""
+  """Return the sharding for arrays of any rank whose first axis has `num_rows` rows; see `spec`."""
   return named(mesh, ('batch',), (num_rows,))
 
 
@@ -186,7 +186,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put(tree: Any, sharding: NamedSharding) -> Any:
-  """Put NumPy arrays on the devices. Every host must pass the same arrays; it copies its shards."""
+  """Put NumPy arrays on the devices.
+
+  All hosts must pass the same arrays; each host copies only its own shards.
+  """
 
   # jax.device_put would first compare the arrays across hosts.
   def from_host(x: np.ndarray) -> jax.Array:

@@ -183,7 +183,7 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
   shutil.copy(recorded.workdir / 'config.json', tmp_path / 'begun')
   lines['begun'] = r'/begun: the run has no checkpoint yet, .*\. Wait for its first .*, or na'
   commands.append([command, f'--checkpoint={tmp_path}/begun', *flags])
-  lines['step'] = r'checkpoints has no step 99\. It has: 4, 8, .*32\.'
+  lines['step'] = r'checkpoints has no step 99\. The saved steps are: 4, 8, .*32\.'
   commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])
   if command == 'evaluate':
     lines['model'] = r'belongs to another config: config\.model\.width was 32, is 64\. Choose'

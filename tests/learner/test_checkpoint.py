@@ -302,7 +302,7 @@ def test_damaged_parameters_are_refused(workdir, damage, reason, like):
 
 
 def test_a_missing_step_is_refused_with_those_that_exist(saved, tmp_path, like):
-  with pytest.raises(InputError, match=r'/checkpoints has no step 3\. It has: 2, 5\.'):
+  with pytest.raises(InputError, match=r'/checkpoints has no step 3\. The saved steps are: 2, 5\.'):
     checkpoint.restore_params(saved, 3, like.params)
   with pytest.raises(InputError, match=r'/checkpoints contains no complete checkpoint\.'):
     checkpoint.restore_params(str(tmp_path), None, like.params)
