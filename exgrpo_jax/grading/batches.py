@@ -1,8 +1,8 @@
-"""Batched rewards, such as a small model or a service, called in a separate process.
+"""Batched rewards, such as a small model or a service, which run in a separate process.
 
-Each host batches the responses it judges in submission order, so runs with the same seed form the
-same batches. A batch is sent as soon as its responses are judged, while others are still being
-decoded.
+Each host batches the responses that it judges, in submission order, so runs with the same seed form
+the same batches. A batch is sent as soon as its responses are judged, while other responses are
+still being decoded.
 """
 
 import concurrent.futures
@@ -29,11 +29,11 @@ class Batches:
   """The batches of one round of responses, whose verdicts are collected together."""
 
   def __init__(self, config: GradingConfig, scorer: Pool) -> None:
-    """Start empty; `scorer` has a single process, which calls the rewards (workers.program)."""
+    """Start empty. `scorer` is a pool of one process, which calls the rewards (workers.program)."""
     self._config, self._scorer = config, scorer
     self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch being filled
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
-    # Set once the process has hung or died twice: later batches would fail too.
+    # Set once the process has hung or died twice, because later batches would fail too.
     self._failure: Failure | None = None
 
   def add(self, judged: concurrent.futures.Future[BatchItem]) -> None:
@@ -43,7 +43,7 @@ class Batches:
       self._send()
 
   def verdicts(self) -> list[Verdict]:
-    """Wait for all added responses; return their verdicts in order, with all rewards."""
+    """Wait until all added responses are scored; return their verdicts, with all rewards, in order."""
     if self._open:
       self._send()
     return [verdict for scored in self._scored for verdict in scored.result()]
@@ -87,7 +87,7 @@ def _call(
 ) -> list[float] | Failure:
   """Call batched reward number `index`; retry once if it fails.
 
-  An exception is retried in the same process, a timeout or crash in a new one.
+  The retry uses the same process after an exception, and a new process after a timeout or crash.
   """
   failure = None
   for _ in range(_TRIES):

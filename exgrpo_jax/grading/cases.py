@@ -21,10 +21,10 @@ def explain(
   kind: str = 'math',
   chosen: str = 'built_in',
 ) -> str:
-  """Explain a verdict: the extracted answer, how both sides were read, and the outcome.
+  """Explain a verdict: the extracted answer, how both answers were read, and the outcome.
 
-  `chosen` is a value of config.grading.verifier; only 'built_in' shows the readings. For the other
-  arguments and the errors, see `verifier.judge`.
+  `chosen` is a value of config.grading.verifier. Readings are shown only for 'built_in'. For the
+  other arguments and the errors, see `verifier.judge`.
   """
   truth = verifier.Truth(answer, kind)
   outcome, given = verifier.judge_with(verifier.load(chosen), response, truth, config)
@@ -59,14 +59,14 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
   Args:
     path: a JSON Lines file in the format that commands/verify.py describes.
     config: the requirements that a response must meet.
-    kind: how to compare answers if a case does not specify it.
+    kind: how to compare answers if a case does not specify a kind.
     chosen: the verifier, a value of config.grading.verifier.
 
   Returns:
-    One line per unexpected verdict, then the totals.
+    One line per unexpected verdict, followed by the totals.
 
   Raises:
-    InputError: the file or a case is invalid; the message names file and line.
+    InputError: the file or a case is invalid; the message names the file and the line.
   """
   lines, judges = [], verifier.load(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
@@ -104,7 +104,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """Return the first of `names` in the row, else `default`; raises InputError without one."""
+    """Return the first of these fields that the row has, else `default`, else raise InputError."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       has = ', '.join(map(repr, row)) or 'nothing'

@@ -16,10 +16,10 @@ logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that its li
 
 
 class MathVerify:
-  """A verifier that checks math answers the way the authors do; our own handles other kinds."""
+  """A verifier that checks math answers as the authors do; ours handles the other kinds."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Compare both answers with `math_verify.verify`, parsed with the default settings."""
+    """Parse both answers with the default settings and compare them with math_verify.verify."""
     if question.kind != 'math':
       return BuiltIn().judge(response, question)
     given = math_verify.parse(response, parsing_timeout=0)

@@ -21,14 +21,16 @@ from exgrpo_jax.workers.pool import START_TIMEOUT, Failure, Pool, Worker
 
 @dataclasses.dataclass(frozen=True)
 class Submission:
-  """A response to judge. Its callables run in a thread on the host that judges it."""
+  """A response to judge. Its callables run in a thread on the host that judges the response."""
 
   text: Callable[[], str]
   answer: str  # the ground truth
   kind: str = 'math'  # how answers are compared, one of verifier.KINDS
-  # Returns True if every step in a text is right; does not affect the verdict. None: not checkable.
+  # Returns True if every step in a text is right; the verdict does not depend on the result. None
+  # if steps cannot be checked.
   check_steps: Callable[[str], bool] | None = None
-  # Values that rewards may ask for besides text, answer and outcome: `stages.response_facts`.
+  # Returns the values that rewards may ask for besides text, answer and outcome, as
+  # `stages.response_facts` does.
   facts: Callable[[], Mapping[str, Any]] = dict
 
 
@@ -69,11 +71,17 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return '3 of 8 graded' or the like for this host since the last `collect`; '' if none."""
+    """Return this host's progress since the last `collect`, such as '3 of 8 graded'.
+
+    Returns '' if this host has nothing to grade.
+    """
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
-    """Wait for all responses submitted since the last call; return verdicts in submission order."""
+    """Wait until all responses submitted since the last call are graded.
+
+    Returns their verdicts in submission order.
+    """
     keys, self._keys = self._keys, {}
     submitted, self._round = self._round, self._new_round()
     return dict(zip(keys, submitted.verdicts(), strict=True))
@@ -85,10 +93,10 @@ class Grader:
     kinds: Sequence[str] | None = None,
     facts: Sequence[Callable[[], Mapping[str, Any]]] | None = None,
   ) -> list[Verdict]:
-    """Grade these responses and return their verdicts in order; submitted ones are unaffected.
+    """Grade these responses and return their verdicts in order; earlier submissions are unaffected.
 
-    `answers` are the ground truths. `kinds` are from verifier.KINDS, 'math' by default. `facts` are
-    as in Submission, none by default.
+    `answers` are the ground truths. `kinds` are values from verifier.KINDS; by default, all are
+    'math'. `facts` are callables as in Submission; by default, there are no facts.
 
     Raises:
       ValueError: the arguments differ in length.
@@ -111,7 +119,7 @@ class Grader:
     text, facts = submission.text(), submission.facts()
 
     def request() -> tuple[Any, float]:
-      if submission.kind == reasoning_gym.KIND:  # the import doesn't count toward its time limit
+      if submission.kind == reasoning_gym.KIND:  # importing does not use up its time limit
         worker.ask([submission.kind], START_TIMEOUT)
       known = workers.asked(worker, facts)
       return [text, submission.answer, submission.kind, known], self._config.time_limit
@@ -166,7 +174,7 @@ class _Round:
     return [Verdict._make(fields) for fields in hosts.merge_shares(weighed)]
 
   def _weighed(self, verdict: Verdict) -> Verdict:
-    """Set the verdict's reward to its components' weighted sum; it stays 0 if grading failed."""
+    """Set a verdict's reward to the weighted sum of its components, or to 0 if grading failed."""
     if verdict.components is None:
       return verdict
     components = {name: verdict.components[name] for name in self._weight_of}
@@ -179,8 +187,8 @@ def check(
 ) -> None:
   """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
-  Without `row`, this tries the rewards that need no row of the data. With a row (from
-  `stages.question_facts`), it tries the rewards that do.
+  Without `row`, only the rewards that need no row of the data are tried. With a row (from
+  `stages.question_facts`), only the rewards that need a row are tried.
   """
   for is_batched in (False, True) if config.batched else (False,):
     program = workers.program(config, required, row, is_batched)
@@ -198,5 +206,5 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
     raise InputError(
       f'{where}: grading failed for all of {counted(len(verdicts), "response")}, so the run stops. '
       f'First reason: {verdicts[0].reason}. Fix config.grading (rewards, time_limit, memory_limit, '
-      'batch_timeout), then rerun the same command to resume from the newest checkpoint.'
+      'batch_timeout), then run the same command again to resume from the newest checkpoint.'
     )

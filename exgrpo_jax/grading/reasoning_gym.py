@@ -1,13 +1,13 @@
-r"""Grading of reasoning_gym tasks with their own score_answer, where a score of 1 is correct.
+r"""Grading of reasoning_gym tasks with their own score_answer, where a score of 1 means correct.
 
-score_answer receives the answer as written, from a box or from prose. If neither '####' nor 'the
-answer is' marks the answer, it is the last number if the entry's answer is a number, else the last
-line. Most tasks compare character by character, so two more spellings are tried: one without
-decoration such as `\text{}`, `**`, `$` and quotes; and the entry's own spelling, if both are the
-same number. A formula doesn't count as a number, and a text that ends in one has no last number,
-because `32 - 67 =` may just repeat the question.
+score_answer receives the answer as written, from a box or from prose. If prose does not mark the
+answer with '####' or 'the answer is', the last number counts if the entry's answer is a number;
+otherwise, the last line counts. Most tasks compare character by character, so two more spellings
+are tried: the answer without decoration such as `\text{}`, `**`, `$` and quotes; and the entry's
+own spelling, if both answers are the same number. A formula doesn't count as a number, and a text
+that ends in a formula has no last number, because `32 - 67 =` may just repeat the question.
 
-A worker imports the package when it receives the first response that needs it, before that
+A worker imports the package when it receives the first response that needs the package, before that
 response's time limit starts.
 """
 
@@ -39,14 +39,14 @@ _EVALUATES = re.compile(r'\b(?:eval|exec|parse_expr|sympify)\(\s*answer\b')
 
 
 def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
-  """Judge a response stripped of its thought; return outcome and answer, as in a Judgement.
+  """Judge a response stripped of its thought; return the fields of a Judgement.
 
   Raises InputError if the columns contain no entry that can be scored.
   """
   if COLUMN not in columns:
     raise InputError(
       f"kind='{KIND}': the question has no column '{COLUMN}', which score_answer needs. Use a "
-      'data spec such as reasoning_gym:chain_sum:train, which provides both.'
+      'data spec such as reasoning_gym:chain_sum:train, which provides the kind and the column.'
     )
   given = extract(response, columns[COLUMN])
   if given is None:
@@ -55,7 +55,7 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def extract(response: str, entry: Mapping[str, Any]) -> str | None:
-  """Return the response's answer to an entry's question, as written, or None."""
+  """Return the response's answer to an entry's question, as written; None if there is none."""
   if _NUMBER.fullmatch(entry['answer'] or ''):
     return extraction.extract_number(response)
   return extraction.extract_text(response)
@@ -87,12 +87,12 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset with this config; raises InputError as `score` does, or its errors."""
+  """Create a task's dataset; raises InputError as `score` does, and the task's own errors."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'.")
   generator, settings = tasks[name]
-  # Text from a model is never evaluated. A test looks for ways to do so that this pattern misses.
+  # Text from a model is never evaluated. A test looks for evaluations that this pattern misses.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
       'this task is refused because its score_answer evaluates text from a model, with '
@@ -118,7 +118,7 @@ def _spellings(given: str, true: str) -> list[str]:
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """Return an entry as score_answer expects it: JSON turned two tasks' tuples into lists."""
+  """Return an entry as score_answer expects it; JSON turned the tuples of two tasks into lists."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)
   board = tuple(map(tuple, entry['metadata']['output']))

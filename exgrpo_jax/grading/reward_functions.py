@@ -29,7 +29,8 @@ PARAMETERS = (
 
 OF_ROW = ('question', 'messages')  # the PARAMETERS that come from the row, like columns
 _WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
-# Largest absolute reward. Squares of weighted sums must fit in float32 to compute deviations.
+# Largest absolute reward. The squares of weighted sums must fit in float32, so that their standard
+# deviations can be computed.
 LARGEST = 1e10
 # Parameters of rewards for TRL and verl, which call rewards differently.
 _FOREIGN = {'completions': 'TRL', 'completion_ids': 'TRL', 'solution_str': 'verl'}
@@ -69,7 +70,7 @@ class RewardFunction:
     return {name: [row.get(name) for row in rows] for name in (*self.required, *known)}
 
   def of_one(self, row: Mapping[str, Any]) -> float:
-    """Compute one response's reward; raises ValueError, and whatever the function raises."""
+    """Compute one response's reward; raises ValueError and whatever the function raises."""
     arguments = {name: values[0] for name, values in self.arguments([row]).items()}
     return _checked(self.function(**arguments))
 
@@ -78,7 +79,7 @@ class RewardFunction:
     values = list(self.function(**self.arguments(rows)))
     if len(values) != len(rows):
       raise ValueError(
-        f'returned {counted(len(values), "number")} for {counted(len(rows), "response")}'
+        f'it returned {counted(len(values), "number")} for {counted(len(rows), "response")}'
       )
     return [_checked(value) for value in values]
 
@@ -89,7 +90,7 @@ def name_of(spec: str) -> str:
 
 
 def load(spec: str) -> RewardFunction:
-  """Load one of rewards.BUILT_IN or 'package.module:function'; raises whatever the import does."""
+  """Load one of rewards.BUILT_IN or 'package.module:function'; raises whatever importing raises."""
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():
@@ -102,7 +103,7 @@ def load(spec: str) -> RewardFunction:
       raise ValueError(
         f'its parameter {name!r} is for {_FOREIGN[name]} rewards; here, a reward is called once '
         'per response, asks for values by parameter name ('
-        f'{", ".join(PARAMETERS)}, or a column of the data) and returns one number, as in '
+        f'{", ".join(PARAMETERS)}, or a column of the data), and returns one number, as in '
         '`def reward(response, answer): return float(answer in response)`'
       )
   return RewardFunction(spec, function, tuple(required), tuple(optional))
@@ -112,8 +113,8 @@ def _checked(value: Any) -> float:
   """Return a reward as a Python float; raises ValueError if it is not a number or too large."""
   # NumPy's bool is the one scalar that does not count as a real number.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
-    raise ValueError(f'returned {value!r}, not a number')
+    raise ValueError(f'it returned {value!r}, not a number')
   number = float(value)
   if not abs(number) <= LARGEST:  # also rejects NaN
-    raise ValueError(f'returned {value!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
+    raise ValueError(f'it returned {value!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
   return number

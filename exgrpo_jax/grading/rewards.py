@@ -27,17 +27,19 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
   """Return DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), from -1 to 0.
 
   It is 0 up to `max_response - overlong_buffer` tokens, then falls linearly to its minimum of -1 at
-  `max_response`. The end token counts. A buffer of 0 means a fifth of the limit.
+  `max_response`. The end token counts toward the length. A buffer of 0 stands for a fifth of
+  `max_response`.
   """
   buffer = overlong_buffer or max(1, max_response // _DEFAULT_BUFFER_SHARE)
   return min(0.0, max(-1.0, (max_response - buffer - length) / buffer))
 
 
 def think_format(response: str) -> float:
-  """Return 1 if the format is what the paper's template asks for, else 0; ignores the answer.
+  """Return 1 if the response has the format of the paper's template, else 0; ignores the answer.
 
-  The response must close exactly one think section, with text inside and after it. It may also open
-  the section, because not every prompt does (prompt.THINK), but only at the very start.
+  The response must close exactly one think section, with text inside the section and after it. The
+  response may also open the section at its very start, because not every prompt opens one
+  (prompt.THINK).
   """
   thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')
   is_whole = bool(thought.strip() and solution.strip())
@@ -47,7 +49,7 @@ def think_format(response: str) -> float:
 def boxed_format(response: str) -> float:
   r"""Return 1 if the answer is in a closed, nonempty \boxed{...}, else 0.
 
-  As in the verifier, only text after the last '</think>' counts, if there is one.
+  If the response contains '</think>', only the text after the last one counts, as in verification.
   """
   return float(extraction.extract(response, require_box=True) is not None)
 
@@ -55,10 +57,10 @@ def boxed_format(response: str) -> float:
 def latin_script(response: str) -> float:
   """Return the share of the response's letters that are Latin; 1 if it has no letters.
 
-  Like DeepSeek-R1's language consistency reward (arXiv:2501.12948), it is for models that slip into
-  another language. That reward counts words in the target language; this one sees only the script,
-  so Latin letters may be English, French or code. Greek and mathematical letters are ignored,
-  because formulas use them.
+  Like DeepSeek-R1's language consistency reward (arXiv:2501.12948), this reward is for models that
+  slip into another language. DeepSeek's reward counts words in the target language, but this reward
+  only checks the script, so Latin letters may be English, French or code. Greek and mathematical
+  letters are ignored, because formulas use them.
   """
   kinds = [kind for kind in map(_script, response) if kind]
   return kinds.count('latin') / len(kinds) if kinds else 1.0
@@ -74,7 +76,7 @@ def _script(character: str) -> str:
 
 
 def score_answer(response: str, outcome: str, entry: Mapping[str, Any]) -> float:
-  """Return the reasoning_gym task's score for the answer, with partial credit; 0 if no answer.
+  """Return the reasoning_gym task's score, including partial credit; 0 if there is no answer.
 
   `entry` is a column of the question's row.
   """
@@ -92,6 +94,7 @@ def has_code_block(text: str) -> bool:
   """Return True if any line starts with ``` or indented ```; the block need not be closed.
 
   This is a metric, not a reward. Models write code that they cannot run and trust their own guess
-  at its output. The paper calls the effect of replaying that a snowball (arXiv:2510.02245).
+  at its output. The paper calls the effect of replaying such responses a snowball
+  (arXiv:2510.02245).
   """
   return _FENCE.search(text) is not None

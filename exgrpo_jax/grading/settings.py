@@ -1,4 +1,4 @@
-"""Settings of grading: the workers and their limits, the verifier and the rewards."""
+"""Grading settings: the workers and their limits, the verifier and the rewards."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, rewards, verifier
 
 _LARGEST_WEIGHT = 1e5
-MAX_AUTO_WORKERS = 16  # with workers=0; more bring no gain
+MAX_AUTO_WORKERS = 16  # used if workers=0; more workers bring no gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class GradingConfig:
   """Grading processes, their limits per response, the verifier and the rewards."""
 
   workers: int = setting(
-    0, '[0, inf)', f'worker processes; 0 means one per core, up to {MAX_AUTO_WORKERS}'
+    0, '[0, inf)', f'number of worker processes; 0 means one per core, up to {MAX_AUTO_WORKERS}'
   )
   time_limit: float = setting(
     5.0, '(0, inf)', 'seconds to judge a response before its worker is killed'
@@ -26,23 +26,25 @@ class GradingConfig:
   max_length: int = setting(
     200_000,
     '[1, inf)',
-    'the maximum characters of a response to judge; a longer one is judged without the start of '
+    'the maximum number of characters to judge; a longer response is judged without the start of '
     "its thought, or has no answer if the text after its last '</think>' is also too long",
   )
   max_failures: float = setting(
-    0.01, '[0, 1]', "share of a step's responses that may time out or crash before a warning"
+    0.01,
+    '[0, 1]',
+    "share of a step's responses that may time out or crash before a warning is printed",
   )
   verifier: str = setting(
     'built_in',
     None,
     'the verifier, which decides whether a response is correct: built_in, math_verify (the '
-    "authors' choice, which evaluates text from a model), or your own, 'package.module:Class'",
+    "authors' choice, which evaluates text from a model), or your own as 'package.module:Class'",
   )
   rewards: tuple[str, ...] = setting(
     ('correctness',),
     None,
     "reward functions, whose weighted sum is a response's reward: "
-    f"{', '.join(rewards.BUILT_IN)}, or your own, 'package.module:function'; 'correctness' is 1 "
+    f"{', '.join(rewards.BUILT_IN)}, or your own as 'package.module:function'; 'correctness' is 1 "
     'for a correct response, else 0',
     PAPER,
   )
@@ -52,14 +54,15 @@ class GradingConfig:
   batched: tuple[str, ...] = setting(
     (),
     None,
-    'the `grading.rewards` that take a batch of responses at once and run in a separate process, '
-    'such as a small model or a service',
+    'the functions in `grading.rewards` that take a batch of responses and run in a separate '
+    'process, such as a small model or a service',
   )
   batch_size: int = setting(64, '[1, 2048]', 'responses per batch')
   batch_timeout: float = setting(
     60.0,
     '(0, inf)',
-    'seconds to compute the rewards of a batch before the process is killed and a new one retries',
+    'seconds to compute the rewards of a batch before the process is killed and a new process '
+    'retries the batch',
   )
   overlong_buffer: int = setting(
     0,
@@ -81,7 +84,7 @@ class GradingConfig:
 
 
 def check_rewards(config: GradingConfig, max_response: int) -> None:
-  """Raise InputError for an invalid verifier, rewards or weights, or too large a buffer.
+  """Raise InputError if the verifier, a reward, a weight or the overlong buffer is invalid.
 
   `max_response` is the longest response in tokens, which overlong_buffer must not exceed.
   """
@@ -90,7 +93,9 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
     check_known(config.verifier, known, 'config.grading.verifier')
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:
-    raise InputError("config.grading.rewards=(): name at least one reward, such as 'correctness'.")
+    raise InputError(
+      "config.grading.rewards=(): there is no reward. Name at least one, such as 'correctness'."
+    )
   for spec in config.rewards:
     if ':' not in spec:
       check_known(spec, (*rewards.BUILT_IN, 'package.module:function'), 'config.grading.rewards')
@@ -105,14 +110,15 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
     check_known(spec, config.rewards, 'config.grading.batched: config.grading.rewards')
     if spec in rewards.BUILT_IN:
       raise InputError(
-        f"config.grading.batched={config.batched}: the built-in '{spec}' takes one response at a "
-        'time. Remove it; only your own functions can take a batch.'
+        f"config.grading.batched={config.batched}: the built-in reward '{spec}' takes one "
+        'response at a time. Remove it from this setting, because only your own functions can take '
+        'a batch.'
       )
   if config.overlong_buffer > max_response:
     raise InputError(
       f'config.grading.overlong_buffer={config.overlong_buffer} exceeds '
       f'config.rollout.max_response={max_response}, but the buffer is the last part of a response. '
-      'Lower it.'
+      'Lower config.grading.overlong_buffer.'
     )
 
 
@@ -120,8 +126,8 @@ def _check_weights(config: GradingConfig) -> None:
   if config.weights and len(config.weights) != len(config.rewards):
     raise InputError(
       f'config.grading.weights={config.weights} contains {len(config.weights)} numbers, but '
-      f'config.grading.rewards={config.rewards} lists {len(config.rewards)} functions. Give one '
-      'weight per function, or () for weight 1 each.'
+      f'config.grading.rewards={config.rewards} lists {len(config.rewards)} functions. Set one '
+      'weight per function, or () to give every function weight 1.'
     )
   if not all(abs(weight) <= _LARGEST_WEIGHT for weight in config.weights):  # also rejects NaN
     raise InputError(

@@ -1,7 +1,7 @@
-"""Verifiers, which decide whether a response ends in the right answer: the protocol, and ours.
+"""The protocol of verifiers, which decide whether a response is correct, and our own verifier.
 
-Ours parses a model's text but never evaluates it as code. Answer length, tree depth and number of
-digits are bounded.
+Our verifier parses a model's text but never evaluates the text as code. The length of answers, the
+depth of trees and the number of digits are bounded.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class VerifierConfig:
     False,
     None,
     r"in training, only \boxed{...} is an answer; if off, the text after '####' or 'the answer is' "
-    'and the last number count too',
+    'is accepted too, and so is the last number',
   )
 
 
@@ -53,7 +53,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; in a worker process, only reasoning_gym.COLUMN, if it exists."""
+    """Return the row's columns; a worker process has only reasoning_gym.COLUMN, if it exists."""
     ...
 
 
@@ -73,7 +73,7 @@ class Judgement(NamedTuple):
 
 
 class Verifier(Protocol):
-  """Protocol of verifiers; `config.grading.verifier` names the class (see `load`).
+  """The protocol of verifiers; `config.grading.verifier` names a class (see `load`).
 
   Each worker process creates one instance, without arguments. The process's time and memory limits
   apply to every call.
@@ -96,7 +96,7 @@ class BuiltIn:
 
 
 def load(spec: str) -> Verifier:
-  """Load one of NAMES or 'package.module:Class'; raises InputError if it cannot be used."""
+  """Load one of NAMES or 'package.module:Class'; raises InputError if that fails."""
   if spec == 'built_in':
     return BuiltIn()
   with user_code.refusing('grading.verifier', spec):
@@ -113,7 +113,7 @@ def load(spec: str) -> Verifier:
 def judge_with(
   verifier: Verifier, response: str, question: Question, config: VerifierConfig = ANYTHING
 ) -> Judgement:
-  """Judge a response with a verifier; 'no answer' if it does not meet `config`'s requirements."""
+  """Judge a response; the outcome is 'no answer' if it does not meet `config`'s requirements."""
   solution = extraction.solution(response, config.require_think, config.require_box)
   return Judgement('no answer', None) if solution is None else verifier.judge(solution, question)
 
@@ -138,10 +138,10 @@ def is_correct(
 
 
 def compare(given: str | None, answer: str, kind: str = 'math') -> str:
-  """Compare an extracted answer with the ground truth; otherwise like `judge`."""
+  """Compare an extracted answer with the ground truth; returns and raises as `judge` does."""
   if kind not in KINDS:
     raise InputError(
-      f'kind={kind!r} must be one of {", ".join(KINDS)}: it decides how answers are compared.'
+      f'kind={kind!r} must be one of {", ".join(KINDS)}. The kind decides how answers are compared.'
     )
   if given is None:
     return 'no answer'

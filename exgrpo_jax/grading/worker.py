@@ -1,10 +1,10 @@
 """The worker process, which judges one response at a time.
 
-workers.py builds its setup, and ../workers/server.py delivers these requests:
+workers.py builds the setup, and ../workers/server.py delivers these requests:
 
-  {'config', 'required', 'row',     the setup: the fields of both configs, a row of the data to try
-   'is_batched'}                    rewards that read one, and True to call the batched rewards;
-                                    the reply is {'asks': names of the values that the verifier and
+  {'config', 'required', 'row',     the setup: the fields of both configs; a row of the data, to try
+   'is_batched'}                    the rewards that read a row; and True to call batched rewards.
+                                    The reply is {'asks': names of the values that the verifier and
                                     the rewards need besides `OWN`}
   [kind]                            the reply is {} once the package that judges this kind has been
                                     imported
@@ -67,9 +67,9 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 def bounded(response: str, max_length: int) -> str | None:
   """Return the part of a response to judge, at most `max_length` characters.
 
-  A longer response is cut at the start if the rest still contains the last '</think>': then only
-  thought is lost, which is never an answer. Otherwise the result is None, because the end of a
-  thought must not pass for an answer.
+  The start of a longer response is cut off if the rest still contains the last '</think>', because
+  the lost part is then only thought, which never contains the answer. Otherwise the result is None,
+  because the end of a thought must not pass for an answer.
   """
   if len(response) <= max_length:
     return response
@@ -121,7 +121,7 @@ def _reward(
 ) -> RewardFunction:
   """Import a reward and try it; raises InputError if it cannot be used.
 
-  A reward that reads a row is tried only with a row, any other reward only without one.
+  A reward that reads a row is tried only if `row` is given; other rewards only if `row` is None.
   """
   with user_code.refusing('grading.rewards', spec):
     say('grading.rewards', spec, 'importing it')
@@ -133,11 +133,11 @@ def _reward(
 
 
 def _checked(judgement: Judgement) -> Judgement:
-  """Return the judgement; raises ValueError if a user's verifier returned anything else."""
+  """Return the judgement; raises ValueError if a user's verifier returned an invalid one."""
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
     raise ValueError(
-      f'judge returned {judgement!r}, not one of {verifier.OUTCOMES} and a string or None'
+      f'judge returned {judgement!r}, not an outcome from {verifier.OUTCOMES} and a string or None'
     )
   return judgement
 
@@ -158,7 +158,7 @@ def _try(reward: RewardFunction, row: Mapping[str, Any], is_batched: bool) -> No
     except ERRORS as error:
       tried = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
       shown = f'a batch of {len(trials)} responses' if is_batched else tried
-      raise ValueError(f'tried on {shown}: {summarize(error)}') from error
+      raise ValueError(f'it failed when tried on {shown}: {summarize(error)}') from error
 
 
 if __name__ == '__main__':

@@ -24,7 +24,7 @@ def program(
 ) -> Program:
   """Return the program that judges single responses or, if `is_batched`, calls batched rewards.
 
-  With a `row` of the data, it tries the rewards that read one; with None, the others.
+  With a `row` of the data, the program tries the rewards that read a row; with None, the others.
   """
   known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
   setup = {**known, 'row': row, 'is_batched': is_batched}
@@ -38,7 +38,8 @@ def program(
       starts=3,
       standby_delay=0.1,  # a response that takes longer may be hanging
     )
-  # It may load a model, so it has no memory limit, no standby process and more time to start.
+  # This process may load a model, so it has no memory limit, no standby process and more time to
+  # start.
   return Program(
     COMMAND,
     setup,

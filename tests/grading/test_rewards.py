@@ -250,7 +250,7 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
   (reason,) = {verdict.reason for verdict in verdicts[4:8]}
   assert re.fullmatch(rf'{SERVICE}: OSError: the service is down \(/.*\.py:\d+\)', reason)
   (few,) = grade(['few'])
-  assert few.reason == f'{SERVICE}: ValueError: returned 0 numbers for 1 response'
+  assert few.reason == f'{SERVICE}: ValueError: it returned 0 numbers for 1 response'
 
 
 def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
