@@ -43,8 +43,8 @@ class Operation(NamedTuple):
   name: str
   kind: str  # the opcode
   arrays: tuple[Array, ...]  # the result
-  operands: tuple[str, ...]  # names; for a constant, its value
-  cycles: int | None  # the compiler's estimate; None if it has none
+  operands: tuple[str, ...]  # the operands' names; for a constant, its value
+  cycles: int | None  # the compiler's estimate; None if the line has no estimate
   attributes: str  # the rest of the line
 
   @property
@@ -101,7 +101,7 @@ def parse(text: str) -> Module:
       operations[operation.name] = operation
       root = operation.name if found['root'] else root
   if not entry:
-    raise ValueError('the text has no ENTRY computation: it is not a compiled program.')
+    raise ValueError('the text has no ENTRY computation, so it is not a compiled program.')
   return Module(computations, entry)
 
 
@@ -276,7 +276,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
   """Estimate a collective as a ring over its chips: bytes over the links, plus latency per hop.
 
-  A permutation is one step to a neighbour; an all-reduce is a reduce-scatter and an all-gather.
+  A permutation is one step to a neighbour. An all-reduce is a reduce-scatter plus an all-gather.
   """
   kind = collective.kind.removesuffix('-start')
   size = collective.bytes

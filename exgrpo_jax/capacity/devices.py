@@ -1,4 +1,4 @@
-"""Specifications of TPU chips, slices and NVIDIA GPUs; slices can be compiled for without a TPU."""
+"""Specifications of TPU chips, TPU slices and NVIDIA GPUs. Compiling for a slice needs no TPU."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """A TPU chip: memory from libtpu's messages, the rest from Google Cloud's documentation.
+  """A TPU chip: memory from libtpu's messages, other values from Google Cloud's documentation.
 
   The clock is derived from peak FLOPs: each matrix unit does `matrix_unit` squared multiply-adds
   per cycle; v5e and v6e have four units, v5p has eight.
@@ -23,7 +23,7 @@ class Chip(NamedTuple):
 
   memory: float  # bytes that programs can use, slightly less than the chip's memory
   flops: float  # per second, in bfloat16
-  bandwidth: float  # of its memory, in bytes per second
+  bandwidth: float  # of the chip's memory, in bytes per second
   link: float  # of one link to a neighbouring chip, in bytes per second and direction
   clock: float  # cycles per second
   matrix_unit: int  # number of rows, equal to the number of columns
@@ -48,7 +48,7 @@ def chip_of(topology: str) -> Chip:
   if generation not in CHIPS or not shape:
     raise InputError(
       f'--topology={topology}: the value must be a generation and a slice, such as v5e:4x4. '
-      f'Generations are {", ".join(CHIPS)}.'
+      f'The generations are {", ".join(CHIPS)}.'
     )
   return CHIPS[generation]
 
@@ -131,7 +131,7 @@ def usable_memory(device: str) -> float:
 
 
 def has_bfloat16(device: str) -> bool:
-  """Return True if a GPU supports bfloat16; assumed if only its memory is known."""
+  """Return True if a GPU supports bfloat16, or if only its memory is known."""
   try:
     return _name_of(device) not in _WITHOUT_BFLOAT16
   except InputError:
@@ -158,7 +158,7 @@ def _name_of(device: str) -> str:
   if several:
     raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(several)}.')
   raise InputError(
-    f'--device={device}: the value must be one of {", ".join(GPUS)}; or the memory of any GPU, '
+    f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory of any GPU, '
     'such as 24gb.'
   )
 

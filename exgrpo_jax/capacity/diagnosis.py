@@ -75,7 +75,9 @@ def _versions() -> Iterator[Finding]:
   yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
   for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):
     if versions.get(plugin, versions['jaxlib']) != versions['jaxlib']:
-      text = f'{plugin} {versions[plugin]} does not fit jaxlib {versions["jaxlib"]}: reinstall both'
+      text = (
+        f'{plugin} {versions[plugin]} does not match jaxlib {versions["jaxlib"]}: reinstall both'
+      )
       yield Finding('plugin', text, is_problem=True)
 
 
@@ -84,7 +86,7 @@ def _devices() -> Iterator[Finding]:
   try:
     devices = jax.devices()
   except RuntimeError as error:
-    yield Finding('devices', f'JAX found none: {str(error).splitlines()[0]}', is_problem=True)
+    yield Finding('devices', f'JAX found no devices: {str(error).splitlines()[0]}', is_problem=True)
     return
   device, driver = devices[0], machine.nvidia_driver()
   stats = device.memory_stats() or {}
@@ -98,17 +100,17 @@ def _devices() -> Iterator[Finding]:
 
 
 def _remedy(name: str, driver: str) -> str:
-  """Return how to make JAX use the devices of platform `name`: 'cuda', 'tpu' or 'rocm'."""
+  """Return a hint on making JAX use the devices of platform `name`: 'cuda', 'tpu' or 'rocm'."""
   if os.environ.get('JAX_PLATFORMS'):
-    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} forces it; unset it'
+    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} is set; unset it'
   if name == 'rocm':
     return 'this code has not been tested on AMD GPUs'
   if name == 'tpu':
-    return "pip install -e '.[tpu]'"
+    return "run pip install -e '.[tpu]'"
   if not driver:
     return 'the NVIDIA driver is not loaded: install it first'
   cuda = 13 if int(driver.split('.')[0]) >= _CUDA_13_DRIVER else 12
-  return f"pip install -e '.[cuda{cuda}]'"
+  return f"run pip install -e '.[cuda{cuda}]'"
 
 
 def _optional() -> Iterator[Finding]:
@@ -116,12 +118,12 @@ def _optional() -> Iterator[Finding]:
     is_here = importlib.util.find_spec(package) is not None
     yield Finding(package, 'installed' if is_here else f'not installed; needed for {use}')
   has_token = huggingface_hub.get_token() is not None
-  without = 'no token; gated models need one: hf auth login'
+  without = 'no token found; for gated models, run hf auth login'
   yield Finding('hub', 'token found' if has_token else without)
 
 
 def _for_gpu(device: Any) -> str:
-  """Return the largest config that fits the GPU without LoRA, with any overrides it needs."""
+  """Return the largest config without LoRA that fits the GPU, with any overrides it needs."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
   limit = (device.memory_stats() or {}).get('bytes_limit', 0)
   has_bfloat16 = devices.has_bfloat16(device.device_kind)

@@ -1,4 +1,4 @@
-"""Checks whether a config fits a TPU slice or a GPU; on a slice, also estimates its speed."""
+"""Checks of whether a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,8 +76,8 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
   """Estimate by formula whether a config fits one GPU; print and return the result.
 
-  For `device` see `devices.usable_memory`. With `fit`, chooses and prints the largest slots and
-  microbatches that fit.
+  For `device` see `devices.usable_memory`. With `fit`, chooses and prints the most slots and the
+  largest microbatches that fit.
   """
   limit = devices.usable_memory(device)
   whole = step.of_config(config)
@@ -120,7 +120,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
     'moments': whole.state.opt_state,
     'frozen base' if uses_lora else 'reference policy': whole.initial,
   }
-  # Each exists during a part of a step, but never both at the same time.
+  # Each of these exists during a part of a step, but never both at the same time.
   transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
   sizes = {
     name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
@@ -136,7 +136,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
 
 
 def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
-  """Print the cache's size and about how many slots would fit."""
+  """Print the cache's size and roughly how many slots would fit."""
   if not peaks['decode'] < float('inf'):
     return
   rollout, keeps = whole.config.rollout, whole.config.environment.keeps_caches
@@ -165,8 +165,8 @@ def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
 def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
   """Yield ways to reduce a config's memory on one GPU, one per line.
 
-  `may_fit` is True if the model, its moments and its gradient leave room for more. `is_fitted` is
-  True if slots and microbatches are already as small as possible.
+  `may_fit` is True if the model, its moments and its gradient leave memory for other arrays.
+  `is_fitted` is True if slots and microbatches are already as small as possible.
   """
   rollout = config.rollout
   if config.environment.keeps_caches:
@@ -174,8 +174,8 @@ def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
   if may_fit and not is_fitted:
     yield (
       f'lower config.rollout.slots={rollout.slots} and '
-      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both, and they change '
-      'only memory and time'
+      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both, and they '
+      'affect only memory and time'
     )
   if may_fit:
     yield f'lower config.rollout.max_response={rollout.max_response} to shorten responses'

@@ -1,4 +1,4 @@
-"""A search for the slots and microbatch tokens that fit one GPU, by formula.
+"""A search, by formula, for the numbers of slots and microbatch tokens that fit one GPU.
 
 Both settings only affect memory, time and rounding. They can be searched independently, because
 each one affects different programs.
@@ -18,11 +18,11 @@ from exgrpo_jax.runtime.compilations import Program
 
 _SPARE = 0.05  # fraction of memory to keep free, because the formula is incomplete
 _FEWEST_SLOTS, _MOST_SLOTS = 8, 1024
-_MOST_TOKENS = 32768  # of a microbatch; larger ones are no faster
+_MOST_TOKENS = 32768  # of a microbatch; larger microbatches are no faster
 
 
 class Fitted(NamedTuple):
-  """The slots and microbatch tokens that fit."""
+  """The numbers of slots and microbatch tokens that fit."""
 
   slots: int
   tokens_per_microbatch: int
@@ -42,10 +42,10 @@ class Fitted(NamedTuple):
 
 
 def fit(config: RunConfig, limit: float) -> Fitted | None:
-  """Double slots and microbatch tokens while they fit a GPU; return the largest that fit.
+  """Double slots and microbatch tokens while they fit a GPU; return the largest values that fit.
 
-  Returns None if not even the smallest fit. `limit` is the number of bytes that programs can use.
-  The values in `config` are ignored.
+  Returns None if even the smallest values do not fit. `limit` is the number of bytes that programs
+  can use. The values in `config` are ignored.
   """
 
   def fits(list_programs: Callable[[Step], Iterable[Program]], slots: int, tokens: int) -> bool:
@@ -74,7 +74,7 @@ def needs(whole: Step) -> Callable[[Program], Need]:
 
 
 def peaks(config: RunConfig) -> dict[str, int]:
-  """Estimate the memory in use on one GPU while each of a step's programs runs, in bytes."""
+  """Estimate how many bytes are in use on one GPU while each of a step's programs runs."""
   whole = step.of_config(config)
   return _peaks(whole, programs(whole))
 
@@ -84,7 +84,7 @@ def _training(whole: Step) -> Iterator[Program]:
 
 
 def _peaks(whole: Step, found: Iterable[Program]) -> dict[str, int]:
-  """Return program name -> largest peak, for programs that have a formula."""
+  """Return a mapping from program name to largest peak, for programs that have a formula."""
   most, need_of = dict[str, int](), needs(whole)
   for one in found:
     if one.name in memory.KNOWN:

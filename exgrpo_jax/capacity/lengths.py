@@ -25,9 +25,9 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
   Args:
     spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with a 99th percentile of 8 medians and,
       before truncation, a mean of 1.5 medians; or a run's workdir, to draw with replacement from
-      its generated responses. '' is lognormal with a median of an eighth of the limit.
+      its generated responses. '' means lognormal with a median of an eighth of the limit.
     count: number of lengths.
-    limit: tokens at which responses are truncated. The LIMIT in `spec` may be lower.
+    limit: number of tokens at which responses are truncated. The LIMIT in `spec` may be lower.
 
   Raises:
     InputError: `spec` has none of these forms, or the run has no records.
@@ -65,7 +65,7 @@ def _parse(spec: str, limit: int) -> tuple[float, int]:
   if own_limit > limit:
     raise InputError(
       f'--lengths={spec}: the limit exceeds config.rollout.max_response={limit}, where responses '
-      'are truncated. Lower it.'
+      'are truncated. Lower the limit.'
     )
   return int(numbers[1]), own_limit
 

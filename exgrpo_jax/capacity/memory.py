@@ -35,7 +35,7 @@ class Need(NamedTuple):
 
   @property
   def peak(self) -> int:
-    """Return the sum, which is reserved while the program runs."""
+    """Return the total, which is reserved while the program runs."""
     return self.arguments + self.results + self.temporary
 
 
@@ -97,7 +97,7 @@ def print_peaks(
 
 
 def size_of(tree: Any) -> int:
-  """Return the bytes of one device's shards of a tree of arrays or shapes."""
+  """Return the bytes that a tree of arrays or shapes takes on one device."""
   return sum(map(_size, _arrays(tree)))
 
 
@@ -123,7 +123,7 @@ class Platform:
   # separates the rows of a sequence: one number per pair of tokens, in the activations' dtype.
   has_scores: bool
   logit_arrays: int  # number of float32 arrays as large as a chunk's logits in sampling and scoring
-  has_new_moments: bool  # True if new moments exist next to the old ones; else updated in place
+  has_new_moments: bool  # True if new moments exist next to old ones; False if updated in place
 
 
 # Valid for float32 only, because XLA:CPU converts most bfloat16 arrays to float32.
@@ -213,7 +213,7 @@ class _Layer(NamedTuple):
 
   projections: int  # entries of a token's queries, keys and values
   hidden: int  # a token's hidden units in a layer, summed over its experts
-  unembedding: int  # bytes of its copy: the embedding transposed, or cast from float32
+  unembedding: int  # bytes of its copy, which is transposed or cast from float32
   pairs: int  # bytes for all pairs of tokens: the scores of all heads, or the mask
   logits: Callable[[int], int]  # window of a sequence -> logits that exist at once
 

@@ -1,8 +1,8 @@
 """Compilation of all of a run's programs on its devices, without taking a step.
 
-Rollout and learner list their programs with arrays of the same shapes and layouts as in training,
-so a run finds all of them in the compilation cache, and their memory is known before the first
-step.
+The rollout and the learner list their programs with arrays of the same shapes and layouts as in
+training. So a run finds all programs in the compilation cache, and their memory is known before the
+first step.
 """
 
 import itertools

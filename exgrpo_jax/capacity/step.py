@@ -1,4 +1,4 @@
-"""A training step's programs, as listed by rollout and learner, and their estimated time.
+"""A training step's programs, as the rollout and the learner list them, and their estimated time.
 
 Nothing is measured; cycles.py explains how a program's time is estimated.
 """
@@ -42,10 +42,10 @@ class Step:
   config: RunConfig
   spec: gradients.UpdateSpec
   meshes: sharding.Meshes
-  state: optimizer.TrainState  # trained parameters and AdamW's moments; kept all run long
-  initial: model.Params | None  # LoRA's base or the KL reference policy; kept all run long
+  state: optimizer.TrainState  # trained parameters and AdamW's moments; kept for the whole run
+  initial: model.Params | None  # LoRA's base or the KL reference policy; kept for the whole run
   policy: model.Params  # input of forward passes: parameters, or LoRA's base and adapters
-  decode_params: model.Params  # the policy in the decode layout; kept during the rollout
+  decode_params: model.Params  # the policy in the decode layout; kept during a rollout
 
   @property
   def held(self) -> Any:
@@ -145,7 +145,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
 
 
 def _groups(rollout: settings.RolloutConfig, spec: str, replayed: int) -> list[np.ndarray]:
-  """Draw response lengths for many steps; `replayed` groups per step have one response less."""
+  """Draw response lengths for many steps; `replayed` groups per step have one fewer response."""
   count = programs.num_groups(programs.with_partial_rollouts(rollout))
   replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
   sizes = rollout.group_size - np.diff(replays)
@@ -183,7 +183,7 @@ def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterato
 
 
 def needed(programs: Iterator[Program]) -> list[Program]:
-  """Keep the programs that a step runs, and the largest of each name for its peak memory."""
+  """Keep the programs that a step runs and, for its peak memory, the largest program of each name."""
   found = list(programs)
   largest = {
     one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
@@ -207,7 +207,7 @@ class Estimate(NamedTuple):
 
   parts: list[Part]  # in the order in which they run
   live: float  # number of busy slots, averaged over decode steps
-  ages: np.ndarray  # int, staleness of the groups in steps; empty without partial rollouts
+  ages: np.ndarray  # int, staleness of the trained groups in steps; empty without partial rollouts
   carried: float  # fraction of these groups' tokens that earlier steps wrote
 
   @property

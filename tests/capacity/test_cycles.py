@@ -278,7 +278,7 @@ def test_a_pallas_kernel_is_timed_by_formula():
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
 def test_an_unknown_slice_is_refused(name):
-  with pytest.raises(InputError, match='Generations are v5e, v5p, v6e'):
+  with pytest.raises(InputError, match='The generations are v5e, v5p, v6e'):
     devices.chip_of(name)
 
 
@@ -399,7 +399,7 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
   monkeypatch.setattr(diagnosis.environment, 'versions', lambda: versions)
   [problem] = problems()
-  assert 'jax-cuda12-pjrt 0.9.0 does not fit jaxlib 0.10.2' in problem
+  assert 'jax-cuda12-pjrt 0.9.0 does not match jaxlib 0.10.2' in problem
 
 
 @pytest.mark.full
