@@ -227,7 +227,7 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
     kept = json.load(file)
   if kept != wanted:
     changed = '; '.join(
-      f'config.{_SETTINGS.get(name, name)} was {old}, is {new}'
+      f'config.{_SETTINGS.get(name, name)} was {old} and is now {new}'
       for name, old, new in differences(kept, wanted)
     )
     raise InputError(

@@ -34,7 +34,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """Sampling settings, apart from the model, the requests and the keys.
+  """Everything that determines sampling, except the model, the requests and the keys.
 
   A static argument of the compiled programs, so each distinct value compiles once.
   """
@@ -183,7 +183,7 @@ def decode(
   temperature: float,
   forced: Forced | None = None,
 ) -> tuple[State, Decoded]:
-  """Decode up to `max_steps` tokens in each live slot, at most `TOKENS_PER_SYNC`.
+  """Decode up to min(`max_steps`, `TOKENS_PER_SYNC`) tokens in each live slot.
 
   Rows read their `forced` tokens before they sample. Stops early once `min_finished` rows have
   finished or the cache is full. Logits are divided by `temperature` and by any nonzero temperature
@@ -310,8 +310,8 @@ def _nothing_decoded(state: State) -> Decoded:
 class Insertion(NamedTuple):
   """The slots to fill and what to put in them."""
 
-  slot_R: Array  # int32; one past the last slot fills none
-  source_R: Array  # int32, index of a prompt or parked cache; different in `resume`
+  slot_R: Array  # int32; an index one past the last slot fills no slot
+  source_R: Array  # int32, index of a prompt or parked cache; `resume` uses it differently
   position_R: Array  # int32, prompt tokens plus response tokens so far
   length_R: Array  # int32, response tokens so far
   step_key_RX: Array  # uint32, key data of the step that began the response

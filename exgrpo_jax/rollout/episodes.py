@@ -75,11 +75,11 @@ class EpisodeSampler:
 class _Episode:
   """An episode in progress."""
 
-  index: int  # of its request
+  index: int  # the index of its request
   request: Request
   start: Beginning
   response: Response  # so far
-  said: list[str]  # text of the policy's turns
+  said: list[str]  # the text of each of the policy's turns
   last: int | None = None  # engine row of the last turn
 
   @property
@@ -150,7 +150,7 @@ class _Play:
       self._following(self._sync, is_idle=True)
 
   def metrics(self) -> dict[str, float]:
-    """Compute turns and tokens per episode, time spent in environments, and their counts."""
+    """Compute turns and tokens per episode, environment times, and the environments' counts."""
     counts = {f'environment/{name}': count for name, count in self._counts.items()}
     turns = [e.response.turns for e in self.episodes if e.response.is_complete]
     if not turns:
@@ -189,7 +189,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Wait for answers to all turns up to `last_sync`, and if idle to the oldest turns too."""
+    """Wait for answers to all turns up to `last_sync` and, if idle, to the oldest turns too."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]

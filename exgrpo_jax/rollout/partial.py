@@ -23,7 +23,7 @@ def drawn_in(plan: Plan) -> list[int]:
 def trained(
   begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
-  """Choose the groups that `step` trains: the oldest complete ones. None if it must keep going.
+  """Choose the oldest complete groups for `step` to train. Returns None if it must keep going.
 
   A step keeps generating until enough groups are complete and every remaining group can still train
   in time. If each step trains the oldest groups, the i-th oldest remaining group trains
@@ -31,8 +31,8 @@ def trained(
   `questions * (max_age + 1)` are in flight.
 
   Args:
-    begun: for each group in flight, the step that wrote its first token; `step` if it has none.
-    complete: for each group, whether all its responses are complete.
+    begun: for each group in flight, the step that wrote its first token, or `step` if it has none.
+    complete: for each group, whether all of its responses are complete.
     step: the current step.
     questions: the number of groups that a step trains (Q).
     max_age: the maximum number of steps between a group's first token and its training.
@@ -59,7 +59,7 @@ def ready(
 def continued(before: Response, now: Response, step: int) -> Response:
   """Return `now` with a span for the tokens that `step` added to `before`.
 
-  Its truncated importance sampling weights still cover only the tokens from earlier steps.
+  The weights for truncated importance sampling still cover only the tokens from earlier steps.
   """
   written = len(now.tokens) - len(before.tokens)
   spans = (*before.spans, Span(step, written)) if written else before.spans

@@ -61,7 +61,7 @@ class Step(NamedTuple):
   generation: Generation
   trained: list[np.ndarray]  # response lengths in tokens, one array per trained group
   ages: np.ndarray  # int, for each trained group: steps since its first token was written
-  carried: int  # tokens of the trained groups that earlier steps wrote
+  carried: int  # tokens that earlier steps wrote for the trained groups
 
 
 class _Group(NamedTuple):
@@ -75,7 +75,7 @@ class _Group(NamedTuple):
 def generation_of(
   lengths: np.ndarray, num_prompts: int, prompt: int, slots: int, block: int
 ) -> Generation:
-  """Simulate a rollout until all responses are complete. For arguments, see `decoded_in`."""
+  """Simulate a rollout until all responses are complete. For the arguments, see `decoded_in`."""
   following = decoded_in(lengths, np.zeros_like(lengths), prompt, slots, block, to_the_end=True)
   found = [span for span, _ in following]
   return Generation(found, prompt, int(lengths.sum()), num_prompts, len(lengths), np.zeros(0, int))
@@ -90,11 +90,11 @@ def decoded_in(
   *,
   to_the_end: bool,
 ) -> Iterator[tuple[Span, np.ndarray]]:
-  """Yield each span and the number of tokens that each response has after it, int [N].
+  """Yield each span and the number of tokens that each response has after the span, int [N].
 
   Args:
     lengths_N: int, the final lengths of the responses in tokens, in queue order.
-    begun_N: int, the tokens already written; complete responses get no slot.
+    begun_N: int, the number of tokens already written; complete responses get no slot.
     prompt: tokens per prompt.
     slots: the number of rows that decode together.
     block: cache positions that attention reads at a time; even a free slot costs one block.
@@ -124,14 +124,14 @@ def decoded_in(
 
 
 def with_partial_rollouts(rollout: settings.RolloutConfig) -> settings.RolloutConfig:
-  """Return the config with partial rollouts turned on; unchanged if they already are."""
+  """Return the config with partial rollouts turned on, if they are not on already."""
   if rollout.partial:
     return rollout
   return dataclasses.replace(rollout, partial=True, max_groups_in_flight=0)
 
 
 def num_groups(rollout: settings.RolloutConfig) -> int:
-  """Return how many groups `steady_steps` draws."""
+  """Return the number of groups that `steady_steps` draws."""
   return rollout.groups_in_flight + rollout.questions * (_FIRST_STEPS + _STEADY_STEPS - 1)
 
 
@@ -216,7 +216,7 @@ def of_engine(
     engine: the slot engine. Its `step_key` is not used.
     params: the policy's parameters in the decode layout, or their shapes.
     made: the work of some steps, used to count how often a step runs each program.
-    only_longest: skip shorter caches and fewer slots.
+    only_longest: whether to skip shorter caches and smaller numbers of slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):

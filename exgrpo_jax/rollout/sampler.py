@@ -30,9 +30,9 @@ class Request:
   sample: int  # index among the question's responses
   step: int  # the step that began the response
   limit: int  # maximum response tokens, including the end token
-  prefix: Response = EMPTY_RESPONSE  # so far; not empty only if the sampler can resume
+  prefix: Response = EMPTY_RESPONSE  # the tokens so far; empty unless the sampler can resume
   episode_question: Question | None = None  # the question, for an environment; None if single-turn
-  # Index of an earlier request in the same call, which this one continues after an observation.
+  # Index of an earlier request in this call that this request continues after an observation.
   follows: int | None = None
 
 
@@ -50,7 +50,7 @@ def ignore(_index: int, _response: Response) -> None:
 
 
 def nothing_more(_is_idle: bool) -> Sequence[Request]:
-  """Return no requests: a `More` callback that never adds any."""
+  """Return no requests: a `More` callback that never adds requests."""
   return ()
 
 
@@ -60,11 +60,11 @@ class Sampler(Protocol):
   def generate(
     self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
   ) -> tuple[list[Response], dict[str, float]]:
-    """Return one response per request, in order, and metrics.
+    """Return one response per request, in request order, and metrics.
 
     Args:
       params: the policy's parameters in the decode layout (`model.decode_layout`).
-      requests: the requests; equal prompts should be adjacent.
+      requests: the requests. Equal prompts should be adjacent.
       on_finish: called as each response finishes, while others are still being written. Once it
         returns True, unfinished responses are returned incomplete.
     """

@@ -157,7 +157,7 @@ class SlotEngine:
     return state, Sync(len(slots), steps, tokens)
 
   def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
-    """Return the routes [S, L, C] of the given slots; {} if routes are not kept."""
+    """Return the routes [S, L, C] of the given slots, or {} if routes are not kept."""
     found, count = dict[int, np.ndarray](), rows_per_insert(self.spec.slots)
     if state is None or not self.spec.keeps_routes:
       return found
@@ -269,7 +269,7 @@ def rows_per_insert(slots: int) -> int:
 
 
 def compacted_slots(slots: int) -> int:
-  """Return how many slots are left after compaction; 0 if it is not possible."""
+  """Return how many slots are left after compaction, or 0 if compaction is not possible."""
   return slots // 4  # halves would compile twice as many programs
 
 

@@ -1,4 +1,4 @@
-"""Scoring responses with a forward pass, and choosing which stored ones to replay."""
+"""Scoring responses with a forward pass, and choosing which stored responses to replay."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ def score(
 
   Returns two lists of float32 arrays [T]. `rows` are (prompt, response) token arrays, which are
   packed into sequences (see packing.py); the packing affects only rounding. `row_routes` are used
-  if `spec.keeps_routes`; for a row with None, the router chooses.
+  if `spec.keeps_routes`; for a row with None, the router chooses the experts.
   """
   if not rows:
     return [], []
@@ -94,7 +94,7 @@ def _shapes(spec: ScoreSpec) -> tuple[Shape, Shape]:
 
 
 def programs(spec: ScoreSpec, params: model.Params, length_R: np.ndarray) -> Iterator[Program]:
-  """Yield the programs of `score`. `length_R`: the lengths in tokens of a step's rows."""
+  """Yield the programs of `score`. `length_R` are the lengths of a step's rows, in tokens."""
   shapes = _shapes(spec)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes) if len(length_R) else []
   for shape in dict.fromkeys(shapes):
@@ -124,7 +124,7 @@ def score_tokens(
   logit_chunk: int,
   routes_BTLC: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute (logp_BT, entropy_BT) of every token under `params`, float32, in nats.
+  """Compute (logp_BT, entropy_BT) of every token under `params`: float32 arrays, in nats.
 
   A row's first token is not predicted, so its entries are meaningless, except at index 0, where
   they are 0. For `segments` and routes, see `model.hidden_states_and_balance`.
@@ -154,13 +154,15 @@ def pick(
   rng: np.random.Generator,
   costs: Sequence[float] | np.ndarray | None = None,
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """Pick the trajectory that each group replays, and its scores; None for groups without any.
+  """Pick the trajectory that each group replays. Returns the trajectories and their scores.
+
+  Both are None for a group without stored trajectories.
 
   Args:
-    kind: the setting `replay.trajectory_selection`. Ties go to the oldest.
+    kind: the setting `replay.trajectory_selection`. Ties go to the oldest trajectory.
     stored: for each group, the trajectories to choose from, oldest first.
-    score: returns the scores of the given candidates. Called for all of them if the choice depends
-      on scores, otherwise only for the picked ones.
+    score: returns the scores of the given candidates. Called with all candidates if the choice
+      depends on scores, otherwise only with the picked candidates.
     rng: used if `kind` is 'random'.
     costs: the costs of all candidates in order, for kinds whose costs the caller computes.
   """

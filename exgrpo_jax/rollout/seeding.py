@@ -5,7 +5,7 @@ Each row of a trace file (jsonl or parquet) has these columns:
   response     the response: text or chat messages; LUFFY's `target` column also works
   tokens       the response's token ids; if both are given, they take precedence over `response`
   logp         optional: the log-probability of each token under the policy that wrote it, in nats
-  correctness  optional: the fraction of that policy's attempts at the question that were correct
+  correctness  optional: the fraction of correct attempts of that policy at the question
 
 Seeded responses must look like stored trajectories: correct according to the run's verifier, in the
 run's tokens, within its limits, and with log-probabilities.
@@ -85,7 +85,7 @@ class Trace:
 def check_columns(path: str) -> None:
   """Raise InputError if the file is missing, empty or lacks a column. Reads only a few rows."""
   if next(_rows(path), None) is None:
-    raise InputError(f'{path}: the file contains no traces. Add at least one.')
+    raise InputError(f'{path}: the file contains no traces. Add at least one trace.')
 
 
 def read(path: str) -> Iterator[Trace]:
@@ -101,7 +101,7 @@ def read(path: str) -> Iterator[Trace]:
 def _rows(path: str) -> row_files.Rows:
   if not epath.Path(path).expanduser().is_file():
     raise InputError(
-      f'config.experience.path={path}: there is no such file. Give a .jsonl or .parquet file of '
+      f'config.experience.path={path}: there is no such file. Pass a .jsonl or .parquet file of '
       'responses, or the workdir of another run.'
     )
   file, unread = row_files.opened(path, keep_spelling=False), []
@@ -117,8 +117,9 @@ def _check_names(place: str, names: Sequence[str]) -> None:
   for choices in _NEEDED:
     if not set(choices) & set(names):
       raise InputError(
-        f'{place}: no {" or ".join(map(repr, choices))} (has: {", ".join(map(repr, names))}). A '
-        'trace needs a question and a response; add the missing one.'
+        f'{place}: no field {" or ".join(map(repr, choices))} '
+        f'(has: {", ".join(map(repr, names))}). A trace needs a question and a response. '
+        'Add the missing field.'
       )
 
 
@@ -128,18 +129,19 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 def _trace(place: str, values: Mapping[str, Any]) -> Trace:
   tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
   if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
-    raise InputError(f'{place}: {_TOKENS} contains fractions. Give token ids.')
+    raise InputError(f'{place}: {_TOKENS} contains fractions. Use integer token ids.')
   logp = _numbers(values.get(_LOGP), _LOGP, place)
   if logp is not None and not np.all(logp <= 0):  # nor NaN
     raise InputError(
-      f'{place}: {_LOGP} contains {logp[~(logp <= 0)][0]}. Give log-probabilities in nats, '
+      f'{place}: {_LOGP} contains {logp[~(logp <= 0)][0]}. Use log-probabilities in nats, '
       'which are at most 0.'
     )
   correctness = values.get(_CORRECTNESS)
   if correctness is not None and not (_is_number(correctness) and 0 < correctness < 1):
     raise InputError(
-      f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: not in (0, 1). Give the fraction '
-      'of correct attempts at the question. Questions solved never or always are not replayed.'
+      f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: the value must lie in (0, 1). Use the '
+      'fraction of correct attempts at the question. Questions that are never or always solved are '
+      'not replayed.'
     )
   return Trace(
     place=place,
@@ -162,13 +164,15 @@ def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str
     found = contents[-1] if contents else None
   if not isinstance(found, str) or not found.strip():
     raise InputError(
-      f'{place}: {name}={reprlib.repr(value)}: no text found. Give text, or chat messages '
+      f'{place}: {name}={reprlib.repr(value)}: no text found. Use text, or chat messages '
       f"whose last '{role}' message contains text."
     )
   try:
     found.encode()
   except UnicodeEncodeError as error:  # JSON allows lone surrogates
-    raise InputError(f'{place}: {name} is not valid Unicode ({error}). Fix it.') from error
+    raise InputError(
+      f'{place}: {name} is not valid Unicode ({error}). Correct the text.'
+    ) from error
   return found.strip() if role == 'user' else found
 
 
@@ -181,7 +185,8 @@ def _numbers(value: Any, name: str, place: str) -> np.ndarray | None:
     array = np.array(None)
   if array.ndim != 1 or not array.size or array.dtype.kind not in 'iuf':
     raise InputError(
-      f'{place}: {name}={reprlib.repr(value)}: not a list of numbers. Give one number per token.'
+      f'{place}: {name}={reprlib.repr(value)}: this is not a list of numbers. Use one number per '
+      'token.'
     )
   return array
 
@@ -212,7 +217,7 @@ def candidates(
   limit: int,
   overlong: str,
 ) -> tuple[list[Candidate], dict[str, int]]:
-  """Match traces to training questions by the questions' text, and tokenise them.
+  """Match traces to training questions by the questions' text, and tokenise the traces.
 
   Duplicate questions get the same traces. Duplicate candidates are dropped.
 
@@ -254,9 +259,9 @@ def candidates(
         kept[key] = Candidate(row, tokens, trace.logp, trace.correctness)
   if counts['ask no training question'] == counts['traces']:
     raise InputError(
-      f'{source}: {counted(counts["traces"], "trace")}, but none matches a question in '
-      f'{data.spec}. Questions are matched by the text of their last user message; make these '
-      'texts equal.'
+      f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
+      f'matches a question in {data.spec}. Questions are matched by the text of their last user '
+      'message. Make these texts equal.'
     )
   if not kept:
     raise InputError(
@@ -274,7 +279,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
     if least < 0 or most >= tokenizer.vocab_size:
       raise InputError(
         f"{trace.place}: tokens contains ids from {least} to {most}, but the run's tokenizer has "
-        f"ids from 0 to {tokenizer.vocab_size - 1}. Give tokens from the run's tokenizer."
+        f"ids from 0 to {tokenizer.vocab_size - 1}. Use tokens from the run's tokenizer."
       )
     tokens = trace.tokens.astype(np.int32)
   else:
@@ -330,10 +335,10 @@ def successes(
   if not right:
     outcomes = collections.Counter(verdict.outcome for verdict in verdicts)
     raise InputError(
-      f'{source}: {counted(len(proposed), "response")} to questions in {data.spec}, but none is '
-      'correct ('
+      f'{source}: the experience contains {counted(len(proposed), "response")} to questions in '
+      f'{data.spec}, but none of them is correct ('
       + ', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())
-      + '). Only correct responses are replayed. Check them against the config.verifier settings.'
+      + '). Only correct responses are replayed. Check the responses against config.verifier.'
     )
   return right
 
@@ -343,8 +348,9 @@ def seeded(
 ) -> Buffer:
   """Return a buffer with the newest `max_trajectories` successes of each question.
 
-  `right` lists the successes with the newest last. `params` are the initial policy's, used to
-  compute missing log-probabilities unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
+  `right` lists the successes with the newest last. `params` are the initial policy's parameters,
+  used to compute missing log-probabilities unless `missing_logprobs` is 'zero'; see
+  `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}

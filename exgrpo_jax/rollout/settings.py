@@ -45,7 +45,8 @@ class RolloutConfig:
   max_groups_in_flight: int = setting(
     0,
     '[0, inf)',
-    'partial rollouts: groups in flight when a step begins, including the ones it will train; '
+    'partial rollouts: groups in flight when a step begins, including the groups that it '
+    'will train; '
     'fewer groups make responses less stale but leave more slots idle; 0 chooses enough to keep '
     'the slots busy',
   )
@@ -76,12 +77,13 @@ class RolloutConfig:
         f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be '
         f'between config.rollout.questions={self.questions} and {most}, which is questions * '
         f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains {self.questions} '
-        'groups, and no group may wait longer than that. Choose a number in this range, or 0.'
+        'groups, and no group may wait for more than config.rollout.max_staleness steps. Choose a '
+        'number in this range, or 0.'
       )
 
   @property
   def groups_in_flight(self) -> int:
-    """Return the groups in flight when a step begins: `questions` without partial rollouts."""
+    """Return the number of groups in flight when a step begins; see `max_groups_in_flight`."""
     if not self.partial:
       return self.questions
     enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)
@@ -94,7 +96,7 @@ class RolloutConfig:
 
   @property
   def prompts(self) -> int:
-    """Return how many prompts are kept prefilled: all of a step's, but at most one per slot."""
+    """Return how many prompts are kept prefilled: all prompts of a step, at most one per slot."""
     return min(self.questions, self.slots)
 
   def decode_spec(
@@ -134,6 +136,6 @@ class LogprobCheckConfig:
   max: float = setting(
     1.0,
     '(0, inf)',
-    'largest allowed difference for any token, in nats; a larger one stops the run; 1 suits '
+    'largest allowed difference for any token, in nats; a larger difference stops the run; 1 suits '
     'bfloat16, and float32 stays within 1e-4',
   )

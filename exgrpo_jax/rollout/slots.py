@@ -30,7 +30,7 @@ Origin = tuple[int, bytes]  # (question row, prompt tokens): the same for equal 
 class Row:
   """A response in progress."""
 
-  index: int  # of its request
+  index: int  # the index of its request
   request: Request
   key_X: np.ndarray  # uint32, key data of its step
   pieces: list[tuple[Array, ...]]  # (tokens, log-probabilities, entropies), in the order written
@@ -63,7 +63,7 @@ class Row:
     is_complete: bool = False,
     truncated: bool = False,
   ) -> Response:
-    """Return the response so far. `found_SLC`: the routes recorded in its slot, or None."""
+    """Return the response so far. `found_SLC` are the routes recorded in its slot, or None."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
     length = len(self.request.prompt) + len(tokens)
     return Response(
@@ -207,7 +207,7 @@ def progress(rows: Sequence[Row]) -> str:
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
-  """Return the fraction of computed tokens that rows wrote or read; {} without syncs."""
+  """Return the fraction of computed tokens that rows wrote or read, or {} without syncs."""
   computed = sum(sync.slots * sync.steps for sync in syncs)
   written = sum(sync.tokens for sync in syncs)
   return {'rollout/slots_busy': written / computed} if computed else {}
@@ -247,7 +247,7 @@ class Prefilled:
     mesh: Mesh,
     wanted: Iterable[tuple[Origin, np.ndarray]],
   ) -> None:
-    """Prefill the first prompts in `wanted`, as many as fit, and drop all others."""
+    """Prefill as many of the first prompts in `wanted` as fit, and drop all other prompts."""
     wave: dict[Origin, np.ndarray] = {}
     for origin, prompt in wanted:
       wave.setdefault(origin, prompt)
@@ -319,7 +319,7 @@ def packed(
     longest_row: the maximum number of tokens per row.
     most: the maximum number of rows at a time.
     mesh: the mesh for decoding.
-    routes_RTLC: the rows' routes, at least as long as the rows (see routes.py); None if not kept.
+    routes_RTLC: the rows' routes, at least as long as the rows (see routes.py), or None.
     shares: see `packed_passes`.
   """
   if not rows:
@@ -362,7 +362,7 @@ def packed_passes(
 
 
 def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """Return the (long, short) shapes for resumed responses. `window` is the rows per sequence."""
+  """Return the (long, short) shapes for resumed responses; `window` limits the rows in each."""
   short = -(-longest_row // 4)
   long, short = (
     Shape(prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
@@ -377,6 +377,6 @@ def packed_rows(num_sequences: int, most: int) -> int:
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:
-  """Return how many rows of `length` tokens are prefilled together, at most `most`."""
+  """Return how many rows of `length` tokens, but at most `most`, are prefilled together."""
   _, num_shards = sharding.split(mesh, 'batch')
   return min(most, rows_within(PREFILL_TOKENS, length) * num_shards)

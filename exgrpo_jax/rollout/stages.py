@@ -139,7 +139,7 @@ def plan_step(
 
 
 def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
-  """Plan the questions `rows` of `data` without touching stream or buffer. None is replayed."""
+  """Plan the questions `rows` of `data` without the stream or the buffer. Nothing is replayed."""
   return Plan(
     step=step,
     cursor=Cursor(),
@@ -257,9 +257,10 @@ def old_logprobs(
 ) -> tuple[Responses, dict[str, float]]:
   """Return the responses with the old policy's log-probabilities, and metrics.
 
-  With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise they are the
-  sampler's, and every `logprob_check.every` steps they are compared with the trainer's. Only tokens
-  written in this step are recomputed or compared. The metrics are the differences, if computed.
+  With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they
+  come from the sampler and are compared with the trainer's every `logprob_check.every` steps. Only
+  tokens written in this step are recomputed or compared. The metrics are the differences, if any
+  were computed.
 
   Raises:
     InputError: sampler and trainer differ by more than `logprob_check.max`.
@@ -289,7 +290,7 @@ def old_logprobs(
       f'config.logprob_check.max={check.max}: at step {plan.step} the log-probabilities of the '
       f'sampler and the trainer differ by up to {largest:.2g} nats (mean '
       f'{measured["rollout_mismatch/logprob_mean"]:.2g}), so importance weights would be wrong. '
-      'Raise the limit if this is just bfloat16 rounding, or set '
+      'Raise the limit if the cause is only bfloat16 rounding, or set '
       "config.objective.old_logprobs='recompute'."
     )
   return responses, measured
@@ -381,9 +382,9 @@ def collect_verdicts(
 def pick_replays(
   rollout: RolloutSetup, params: Params, plan: Plan
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """Pick each replayed question's trajectory and its scores; None for fresh questions.
+  """Pick each replayed question's trajectory and its scores. Both are None for fresh questions.
 
-  By default, this is the trajectory with the lowest mean token entropy under the current policy;
+  The default is the trajectory with the lowest mean token entropy under the current policy;
   ties go to the oldest. The picked trajectory is always scored for the step's records, even if it
   is the only candidate, which takes a forward pass over few rows. Without
   `objective.importance_correction`, its log-probabilities are replaced with the current policy's.
@@ -503,7 +504,7 @@ def assemble(
 
 
 def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
-  """Return the batch of a step without a token; each step's arrays have the same shapes."""
+  """Return a batch without tokens. Its arrays have the same shapes as the arrays of any step."""
   B, T = config.questions * config.group_size, config.longest_row
   routes_BTLC = None
   if config.router_replay:

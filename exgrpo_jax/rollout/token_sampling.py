@@ -21,7 +21,7 @@ class Distribution:
 
   temperature: float = 1.0  # 0 picks the most probable token
   top_k: int = 0  # keep only the k most probable tokens; 0 keeps all
-  top_p: float = 1.0  # keep only the most probable tokens whose probabilities add up to this
+  top_p: float = 1.0  # keep only the most probable tokens whose probabilities add up to this value
   min_p: float = 0.0  # keep only tokens with at least this fraction of the highest probability
 
   @property
@@ -50,9 +50,9 @@ def sample_token(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Sample a token per row by inverse CDF; return its log-probability and the entropy, in nats.
 
-  They describe the distribution sampled from, after temperature and truncation. Temperature 0 picks
-  the most probable token; log-probability and entropy then describe temperature 1. Sampling has two
-  levels, each with its own uniform: first a block of the vocabulary, then a token within it.
+  Both values describe the distribution sampled from, after temperature and truncation. Temperature
+  0 picks the most probable token; log-probability and entropy then describe temperature 1. Sampling
+  has two levels, each with its own uniform: first a block of the vocabulary, then a token in it.
 
   Args:
     distribution: temperature and truncation.
@@ -96,8 +96,8 @@ def sample_token(
 def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
   """Return the first index with positive weight whose cumulative sum exceeds uniform * total.
 
-  If rounding leaves none, it is the last index with positive weight. float32 [B, N], [B] ->
-  int [B].
+  If rounding leaves no such index, the result is the last index with positive weight.
+  float32 [B, N], [B] -> int [B].
   """
   chex.assert_rank([weight_BN, uniform_B], [2, 1])
   cumulative_BN = jnp.cumsum(weight_BN, axis=-1)
@@ -108,7 +108,7 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
-  """Set logits to -inf outside top-k, then top-p of the rest, then min-p. Ties are all kept."""
+  """Set logits to -inf outside top-k, then top-p of the rest, then min-p. All ties are kept."""
   if 0 < distribution.top_k < logits_BV.shape[-1]:
     least_B1 = jax.lax.top_k(logits_BV, distribution.top_k)[0][:, -1:]
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)

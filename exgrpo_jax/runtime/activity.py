@@ -25,7 +25,8 @@ _compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its 
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
   """Show `what` in the status line while the block runs, after any enclosing blocks.
 
-  `what` may be a function that reports progress. Another thread calls it, so it must not block.
+  `what` may be a function that reports progress. Another thread calls this function, so the
+  function must not block.
   """
   _current.append(_Work(what if callable(what) else lambda: what, time.monotonic()))
   try:
@@ -67,7 +68,8 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
   """Return a function that takes the rows done and prints `line(rows)` every LINE_SECONDS.
 
-  It keeps the current standard output, because TFDS's output is redirected and discarded.
+  The function keeps using the current standard output, because TFDS's output is redirected and
+  discarded.
   """
   out, printed = sys.stdout, time.monotonic()
 

@@ -20,7 +20,7 @@ NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases excluded from speed 
 RECENT = 20  # steps that Pace extrapolates from
 MEDIAN_STEPS = 3  # finished steps that a median needs, because the first ones compile
 FACTOR = 10  # report a step that takes this many times the median
-LEAST_SECONDS = 60.0  # but never report a step before this
+LEAST_SECONDS = 60.0  # but never report a step before this time
 
 
 class Now(NamedTuple):
@@ -137,7 +137,7 @@ class Pace:
     self._begin()
 
   def seconds_left(self, steps: int, evaluations: int) -> float | None:
-    """Estimate the seconds that the remaining steps and evaluations take; None without timings."""
+    """Estimate the seconds left for these steps and evaluations. Returns None without timings."""
     if not steps:
       return 0.0
     if not self._steps or (evaluations and not self._evaluations):
@@ -158,7 +158,7 @@ def watched(
   Args:
     tell: called with a warning once a step has taken FACTOR times the median and at least
       `least_seconds`, and again whenever that time doubles. Prints the warning by default.
-    least_seconds: shorter steps are never reported.
+    least_seconds: steps that take less time are never reported.
   """
   clock, over = Clock(), threading.Event()
   thread = threading.Thread(
@@ -189,7 +189,7 @@ def _watch(
       )
       tell(
         f'this step has taken {now.step_seconds:.0f} s, but the median of the earlier steps is '
-        f'{now.median_seconds:.1f} s; it {where}'
+        f'{now.median_seconds:.1f} s; the step {where}'
       )
 
 
@@ -198,7 +198,7 @@ def _print(message: str) -> None:
 
 
 def traced(steps: Iterable[int], chosen: Collection[int], workdir: str) -> Iterator[int]:
-  """Yield `steps`; JAX's profiler traces the `chosen` ones into workdir/traces/step_…/.
+  """Yield `steps`; JAX's profiler traces the `chosen` steps into workdir/traces/step_…/.
 
   A trace is a timeline of device and host activity, with steps and phases marked. Open the folder
   in TensorBoard (pip install xprof), or open its *.trace.json.gz at ui.perfetto.dev. A trace ends

@@ -78,7 +78,7 @@ class Counter:
     self._is_read = False  # True if the next program comes from disk
 
   def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
-    """Count a compilation; a listener for `jax.monitoring`."""
+    """Count a compilation. This is a listener for `jax.monitoring`."""
     if event == _COMPILED:
       name = _program(details)
       self.count += 1
@@ -88,7 +88,7 @@ class Counter:
       self._is_read = False
 
   def hear_instant(self, event: str, **_: str | int) -> None:
-    """Note a cache read; a listener for `jax.monitoring` events without a duration."""
+    """Note a cache read. This is a listener for `jax.monitoring` events without a duration."""
     self._is_read |= event == _READ
 
   def metrics(self) -> dict[str, float]:
@@ -106,7 +106,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Show the program that JAX is compiling in the status line, during the block."""
+  """Show in the status line which program JAX is compiling, during the block."""
   jax.monitoring.register_event_duration_secs_listener(_show)
   try:
     yield

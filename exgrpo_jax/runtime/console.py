@@ -37,8 +37,8 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
   """Show the current activity during the block, and append the block's output to the file `path`.
 
   The file receives standard output, standard error and the error that ends the block, without
-  terminal escape sequences. '' writes no file. With several hosts, only the first one shows and
-  logs anything. Must not be nested.
+  terminal escape sequences. If `path` is '', no file is written. With several hosts, only
+  the first one shows and logs anything. Calls must not be nested.
   """
   if not hosts.is_first():
     yield
@@ -124,7 +124,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """Send library logs to the current standard error instead of the one at import time."""
+  """Send library logs to the current standard error, not to the stream it was at import time."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:

@@ -39,16 +39,16 @@ _GIB = 2**30
 
 
 def record_start(workdir: str, first_step: int, parameters: str = '') -> None:
-  """Append an entry for this start; with several hosts, only the first writes.
+  """Append an entry for this start. With several hosts, only the first host writes.
 
-  `parameters` is a digest of the initial parameters; '' for a resumed run.
+  `parameters` is a digest of the initial parameters, or '' for a resumed run.
   """
   start = describe(first_step) | ({PARAMETERS: parameters} if parameters else {})
   write_json(os.path.join(workdir, FILE), [*read(workdir), start])
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """Return an entry for each start of the run, see `describe`; empty before the first start."""
+  """Return one entry per start of the run (see `describe`), or [] before the first start."""
   path = os.path.join(workdir, FILE)
   if not os.path.exists(path):
     return []
@@ -57,7 +57,8 @@ def read(workdir: str) -> list[dict[str, Any]]:
       return json.load(file)
   except ValueError as error:
     raise InputError(
-      f'{path}: this file is not valid JSON ({error}). Delete it; the next start writes a new one.'
+      f'{path}: this file is not valid JSON ({error}). Delete the file; the next '
+      'start writes a new one.'
     ) from error
 
 
@@ -109,7 +110,7 @@ def peak_memory() -> dict[str, float]:
 def _commit(folder: pathlib.Path) -> dict[str, Any] | None:
   """Return the commit of the clone that contains `folder`, and whether it has local changes.
 
-  None outside a clone, or if the package is installed inside another project's clone.
+  Returns None outside a clone, or if the package is installed inside another project's clone.
   """
 
   def git(*words: str) -> str:

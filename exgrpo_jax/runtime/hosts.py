@@ -43,9 +43,10 @@ class Meeting(NamedTuple):
 def joined(meeting: Meeting) -> Iterator[None]:
   """Run the block as one of the run's hosts. Enter it before any other use of JAX.
 
-  On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. With
-  neither, this is the only host. With several hosts, only the first prints to standard output. A
-  host that fails exits without waiting for the others, which end within a minute.
+  On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If
+  neither names any, this is the only host. With several hosts, only the first host prints to
+  standard output. A host that fails exits without waiting for the other hosts, which
+  end within a minute.
 
   Raises:
     InputError: `meeting` is incomplete or wrong, or the hosts cannot connect.
@@ -101,8 +102,8 @@ def _check(meeting: Meeting) -> None:
     return
   if address is None or count is None or number is None:
     raise InputError(
-      '--coordinator_address, --num_processes and --process_id belong together. Set all three, or '
-      'none on a cluster that names the hosts itself.'
+      '--coordinator_address, --num_processes and --process_id belong together. Set all three '
+      'flags, or none of them on a cluster that names the hosts itself.'
     )
   if number >= count:
     raise InputError(
@@ -111,8 +112,8 @@ def _check(meeting: Meeting) -> None:
     )
   if not re.fullmatch(r'.+:\d+', address):
     raise InputError(
-      f'--coordinator_address={address}: the value must be host:port, the first host and a free '
-      'port on it.'
+      f'--coordinator_address={address}: the value must be host:port, naming the first host and a '
+      'free port on it.'
     )
 
 
@@ -125,7 +126,7 @@ def _fail(error: Exception) -> None:
   traceback.print_exception(error)
   print(
     f'error: {name} failed, see above. It exits in {_LAST_WORDS_SECONDS} s. If JAX reports before '
-    'then that another host died, that is the cause.',
+    'then that another host died, that host is the cause.',
     file=sys.stderr,
     flush=True,
   )
@@ -205,8 +206,8 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
-        f'{place}: {what} on host {number} and on host 0 differ. Each host reads its own copy; '
-        'make all copies identical.'
+        f'{place}: {what} on host {number} and on host 0 differ. Each host reads its own copy. '
+        'Make all copies identical.'
       )
 
 
@@ -226,6 +227,6 @@ def check_shared(folder: str) -> None:
   if not all(sees):
     blind = ', '.join(str(number) for number, is_seen in enumerate(sees) if not is_seen)
     raise InputError(
-      f'--workdir={folder}: some hosts do not see what host 0 writes there: {blind}. Choose a '
+      f'--workdir={folder}: these hosts do not see what host 0 writes there: {blind}. Choose a '
       'folder that all hosts share, such as a mounted bucket.'
     )

@@ -104,10 +104,10 @@ def record(workdir: str) -> None:
 
 
 def pinned(repository: Repository) -> Repository:
-  """Pin the repository to its commit, and print it the first time. All hosts must call this.
+  """Pin the repository to its commit, and print the commit the first time.
 
-  Raises InputError if the repository or the revision does not exist, or if the Hub cannot be
-  reached and the cache is incomplete.
+  All hosts must call this. Raises InputError if the repository or the revision does not
+  exist, or if the Hub cannot be reached and the cache is incomplete.
   """
   if repository.key not in _commits:
     commit, origin = _recorded.get(repository.key), f', from {FILE}'
@@ -156,8 +156,8 @@ def _refusals(repository: Repository) -> Iterator[None]:
     yield
   except errors.RevisionNotFoundError as error:
     raise NoRevisionError(
-      f"the {kind} {name} has no revision '{repository.revision}'. {repository.page} lists its "
-      'branches, tags and commits.'
+      f"the {kind} {name} has no revision '{repository.revision}'. Choose one of the branches, "
+      f'tags or commits listed on {repository.page}.'
     ) from error
   except errors.GatedRepoError as error:
     login = (
@@ -166,18 +166,18 @@ def _refusals(repository: Repository) -> Iterator[None]:
       else "then run 'hf auth login', or set HF_TOKEN"
     )
     raise InputError(
-      f'the {kind} {name} is available only after you accept its licence. Do so on '
+      f'the {kind} {name} is available only after you accept its licence. Accept it on '
       f'{repository.page}; {login}.'
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise InputError(
-      f'there is no folder {name}, and {constants.ENDPOINT} has no public {kind} with that name. '
-      "If it is private, run 'hf auth login' or set HF_TOKEN."
+      f'there is no folder {name}, and {constants.ENDPOINT} has no public {kind} with this name. '
+      f"If the {kind} is private, run 'hf auth login' or set HF_TOKEN."
     ) from error
   except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-    why = f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)}). Name'
+    why = f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)}). Use'
     if constants.HF_HUB_OFFLINE:
-      why = 'HF_HUB_OFFLINE is set. Unset it, name'
+      why = 'HF_HUB_OFFLINE is set. Unset HF_HUB_OFFLINE, use'
     local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
     raise InputError(
       f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why} {local} '
@@ -186,7 +186,7 @@ def _refusals(repository: Repository) -> Iterator[None]:
   except Exception as error:  # from the network, the disk, or the library's own checks
     raise InputError(
       f'the {kind} {name} cannot be downloaded to {constants.HF_HUB_CACHE} ({_reason(error)}). Run '
-      'the same command to continue, or set HF_HOME to use another folder.'
+      'the same command again to continue, or set HF_HOME to use another folder.'
     ) from error
 
 

@@ -61,21 +61,21 @@ def count_cores() -> int:
 
 
 def physical_memory() -> int:
-  """Return the machine's memory in bytes; 0 if unknown."""
+  """Return the machine's memory in bytes, or 0 if unknown."""
   if 'SC_PHYS_PAGES' not in os.sysconf_names:
     return 0
   return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
 
 
 def host_memory() -> int:
-  """Return the memory that this process may use, in bytes without swap; 0 if unknown."""
+  """Return the memory that this process may use, in bytes without swap, or 0 if unknown."""
   physical = physical_memory()
   limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else ''
   return min(physical, int(limit)) if limit.isdigit() else physical
 
 
 def nvidia_driver() -> str:
-  """Return the version of NVIDIA's kernel module, such as '550.54.15'; '' if not found."""
+  """Return the version of NVIDIA's kernel module, such as '550.54.15', or '' if not found."""
   text = _NVIDIA.read_text() if _NVIDIA.exists() else ''
   found = re.search(r'Kernel Module.*?(\d+\.[\d.]+)', text)
   return found[1] if found else ''
@@ -98,7 +98,7 @@ def keep_pages() -> None:
 
 
 def take_share() -> None:
-  """Set JAX's share of GPU memory to SHARE unless the environment does. Call before JAX starts."""
+  """Set JAX's share of GPU memory unless the environment sets it. Call this before JAX starts."""
   if not any(name in os.environ for name in _SHARE_VARIABLES):
     os.environ[_SHARE_VARIABLES[0]] = str(SHARE)
 
@@ -118,7 +118,7 @@ def explained(largest: Callable[[], str] | None = None) -> Iterator[None]:
     raise InputError(
       f'out of memory ({first_line}). {largest() + " " if largest else ""}'
       'Lower config.rollout.slots (responses decoded at the same time) or '
-      'config.microbatch.tokens (tokens per forward and backward pass). They affect only memory '
-      'and speed, so a resumed run may change them. For a GPU, '
+      'config.microbatch.tokens (tokens per forward and backward pass). These settings affect '
+      'only memory and speed, so a resumed run may change them. For a GPU, '
       '`exgrpo capacity --config=… --device=… --fit` computes the largest values that fit.'
     ) from error

@@ -1,9 +1,9 @@
 """Random numbers keyed by seed, purpose and place.
 
-All random numbers in a run come from here. Each depends only on the seed, the purpose and the place
-(step, update or epoch; question row, sample and position), not on earlier draws, hosts, slots or
-batches. So a resumed run continues as if it had never stopped, a manual evaluation reproduces the
-run's own, and no two purposes share a stream.
+All random numbers in a run come from here. Each number depends only on the seed, the purpose and
+the place (step, update or epoch; question row, sample and position), not on earlier draws, hosts,
+slots or batches. So a resumed run continues as if it had never stopped, a manual evaluation
+reproduces the run's evaluation, and no two purposes share a stream.
 """
 
 import enum
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-  """A use of random numbers. Its number determines its streams, so never change it."""
+  """A use of random numbers. Its number determines its streams, so never change the number."""
 
   INIT = 0  # initial parameters of a model trained from scratch
   ROLLOUT = 1  # responses to train on; by step
@@ -55,7 +55,7 @@ def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
 
 
 def generator(seed: int, purpose: Purpose, place: int = 0, *more: int) -> np.random.Generator:
-  """Return the NumPy generator for a purpose at a place: a step, or a step and a question."""
+  """Return the NumPy generator for a purpose at a place, e.g. a step, or a step and a question."""
   # A spawn key, because SeedSequence ignores trailing zeros in an entropy tuple.
   return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place, *more)))
 
@@ -63,9 +63,9 @@ def generator(seed: int, purpose: Purpose, place: int = 0, *more: int) -> np.ran
 def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
   """Return pseudo-random uint64 [N] for int [N] places; distinct places get distinct values.
 
-  The output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
-  OOPSLA 2014, https://doi.org/10.1145/2660193.2660195). One generator per place would take a
-  hundred times as long, and with JAX the host would wait for the device.
+  Uses the output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number
+  generators, OOPSLA 2014, https://doi.org/10.1145/2660193.2660195). One generator per place would
+  take a hundred times as long, and with JAX the host would wait for the device.
   """
   start = np.random.SeedSequence(seed, spawn_key=(int(purpose),)).generate_state(1, np.uint64)
   rank_N = start + place_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
@@ -91,7 +91,7 @@ def row_keys(
 
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
-  """Draw float32 [B, 2] in [0, 1) from each response's key and position."""
+  """Draw two numbers in [0, 1) from each response's key and position: float32 [B, 2]."""
   chex.assert_equal_shape([key_B, position_B])
 
   def uniform(key: jax.Array, position: jax.Array) -> jax.Array:

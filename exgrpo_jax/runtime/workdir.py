@@ -43,9 +43,9 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
   A process that inherits the descriptor holds the lock too, even after its parent dies.
 
   Raises:
-    InputError: another process holds the lock; the message is `refusal` plus the owner. If the
-      owner is on this machine, raised immediately; otherwise after LEASE_SECONDS, when the lock
-      of a dead host has expired.
+    InputError: another process holds the lock; the message is `refusal` plus the owner. The
+      error is raised immediately if the owner is on this machine; otherwise it is raised after
+      LEASE_SECONDS, when the lock of a dead host has expired.
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
@@ -227,7 +227,7 @@ def _changes(
   for name, old, new in differences(read_config(workdir), given):
     if not sections or name.split('.')[0] in sections:
       changed = allowed if name.startswith(free) else refused
-      changed.append(f'config.{name} was {old}, is {new}')
+      changed.append(f'config.{name} was {old} and is now {new}')
   return allowed, refused
 
 
@@ -251,8 +251,8 @@ def has_begun(workdir: str) -> bool:
 def release_workdir(values: ConfigDict, workdir: str) -> None:
   """Remove the files left by a start with another config that never finished a step.
 
-  The caller must hold the workdir, see `owned`. A warm start is kept, because a run with the same
-  warm-start settings can reuse it.
+  The caller must hold the workdir's lock (see `owned`). A warm start is kept, because a run
+  with the same warm-start settings can reuse it.
   """
   config = os.path.join(workdir, 'config.json')
   is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
@@ -273,8 +273,8 @@ def check_writable(workdir: str) -> None:
       pass
   except OSError as error:
     raise InputError(
-      f'--workdir={workdir}: cannot write to this folder ({error}). Choose a writable one, '
-      'because a run writes all its results there.'
+      f'--workdir={workdir}: cannot write to this folder ({error}). Choose a writable '
+      'folder, because a run writes all its results there.'
     ) from error
 
 
@@ -299,8 +299,8 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
   for number, other in enumerate(others, 1):
     for name, of_first, of_other in differences(first, other):
       raise InputError(
-        f'host 0 was given config.{name}={of_first} and host {number} config.{name}={of_other}. '
-        'Start all hosts with the same command.'
+        f'host 0 was given config.{name}={of_first}, but host {number} was given '
+        f'config.{name}={of_other}. Start all hosts with the same command.'
       )
 
 
@@ -312,8 +312,8 @@ def owned(workdir: str) -> Iterator[None]:
   host. Reading needs no lock, and a killed run releases its lock immediately.
   """
   refusal = (
-    f'--workdir={workdir}: another run is writing there, and two would overwrite each other. Wait '
-    'for it, stop it, or choose another --workdir.'
+    f'--workdir={workdir}: another run is writing there, and two runs would overwrite each '
+    "other's files. Wait for that run, stop it, or choose another --workdir."
   )
   problem = ''
   with contextlib.ExitStack() as stack:
@@ -338,7 +338,7 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-  """Write `value` as JSON, atomically; with several hosts, only the first writes."""
+  """Write `value` as JSON, atomically. With several hosts, only the first host writes."""
   if not hosts.is_first():
     return
   with replacing(path) as unfinished:
@@ -360,7 +360,7 @@ def read_config(workdir: str) -> dict[str, Any]:
       raise ValueError('not a JSON object')
   except (OSError, ValueError) as error:
     raise InputError(
-      f"{path}: cannot read the run's config ({error}). Restore a copy of this file, or name "
+      f"{path}: cannot read the run's config ({error}). Restore a copy of this file, or choose "
       'another folder.'
     ) from error
   values = renamed.current_settings(values)

@@ -156,7 +156,7 @@ def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatc
   with pytest.raises(InputError, match=r'me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or '):
     questions.load(config, 'me/sums')
   with pytest.raises(
-    InputError, match=r'\. Unset it, name local \.jsonl or \.parquet files instead'
+    InputError, match=r'\. Unset HF_HUB_OFFLINE, use local \.jsonl or \.parquet files instead'
   ):
     questions.load(config, 'me/sums:main:train')
 

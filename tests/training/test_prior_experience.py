@@ -255,11 +255,14 @@ def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, t
   claimed.mkdir()
   (claimed / 'config.json').write_text('{}')
   for path, message in (
-    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file\. Give a \.jsonl or'),
+    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file\. Pass a \.jsonl or'),
     (tmp_path / 'nowhere', r'nowhere: experience must be a \.jsonl file, a \.parquet file or '),
     (empty, r'empty: experience must be a \.jsonl file, a \.parquet file or a run'),
     (claimed, r'claimed: the run has no checkpoint yet, .*\. Wait for its first checkpoint'),
-    (jsonl({'question': 'a', 'answer': 'b'}), r":1: no 'response' or 'target' or 'tokens' \(has: "),
+    (
+      jsonl({'question': 'a', 'answer': 'b'}),
+      r":1: no field 'response' or 'target' or 'tokens' \(has: ",
+    ),
   ):
     opened = seeded(str(path))
     with pytest.raises(InputError, match=message):
