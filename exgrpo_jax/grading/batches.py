@@ -43,7 +43,7 @@ class Batches:
       self._send()
 
   def verdicts(self) -> list[Verdict]:
-    """Wait until all added responses are scored; return their verdicts, with all rewards, in order."""
+    """Wait until all added responses are scored; return verdicts with all rewards, in order."""
     if self._open:
       self._send()
     return [verdict for scored in self._scored for verdict in scored.result()]

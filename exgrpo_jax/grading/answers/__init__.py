@@ -9,9 +9,9 @@ From text to verdict:
   answer       interprets a tree as a reading; solves inequalities and computes matrices
   equality     compares two answers, as written and by their readings
 
-They build on tree, which defines trees and readings; number and quantity, which evaluate and
-compare trees; operators, which also handles products whose order matters; and units. description
-describes a reading in words. If evaluation cannot decide, sympy does: sets compares sets this way,
-and identity compares expressions. sympy only sees trees; text from a model is never evaluated as
-code.
+These modules build on tree, which defines trees and readings; number and quantity, which evaluate
+and compare trees; operators, which also handles products whose order matters; and units. The module
+description describes a reading in words. Two modules use sympy: sets compares sets, and identity
+compares expressions if evaluation is inconclusive. sympy only receives trees; text from a model is
+never evaluated as code.
 """

@@ -76,7 +76,7 @@ def _unquoted(text: str) -> str:
 
 
 def _read_cycles(text: str) -> tuple[int, ...] | None:
-  """Read '(12)(13)' as a permutation, the images of the digits 0 to 9; None for other texts."""
+  """Read a permutation such as '(12)(13)'; return the images of the digits 0 to 9, else None."""
   if not _CYCLES.fullmatch(text):
     return None
   images = list(range(10))
@@ -171,7 +171,7 @@ def _interpret_one(tree: Tree) -> Reading:
 
 
 def _interpret_matrix(tree: Tree) -> Reading | None:
-  """Interpret a matrix, or a vector like '(1, 2)^T', which is no interval; else return None."""
+  """Interpret a matrix, or a vector such as '(1, 2)^T' (not an interval); else return None."""
   if rows := rows_of(tree):
     return 'matrix', rows
   if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == TRANSPOSED:
@@ -223,7 +223,7 @@ def _flatten(items: Sequence[Reading]) -> Iterator[Reading]:
 
 
 def _share_labels(items: Sequence[Reading]) -> Reading:
-  """Make a list; a shared label becomes the list's label: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
+  """Combine items into a list that gets any shared label: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
   labels = [item[1] if item[0] == 'labelled' else None for item in items]
   if labels[0] is None or any(item[0] == 'equation' for item in items):
     return 'list', tuple(_flatten(items))
@@ -244,7 +244,7 @@ def _has_plusminus(tree: Any) -> bool:
 
 
 def _choose_sign(tree: Any, sign: int) -> Any:
-  r"""Replace every '\pm' in a tree with this sign, and every '\mp' with the opposite."""
+  r"""Replace every '\pm' in a tree with this sign, and every '\mp' with the opposite sign."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[0] != 'plusminus':
@@ -313,11 +313,11 @@ _REVERSED = {'>': '<', '>=': '<='}
 
 
 def interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
-  """Solve an inequality for the interval of its unknown; return a 'chain' if that fails.
+  """Solve an inequality for the interval of its unknown; return a 'chain' if it cannot be solved.
 
   Args:
-    operators: any relations except membership.
-    sides: the expressions around the operators; a missing one, as in '< 5', is None.
+    operators: the relations between the sides, which may be any except membership.
+    sides: the expressions around the operators; a missing side, as in '< 5', is None.
   """
   directions = {operator[0] for operator in operators}
   if directions not in ({'<'}, {'>'}):
@@ -414,14 +414,14 @@ _MAX_FACTORS = 3  # matrices in a product; each one multiplies the size of the c
 _MAX_CELLS = 64
 _MAX_ORDER = 4  # rows of a matrix that may be raised to a power
 _MAX_EXPONENT = 8
-_MAX_INVERSE = 8  # order**exponent of an inverse: a 4x4 matrix once, 2x2 three times
+_MAX_INVERSE = 8  # order**exponent of an inverse: exponents up to 1 for 4x4, 3 for 2x2
 _MAX_PATHS = 64  # products summed in one cell of a power
 _MAX_NODES = 2000  # in a power's cells
-TRANSPOSED: Tree = ('symbol', 'T')  # the exponent
+TRANSPOSED: Tree = ('symbol', 'T')  # the exponent of a transpose
 
 
 def rows_of(tree: Tree) -> Rows | None:
-  """Return a matrix's rows; computes sums, products, powers and multiples. None for other trees."""
+  """Return a matrix's rows, computing sums, products, powers and multiples; else return None."""
   head = tree[0]
   if head == 'rows':
     return tree[1]
@@ -498,7 +498,7 @@ def _power(rows: Rows, exponent: Tree) -> Rows | None:
 
 @functools.cache
 def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
-  """Return the rows of a power of the matrix of sympy symbols c00, c01 and so on."""
+  """Raise a matrix of the sympy symbols c00, c01 and so on to a power; return its rows."""
   import sympy
 
   matrix: Any = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))

@@ -1,9 +1,10 @@
 """Comparison of a model's answer with the ground truth, both as written.
 
-The truth decides how they are compared: a capital letter is a choice, a word is text. When in
-doubt, they count as different, because the model is rewarded for whatever passes here. A rounded
-decimal equals neither the fraction nor the irrational number, with one exception: a truth with
-twelve or more digits equals the irrational number that it rounds. `same` compares meanings.
+The truth decides how the two are compared: a capital letter is a choice, and a word is text. When
+in doubt, the two count as different, because the model is rewarded for whatever passes here. A
+rounded decimal does not equal the exact fraction or irrational number, with one exception: a truth
+with twelve or more digits equals the irrational number that it rounds. The function `same` compares
+meanings.
 """
 
 import itertools
@@ -30,7 +31,7 @@ _OTHER_CHOICE = re.compile(r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not)
 _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
 _LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 would have a space
-_MANY_DIGITS = 12  # from here on, a decimal stands for the irrational number that it rounds
+_MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational number it rounds
 
 
 def equal(given: str, truth: str, kind: str) -> bool:
@@ -78,7 +79,7 @@ def strip_delimiters(text: str) -> str:
 
 
 def _chosen_letter(given: str) -> str | None:
-  """Return C for 'C', 'c', '(C)', 'C.' or 'C. 45 degrees'; None unless exactly one is chosen."""
+  """Return C for 'C', 'c', '(C)', 'C.' or 'C. 45 degrees'; None unless one letter is chosen."""
   match = _CHOSEN.fullmatch(answer.strip_wrappers(normalize_spelling(given)).strip('*{} '))
   if not match:
     return None
@@ -89,7 +90,7 @@ def _chosen_letter(given: str) -> str | None:
 
 
 def _same_decimal(given: str, truth: str) -> bool:
-  """Return True if two decimals differ only in a comma, or the truth is the answer rounded."""
+  """Return True if two decimals differ only in a comma, or if the truth is the rounded answer."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
   for with_comma, other, pattern in (
     (given, truth, _DECIMAL_COMMA),
@@ -147,7 +148,7 @@ def same(given: Reading, truth: Reading) -> bool:
 
 
 def _same_as_written(given: Reading, truth: Reading) -> bool:
-  """Compare words or dashed numbers as written; compare one with any other reading by value."""
+  """Compare two words or two dashed numbers as written; otherwise, compare values."""
   if given[0] == truth[0]:
     return given[1] == truth[1]
   if {given[0], truth[0]} & {'labelled', 'assigned'}:
@@ -271,8 +272,9 @@ def _infinity_sign(tree: Tree) -> int:
 def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
   """Read C(n, k) on one side as a binomial coefficient if it can mean nothing else.
 
-  C may also name a point or a constant. So C in the response is a coefficient only if the truth has
-  no C, and C in the truth only if the response has a coefficient or a factorial instead.
+  C may also name a point or a constant. Therefore, C in the response is a coefficient only if the
+  truth contains no C, and C in the truth is a coefficient only if the response contains a
+  coefficient or a factorial instead.
   """
   if _choose_names(given) and not _choose_names(truth):
     return _with_coefficients(given), truth
@@ -342,7 +344,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare with labelled values, sorted by label if those are coordinates: 'y = 2, x = 1'."""
+  """Compare with labelled values; coordinates, as in 'y = 2, x = 1', are sorted by label."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
@@ -368,7 +370,7 @@ def _same_label(x: Tree, y: Tree) -> bool:
 
 
 def _same_equation(given: Reading, truth: Reading) -> bool:
-  """Return True if one equation is the other times a constant, so both have the same solutions."""
+  """Return True if one equation is a constant times the other, so both have the same solutions."""
   x, y = _zero_form(given), _zero_form(truth)
   return x is not None and y is not None and quantity.proportional(x, y, positive=False)
 
@@ -452,9 +454,9 @@ def _same_ratio(ratio: Reading, number: Reading) -> bool:
 
 
 def _same_brackets(x: Reading, y: Reading) -> bool:
-  """Compare brackets: (0, 1) may be an interval or a pair, [0, 1] is an interval.
+  """Compare brackets: (0, 1) may be an interval or a pair, but [0, 1] is an interval.
 
-  The type of bracket does not matter around more than two items, because they form a vector.
+  The type of bracket does not matter around more than two items, because the items form a vector.
   """
   return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
 
@@ -474,7 +476,7 @@ def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bo
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
-  """Return True if each item of x matches a different item of y, which has the same length."""
+  """Return True if the items of x and y, which have the same length, match in pairs."""
   unmatched_y, unmatched_x = list(y), []
   for item in x:  # pair identical items first, which is fast
     if item in unmatched_y:

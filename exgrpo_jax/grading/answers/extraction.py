@@ -1,10 +1,10 @@
-"""Extraction of a response's answer, as written: after its thought, inside its last box.
+"""Extraction of a response's answer as written, from the last box after the thought or from prose.
 
 A hedged answer keeps its hedge, so that it matches neither alternative: '3 or 4' in prose gives
 'or 4'. The section on boxes below covers answers in several boxes.
 
 Every search is linear in the length of the response or limited to a window, because the model that
-writes it is rewarded for whatever passes here.
+writes the response is rewarded for whatever passes here.
 """
 
 import ast
@@ -20,7 +20,7 @@ from exgrpo_jax.grading.answers.units import MULTIPLIERS, OPERATION_WORDS, measu
 _WINDOW = 20_000  # characters at the end of the prose to search for an answer
 _MAX_SENTENCE = 300  # characters of a ground truth
 _MAX_ITEMS = 50
-_HEDGE_WINDOW = 80  # characters before an answer in which an 'or' makes it a hedge
+_HEDGE_WINDOW = 80  # characters before an answer in which 'or' makes the answer a hedge
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
 _DECIMAL = (
@@ -94,8 +94,8 @@ def extract(response: str, require_think: bool = False, require_box: bool = Fals
   r"""Extract a response's answer as written, or return None; for the arguments see `solution`.
 
   The last box counts, together with the boxes joined to it (read_boxes). An unclosed box, as in a
-  truncated response, is not an answer. Without a box, the answer is what follows the last '####',
-  else the last 'answer is'; otherwise it is the last number, with the whole formula around it.
+  truncated response, is not an answer. Without a box, the answer is the text after the last '####',
+  else the text after the last 'answer is', else the last number with the whole formula around it.
   """
   rest = solution(response, require_think, require_box)
   return None if rest is None else _answer(rest, _last_number)
@@ -117,8 +117,9 @@ def extract_text(response: str) -> str | None:
 def final_answer(truth: str) -> str:
   """Extract the answer from a truth that may be a worked solution: '#### 42' gives '42'.
 
-  The text after the last '####' counts, or the box in that text. Without '####', a box counts, else
-  the answer stated in a sentence; other truths are returned unchanged.
+  If the truth contains '####', the answer is the text after the last one, or the box in that text.
+  Otherwise, the answer is the box, else the answer stated in a sentence. Other truths are returned
+  unchanged.
   """
   _, marker, tail = truth.rpartition('####')
   if marker and tail.strip():
@@ -133,7 +134,8 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   """Return a ground truth's accepted answers: several for '["4", "four"]', otherwise one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
-    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' has no form feed
+    # Otherwise, the '\f' of '\frac' would be read as a form feed.
+    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)
     for read in (json.loads, ast.literal_eval):
       try:
         answers = read(escaped)
@@ -158,7 +160,7 @@ def _answer_in_sentence(truth: str) -> str | None:
 
 
 def _number_of_things(number: str, words: str) -> str | None:
-  """Return a number with its multiplier or unit, dropping what is counted: '5 dozen' for eggs.
+  """Return a number with its multiplier or unit: '5 dozen' for '5' and 'dozen eggs'.
 
   Returns None if the words change the number's meaning, as 'squared' does.
   """
@@ -173,7 +175,7 @@ def _number_of_things(number: str, words: str) -> str | None:
 
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
-  """Return the boxed answer, else one in prose; `unmarked` finds an answer without a marker."""
+  """Return the boxed answer, else an answer in prose; `unmarked` finds one without a marker."""
   boxed = read_boxes(text)
   answer = boxed.answer if boxed else _extract_from_prose(text[-_WINDOW:], unmarked)
   return (answer or '').strip() or None
@@ -261,12 +263,12 @@ def _last_line(text: str) -> str:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """Prepend 'or' if the text before the answer ends in one: the answer is then a second one."""
+  """Prepend 'or' to an answer if the text before it ends in 'or', which hedges the answer."""
   return f'or {answer}' if _OR_BEFORE.search(before[-_HEDGE_WINDOW:]) else answer
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
-  """Return the bounds of the formula around a span, without its delimiters; None if not in one."""
+  """Return the bounds of the formula around a span, without delimiters; None if there is none."""
   for opening, closing in (('\\[', '\\]'), ('\\(', '\\)')):
     before, after = text.rfind(opening, 0, start), text.find(closing, end)
     if before >= 0 and after >= 0 and text.find(closing, before, start) < 0:
@@ -295,10 +297,10 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 # '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}', only the last box counts.
 #
 # A box that isn't closed, or doesn't open with a brace, is not an answer. Neither is a later box on
-# the same line, because it is inside the first: '\boxed{3 or \boxed{4}'.
+# the same line, because it is inside the first box: '\boxed{3 or \boxed{4}'.
 
 
-# Characters, far more than any answer has. A box still open after them counts as unclosed.
+# Number of characters, far more than any answer has. A longer box counts as unclosed.
 _BOX_WINDOW = 20_000
 _MAX_NESTED = 4
 _MAX_JOINED = 50
@@ -362,7 +364,7 @@ def read_boxes(text: str) -> Boxed | None:
 
 
 def _separator(between: str) -> str | None:
-  """Return the text that joins two boxes, given the text between; None if it separates them."""
+  """Return a separator if the text between two boxes joins their answers, else None."""
   if len(between) > _MAX_BETWEEN or '.' in between:
     return None
   rest = _LAYOUT.sub(' ', _LOGICAL_OR.sub(' or ', between)).strip()

@@ -1,4 +1,4 @@
-"""The parser's grammar: relations between sums of products of powers; latex.py reads operands."""
+"""The parser's grammar, from lists of relations down to powers; latex.py reads the operands."""
 
 import abc
 import re
@@ -40,7 +40,7 @@ _END = Token('end', '', spaced=False)
 
 
 class Cursor:
-  """Base of the parser; each method of a subclass reads one construct and stops after it."""
+  """Base class of the parser; each method of a subclass reads one construct and stops after it."""
 
   def __init__(self, tokens: Sequence[Token]) -> None:
     self._tokens = list(tokens)
@@ -53,7 +53,7 @@ class Cursor:
     return self._at >= len(self._tokens)
 
   def peek(self) -> Token:
-    """Return the next token without reading it; after the last, a token of kind 'end'."""
+    """Return the next token without reading it; at the end, return a token of kind 'end'."""
     return _END if self.at_end() else self._tokens[self._at]
 
   def _advance(self) -> Token:
@@ -79,7 +79,7 @@ class Cursor:
     return self.peek().kind == 'number' and self.peek().text.isdecimal()
 
   def _expect(self, kind: str, text: str) -> None:
-    """Read exactly this token; raises UnreadableError if the next is another."""
+    """Read the next token; raises UnreadableError if it is not this one."""
     token = self._advance()
     if token.kind != kind or token.text != text:
       raise UnreadableError(f'expected {text!r}, not {token.text!r}')
@@ -142,10 +142,10 @@ def is_roman(text: str) -> bool:
 def is_word(text: str) -> bool:
   """Return True if a run of letters is a word, numeral or sequence, not a product of variables.
 
-  Words are capitals, names such as Amy, and three or more lowercase letters, unless those are
-  consecutive in the alphabet (abc), contain no vowel (mgh), or contain x or z (abx), apart from a
-  few known words. aba is a word too, because its order is visible. Two lowercase letters are a
-  product, except for a few words.
+  Capitals and names such as Amy are words. Three or more lowercase letters are a word unless they
+  are consecutive in the alphabet (abc), contain no vowel (mgh), or contain x or z (abx), except for
+  a few known words. aba is a word too, because its letters have a visible order. Two lowercase
+  letters are a product, except for a few words.
   """
   if text.isupper():
     return True
@@ -161,11 +161,11 @@ def is_word(text: str) -> bool:
 
 
 def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
-  """Add quantities such as 1 hour and 30 minutes; None if they do not form one quantity.
+  """Add quantities such as 1 hour and 30 minutes; return None if that is impossible.
 
   Args:
     trees: the quantities in order.
-    is_list: True if a comma or 'and' separates them.
+    is_list: True if a comma or 'and' separates the quantities.
   """
   if any(tree[0] != 'unit' for tree in trees):
     return None
@@ -181,7 +181,7 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
 
 
 class Grammar(Cursor, abc.ABC):
-  """A parser of lists of relations between sums of products of powers of operands."""
+  """A parser of lists of relations, whose sides consist of sums, products and powers."""
 
   @abc.abstractmethod
   def _atom(self) -> Tree:
@@ -189,7 +189,7 @@ class Grammar(Cursor, abc.ABC):
 
   @abc.abstractmethod
   def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
-    """Return the symbol, or a call of it if the bracket after it holds arguments."""
+    """Return the symbol, or a call if the bracket after the symbol contains arguments."""
 
   # Lists and relations.
 
@@ -229,7 +229,7 @@ class Grammar(Cursor, abc.ABC):
     return tree
 
   def _side(self) -> Tree:
-    """Read a ratio or sum; if it consists of letters only, like 'XIV', also keep them as text."""
+    """Read a ratio or sum; if it consists of letters only, like 'XIV', keep their text too."""
     start, end = self._at, self._end_of_item('word')
     letters = [token.text for token in self._tokens[start:end]]
     tree = self._ratio()
@@ -261,7 +261,7 @@ class Grammar(Cursor, abc.ABC):
     return 'dashed', numbers, self._ratio()
 
   def _end_of_item(self, *kinds: str) -> int:
-    """Return the position after tokens of these kinds if the item ends there; else the current."""
+    """Return the position after tokens of these kinds if the item ends there; otherwise `_at`."""
     end = self._at
     while end < len(self._tokens) and (
       self._tokens[end].kind in kinds or self._tokens[end].text in kinds
@@ -288,7 +288,7 @@ class Grammar(Cursor, abc.ABC):
     return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
 
   def _union(self) -> Tree:
-    r"""Read a sum or combined sets, or one on either side of '\choose'."""
+    r"""Read a sum or combined sets, or two of these joined by '\choose'."""
     tree = self._sets()
     if self._accept('choose'):
       tree = 'function', 'binom', (tree, self._sets())
@@ -380,7 +380,7 @@ class Grammar(Cursor, abc.ABC):
     return make_product([self._power(), self._power()])
 
   def _mixed_number(self, integer: Tree) -> Tree | None:
-    r"""Read the fraction of '1 1/2' or '1\frac{1}{2}' and add it to the integer; else None."""
+    r"""Read the fraction of '1 1/2' or '1\frac{1}{2}' and add it to the integer; None otherwise."""
     kinds = ''.join(
       token.text if token.kind in ('mark', 'command') else token.kind[0]
       for token in self._tokens[self._at : self._at + 7]
@@ -410,7 +410,7 @@ class Grammar(Cursor, abc.ABC):
   # Units.
 
   def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
-    """Read a multiplier or unit and return the factors including it; else None."""
+    """Read a multiplier or unit and return the factors including it; else return None."""
     if self._multiplier_is_next(factors):
       return [*factors, ('number', MULTIPLIERS[self._advance().text.lower()])]
     if unit := self._letter_unit(factors):

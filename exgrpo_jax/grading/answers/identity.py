@@ -1,10 +1,10 @@
 """Algebraic comparison of two expressions, for when evaluation at several points is inconclusive.
 
 Each expression becomes a quotient of two polynomials, which sympy multiplies and adds. Their
-unknowns are the letters and everything that isn't polynomial in them: roots, sines, factorials,
-powers with a letter in the exponent. Expressions that are equal for all values of the unknowns are
-the same. If the unknowns are only letters and factorials, all other expressions differ. The number
-of term products bounds all work.
+unknowns are the letters and everything that isn't polynomial in the letters: roots, sines,
+factorials, and powers with a letter in the exponent. Expressions that are equal for all values of
+the unknowns are the same. If the unknowns are only letters and factorials, all other expressions
+differ. The work is bounded by a limit on the number of term products.
 """
 
 import functools
@@ -18,7 +18,7 @@ from exgrpo_jax.grading.answers.tree import Tree, heads, size, subtract, symbols
 Polynomial = Any  # a sympy.polys.rings.PolyElement; sympy takes most of a second to import
 Quotient = tuple[Polynomial, Polynomial]
 
-_NUM_GENERATORS = 24  # unknowns: letters and everything treated as one
+_NUM_GENERATORS = 24  # unknowns: letters and everything treated like a letter
 _MAX_NODES = 300
 _MAX_PRODUCTS = 20_000  # term products in a whole comparison
 _MAX_BITS = 40_000  # bits of a coefficient
@@ -29,7 +29,7 @@ _CONSTANTS = frozenset({'pi', 'e', 'i'})
 
 
 class _UndecidedError(ValueError):
-  """Raised if an expression has no such form within the bounds, or its divisor may be zero."""
+  """Raised if an expression cannot be converted within the bounds, or its divisor may be zero."""
 
 
 def same_expression(x: Tree, y: Tree) -> bool | None:
@@ -38,7 +38,10 @@ def same_expression(x: Tree, y: Tree) -> bool | None:
 
 
 def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
-  """Return True if x is a constant times y, positive if required, and neither is zero."""
+  """Return True if x is a constant times y and neither is zero.
+
+  `positive` requires a positive constant.
+  """
 
   def are_proportional(a: Polynomial, b: Polynomial) -> bool:
     if not a or not b or a.monic() != b.monic():
@@ -74,7 +77,7 @@ class _Algebra:
     self._products = 0
     self._unknowns: list[tuple[Any, ...]] = []  # the meaning of each generator in use
     self._functions: set[int] = set()  # generators that may be zero even if letters are not
-    self._factorials: dict[Polynomial, list[int]] = {}  # argument less its integer: integers
+    self._factorials: dict[Polynomial, list[int]] = {}  # argument without its integer -> integers
 
   def quotient(self, tree: Tree) -> Quotient:
     head = tree[0]
@@ -122,7 +125,8 @@ class _Algebra:
   def _inverse(self, x: Quotient) -> Quotient:
     """Return 1/x; raises _UndecidedError if x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
 
-    A polynomial in letters is not zero everywhere, even multiplied by powers and factorials.
+    A polynomial in letters is not zero everywhere, even if it is multiplied by powers and
+    factorials.
     """
     top, bottom = x
     unknowns = _generators(top)
@@ -155,7 +159,7 @@ class _Algebra:
   # Powers.
 
   def _power(self, base: Quotient, exponent: Polynomial) -> Quotient:
-    """Raise to a power; split a sum in the exponent: x^(n + 3/2) is x^n times x times x^(1/2)."""
+    """Raise to a power; an exponent that is a sum is split: x^(n + 3/2) is x^n * x * x^(1/2)."""
     if not base[0]:
       raise _UndecidedError
     result = self._one
@@ -208,7 +212,7 @@ class _Algebra:
     if count > _MAX_EXPONENT:
       raise _UndecidedError
     if all(part.is_ground for part in base) and count * max(map(_bits, base)) > _MAX_BITS // 2:
-      factors = self._positive_factors(base)  # the power is too large to hold
+      factors = self._positive_factors(base)  # the power is too large to store
       if factors is None:
         raise _UndecidedError
       self.is_decisive = False
@@ -268,7 +272,7 @@ class _Algebra:
         start = other
     if not rest and start <= _MAX_GAP:
       return self._number(Fraction(math.factorial(integer))), self._ring.one
-    # Factorials far apart are related to each other, and a number's factorial to other numbers.
+    # Factorials that are far apart are related, and so are a number's factorial and other numbers.
     self.is_decisive &= bool(rest) and others[0] - others[-1] <= _MAX_GAP
     factors = (rest + factor for factor in range(start + 1, integer + 1))
     result = self._unknown(('factorial', rest, start))

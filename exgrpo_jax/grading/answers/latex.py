@@ -17,7 +17,7 @@ _MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
 
 def parse(tokens: Sequence[Token]) -> Tree:
-  """Parse an answer's tokens into a tree; raises UnreadableError."""
+  """Parse an answer's tokens into a tree; raises UnreadableError if they cannot be parsed."""
   parser = _Parser(tokens)
   tree = parser.answer()
   if not parser.at_end():
@@ -76,7 +76,7 @@ class _Parser(Grammar):
     return self._symbol_or_call(('symbol', name), name.rpartition(' ')[2][0])
 
   def _subscript(self) -> str:
-    """Read a subscript or another name in an argument, and join its tokens."""
+    """Read a LaTeX argument that is a name, such as a subscript, and join its tokens."""
     if not self._next_is_mark('{'):
       if self._integer_is_next() and len(self.peek().text) > 1:
         return self._split_digit()
@@ -152,7 +152,7 @@ class _Parser(Grammar):
 
   def _set(self) -> Tree:
     r"""Read the rest after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
-    bars, self._bars = self._bars, 1  # '|' ends the variable, it opens no absolute value
+    bars, self._bars = self._bars, 1  # '|' ends the variable, not an absolute value
     items = [] if self._next_is('}') else self._items()
     self._bars = bars
     if len(items) == 1 and self._accept('|'):

@@ -1,6 +1,7 @@
-"""Evaluation of expression trees: rational numbers exactly, others to a given number of digits.
+"""Evaluation of expression trees.
 
-All sizes are bounded; a number that is too large counts as undefined.
+Rational numbers are evaluated exactly, other numbers to a given number of digits. All sizes are
+bounded; a number that is too large counts as undefined.
 """
 
 import functools
@@ -28,7 +29,7 @@ _MPMATH_NAMES = {'arcsin': 'asin', 'arccos': 'acos', 'arctan': 'atan'}
 
 
 class UndefinedError(ArithmeticError):
-  """Raised if the value does not exist or exceeds the bounds."""
+  """Raised if a value does not exist or exceeds the bounds."""
 
 
 # Errors that `evaluate` may raise.
@@ -37,7 +38,7 @@ ERRORS = (ArithmeticError, ValueError, TypeError, KeyError)
 
 @functools.cache
 def context_of(digits: int) -> Context:
-  """Return the mpmath context for a precision; never modified, so threads may share it."""
+  """Return the mpmath context for a precision. It is never modified, so threads may share it."""
   context = mpmath.MPContext()
   context.dps = digits
   return context
@@ -51,7 +52,7 @@ def is_complex(value: Number) -> bool:
 
 
 def evaluate(tree: Tree, point: Point, context: Context) -> Number:
-  """Return the value of a tree at a point; raises one of ERRORS if it has none."""
+  """Return the value of a tree at a point; raises one of ERRORS if it has no value."""
   head = tree[0]
   if head == 'number':
     return _check_bounds(tree[1], context)

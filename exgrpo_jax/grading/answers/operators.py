@@ -33,13 +33,13 @@ from exgrpo_jax.grading.answers.tree import (
   symbols,
 )
 
-Matrix = Any  # an mpmath matrix of 3 by 3
+Matrix = Any  # a 3x3 mpmath matrix
 
 _DIGITS = 50
 _NUM_CHOICES = 2
 _MAX_EXPONENT = 12
-_MAX_NODES = 400  # in both trees; larger pairs count as different
-_MAX_TERMS = 24  # in a sum that is searched for commutators
+_MAX_NODES = 400  # nodes in both trees; larger pairs count as different
+_MAX_TERMS = 24  # terms in a sum that is searched for commutators
 _QUANTITIES = frozenset('mnrtvpqlde')  # lowercase letters that name numbers, not group elements
 _VECTORS = ('vec ', 'overrightarrow ', 'mathbf ')
 _DERIVATIVES = ('nabla', 'partial')
@@ -83,7 +83,7 @@ def _in_bold(tree: Any, names: set[str]) -> Any:
 
 
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
-  """Return the letters in two trees whose order in a product can matter; often none.
+  """Return the letters in two trees whose order in a product can matter; often there are none.
 
   A capital letter that the truth divides by counts as a number, and so does a lowercase letter that
   either side divides by.
@@ -245,7 +245,7 @@ class _Algebra:
     }
 
   def value(self, tree: Tree) -> Matrix:
-    """Return the matrix of a tree; raises one of ERRORS if it has none."""
+    """Return the value of a tree as a matrix; raises one of ERRORS if it has no value."""
     head = tree[0]
     if head == 'symbol' and tree[1] in self._letters:
       return self._letter(tree[1])
@@ -272,7 +272,7 @@ class _Algebra:
   def _composition(self) -> Matrix:
     """Return the matrix to put between composed functions, so that f after g differs from fg.
 
-    It is its own inverse, so inverting a composition inverts and swaps the functions.
+    The matrix is its own inverse, so inverting a composition inverts and swaps the functions.
     """
     base = self._random('compose')
     return base * self._context.diag([1, 1, -1]) * base**-1
@@ -334,8 +334,9 @@ def _dot(a: Matrix, b: Matrix) -> Any:
 
 # ---- Derivatives, differentials and integrals ----
 
-# They become calls of unknown functions: `\frac{ds}{dt}` calls 'd/dt' on s, and `dx` calls 'd' on
-# x. So they match however the operand is spelled, but never equal a product of letters.
+# Derivatives, differentials and integrals become calls of unknown functions: `\frac{ds}{dt}` calls
+# 'd/dt' on s, and `dx` calls 'd' on x. Therefore, they match regardless of how the operand is
+# written, but never equal a product of letters.
 
 
 _SIGNS = ('d', 'partial', 'delta')
@@ -375,7 +376,7 @@ def _replace(tree: Any, has_differentials: bool) -> Any:
 
 
 def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:
-  r"""Return `\frac{d^2y}{dx^2}` as the call of 'd^2/dxdx' on y; an 'operator' if y is missing."""
+  r"""Return `\frac{d^2y}{dx^2}` as a call of 'd^2/dxdx' on y; without y, as an 'operator'."""
   if tree[1][0] == 'negate':
     positive = _derivative(('divide', tree[1][1], tree[2]), has_differentials)
     return positive and ('negate', positive)

@@ -2,9 +2,9 @@
 
 Rational numbers are compared exactly, others to 100 digits, or to 600 if 100 are inconclusive.
 Expressions with unknowns are compared at several points. All sizes are bounded; a number that is
-too large has no value here. If values are inconclusive, algebra (identity.py) decides. It also has
-the last word on unknowns in binomials, factorials, divisors and rounding, because such expressions
-may agree at all points by chance.
+too large has no value here. If values are inconclusive, algebra (identity.py) decides. Algebra can
+also overrule a match if there are unknowns in binomials, factorials, divisors or rounding, because
+such expressions may agree at all points by chance.
 """
 
 import zlib
@@ -56,7 +56,7 @@ def real_value(tree: Tree) -> Number | None:
 
 
 def _value(tree: Tree, point: Point) -> Number | None:
-  """Return the value of a tree at a point, to 100 digits; None if it has none."""
+  """Return the value of a tree at a point, to 100 digits; None if it has no value."""
   try:
     return evaluate(tree, point, context_of(_DIGITS[0]))
   except ERRORS:
@@ -124,7 +124,7 @@ def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | None:
-  """Return True if two trees agree wherever both have values; None if at too few points."""
+  """Return True if two trees agree wherever both have values; None if such points are too few."""
   x_heads, y_heads = heads(x), heads(y)
   if (x_heads | y_heads) & _COUNTING:
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
@@ -154,11 +154,12 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
   return True if count >= at_least else None
 
 
-# Points are pseudo-random but depend only on name and index, so every comparison uses the same.
+# Points are pseudo-random but depend only on the name and the index, so every comparison uses the
+# same points.
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Return integers, small at first, then larger, so that rounded n/20 and n/30 differ."""
+  """Return a point of integers, some large enough that rounded n/20 and n/30 differ."""
   largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
   return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 
@@ -224,7 +225,10 @@ def _round_point(point: Point, context: Context) -> Point:
 
 
 def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool | None:
-  """Return True if two trees agree at a point; None if either has no value, or no real value."""
+  """Return True if two trees agree at a point; None if either has no value there.
+
+  With `must_be_real`, a complex value counts as no value.
+  """
   may_repeat = size(x) + size(y) < _MAX_NODES_TWICE
   for digits in _DIGITS if may_repeat else _DIGITS[:1]:
     context = context_of(digits)

@@ -17,7 +17,7 @@ from exgrpo_jax.grading.answers.units import MULTIPLIERS, UNITS
 
 
 def paired(text: str) -> dict[str, str]:
-  """Pair up the words of a text: a dict from spellings to their replacements."""
+  """Pair up the words of a text; return a dict from spellings to their replacements."""
   words = text.split()
   return dict(zip(words[::2], words[1::2], strict=True))
 

@@ -13,14 +13,14 @@ A tree is a tuple of its head and its children. The parser produces these heads:
   ('ratio', (x…))              ('compose', (f, g))       ('dot' | 'cross', x, y)
   ('letters', 'XIV', x)        ('dashed', (numbers…), x)
 
-'set' is \{1, 2\}, 'braces' is {1, 2}, 'minus' is a difference of sets, and 'call' is an unknown
+'set' is \{1, 2\}, 'braces' is {1, 2}, 'minus' is a difference of sets, and 'call' calls an unknown
 function. A missing side of a relation is None, as in '< 5', and so is x in '\pm y'. For 'letters'
-and 'dashed', x is the alternative: the letters' product, or the difference in '10-8'. For a date,
-which has no alternative, x is None.
+and 'dashed', x is the alternative tree: the product of the letters, or the difference in '10-8'.
+For a date, which has no alternative, x is None.
 
 A reading is the meaning of an answer. It is also a tuple, with some of these heads and some others:
 
-  ('quantity', tree, unit)   a number or expression; unit '' if none is given
+  ('quantity', tree, unit)   a number or expression; the unit is '' if none is given
   ('labelled', label, reading, lhs, rhs)   'x = 5', 'x ∈ [0, 1]', 'x < 5' solved for x
   ('assigned', ((label, reading)…))        'x = 5, y = 3'
   ('equation', lhs, rhs)   ('differs', reading)   ('chain', operators, sides)
@@ -30,7 +30,8 @@ A reading is the meaning of an answer. It is also a tuple, with some of these he
   ('union' | 'intersection', (readings…))
   ('minus', reading, reading)   ('matrix', ((trees…)…))   ('text', text)
 
-A label is a tree. lhs and rhs are the sides of an equation as trees, or None without an equation.
+A label is a tree. lhs and rhs are the sides of an equation as trees, or None if there is no
+equation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -118,7 +119,7 @@ def size(tree: Tree) -> int:
 
 
 def is_label(tree: Tree) -> bool:
-  """Return True if a tree only names the other side of an equation: 'x = 5', 'dy/dx = 2x'."""
+  """Return True if a tree only names an equation's other side, as in 'x = 5', 'dy/dx = 2x'."""
   head = tree[0]
   if head == 'symbol':
     return tree[1] not in _CONSTANTS
@@ -149,7 +150,7 @@ def _is_differential(tree: Tree) -> bool:
 
 
 def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) -> Reading:
-  """Return the interval of low < x < high; an operator is '<' or '<='."""
+  """Return the interval of low < x < high; each operator is '<' or '<='."""
   return (
     'group',
     '[' if low_operator == '<=' and low != MINUS_INFINITY else '(',

@@ -68,7 +68,7 @@ _DIMENSION = re.compile(
 )
 
 
-# Symbols that take a prefix; the prefixes with their names and powers of ten.
+# Symbols that take a prefix, and the prefixes with their names and powers of ten.
 _PREFIXED = 'm g s l L N J W V A Pa Hz mol eV cal Wh B'
 _PREFIXES = {
   'n': ('nano', -9),
@@ -127,7 +127,8 @@ _UNITS = _read_table()
 _COMMON = ('mm', 'cm', 'km', 'mg', 'kg', 'ml', 'sq')
 UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in').union(_COMMON)
 _WITH_PREFIX = _add_prefixes(_UNITS)
-# Units that look like variables; recognized only after a number and a space: '5 m', not '5m'.
+# Units that look like variables. They are recognized only after a number and a space: '5 m', but
+# not '5m'.
 LETTERS = frozenset('mgshlLNJWVKAB').union(_WITH_PREFIX, ('in', 'Pa', 'Hz', 'eV', 'Wh'))
 # Units that can be combined in one quantity, largest first: '1 hour 30 minutes'.
 _SYSTEMS: tuple[str, ...] = (
@@ -161,7 +162,7 @@ _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
-  """Normalize the spelling: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
+  """Normalize a unit: 'square centimeters' and 'cm^2' give 'cm^2', and 'units' gives ''."""
   name = _PER.sub('/', name).replace('{', '').replace('}', '')
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
@@ -198,12 +199,12 @@ def conversion(unit: str, other: str) -> Fraction | None:
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return the smaller unit's size in the larger one if a quantity may use both; else None.
+  """Return the smaller unit's size in larger units; None if a quantity may not use both units.
 
   Args:
     larger: the unit that comes first, such as 'hour'.
     smaller: the unit that comes next, such as 'minutes'.
-    is_list: True if a comma or 'and' separates them; '5 m, 3 cm' is then two answers.
+    is_list: True if a comma or 'and' separates the units; '5 m, 3 cm' is then two answers.
   """
   units = normalize_unit(larger), normalize_unit(smaller)
   for system in _SYSTEMS[:4] if is_list else _SYSTEMS:
