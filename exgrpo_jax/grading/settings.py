@@ -110,7 +110,7 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
     check_known(spec, config.rewards, 'config.grading.batched: config.grading.rewards')
     if spec in rewards.BUILT_IN:
       raise InputError(
-        f"config.grading.batched={config.batched}: the built-in reward '{spec}' takes one "
+        f"config.grading.batched={config.batched}: the built-in '{spec}' takes one "
         'response at a time. Remove it from this setting, because only your own functions can take '
         'a batch.'
       )
