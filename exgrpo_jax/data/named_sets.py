@@ -147,7 +147,9 @@ def _there(layout: Layout) -> str:
 def _absent(split: HubSplit, layout: Layout) -> str:
   repository, there = split.repository, _there(layout)
   if not there:
-    where = f'download its files from {repository.page} and name those, or convert them to parquet'
+    where = (
+      f'download its files from {repository.page} and list the files, or convert them to parquet'
+    )
     if repository.revision:
       return (
         f'the data set {repository} has no parquet files at the usual paths of a split, and the '

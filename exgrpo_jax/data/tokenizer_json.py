@@ -137,7 +137,7 @@ _QWEN2 = _LLAMA3.replace('{1,3}', '')
 
 
 class _Split(NamedTuple):
-  """How a text is prepared before merging."""
+  """The preparation of a text before merging."""
 
   pattern: str = ''  # matches the parts; '' means GPT-2's pattern, built into `tokenizers`
   digits: bool = False  # split off each digit first

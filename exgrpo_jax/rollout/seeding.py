@@ -223,9 +223,7 @@ def candidates(
 
   Args:
     source: where the traces come from, for error messages.
-    found: the traces.
     data: the training questions.
-    tokenizer: the run's tokenizer.
     limit: the maximum response length, in tokens.
     overlong: the setting `config.data.on_overlong`.
 

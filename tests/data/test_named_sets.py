@@ -129,7 +129,7 @@ THERE = 'main: test, train; socratic: train'
       'me/sums:train',
       {'train.jsonl': ''},
       r'no parquet files .* not converted it to parquet \(refs/convert/parquet\)\. Only parquet is '
-      r'read from the Hub, so download its files from http://\S+/datasets/me/sums and name them',
+      r'read from the Hub, so download its files from http://\S+/datasets/me/sums and list',
     ),
     (
       'me/sums@main:train',

@@ -200,7 +200,7 @@ def _listen(patch, steps):
     steps[latest].updates.append(update)
 
   wrap(stages, 'plan_step', note_plan)
-  wrap(stages, 'grade', note_trained)
+  wrap(stages, 'collect_verdicts', note_trained)
   wrap(stages, 'pick_replays', note_replays)
   wrap(stages, 'assemble', lambda args, out: setattr(step_of(args[1].plan), 'batch', out))
   wrap(gradients, 'minibatch_gradient', note_update)

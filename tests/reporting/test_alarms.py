@@ -65,7 +65,7 @@ def test_a_pool_that_retirement_will_empty_before_the_end():
   assert observed(retiring(2), dataclasses.replace(SETUP, num_steps=485)) == []
   assert observed(retiring(0, already=990)) == []  # it stays as it is, and was warned of
   (warning,) = observed(retiring(1, already=950))
-  assert '970 of 1,000' in warning and ': now fewer than' in warning
+  assert '970 of 1,000' in warning and 'Now fewer than' in warning
 
 
 @pytest.mark.parametrize('carry', [False, True])
