@@ -209,6 +209,9 @@ class Candidate:
   reward: float = 0.0  # set by grading
 
 
+_COUNTS = 'traces', 'ask no training question', 'too long', 'repeated'
+
+
 def candidates(
   source: str,
   found: Iterable[Trace],
@@ -223,7 +226,9 @@ def candidates(
 
   Args:
     source: where the traces come from, for error messages.
+    found: the traces.
     data: the training questions.
+    tokenizer: the run's tokenizer.
     limit: the maximum response length, in tokens.
     overlong: the setting `config.data.on_overlong`.
 
@@ -233,9 +238,7 @@ def candidates(
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:
     rows_of[last_user_message(question.messages)].append(question.row)
-  counts: dict[str, int] = dict.fromkeys(
-    ('traces', 'ask no training question', 'too long', 'repeated'), 0
-  )
+  counts = dict.fromkeys(_COUNTS, 0)
   kept: dict[tuple[int, bytes], Candidate] = {}
   for trace in found:
     counts['traces'] += 1
