@@ -316,7 +316,7 @@ def _with_new(
   judged: Sequence[Verdict],
   step: int,
 ) -> tuple[Trajectory, ...]:
-  """Add the group's new successes to the stored ones and keep the newest.
+  """Add the group's new successes to the stored trajectories and keep the newest ones.
 
   If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
   step that wrote its first token; the argument `step` is the step that trains on the group.

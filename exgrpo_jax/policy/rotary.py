@@ -55,7 +55,7 @@ class RopeConfig:
     1.0, '(0, inf)', 'yarn: pairs that turn less often than this are stretched by factor'
   )
   attention_factor: float = setting(
-    1.0, '(0, inf)', 'yarn: both queries and keys are multiplied by this'
+    1.0, '(0, inf)', 'yarn: both queries and keys are multiplied by this value'
   )
 
   def __post_init__(self) -> None:
