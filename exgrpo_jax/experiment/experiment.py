@@ -189,8 +189,8 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
   ):
     raise InputError(
       f'config.export.best_without={export.best_without}: this leaves out every source of '
-      f'config.data.validation={data.validation}. Keep at least one source, because the best '
-      'policy is chosen by its score.'
+      f'config.data.validation={data.validation}. Keep at least one source, so that the best '
+      'policy can be chosen.'
     )
   return loaded
 

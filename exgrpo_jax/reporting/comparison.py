@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
   """A statistic of some values and its 95% interval."""
 
   value: float
-  low: float  # NaN if there is no interval: too few values, or all equal
+  low: float  # NaN if there is no interval: too few values, or all values equal
   high: float
 
 
@@ -43,12 +43,12 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0 of 100 are
   correct.
 
-  A standard error of 0, for example if all or none are correct, carries no information; n is then
-  G. n never exceeds the number of samples.
+  A standard error of 0, for example if all or no responses are correct, carries no information; n
+  is then G. n never exceeds the number of samples.
 
   Args:
     correct_QK: correctness [questions, samples], bool or float in [0, 1].
-    cluster_Q: each row's prompt, as text or id [questions]; rows with equal prompts are a cluster.
+    cluster_Q: each row's prompt, as text or id [questions]; rows with equal prompts form a cluster.
   """
   chex.assert_rank(correct_QK, 2)
   score_Q = correct_QK.mean(axis=1, dtype=np.float64)
@@ -140,7 +140,7 @@ class Comparison(NamedTuple):
   """The difference between two policies or settings over their common pairs."""
 
   difference: np.ndarray  # [N], second minus first
-  pairs: int  # seeds, or different questions
+  pairs: int  # seeds, or distinct questions
   estimate: Estimate  # of the mean difference; NaN without pairs
 
 
@@ -185,7 +185,7 @@ class Summary(NamedTuple):
 
   seeds: int
   last_steps: Sequence[int]  # distinct steps of the runs' last evaluations, ascending
-  common: Spread | None  # at the last step common to all settings; None if no step is
+  common: Spread | None  # at the last step common to all settings; None if there is none
   last: Spread
   best: Spread
 
@@ -200,7 +200,7 @@ def summaries(
 ) -> tuple[int | None, dict[str, Summary]]:
   """Return the last step that the runs of all settings share, and a summary of each setting.
 
-  Runs without the score are left out, and so are settings in which no run has it.
+  Runs without the score are left out, and so are settings in which no run has the score.
   """
   scored = {label: list(filter(None, seeds)) for label, seeds in settings.items()}
   step = last_common_step([scores for seeds in scored.values() for scores in seeds])
@@ -247,8 +247,8 @@ def best(name: str, values: Iterable[float]) -> float:
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Return a Markdown table with the final and best scores of a sweep's evaluations over seeds.
 
-  A run's final score is from its last evaluation, at the step shown in the column before. Its best
-  score is `best`, which includes the evaluation before training.
+  A run's final score is from its last evaluation, at the step shown in the preceding column. Its
+  best score is `best`, which includes the evaluation before training.
 
   Args:
     runs: setting -> its finished runs.

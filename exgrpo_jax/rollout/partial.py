@@ -31,7 +31,8 @@ def trained(
   `questions * (max_age + 1)` are in flight.
 
   Args:
-    begun: for each group in flight, the step that wrote its first token, or `step` if it has none.
+    begun: for each group in flight, the step that wrote its first token, or `step` if the group has
+      no tokens yet.
     complete: for each group, whether all of its responses are complete.
     step: the current step.
     questions: the number of groups that a step trains (Q).

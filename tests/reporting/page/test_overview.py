@@ -55,7 +55,9 @@ def test_the_time_is_that_from_each_start_to_its_last_record(tmp_path):
       {0: 1, 20: 10, 60: 19}, 1, 'the score still rose on chains. To train longer:', id='up'
     ),
     pytest.param({0: 19, 20: 1, 60: 1}, -1, 'The score fell on chains. docs/not', id='down'),
-    pytest.param({0: 9, 20: 9, 60: 10}, 0, 'On chains, the change may be chance', id='noise'),
+    pytest.param(
+      {0: 9, 20: 9, 60: 10}, 0, 'On chains, the change may be due to chance', id='noise'
+    ),
   ],
 )
 def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign, advice):
