@@ -53,22 +53,24 @@ class TrainingConfig:
   data: int = setting(
     1,
     '[-1, inf)',
-    'number of devices to split rows over, with replicated parameters; -1 takes all remaining',
+    'number of devices to split rows over, with replicated parameters; -1 uses the '
+    'remaining devices',
   )
   fsdp: int = setting(
     -1,
     '[-1, inf)',
-    'number of devices to split rows and parameters over; -1 takes all remaining',
+    'number of devices to split rows and parameters over; -1 uses the remaining devices',
   )
   expert: int = setting(
     1,
     '[-1, inf)',
-    'number of devices to split rows and experts over; -1 takes all remaining',
+    'number of devices to split rows and experts over; -1 uses the remaining devices',
   )
   tensor: int = setting(
     1,
     '[-1, inf)',
-    'number of devices to split heads, hidden units and vocabulary over; -1 takes all remaining',
+    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
+    'remaining devices',
   )
 
   def __post_init__(self) -> None:
@@ -82,17 +84,19 @@ class DecodingConfig:
   data: int = setting(
     -1,
     '[-1, inf)',
-    'number of devices to split responses over, with replicated parameters; -1 takes all remaining',
+    'number of devices to split responses over, with replicated parameters; -1 uses the '
+    'remaining devices',
   )
   expert: int = setting(
     1,
     '[-1, inf)',
-    'number of devices to split rows and experts over; -1 takes all remaining',
+    'number of devices to split rows and experts over; -1 uses the remaining devices',
   )
   tensor: int = setting(
     1,
     '[-1, inf)',
-    'number of devices to split heads, hidden units and vocabulary over; -1 takes all remaining',
+    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
+    'remaining devices',
   )
 
   def __post_init__(self) -> None:
