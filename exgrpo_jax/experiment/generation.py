@@ -75,7 +75,7 @@ def make_sampler(
   distribution: Distribution | None = None,
   resumes: bool = False,
 ) -> Sampler:
-  """Make a slot engine for an experiment's model, wrapped in its environment if it has one.
+  """Make a slot engine for an experiment's model, wrapped in the environment if there is one.
 
   Args:
     experiment: its `config.rollout` sets the number of slots and the limits.

@@ -38,10 +38,10 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
   Rows with the same prompt are not independent (AIME lists each of its 30 questions 32 times), and
   neither are samples for one question. So the standard error of the mean is cluster-robust, with
-  the G / (G - 1) correction for G clusters. It gives the effective sample size n = p(1-p) / se^2,
-  the number of independent samples with the same error. The interval is Wilson's score interval
-  (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0 of 100 are
-  correct.
+  the G / (G - 1) correction for G clusters. This standard error gives the effective sample size
+  n = p(1-p) / se^2, the number of independent samples with the same error. The interval is Wilson's
+  score interval (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0
+  of 100 are correct.
 
   A standard error of 0, for example if all or no responses are correct, carries no information; n
   is then G. n never exceeds the number of samples.
@@ -61,9 +61,9 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
-  The standard error is cluster-robust, as in `interval_95`. If all differences are equal, it is 0
-  and carries no information. None of the G clusters shows another value, so another value has a
-  probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains every mean that is
+  The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
+  error is 0 and carries no information. None of the G clusters shows another value, so another
+  value has a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains every mean that is
   possible if a share b of the differences takes any value in [-1, 1].
 
   Args:

@@ -29,7 +29,7 @@ def banner(
 ) -> str:
   """Return the opening message: method, devices, model, data, steps and workdir.
 
-  `every` is the number of steps between evaluations, `done` the number of finished steps.
+  `every` is the number of steps between evaluations, and `done` is the number of finished steps.
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind

@@ -158,7 +158,7 @@ def _wandb(project: str) -> Any:
     wandb = importlib.import_module('wandb')
   except ImportError:
     wandb = None
-  # A folder named wandb, such as wandb leaves behind, can be imported too.
+  # A folder named wandb, which wandb itself may leave behind, can be imported too.
   if not hasattr(wandb, 'init'):
     raise InputError(
       f"config.metrics.wandb_project='{project}': wandb is not installed. Run "
@@ -171,7 +171,7 @@ def _wandb(project: str) -> Any:
 # ---- TensorBoard ----
 
 _TEXTS = 2  # completions of each kind per step
-_TEXT_LIMIT = 4000  # characters per prompt or completion; samples/ has the full texts
+_TEXT_LIMIT = 4000  # characters per prompt or completion; samples/ contains the full texts
 # Tags of metrics whose names have no group.
 _TAGS = {
   'reward': 'reward/mean',
@@ -184,12 +184,15 @@ _TAGS = {
   'learning_rate': 'update/learning_rate',
   'epoch': 'update/epoch',
 }
-_PREFIX = 'patient:'  # of the paths passed to tensorboardX; not on disk
+_PREFIX = 'patient:'  # begins the paths passed to tensorboardX, but not the paths on disk
 _BOUNDS = ('_low', '_high')  # suffixes of the ends of an evaluation's interval
 
 
 def tag(name: str) -> str:
-  """Return a metric's TensorBoard tag, which is always in a group. Interval ends share a group."""
+  """Return a metric's TensorBoard tag, which is always in a group.
+
+  The ends of intervals are in a separate group.
+  """
   if name.endswith(_BOUNDS):
     name = name.replace('eval/', 'eval_interval/', 1)
   # tensorboardX allows no other characters.

@@ -65,7 +65,7 @@ class Server(http.server.ThreadingHTTPServer):
       return self._version if time.monotonic() < self._next else self.source.version()
 
   def document(self) -> bytes:
-    """Return the page, rendering it again if there are new records and it is old enough."""
+    """Return the page. Renders it again if it is old enough and there are new records."""
     with self.lock:
       version = self.source.version()
       if version != self._version and time.monotonic() >= self._next:

@@ -2,7 +2,7 @@
 
 Three tables are stored in Parquet files of several steps each. A file's name ends with its first
 step, but only the column `step` shows which steps the file contains. `Writer` writes the files
-during the run, so that a resumed run has the same rows as one that never stopped. step_rows.py
+during the run, so that a resumed run has the same rows as a run that never stopped. step_rows.py
 computes the values.
 
 Later versions may add nullable columns, which are null when older files are read.

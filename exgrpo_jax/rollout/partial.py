@@ -23,7 +23,7 @@ def drawn_in(plan: Plan) -> list[int]:
 def trained(
   begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
-  """Choose the oldest complete groups for `step` to train. Returns None if it must keep going.
+  """Choose the oldest complete groups to train in `step`, or None if it must keep generating.
 
   A step keeps generating until enough groups are complete and every remaining group can still train
   in time. If each step trains the oldest groups, the i-th oldest remaining group trains

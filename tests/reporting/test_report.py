@@ -112,8 +112,8 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
   for name in ('overview', 'buffer', 'question', 'responses', 'evaluation'):
     go(tab, page, f'page={name}')
     notes = tab.get_by_label('Missing data').inner_text()
-    assert 'There are no step records (the folder records/)' in notes, name
-    assert 'No evaluation is recorded (the folder evaluation/)' in notes, name
+    assert 'There are no step records (in the folder records/)' in notes, name
+    assert 'No evaluation is recorded (in the folder evaluation/)' in notes, name
     assert 'stored successes' not in notes  # their questions are not known, whatever is stored
   go(tab, page, 'page=overview')
   reward = next(r['reward'] for r in metrics.read(run) if 'reward' in r)

@@ -134,8 +134,8 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
   notes = []
   if not run.questions.num_rows:
     notes.append(
-      'There are no step records (the folder records/), so Question and Responses are empty, and '
-      'Buffer shows only metrics. Earlier versions wrote no records; a run writes its first '
+      'There are no step records (in the folder records/), so Question and Responses are empty, '
+      'and Buffer shows only metrics. Earlier versions wrote no records; a run writes its first '
       f'records after {run.config.get("metrics.records_every", 10)} steps '
       '(config.metrics.records_every).'
     )
@@ -152,7 +152,7 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
       'missing.'
     )
   if own['evaluations'] is None:
-    notes.append('No evaluation is recorded (the folder evaluation/).')
+    notes.append('No evaluation is recorded (in the folder evaluation/).')
   return notes
 
 
@@ -225,7 +225,7 @@ def pack(value: Any) -> str:
 
 
 def texts_script(name: str, value: Mapping[str, Any]) -> str:
-  """Return the script in a file of texts; the page runs it when it needs the texts."""
+  """Return the script for a file of texts. The page runs the script when it needs the texts."""
   return f'exgrpoTexts({json.dumps(name)},"{pack(value)}")'
 
 

@@ -56,7 +56,7 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Return the run's printed warnings as {'step', 'text'}, by step and without repeats.
 
-  The step is the one named in the warning, or else the step during which it was printed.
+  The step is the one named in the warning, or else the step during which the warning was printed.
   """
   path = workdir / _LOG
   if not path.exists():
@@ -174,7 +174,7 @@ def _next(
   """Return [advice, command] pairs; the command is '' if the advice needs none."""
   command, left = starts[-1]['command'] if starts else '', run.last_step - run.metrics[-1]['step']
   if left > 0:
-    return [[f'{left:.0f} steps are left. If the run has stopped, this resumes it:', command]]
+    return [[f'{left:.0f} steps are left. If the run has stopped, resume it with:', command]]
 
   def where(name: str, sign: int) -> str:
     changes = [(score['evaluation'], score[name]) for score in scores]

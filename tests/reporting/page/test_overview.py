@@ -77,7 +77,7 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
 
 def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path):
   found = described(tmp_path, [{'step': 0}, {'step': 12}], [start(0)])
-  assert found['next'] == [['48 steps are left. If the run has stopped, this resumes it:', COMMAND]]
+  assert found['next'] == [['48 steps are left. If the run has stopped, resume it with:', COMMAND]]
 
 
 def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):
