@@ -350,5 +350,5 @@ def _passes(shape: Shape, sequences: list[Rows]) -> list[Pass]:
 
 
 def _cost(passes: Sequence[Pass]) -> tuple[int, int]:
-  """Return (tokens, passes)."""
+  """Return the numbers of (tokens, passes)."""
   return sum(one.shape.num_tokens for one in passes), len(passes)

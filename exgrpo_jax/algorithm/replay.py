@@ -163,7 +163,7 @@ def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndar
 
 
 def most_replayed(config: ReplayConfig, num_questions: int) -> int:
-  """Return floor(ratio Q): the number of questions a step replays if enough are eligible.
+  """Return floor(ratio Q): the number of questions that a step replays if enough are eligible.
 
   >>> most_replayed(ReplayConfig(ratio=0.29), 100)
   29

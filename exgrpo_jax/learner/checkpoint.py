@@ -172,7 +172,7 @@ _NOT_WHAT_WAS_SAVED = 'the data differs from what was saved'
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """Checkpoint interval and number of checkpoints to keep."""
+  """The checkpoint interval and the number of checkpoints to keep."""
 
   every: int = setting(
     50, '[1, inf)', 'number of steps between checkpoints; the last step is always saved', AUTHORS
@@ -185,7 +185,7 @@ class DamagedError(Exception):
 
 
 class Snapshot(NamedTuple):
-  """Everything a run needs to continue after `step` steps."""
+  """Everything that a run needs to continue after `step` steps."""
 
   step: int
   state: TrainState

@@ -355,10 +355,10 @@ def behind(error):
     (os_error(errno.EDQUOT), 'is full'),
     (os_error(errno.EFBIG), 'is full'),
     (ValueError('RESOURCE_EXHAUSTED: Error writing file\nNo space left on device [28]'), 'is full'),
-    (os_error(errno.EIO), 'fails'),
-    (os_error(errno.EROFS), 'fails'),
-    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), 'fails'),
-    (behind(os_error(errno.EIO)), 'fails'),
+    (os_error(errno.EIO), 'failed'),
+    (os_error(errno.EROFS), 'failed'),
+    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), 'failed'),
+    (behind(os_error(errno.EIO)), 'failed'),
   ],
 )
 def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
