@@ -242,7 +242,7 @@ def has_begun(workdir: str) -> bool:
   ):
     return True
   metrics = folder / 'metrics.jsonl'
-  # Step 0 is the evaluation before the first step. Damaged lines count as steps, so the file is kept.
+  # Step 0 is the evaluation before the first step. Damaged lines count as steps, to be safe.
   return metrics.exists() and any(
     line.strip() and not _STEP_0.search(line) for line in metrics.read_text().splitlines()
   )

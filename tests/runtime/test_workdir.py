@@ -202,7 +202,7 @@ def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkey
 
   monkeypatch.setattr(time, 'sleep', die)
   with held(tmp_path):
-    assert 'process 7 on other, at noon; waiting for' in capsys.readouterr().out
+    assert 'process 7 on other, at noon; waiting up to' in capsys.readouterr().out
 
 
 def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, monkeypatch):
