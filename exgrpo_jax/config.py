@@ -86,7 +86,7 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
 
 
 def check_names(names: Collection[str], known: Collection[str], path: str) -> None:
-  """Raise InputError if `names` contains unknown names or lacks known ones."""
+  """Raise InputError unless `names` are exactly the `known` names."""
   for name in names:
     check_known(name, known, path)
   for name in known:

@@ -1,10 +1,11 @@
 """Packing of rows into sequences of two lengths with little padding, in NumPy.
 
 A row is a prompt and its response. A sequence consists of whole rows, one after another. Attention
-keeps them apart by their segment numbers, and each row's positions start at 0. If the attention
-backend supports it (`attention.has_prefixes`), rows of a sequence with the same prompt share it as
-a prefix. A forward pass has a fixed number of sequences of one length. So only two shapes are
-compiled for rows of any length, or only one shape if the model is tiny (`model.is_tiny`).
+keeps rows apart by their segment numbers, and each row's positions start at 0. If the attention
+backend supports it (`attention.has_prefixes`), rows of a sequence that have the same prompt share
+the prompt as a prefix. A forward pass has a fixed number of sequences of one length. So only two
+shapes are compiled for rows of any length, or only one shape if the model is tiny
+(`model.is_tiny`).
 
 Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of a
 sequence. Logits are computed only for the response tokens.
@@ -68,8 +69,9 @@ _PAIRED = 256  # the most tokens that two such rows have together
 # what a group of eight needs. With room for four, the longest row would fit into a short sequence,
 # which must not happen.
 _GROUPED = 320  # the most tokens that three such rows have together
-# A short sequence is 1 / _SHORT_PART of a long one. Shorter ones waste less in a pass that is not
-# full, but then too many rows only fit long ones: with 1/8, padding grows by half at 64 shards.
+# A short sequence is 1 / _SHORT_PART of a long one. Shorter sequences waste less in a pass that is
+# not full, but then too many rows only fit long sequences: with 1/8, padding grows by half at 64
+# shards.
 _SHORT_PART = 4
 # Aim for at least this many passes per minibatch, even if the budget allows fewer: every pass has
 # full size, so with few passes most tokens are padding.
@@ -348,5 +350,5 @@ def _passes(shape: Shape, sequences: list[Rows]) -> list[Pass]:
 
 
 def _cost(passes: Sequence[Pass]) -> tuple[int, int]:
-  """Return (tokens, passes)."""
+  """Return the numbers of (tokens, passes)."""
   return sum(one.shape.num_tokens for one in passes), len(passes)

@@ -16,9 +16,10 @@ def group_advantages(
 ) -> Array:
   """Subtract a baseline from the rewards of each question's K rollouts.
 
-  By default the result is not divided by the standard deviation (Dr. GRPO, arXiv:2503.20783). With
-  `normalize_std` (GRPO, arXiv:2402.03300) it is divided by the standard deviation of all K rewards
-  plus 1e-6. 'population' averages over K, 'sample' over K - 1 like torch.std and the authors' code.
+  By default, the result is not divided by the standard deviation (Dr. GRPO, arXiv:2503.20783). With
+  `normalize_std` (GRPO, arXiv:2402.03300), it is divided by the standard deviation of all K rewards
+  plus 1e-6. 'population' averages over K; 'sample' averages over K - 1, like torch.std and the
+  authors' code.
 
   >>> group_advantages(np.float32([[1, 0, 0, 0], [1, 1, 1, 1]])).tolist()
   [[0.75, -0.25, -0.25, -0.25], [0.0, 0.0, 0.0, 0.0]]

@@ -1,7 +1,7 @@
 """Per-token terms of the objective: one small pure function per published method.
 
-r is a fresh token's importance ratio, w a replayed token's, and A the advantage of the token's row.
-Array arguments broadcast: [B, T] holds a value per token, [B, 1] a value per row.
+r and w are the importance ratios of a fresh and a replayed token, and A is the advantage of the
+token's row. Array arguments broadcast: [B, T] holds one value per token, and [B, 1] one per row.
 """
 
 from collections.abc import Callable
@@ -58,8 +58,8 @@ def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
-  Computed as a sigmoid, so that a ratio too large for float32 gives value 1 and gradient 0 instead
-  of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w below
+  It is computed as a sigmoid, so that a ratio too large for float32 gives value 1 and gradient 0
+  instead of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w below
   sqrt(beta) - beta, this is larger than w, which is the gradient without shaping.
 
   >>> [round(float(policy_shaping(np.log(w), beta=0.1)), 2) for w in (0.1, 1, 10)]
@@ -172,7 +172,7 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
 
   Truncated importance sampling corrects the sampler-trainer mismatch of fresh tokens in the step
   that wrote them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they use limit 2).
-  Takes float32 arrays of equal shape, in nats, and limit > 0.
+  The arrays are float32, in nats and of equal shape; `limit` is positive.
 
   >>> trainer, sampler = np.log(np.float32([[0.6, 0.9], [0.3, 0.3]]))
   >>> tis_weight(trainer, sampler, limit=2.5).round(2).tolist()
@@ -189,9 +189,9 @@ def within_second_moment(
 
   The bound applies to tokens whose ratio has moved in the direction of their advantage: A > 0 and
   r > 1, or A < 0 and r < 1. Of these, the tokens with the largest (log r)^2 are dropped until the
-  mean of (log r)^2 over the remaining ones is at most `limit`. All other tokens are kept.
+  mean of (log r)^2 over the rest of these tokens is at most `limit`. All other tokens are kept.
 
-  Takes float32 [N] arrays, log-ratios in nats, and limit > 0. Returns bool [N].
+  The arrays are float32 [N], with log-ratios in nats; `limit` is positive. Returns bool [N].
 
   >>> within_second_moment(np.float32([0.1, 0.3, -0.9]), np.ones(3), limit=0.04).tolist()
   [True, False, True]

@@ -120,8 +120,8 @@ def row_log_ratio(
 ) -> jax.Array:
   """Sum the log-ratios over each token's row, or average them if the level is 'sequence': [B, T].
 
-  Returns `LossInputs.row_log_ratio_BT`. `logp_BT` comes from a forward pass over whole rows. Rows
-  without tokens get 0. `segment_BT` assigns tokens to rows; see `losses.row_sums`.
+  Returns `LossInputs.row_log_ratio_BT`. `logp_BT` must come from a forward pass over whole rows.
+  Rows without tokens get 0. `segment_BT` assigns tokens to rows; see `losses.row_sums`.
   """
   chex.assert_equal_shape([logp_BT, inputs.mask_BT, segment_BT])
   old_logp_BT = fresh_old_logp(logp_BT, inputs, is_first)

@@ -21,11 +21,11 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_once: int) -> bool:
-  """Return True if `epoch` also reads retired questions because too few other ones are left.
+  """Return True if `epoch` also reads retired questions because too few other questions remain.
 
   `size` is the total number of questions. `retired_epoch` maps a row to the epoch in which it
-  retired; the stream skips it from the next epoch on. `at_once` is the number of questions that a
-  step works on: Q, or the number in flight.
+  retired; the stream skips the row from the next epoch on. `at_once` is the number of questions
+  that a step works on: Q, or the number in flight.
 
   >>> reads_retired(epoch=1, size=5, retired_epoch={0: 0, 3: 0}, at_once=4)
   True

@@ -163,7 +163,7 @@ def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndar
 
 
 def most_replayed(config: ReplayConfig, num_questions: int) -> int:
-  """Return floor(ratio Q): the number of questions a step replays if enough are eligible.
+  """Return floor(ratio Q): the number of questions that a step replays if enough are eligible.
 
   >>> most_replayed(ReplayConfig(ratio=0.29), 100)
   29
@@ -316,7 +316,7 @@ def _with_new(
   judged: Sequence[Verdict],
   step: int,
 ) -> tuple[Trajectory, ...]:
-  """Add the group's new successes to the stored ones and keep the newest.
+  """Add the group's new successes to the stored trajectories and keep the newest ones.
 
   If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
   step that wrote its first token; the argument `step` is the step that trains on the group.

@@ -36,8 +36,8 @@ class ReplayConfig:
     'the weights for drawing replayed questions. For bucket k: '
     'exp(-(k - K/2)^2 / (2 sigma^2)) (gaussian), k/K (linear), min(k/K, 1/2) (linear_clip) or '
     'sqrt(k/K) (square_root). uniform: equal for all questions. hardest: bucket 1 first, then '
-    'bucket 2 and so on. advantage: 1 - k/n for each question, the advantage of a success in its '
-    'latest group of n',
+    'bucket 2 and so on. advantage: 1 - k/n for each question, which is the advantage of a success '
+    'in its latest group of n',
     PAPER,
   )
   trajectory_selection: str = setting(
@@ -184,7 +184,7 @@ class ObjectiveConfig:
   beta: float = setting(
     0.1,
     '(0, inf)',
-    "beta in the shapings 'policy_shaping', w / (w + beta), and 'unit_slope'",
+    "beta in w / (w + beta), in the shapings 'policy_shaping' and 'unit_slope'",
     PAPER,
   )
   shaping_exponent: float = setting(

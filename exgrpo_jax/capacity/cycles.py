@@ -161,7 +161,7 @@ def group_size(collective: Operation, num_chips: int) -> int:
 
 
 def _joined_lines(text: str) -> Iterator[str]:
-  """Yield unindented lines, joining those that a Pallas kernel's metadata breaks."""
+  """Yield unindented lines, joining lines that a Pallas kernel's metadata breaks."""
   line = ''
   for part in text.splitlines():
     if part.startswith(('  ', '%', 'ENTRY ')) or _END.fullmatch(part):
@@ -193,7 +193,7 @@ def _arrays(text: str) -> tuple[Array, ...]:
 
 
 def _step(body: Computation, name: str) -> int:
-  """Return how much the body adds to its counter; 1 unless it is a single constant addition."""
+  """Return the constant that the body adds to its counter, or 1 if the constant is unknown."""
   added = body.operations.get(name)
   if added is None or added.kind != 'add':
     return 1
@@ -307,7 +307,7 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
 
 
 def _kernel_seconds(operation: Operation, chip: Chip) -> float:
-  """Estimate a Pallas kernel's time: attention by its FLOPs, any other by the bytes it moves."""
+  """Estimate a Pallas kernel's time: attention by its FLOPs, other kernels by the bytes moved."""
   for name, products in _SPLASH_PRODUCTS.items():
     if operation.name.startswith(name):
       query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
@@ -321,8 +321,8 @@ def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Ope
   """Yield each collective of a computation once, as (collective, whether the chip waits for it).
 
   The compiler writes an asynchronous collective as a -start and a -done operation, or as a chain of
-  fusions that repeat it with the same channel. The first fusion starts it, and it overlaps the
-  products of the following ones. Permutations overlap too.
+  fusions that repeat it with the same channel. The first fusion starts the collective, which
+  overlaps the products of the following fusions. Permutations also overlap other work.
   """
   channels = set()
   for operation in computation.operations.values():

@@ -43,7 +43,7 @@ CHIPS = {
 
 
 def chip_of(topology: str) -> Chip:
-  """Return the chip of a topology such as 'v5e:4x4'; raise InputError if it is unknown."""
+  """Return the chip of a topology such as 'v5e:4x4'; raise InputError if the chip is unknown."""
   generation, _, shape = topology.partition(':')
   if generation not in CHIPS or not shape:
     raise InputError(
@@ -71,7 +71,8 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
     return list(topologies.get_topology_desc(platform='tpu', topology_name=topology).devices)
   except Exception as error:  # libtpu raises its own types
     raise InputError(
-      f'--topology={topology}: libtpu does not support this slice ({str(error).splitlines()[0]}).'
+      f'--topology={topology}: libtpu does not support this slice ({str(error).splitlines()[0]}). '
+      'Choose another slice.'
     ) from error
 
 

@@ -100,7 +100,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _remedy(name: str, driver: str) -> str:
-  """Return a hint on making JAX use the devices of platform `name`: 'cuda', 'tpu' or 'rocm'."""
+  """Return a hint on how to make JAX use the devices of a platform: 'cuda', 'tpu' or 'rocm'."""
   if os.environ.get('JAX_PLATFORMS'):
     return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} is set; unset it'
   if name == 'rocm':

@@ -215,7 +215,7 @@ def _print_partial_rollouts(
 ) -> None:
   """Print the staleness of partial rollouts or, if they are off, how they would change a step.
 
-  The latter compiles the programs that resume responses.
+  To estimate the change, the programs that resume responses are compiled.
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')

@@ -1,7 +1,7 @@
-"""A search, by formula, for the numbers of slots and microbatch tokens that fit one GPU.
+"""A search for the numbers of slots and microbatch tokens that fit one GPU, by formula.
 
-Both settings only affect memory, time and rounding. They can be searched independently, because
-each one affects different programs.
+Both settings only affect memory, time and rounding. The search treats them independently, because
+each setting affects other programs.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 """The device memory that a program needs, from the compiler or by formula.
 
 The formula adds up all arguments and, from the model's shape, the largest temporary arrays that
-exist at the same time. It counts an update's gradient and logits separately. If they share memory,
-an update takes up to a fifth less. Tests compare the sums with the buffers that XLA allocates for
-the CPU and, where its compiler is installed, for an H100. Shape letters are those in layers.py and
-attention.py.
+exist at the same time. It counts an update's gradient and logits separately. If the two share
+memory, an update takes up to a fifth less. Tests compare the sums with the buffers that XLA
+allocates for the CPU and, if the GPU compiler is installed, for an H100. Shape letters are those in
+layers.py and attention.py.
 """
 
 import dataclasses
@@ -69,8 +69,8 @@ def print_peaks(
   returns a program's memory and may compile it.
 
   Returns:
-    Program name -> peak bytes on a device at the program's largest size; inf if it does not
-      compile.
+    Program name -> peak bytes on a device at the program's largest size; inf if the program
+      does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:

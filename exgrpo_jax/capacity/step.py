@@ -183,7 +183,7 @@ def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterato
 
 
 def needed(programs: Iterator[Program]) -> list[Program]:
-  """Keep the programs that a step runs and, for its peak memory, the largest of each name."""
+  """Keep the programs that a step runs, and each name's largest program for its peak memory."""
   found = list(programs)
   largest = {
     one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))

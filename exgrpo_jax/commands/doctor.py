@@ -1,4 +1,4 @@
-"""Report this machine's hardware, whatever training needs but is missing, and a config that fits.
+"""Report this machine's hardware, what is missing for training, and a config that fits.
 
 exgrpo doctor
 

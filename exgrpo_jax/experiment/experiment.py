@@ -188,9 +188,9 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
     question.source in export.best_without for found in validation for question in found.questions
   ):
     raise InputError(
-      f'config.export.best_without={export.best_without}: this leaves out every source of '
-      f'config.data.validation={data.validation}. Keep at least one source, because the best '
-      'policy is chosen by its score.'
+      f'config.export.best_without={export.best_without}: this setting leaves out every source of '
+      f'config.data.validation={data.validation}. Keep at least one source, so that the best '
+      'policy can be chosen.'
     )
   return loaded
 

@@ -20,7 +20,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSetup:
-  """Make a run's rollout setup. Raises InputError if there are too few or unsuitable questions."""
+  """Make a run's rollout setup. Raises InputError if the questions are too few or unsuitable."""
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
@@ -75,7 +75,7 @@ def make_sampler(
   distribution: Distribution | None = None,
   resumes: bool = False,
 ) -> Sampler:
-  """Make a slot engine for an experiment's model, wrapped in its environment if it has one.
+  """Make a slot engine for an experiment's model, wrapped in the environment if there is one.
 
   Args:
     experiment: its `config.rollout` sets the number of slots and the limits.

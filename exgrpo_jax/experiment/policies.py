@@ -72,7 +72,7 @@ def at(path: str) -> Source:
 
 
 def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict:
-  """Return the config for sampling: a copy of `given`, the run's config, or one for the model.
+  """Return a config for sampling: a copy of `given`, the run's config, or a config for the model.
 
   Raises InputError if the run's model, LoRA, tokenizer or prompt settings differ from `given`.
   """

@@ -65,7 +65,7 @@ class WarmStartConfig:
   seed: int = setting(
     -1,
     '[-1, 2^63)',
-    'seed of the initial parameters and the row order; fix it to start runs with different '
+    'seed of the initial parameters and the row order; set it to start runs with different '
     'seeds from the same policy; -1 uses config.seed',
   )
   path: str = setting(

@@ -170,7 +170,8 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
     if data is None:
       raise InputError(
         f'The warm-start weights that this run was trained on are missing from '
-        f'{_directory(experiment)}. Its LoRA adapters need them. Restore the folder.'
+        f'{_directory(experiment)}. The LoRA adapters need these weights. '
+        'Restore the folder.'
       )
     rows = load_solutions(experiment)  # so that errors in them come before any computation
   if name:

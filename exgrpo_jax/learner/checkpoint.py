@@ -67,7 +67,7 @@ def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
 
 
 def _flat(name: str, responses: Iterable[Response]) -> np.ndarray:
-  """Concatenate one field over all responses, skipping responses without it."""
+  """Concatenate one field over all responses, skipping responses without the field."""
   values = (getattr(response, name) for response in responses)
   return np.concatenate([np.zeros(0, _DTYPES[name]), *(v for v in values if v is not None)])
 
@@ -172,10 +172,10 @@ _NOT_WHAT_WAS_SAVED = 'the data differs from what was saved'
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """Checkpoint interval and number of checkpoints to keep."""
+  """The checkpoint interval and the number of checkpoints to keep."""
 
   every: int = setting(
-    50, '[1, inf)', 'steps between checkpoints; the last step is always saved', AUTHORS
+    50, '[1, inf)', 'number of steps between checkpoints; the last step is always saved', AUTHORS
   )
   keep: int = setting(2, '[1, inf)', 'the number of newest checkpoints to keep', AUTHORS)
 
@@ -185,7 +185,7 @@ class DamagedError(Exception):
 
 
 class Snapshot(NamedTuple):
-  """Everything a run needs to continue after `step` steps."""
+  """Everything that a run needs to continue after `step` steps."""
 
   step: int
   state: TrainState
@@ -212,7 +212,7 @@ def _folder(workdir: str) -> epath.Path:
 def steps(workdir: str) -> list[int]:
   """List the steps of a run's complete checkpoints, newest last.
 
-  Lists the folder instead of opening a manager, which is slow and waits for the other hosts.
+  Lists the folder instead of opening a manager, because managers are slow and wait for other hosts.
   """
   folder = _folder(workdir)
   names = storage.patiently(
@@ -229,7 +229,7 @@ def buffer_folder(workdir: str, step: int) -> epath.Path:
 def save(
   manager: ocp.CheckpointManager, snapshot: Snapshot, base_sums: Mapping[str, int] = NO_BASE
 ) -> None:
-  """Start writing a snapshot in the background, after waiting for the previous one to finish.
+  """Start writing a snapshot in the background, once the previous snapshot has been written.
 
   The caller may donate the state as soon as this returns. By then, orbax has copied the state to
   the host or, on CPU, holds a reference that keeps JAX from reusing its memory. The buffer and
@@ -298,7 +298,7 @@ def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, An
   """Read items of a checkpoint; raises InputError or DamagedError."""
 
   def read() -> Mapping[str, Any]:
-    # Not through a manager, because it would wait for all hosts, including failed ones.
+    # Does not use a manager, because a manager would wait for all hosts, including failed ones.
     with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
       return handler.restore(path, ocp.args.Composite(**items))
 
@@ -385,7 +385,8 @@ def restore_params(
 ) -> tuple[Params, int]:
   """Restore only (parameters, step) from a checkpoint in `workdir`, by default the newest one.
 
-  Raises InputError if the step was not saved, belongs to a different base, or is damaged.
+  Raises InputError if the step was not saved, or if its checkpoint is damaged or belongs to a
+  different base.
   """
   saved = steps(workdir)
   if step is None:

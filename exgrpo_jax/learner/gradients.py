@@ -33,14 +33,14 @@ Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchConfig:
-  """Splitting of a minibatch into microbatches; only affects rounding, memory and time."""
+  """The split of a minibatch into microbatches, which only affects rounding, memory and time."""
 
   tokens: int = setting(
     9216,
     '[1, inf)',
-    'tokens per shard, padding included, in one forward and backward pass, and in a forward pass '
-    'that scores stored responses. A shard always has room for one row of the longest allowed '
-    'length',
+    'number of tokens per shard, including padding, in one forward and backward pass, and in a '
+    'forward pass that scores stored responses. A shard always has room for one row of the longest '
+    'allowed length',
   )
   remat: str = setting(
     'all', tuple(model.REMAT), 'the part of each layer that the backward pass recomputes'

@@ -16,7 +16,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """AdamW, its schedule, and the gradient norms above which to clip or skip.
+  """AdamW, its schedule, and the gradient norms above which to clip gradients or skip updates.
 
   The authors' gradient is 64 times ours. Their code sums over the 64 rows of one GPU's share of a
   minibatch, divides by the response limit and averages over 8 GPUs. Ours also divides by the
@@ -24,7 +24,7 @@ class OptimizerConfig:
   """
 
   minibatches: int = setting(
-    2, '[1, inf)', 'updates per step; each uses the same number of whole groups', AUTHORS
+    2, '[1, inf)', 'number of updates per step; each uses the same number of whole groups', AUTHORS
   )
   learning_rate: float = setting(1e-6, '[0, inf)', 'the peak learning rate', PAPER)
   schedule: str = setting(
@@ -34,10 +34,10 @@ class OptimizerConfig:
     AUTHORS,
   )
   warmup_updates: int = setting(
-    0, '[0, inf)', 'updates over which the learning rate ramps up', AUTHORS
+    0, '[0, inf)', 'number of updates over which the learning rate ramps up', AUTHORS
   )
-  b1: float = setting(0.9, '[0, 1)', "decay of AdamW's first moment", AUTHORS)
-  b2: float = setting(0.999, '[0, 1)', "decay of AdamW's second moment", AUTHORS)
+  b1: float = setting(0.9, '[0, 1)', "the decay of AdamW's first moment", AUTHORS)
+  b2: float = setting(0.999, '[0, 1)', "the decay of AdamW's second moment", AUTHORS)
   epsilon: float = setting(
     1.6e-10, '(0, inf)', "AdamW's epsilon, in the gradient's units", f'{AUTHORS}, 1e-8 / 64'
   )

@@ -19,5 +19,5 @@ def to_bits(x: jax.Array) -> jax.Array:
 
 
 def from_bits(x: jax.Array) -> jax.Array:
-  """Undo `to_bits`. Its input must not have been a uint16 array."""
+  """Undo `to_bits`, whose input must not have been a uint16 array."""
   return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x

@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 def scores_at_once(T: int) -> int:
-  """Return how many scores per head exist at once in a backward pass over T tokens."""
+  """Return how many scores per head exist at the same time in a backward pass over T tokens."""
   if T > _LONGEST_WHOLE:
     return _BLOCK * T
   return sum(_STRIP * min(T, start + _STRIP) for start in range(0, T, _STRIP))
@@ -206,7 +206,7 @@ def _mixed(
   if cap:
     score_BGMS = cap * jnp.tanh(score_BGMS / cap)
   score_BGMS += mask_BGMS
-  # No gradient through the maximum, because it cancels out.
+  # No gradient flows through the maximum, because it cancels out.
   weight_BGMS = jnp.exp(
     score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
   )
@@ -220,7 +220,7 @@ def _mixed(
   return mixed_BGMH.astype(query_BGMH.dtype), cast_BGMS, total_BGM1
 
 
-# A custom gradient: autodiff's products would have a float32 operand and a transposed left one.
+# A custom gradient: autodiff's products would have a float32 operand and a transposed left operand.
 _mix_on_matrix_units = jax.custom_vjp(_mix)
 
 

@@ -79,7 +79,7 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
 def attend_transposed(
   query_BNH: jax.Array, position_B: Array, layer: Transposed, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B in plain JAX; reads all S."""
+  """Attend from each row's query to positions 0 .. position_B in plain JAX; read all positions."""
   key_BGHS, value_BGSH = (from_bits(x) for x in layer)
   return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, key_BGHS, value_BGSH, cap)
 
@@ -87,7 +87,7 @@ def attend_transposed(
 def attend_dense(
   query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B in plain JAX; reads all S."""
+  """Attend from each row's query to positions 0 .. position_B in plain JAX; read all positions."""
   return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH, cap)
 
 
@@ -199,7 +199,7 @@ def attend_on_gpu(
     )
     return mixed_M1RH.reshape(query_BGRH.shape)
 
-  # Split by key/value heads: if the mesh replicates these, it replicates their queries too.
+  # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   per_shard = sharding.per_shard(
     attend_shard, (_GPU_AXES, _GPU_AXES, _GPU_AXES, ('batch',)), _GPU_AXES
   )

@@ -157,7 +157,7 @@ def unpack_rows(
     layer: the cache to write to; positions after a row's length become meaningless.
     packed: the layer's cache of P sequences of T tokens.
     row_R: int32, rows of the cache; out-of-range rows are not written.
-    start_R: int32, index of each row's first token among the P * T.
+    start_R: int32, index of each row's first token among the P * T tokens.
     length_R: int32, number of tokens in each row, at least 1.
     size: the number of a row's tokens that the layer keeps: T, or the layer's window.
   """

@@ -93,8 +93,8 @@ class Attention(nnx.Module):
       assert isinstance(is_local, bool), is_local
       position_B = place_B = position_BT[:, 0]
       if is_local:
-        # The window is a ring buffer: new tokens overwrite those that leave the window. Attention
-        # reads all of it. The order does not matter, because the keys are already rotated.
+        # The window is a ring buffer: new tokens overwrite tokens that leave the window. Attention
+        # reads the whole buffer. The order does not matter, because the keys are already rotated.
         place_B, position_B = position_B % config.window, jnp.minimum(position_B, config.window - 1)
       cache = kv_cache.write_token(cache, key_BTGH[:, 0], value_BTGH[:, 0], place_B)
       cap = config.attention_cap

@@ -254,8 +254,8 @@ def _distribution(
     'bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32
   )
   logits_BSV = _constrain_logits(capped(product_BSV, cap) / temperature)
-  # No gradient through the maximum, because it cancels out. jax.nn.log_softmax is avoided because
-  # XLA:CPU would materialise its result: one more array as wide as the vocabulary.
+  # No gradient flows through the maximum, because it cancels out. jax.nn.log_softmax is avoided
+  # because XLA:CPU would materialise its result: one more array as wide as the vocabulary.
   shifted_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
   total_BS = jnp.sum(jnp.exp(shifted_BSV), axis=-1)
   log_total_BS = jnp.log(total_BS)
@@ -283,7 +283,7 @@ def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
 def _split_chunks(x: Array, num_chunks: int, size: int) -> jax.Array:
   """Split [B, W, …] into [chunks, B, S, …], padded with zeros at the end.
 
-  Zero hidden states add nothing to the unembedding's gradient, whatever their loss.
+  Zero hidden states add nothing to the unembedding's gradient, regardless of their loss.
   """
   num_rows, window = x.shape[:2]
   padded = jnp.pad(x, ((0, 0), (0, num_chunks * size - window)) + ((0, 0),) * (x.ndim - 2))

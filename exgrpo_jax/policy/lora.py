@@ -2,15 +2,15 @@
 
 A forward pass computes x W + s (x A) B, with s = alpha / rank, without adding the matrices.
 Sampling and exports use each matrix often, so they do add the matrices (`merged`). A starts random
-and B at zero, so training starts from the frozen model. Three parameter trees, in the training
-layout:
+and B at zero, so training starts from the frozen model. There are three parameter trees, all in the
+training layout:
 
   base      the whole model, which is never updated (see `model.shapes`)
   adapters  A and B of each target, float32; only these are trained and checkpointed
   policy    base and adapters `joined`; the input of every forward pass
 
-Without LoRA the policy itself is trained. Shape letters: I inputs and O outputs of a matrix, one or
-two dimensions each; R the rank.
+Without LoRA, the policy itself is trained. Shape letters: I inputs and O outputs of a matrix, with
+one or two dimensions each; R the rank.
 """
 
 import dataclasses
@@ -203,7 +203,7 @@ def product(x_BTI: jax.Array, weight: Weight | OutputMajor, num_inputs: int = 1)
 
 
 def merged(weight: Weight) -> jax.Array:
-  """Merge a layer's weight with its adapter, adding in float32; return other weights unchanged."""
+  """Merge a layer's weight and its adapter in float32; leave weights without adapters unchanged."""
   if not isinstance(weight, Adapted):
     return weight
   rank = weight.a.shape[-1]

@@ -2,7 +2,7 @@
 
 XLA:CPU uses a core's matrix units (AMX) for bfloat16 only if the result is float32 and the left
 operand is not transposed. On a CPU without matrix units, it reads an [I, O] weight once for every
-six rows of activations. Decoding has few rows, so it stores the weight as [O, I] and uses it as the
+six rows of activations. Decoding has few rows, so the weight is stored as [O, I] and used as the
 left operand, which is read only once. Further shape letters: I input width, O output width, M rows.
 """
 
@@ -65,7 +65,7 @@ def transposed(x: jax.Array) -> jax.Array:
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-  """Compute `x @ y` for operands of the same dtype; the result has that dtype too."""
+  """Compute `x @ y` for operands of the same dtype; the result has the same dtype."""
   if on_matrix_units(x.dtype):
     return jnp.matmul(x, y, preferred_element_type=jnp.float32).astype(x.dtype)
   return x @ y

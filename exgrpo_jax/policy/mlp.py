@@ -1,7 +1,7 @@
 """A layer's MLP, or its experts and the router that chooses among them for each token.
 
 Routing follows Qwen3 MoE, after arXiv:2101.03961: the router computes a softmax over all experts
-and chooses the most probable ones, weighted by their probabilities. No tokens are dropped: the
+and chooses the most probable experts, weighted by their probabilities. No tokens are dropped: the
 products are ragged, and an expert has one row for each token that chose it. Further shape letters:
 F hidden units, E experts, C experts chosen for a token, M tokens, P pairs of a token and one of its
 experts.
@@ -40,7 +40,7 @@ def normal(
 def residual_scale(config: ShapeConfig) -> float:
   """Return the initial scale of projections to the residual stream.
 
-  Each layer adds two projections to the stream, and its variance must not grow with depth.
+  Each layer adds two projections to the stream, whose variance must not grow with depth.
   """
   return 1 / math.sqrt(2 * config.num_layers)
 
@@ -79,7 +79,7 @@ class Routing(NamedTuple):
 
 
 class Experts(nnx.Module):
-  """Expert MLPs; a router chooses a few for each token and weights their outputs."""
+  """Expert MLPs, and a router that chooses a few for each token and weights their outputs."""
 
   def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F, E = config.width, config.mlp_width, config.num_experts
@@ -98,8 +98,9 @@ class Experts(nnx.Module):
     Args:
       x_BTD: normalised activations.
       chosen_BTC: int, the experts to use for each token instead of the router's choice, for
-        instance the sampler's (router replay, arXiv:2510.11370). The router still weights them, and
-        still chooses for tokens whose first entry is E or more. None lets the router choose.
+        instance the sampler's (router replay, arXiv:2510.11370). The router still computes the
+        experts' weights, and still chooses the experts of tokens whose first entry is E or more.
+        None lets the router choose.
     """
     config, dtype = self.config, x_BTD.dtype
     logits_BTE = project(x_BTD, self.router_DE[...].astype(dtype))

@@ -2,7 +2,7 @@
 
 Parameters are a nested dict of arrays, with the names and shapes of the modules in layers.py. The
 training layout stacks each layer parameter along a leading axis, so that a single layer is compiled
-and scanned. In the decode layout each layer has its own arrays, because a loop over tokens would
+and scanned. In the decode layout, each layer has its own arrays, because a loop over tokens would
 copy every layer out of the stack for every token.
 
 Rows are padded on the right or packed into sequences (see packing.py). Causality hides the padding
@@ -111,7 +111,7 @@ def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
   """Draw random parameters in the training layout, with the same values on every mesh.
 
   The standard deviation is 1/sqrt(width), which is the usual 0.02 at width 2,500 and makes narrow
-  models learn faster. For a layer's two projections to the residual stream it is multiplied by
+  models learn faster. For a layer's two projections to the residual stream, it is multiplied by
   1/sqrt(2 * num_layers). Norm scales are 1 and biases are 0. Each device computes its own shards.
   """
   return _init(config, mesh)(key)
@@ -414,7 +414,7 @@ def decode(
   """Decode one token per row, each at its own position.
 
   Writes keys and values at position_B, which must be below the cache's length. Attends only to
-  positions 0 .. position_B, whatever the cache contains after them.
+  positions 0 .. position_B, regardless of the cache's contents at later positions.
 
   Args:
     config: the decoder's shape.

@@ -39,8 +39,8 @@ class Ragged(NamedTuple):
 def takes(G: int, H: int, dtype: str) -> bool:
   """Return True if the kernel supports G heads of size H on the mesh of `jax.set_mesh`.
 
-  It requires bfloat16 heads as wide as a vector register, with keys and values that fill whole
-  tiles. The mesh must not separate a key from its value.
+  The kernel requires bfloat16 heads as wide as a vector register, with keys and values that fill
+  whole tiles. The mesh must not separate a key from its value.
   """
   num_shards = sharding.num_shards('kv_heads', G)
   together = num_shards == sharding.num_shards('kv_heads', 2 * G)
@@ -72,7 +72,7 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 
   """
   B, N, H = query_BNH.shape
   G = layer.pair_BSCH.shape[2] // 2
-  # Split by key/value heads: if the mesh replicates these, it replicates their queries too.
+  # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   axes = ('batch', 'kv_heads', None, None)
   attend_rows = sharding.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)

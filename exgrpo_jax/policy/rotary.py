@@ -55,7 +55,7 @@ class RopeConfig:
     1.0, '(0, inf)', 'yarn: pairs that turn less often than this are stretched by factor'
   )
   attention_factor: float = setting(
-    1.0, '(0, inf)', 'yarn: both queries and keys are multiplied by this'
+    1.0, '(0, inf)', 'yarn: both queries and keys are multiplied by this value'
   )
 
   def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ def rotations(config: RopeConfig, head_size: int, position_BT: Array) -> Rotatio
 
 
 def unrotated(position_BT: Array, head_size: int) -> Rotation:
-  """Return a rotation by 0, for layers without rotary positions."""
+  """Return a rotation by an angle of 0, for layers without rotary positions."""
   shape = *position_BT.shape, head_size // 2
   return Rotation(cos_BTP=jnp.ones(shape), sin_BTP=jnp.zeros(shape))
 

@@ -1,7 +1,8 @@
 """The shape of a decoder: its sizes, and what distinguishes its model family.
 
-This is the only description of model families. layers.py and model.py implement what `ShapeConfig`
-describes, and huggingface/architecture.py reads and writes it as Hugging Face's config.json.
+This file is the only description of model families. layers.py and model.py implement what
+`ShapeConfig` describes, and huggingface/architecture.py converts it to and from Hugging Face's
+config.json.
 """
 
 import dataclasses
@@ -35,23 +36,24 @@ class ShapeConfig:
   """A decoder's shape, by default Qwen2.5-Math-1.5B's; every field is static under jit."""
 
   vocab_size: int = setting(
-    151936, '[0, inf)', "rows of the embedding; 0 means the tokenizer's vocabulary size"
+    151936, '[0, inf)', "number of rows of the embedding; 0 means the tokenizer's vocabulary size"
   )
   width: int = setting(1536, '[1, inf)', 'size of the residual stream')
-  num_layers: int = setting(28, '[1, inf)', 'blocks of attention and MLP')
-  num_heads: int = setting(12, '[1, inf)', 'query heads')
+  num_layers: int = setting(28, '[1, inf)', 'number of layers, each with attention and an MLP')
+  num_heads: int = setting(12, '[1, inf)', 'number of query heads')
   num_kv_heads: int = setting(
-    2, '[1, inf)', 'key/value heads, each serving equally many query heads'
+    2, '[1, inf)', 'number of key/value heads, each serving equally many query heads'
   )
   head_size: int = setting(128, '[2, inf)', 'size of one head; must be even')
-  mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP, or of each expert')
+  mlp_width: int = setting(8960, '[1, inf)', 'number of hidden units in the MLP, or in each expert')
   num_experts: int = setting(
     0,
     '[0, inf)',
-    'expert MLPs that a router chooses from for each token, as in Qwen3 MoE; 0 means a single MLP',
+    'number of expert MLPs that a router chooses from for each token, as in Qwen3 MoE; 0 means a '
+    'single MLP',
   )
   experts_per_token: int = setting(
-    0, '[0, inf)', 'experts that the router chooses per token; 0 without experts'
+    0, '[0, inf)', 'number of experts that the router chooses per token; 0 without experts'
   )
   normalised_experts: bool = setting(
     False, None, "normalise the weights of a token's experts to sum to 1"
@@ -70,11 +72,14 @@ class ShapeConfig:
   window: int = setting(
     0,
     '[0, inf)',
-    'tokens that s and w layers attend to, including the current one; 0 without such layers',
+    'number of tokens that s and w layers attend to, including the current token; 0 without such '
+    'layers',
   )
   rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
   local_rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
-  norm_epsilon: float = setting(1e-6, '(0, inf)', 'added to the mean square before the square root')
+  norm_epsilon: float = setting(
+    1e-6, '(0, inf)', 'the value added to the mean square before the square root'
+  )
   norms: str = setting(
     'before',
     ('before', 'after', 'both'),
@@ -82,9 +87,9 @@ class ShapeConfig:
     'Gemma',
   )
   norm_offset: bool = setting(False, None, 'norms multiply by 1 + their parameter, as in Gemma')
-  attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
-  output_bias: bool = setting(False, None, 'a bias on the attention output projection')
-  mlp_bias: bool = setting(False, None, "biases on the MLP's three projections")
+  attention_bias: bool = setting(True, None, 'add biases to queries, keys and values, as in Qwen2')
+  output_bias: bool = setting(False, None, 'add a bias to the attention output projection')
+  mlp_bias: bool = setting(False, None, "add biases to the MLP's three projections")
   query_key_norm: bool = setting(False, None, 'normalise queries and keys, as in Qwen3')
   norm_all_heads: bool = setting(
     False,
@@ -92,7 +97,9 @@ class ShapeConfig:
     'with query_key_norm: normalise over all heads together, as in OLMo 2, instead of per head',
   )
   query_scale: float = setting(
-    0.0, '[0, inf)', 'attention scores are divided by the square root of this; 0 means head_size'
+    0.0,
+    '[0, inf)',
+    'attention scores are divided by the square root of this value; 0 means head_size',
   )
   query_beta: float = setting(
     0.0,

@@ -53,18 +53,24 @@ class TrainingConfig:
   data: int = setting(
     1,
     '[-1, inf)',
-    'devices to split rows over, replicating the parameters; -1 uses the remaining devices',
+    'number of devices to split rows over, with replicated parameters; -1 uses the '
+    'remaining devices',
   )
   fsdp: int = setting(
-    -1, '[-1, inf)', 'devices to split rows and parameters over; -1 uses the remaining devices'
+    -1,
+    '[-1, inf)',
+    'number of devices to split rows and parameters over; -1 uses the remaining devices',
   )
   expert: int = setting(
-    1, '[-1, inf)', 'devices to split rows and experts over; -1 uses the remaining devices'
+    1,
+    '[-1, inf)',
+    'number of devices to split rows and experts over; -1 uses the remaining devices',
   )
   tensor: int = setting(
     1,
     '[-1, inf)',
-    'devices to split heads, hidden units and vocabulary over; -1 uses the remaining devices',
+    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
+    'remaining devices',
   )
 
   def __post_init__(self) -> None:
@@ -78,15 +84,19 @@ class DecodingConfig:
   data: int = setting(
     -1,
     '[-1, inf)',
-    'devices to split responses over, replicating the parameters; -1 uses the remaining devices',
+    'number of devices to split responses over, with replicated parameters; -1 uses the '
+    'remaining devices',
   )
   expert: int = setting(
-    1, '[-1, inf)', 'devices to split rows and experts over; -1 uses the remaining devices'
+    1,
+    '[-1, inf)',
+    'number of devices to split rows and experts over; -1 uses the remaining devices',
   )
   tensor: int = setting(
     1,
     '[-1, inf)',
-    'devices to split heads, hidden units and vocabulary over; -1 uses the remaining devices',
+    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
+    'remaining devices',
   )
 
   def __post_init__(self) -> None:
@@ -95,7 +105,7 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Device arrangement for training and decoding; only affects rounding."""
+  """The device arrangement for training and decoding, which only affects rounding."""
 
   training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
   decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)

@@ -1,7 +1,8 @@
 """Warnings about a single step or the latest steps, each with a remedy.
 
-All are based on counts: truncated responses, groups with equal rewards, failed gradings, questions
-left in the pool. A warning about several steps is repeated at most once every `PAUSE` steps.
+All warnings are based on counts: truncated responses, groups with equal rewards, failed gradings,
+questions left in the pool. A warning about several steps is repeated at most once every `PAUSE`
+steps.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ class History:
 
 
 def history(setup: Setup, records: Run) -> History:
-  """Rebuild the history from a run's metrics; the evaluation at step 0 does not count."""
+  """Rebuild the history from a run's metrics; the evaluation at step 0 is ignored."""
   past = History()
   for record in records:
     if record['step'] > 0:
@@ -81,7 +82,8 @@ def of_step(setup: Setup, metrics: Mapping[str, float], silent_steps: int) -> st
     return (
       f'for {silent_steps} steps in a row, all rewards within each group were equal (pass rate '
       f'{metrics["pass_rate/all"]:.3f}), so there was no learning signal. The questions are too '
-      'hard or too easy for this model, or the verifier cannot parse its answers. See samples/.'
+      "hard or too easy for this model, or the verifier cannot parse the model's answers. See "
+      'samples/.'
     )
   return ''
 
@@ -103,10 +105,10 @@ def empty_pool(setup: Setup, recent: Run) -> str:
     return ''
   since = f'From about step {empty:.0f} of {setup.num_steps} on,' if wait >= 0 else 'Now'
   return (
-    f'{retired:,.0f} of {setup.pool:,} training questions are retired, {pace:.1f} more per step '
-    f'over the last {WINDOW} steps. {since} fewer than the {setup.questions} questions that a step '
-    'needs are left, so retired questions are used again. Use a larger config.data.train, fewer '
-    'steps, or config.replay.retire=never.'
+    f'{retired:,.0f} of {setup.pool:,} training questions are retired, and {pace:.1f} more retired '
+    f'per step over the last {WINDOW} steps. {since} fewer than the {setup.questions} questions '
+    'that a step needs are left, so retired questions are used again. Use a larger '
+    'config.data.train, fewer steps, or config.replay.retire=never.'
   )
 
 
@@ -119,9 +121,10 @@ def silent_groups(recent: Run) -> str:
     return ''
   return (
     f'{equal:.0%} of the groups in steps {recent[0]["step"]:.0f} to {recent[-1]["step"]:.0f} had '
-    f'equal rewards and taught nothing: {by_all:.0%} were solved by all responses, {by_none:.0%} '
-    f'by none. Use {"harder" if by_all > by_none else "easier"} questions in config.data.train, '
-    'keep only questions that are sometimes solved (prefilter), or raise config.rollout.group_size.'
+    f'equal rewards and taught nothing: {by_all:.0%} were solved by all responses, and '
+    f'{by_none:.0%} by none. Use {"harder" if by_all > by_none else "easier"} questions in '
+    'config.data.train, keep only questions that are sometimes solved (prefilter), or raise '
+    'config.rollout.group_size.'
   )
 
 
@@ -135,9 +138,9 @@ def grading(step: int, verdicts: Sequence[Sequence[Verdict]], max_failures: floa
     f'{sum(verdict.outcome == outcome for verdict in failed)} {outcome}' for outcome in FAILURES
   )
   return (
-    f'step {step}: {counts} of {len(graded)} gradings, more than config.grading.max_failures='
-    f'{max_failures:g} allows. These responses count as wrong, with reward 0. First reason: '
-    f'{failed[0].reason}.'
+    f'step {step}: of {len(graded)} gradings, {counts}, which is more than '
+    f'config.grading.max_failures={max_failures:g} allows. These responses count as wrong, '
+    f'with reward 0. First reason: {failed[0].reason}.'
   )
 
 
@@ -165,8 +168,8 @@ def scores_of(records: Iterable[Mapping[str, float]]) -> dict[int, float]:
 def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int) -> int:
   """Return the step after which the run ends: `num_steps`, or an earlier step.
 
-  The run ends early after `patience` consecutive evaluations without improvement; with 0 it never
-  does. `score_by_step` contains all scores so far, earliest first.
+  The run ends early after `patience` consecutive evaluations without improvement; with a patience
+  of 0, it never does. `score_by_step` contains all scores so far, earliest first.
   """
   best, since = float('-inf'), 0
   for step, score in score_by_step.items():
@@ -180,7 +183,7 @@ def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int)
 
 
 def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
-  """Return why the run must stop after the last of these steps; '' if it can continue."""
+  """Return why the run must stop after the last of these steps, or '' if it can continue."""
   return _not_finite(config, recent[-1]) or _skipped(config, recent[-BREAKDOWN_WINDOW:])
 
 
@@ -189,7 +192,7 @@ def no_probabilities(config: optimizer.OptimizerConfig) -> str:
   return (
     'the policy no longer produces finite probabilities, and no further update can fix that. '
     f'config.optimizer.learning_rate={config.learning_rate:g} is probably too large. Train with a '
-    'smaller one in another --workdir.'
+    'smaller learning rate in another --workdir.'
   )
 
 

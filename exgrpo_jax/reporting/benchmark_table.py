@@ -79,9 +79,9 @@ def average(scores: Sequence[Score]) -> Score:
 
     p - sqrt(Σ (p_i - l_i)²) / m  to  p + sqrt(Σ (u_i - p_i)²) / m.
 
-  For symmetric intervals p_i ± 1.96 se_i this is p ± 1.96 sqrt(Σ se_i²) / m. If a benchmark has no
-  correct response or only correct ones, its standard error carries no information, but Wilson's
-  limits still do. This is the method of variance estimates recovery (Zou and Donner, Statistics in
+  For symmetric intervals p_i ± 1.96 se_i this is p ± 1.96 sqrt(Σ se_i²) / m. If all or none of a
+  benchmark's responses are correct, its standard error carries no information, but Wilson's limits
+  still do. This is the method of variance estimates recovery (Zou and Donner, Statistics in
   Medicine 27, 2008), applied to a sum.
   """
   m = len(scores)
@@ -108,14 +108,14 @@ def read(folder: str) -> list[dict[str, Any]]:
       rows.append(row | {'evaluated': row['evaluated'], 'name': row['name']})
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise InputError(
-        f'{path}: cannot be read as a table row ({type(error).__name__}: {error}). Delete it, '
-        'or choose another --out.'
+        f'{path}: this file is not a valid table row ({type(error).__name__}: {error}). Delete '
+        'the file, or choose another --out.'
       ) from error
   return sorted(rows, key=lambda row: row['evaluated'])
 
 
 def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
-  """Raise InputError if a row's settings or questions differ from the other rows'.
+  """Raise InputError unless a row has the same settings and questions as all other rows.
 
   A row that has not been evaluated yet needs only `settings`, and `benchmarks` with `content` and
   `responses`. Benchmarks missing from either row are not compared.
@@ -126,8 +126,8 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
       here, there = row['settings'].get(key), other['settings'].get(key)
       if here != there:
         raise InputError(
-          f'config.{key}={here} cannot be compared with {where}, which was evaluated with {there}. '
-          'All rows in a table need the same settings. Use its value, or choose another --out.'
+          f'config.{key}={here}: the row in {where} was evaluated with {there}, and all rows in a '
+          f'table need the same settings. Set config.{key}={there}, or choose another --out.'
         )
     for label in row['benchmarks'].keys() & other['benchmarks'].keys():
       here, there = row['benchmarks'][label], other['benchmarks'][label]
@@ -137,8 +137,8 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
       ):
         if here[key] != there[key]:
           raise InputError(
-            f'{label} cannot be compared with {where}, which was evaluated on {what} ({key} '
-            f'{there[key]}, here {here[key]}). Use the same --data, or choose another --out.'
+            f'{label}: the row in {where} was evaluated on {what} ({key} is {there[key]} there, '
+            f'but {here[key]} here). Use the same --data, or choose another --out.'
           )
 
 

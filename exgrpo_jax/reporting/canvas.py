@@ -61,9 +61,9 @@ def style() -> Iterator[None]:
 
 
 def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
-  """Create a figure of panels; return it and its axes [rows, columns].
+  """Create a figure of panels; return the figure and its axes [rows, columns].
 
-  `options` go to Figure.subplots.
+  `options` are passed to Figure.subplots.
   """
   figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows + 0.4), layout='constrained')
   FigureCanvasAgg(figure)  # not through pyplot, which keeps every figure alive
@@ -80,7 +80,7 @@ def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-  """Yield the colour and dashes of each line; the first 28 are all different."""
+  """Yield the colour and dashes of each line; the first 28 are all distinct."""
   for color, dashes in zip(itertools.cycle(_COLORS), itertools.cycle(_DASHES)):
     yield {'color': color, 'linestyle': dashes}
 
@@ -158,7 +158,8 @@ def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
   shown = {name: lines for name, lines in found.items() if lines}
   if not shown:
     raise InputError(
-      f'{path}: nothing to draw: no run has any of {", ".join(names)}. Check their metrics.jsonl.'
+      f'{path}: there is nothing to draw, because no run has any of these metrics: '
+      f'{", ".join(names)}. Check the metrics.jsonl files of the runs.'
     )
   looks = dict(zip(runs, styles()))  # a setting looks the same in all panels
   with style():

@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
   """A statistic of some values and its 95% interval."""
 
   value: float
-  low: float  # NaN if there is no interval: too few values, or all equal
+  low: float  # NaN if there is no interval: too few values, or all values equal
   high: float
 
 
@@ -38,17 +38,17 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
   Rows with the same prompt are not independent (AIME lists each of its 30 questions 32 times), and
   neither are samples for one question. So the standard error of the mean is cluster-robust, with
-  the G / (G - 1) correction for G clusters. It gives the effective sample size n = p(1-p) / se^2,
-  the number of independent samples with the same error. The interval is Wilson's score interval
-  (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0 of 100 are
-  correct.
+  the G / (G - 1) correction for G clusters. This standard error gives the effective sample size
+  n = p(1-p) / se^2, the number of independent samples with the same error. The interval is Wilson's
+  score interval (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0
+  of 100 are correct.
 
-  A standard error of 0, for example if all or none are correct, carries no information; n is then
-  G. n never exceeds the number of samples.
+  A standard error of 0, for example if all or no responses are correct, carries no information; n
+  is then G. n never exceeds the number of samples.
 
   Args:
     correct_QK: correctness [questions, samples], bool or float in [0, 1].
-    cluster_Q: each row's prompt, as text or id [questions]; rows with equal prompts are a cluster.
+    cluster_Q: each row's prompt, as text or id [questions]; rows with equal prompts form a cluster.
   """
   chex.assert_rank(correct_QK, 2)
   score_Q = correct_QK.mean(axis=1, dtype=np.float64)
@@ -61,10 +61,10 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
-  The standard error is cluster-robust, as in `interval_95`. If all differences are equal, it is 0
-  and carries no information. None of the G clusters shows another value, so another value has a
-  probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains every mean that is
-  possible if a share b of the differences takes any value in [-1, 1].
+  The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
+  error is 0 and carries no information. None of the G clusters shows another value, so another
+  value has a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains
+  every mean that is possible if a share b of the differences takes any value in [-1, 1].
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].
@@ -140,7 +140,7 @@ class Comparison(NamedTuple):
   """The difference between two policies or settings over their common pairs."""
 
   difference: np.ndarray  # [N], second minus first
-  pairs: int  # seeds, or different questions
+  pairs: int  # seeds, or distinct questions
   estimate: Estimate  # of the mean difference; NaN without pairs
 
 
@@ -185,7 +185,7 @@ class Summary(NamedTuple):
 
   seeds: int
   last_steps: Sequence[int]  # distinct steps of the runs' last evaluations, ascending
-  common: Spread | None  # at the last step common to all settings; None if no step is
+  common: Spread | None  # at the last step common to all settings; None if there is none
   last: Spread
   best: Spread
 
@@ -200,7 +200,7 @@ def summaries(
 ) -> tuple[int | None, dict[str, Summary]]:
   """Return the last step that the runs of all settings share, and a summary of each setting.
 
-  Runs without the score are left out, and so are settings in which no run has it.
+  Runs without the score are left out, and so are settings in which no run has the score.
   """
   scored = {label: list(filter(None, seeds)) for label, seeds in settings.items()}
   step = last_common_step([scores for seeds in scored.values() for scores in seeds])
@@ -247,8 +247,8 @@ def best(name: str, values: Iterable[float]) -> float:
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Return a Markdown table with the final and best scores of a sweep's evaluations over seeds.
 
-  A run's final score is from its last evaluation, at the step shown in the column before. Its best
-  score is `best`, which includes the evaluation before training.
+  A run's final score is from its last evaluation, at the step shown in the preceding column. Its
+  best score is `best`, which includes the evaluation before training.
 
   Args:
     runs: setting -> its finished runs.

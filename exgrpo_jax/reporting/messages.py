@@ -29,7 +29,7 @@ def banner(
 ) -> str:
   """Return the opening message: method, devices, model, data, steps and workdir.
 
-  `every` is the number of steps between evaluations, `done` the number of finished steps.
+  `every` is the number of steps between evaluations, and `done` is the number of finished steps.
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind
@@ -129,9 +129,9 @@ def farewell(
 def summary_table(run: Run) -> str:
   """Return a text table of the first, last and best values of a run's metrics and evaluations.
 
-  First and last are means over the first and last tenth of the records that have the metric, at
-  least one record. Best is `comparison.best`, with its step; entropy and length have no best value.
-  Metrics that appear in no record are left out.
+  First and last are means over the first and last tenth of the records that have the metric, but
+  at least one record. Best is `comparison.best`, with its step; entropy and length have no best
+  value. Metrics that appear in no record are left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
   evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]
@@ -162,7 +162,7 @@ def _axes(mesh: Mesh) -> str:
 
 
 def _learnt(records: Run) -> str:
-  """List each source's first and last score with 95% intervals; '' without evaluations.
+  """List each source's first and last score with 95% intervals. Returns '' without evaluations.
 
   The score is avg@k, or pass@1 if each question has one response.
   """

@@ -37,20 +37,22 @@ class MetricsConfig:
     10, '[1, inf)', 'steps per file in records/; each table has its own files'
   )
   recorded_groups: int = setting(
-    4, '[0, inf)', 'groups per step whose responses are recorded token by token; 0 records none'
+    4,
+    '[0, inf)',
+    'groups per step whose responses are recorded token by token; 0 records no groups',
   )
   traced_steps: tuple[int, ...] = setting(
     (),
     None,
-    "steps for which JAX's profiler writes a trace to the workdir's traces/, such as (10,)",
+    "steps, such as (10,), for which JAX's profiler writes a trace to traces/ in the workdir",
   )
   wandb_project: str = setting(
-    '', None, "Weights & Biases project that also receives the metrics; '' for none"
+    '', None, "Weights & Biases project that also receives the metrics; '' turns wandb off"
   )
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
-  """Read the records in metrics.jsonl, oldest first; empty if the file does not exist.
+  """Read the records in metrics.jsonl, oldest first. Returns [] if the file does not exist.
 
   Skips a last line without a newline, left by a killed process. Raises InputError for any other
   line that is not a record.
@@ -64,9 +66,9 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Write one JSON object per line to `path`, atomically; create its folder.
+  """Write one JSON object per line to `path`, atomically. Creates missing folders.
 
-  With several hosts, only the first one writes.
+  With several hosts, only the first host writes.
   """
   if hosts.is_first():
     path = pathlib.Path(path)
@@ -103,7 +105,7 @@ def _parse(line: str, location: str) -> dict[str, float]:
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise InputError(
       f'{location}: {line[:80]!r} is not a metrics record ({error}). Delete the line to read '
-      'the others.'
+      'the other records.'
     ) from error
 
 
@@ -156,12 +158,12 @@ def _wandb(project: str) -> Any:
     wandb = importlib.import_module('wandb')
   except ImportError:
     wandb = None
-  # A folder named wandb, such as wandb leaves behind, can be imported too.
+  # A folder named wandb, which wandb itself may leave behind, can be imported too.
   if not hasattr(wandb, 'init'):
     raise InputError(
       f"config.metrics.wandb_project='{project}': wandb is not installed. Run "
-      "pip install -e '.[wandb]' in the clone (elsewhere pip install wandb), or leave the project "
-      'empty.'
+      "pip install -e '.[wandb]' in the clone (elsewhere pip install wandb), or set the project "
+      "to ''."
     )
   return wandb
 
@@ -169,7 +171,7 @@ def _wandb(project: str) -> Any:
 # ---- TensorBoard ----
 
 _TEXTS = 2  # completions of each kind per step
-_TEXT_LIMIT = 4000  # characters per prompt or completion; samples/ has the full texts
+_TEXT_LIMIT = 4000  # characters per prompt or completion; samples/ contains the full texts
 # Tags of metrics whose names have no group.
 _TAGS = {
   'reward': 'reward/mean',
@@ -182,12 +184,15 @@ _TAGS = {
   'learning_rate': 'update/learning_rate',
   'epoch': 'update/epoch',
 }
-_PREFIX = 'patient:'  # of the paths passed to tensorboardX; not on disk
+_PREFIX = 'patient:'  # begins the paths passed to tensorboardX, but not the paths on disk
 _BOUNDS = ('_low', '_high')  # suffixes of the ends of an evaluation's interval
 
 
 def tag(name: str) -> str:
-  """Return a metric's TensorBoard tag, always in a group; interval ends have their own group."""
+  """Return a metric's TensorBoard tag, which is always in a group.
+
+  The ends of intervals are in a separate group.
+  """
   if name.endswith(_BOUNDS):
     name = name.replace('eval/', 'eval_interval/', 1)
   # tensorboardX allows no other characters.
@@ -272,7 +277,7 @@ def _write_board(
 class Writer:
   """A writer that sends each step's metrics to metrics.jsonl, TensorBoard and optionally wandb.
 
-  With several hosts, only the first one writes.
+  With several hosts, only the first host writes.
 
   Opening a writer at `first_step` drops existing records from that step on, because a resumed run
   starts from its last checkpoint and repeats the later steps.
@@ -287,7 +292,7 @@ class Writer:
   ) -> None:
     """Open the files in `workdir`; raise InputError for a damaged metrics.jsonl or missing wandb.
 
-    `settings` is the run's resolved config as nested mappings; None for a warm start.
+    `settings` is the run's resolved config as nested mappings, or None for a warm start.
     """
     self._writes = hosts.is_first()
     if not self._writes:

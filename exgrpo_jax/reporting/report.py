@@ -41,13 +41,13 @@ class Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
 
   def __init__(self, source: Source, port: int, every: float) -> None:
-    """Bind the port (0 for any free one); raise InputError if that fails."""
+    """Bind the port (0 for any free port); raise InputError if that fails."""
     try:
       super().__init__((ADDRESS, port), _Handler)
     except OSError as error:
       raise InputError(
-        f'--port={port}: this port cannot be bound on {ADDRESS} ({error}). Choose another, or 0 '
-        'for any free one.'
+        f'--port={port}: this port cannot be bound on {ADDRESS} ({error}). Choose another '
+        'port, or 0 for any free port.'
       ) from error
     self.source, self._every = source, every
     self.lock = threading.Lock()
@@ -65,7 +65,7 @@ class Server(http.server.ThreadingHTTPServer):
       return self._version if time.monotonic() < self._next else self.source.version()
 
   def document(self) -> bytes:
-    """Return the page, rendering it again if there are new records and it is old enough."""
+    """Return the page. Renders it again if it is old enough and there are new records."""
     with self.lock:
       version = self.source.version()
       if version != self._version and time.monotonic() >= self._next:
@@ -146,7 +146,7 @@ def write_report(
     contents.write(out, text)
   except OSError as error:
     raise InputError(
-      f'--out={out}: this file cannot be written ({error}). Choose another.'
+      f'--out={out}: this file cannot be written ({error}). Choose another path.'
     ) from error
   return groups
 
@@ -161,7 +161,7 @@ def write_at_end(workdir: str) -> None:
 
 
 def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any) -> str:
-  """Render the document. `options` become part of its 'page' data, see browser/start.js."""
+  """Render the document. `options` become part of its 'page' data; see browser/start.js."""
   parts = contents.describe(groups, all_responses)
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
@@ -196,7 +196,7 @@ def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
   print(f'{out} ({out.stat().st_size / 1e6:.1f} MB); {steps}', flush=True)
 
 
-# ---- Runs that go on ----
+# ---- Unfinished runs ----
 
 
 def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:

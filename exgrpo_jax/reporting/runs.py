@@ -16,7 +16,7 @@ from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import read_config
 
-# Runs that differ only in these have the same setting: seed, paths, keys that affect no result.
+# Runs that differ only in these keys have the same setting: the seed, paths, keys without effect.
 _SAME_SETTING = (
   'seed',
   'compilation_cache',
@@ -32,7 +32,7 @@ _SAME_SETTING = (
   'microbatch.tokens',
   'microbatch.remat',
 )
-# Keys that every run's config has.
+# Keys that every run's config contains.
 _NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.group_size')
 
 
@@ -69,12 +69,12 @@ class Group:
 def read(workdirs: Sequence[str]) -> list[Group]:
   """Read the runs in these workdirs and group them by setting, in the given order.
 
-  Raises InputError if a folder is not a run's workdir, is named twice, or has no metrics yet.
+  Raises InputError if a folder is not a run's workdir, is given twice, or has no metrics yet.
   """
   names = [os.path.realpath(workdir) for workdir in workdirs]
   for index, workdir in enumerate(workdirs):
     if names[index] in names[:index]:
-      raise InputError(f'{workdir}: this workdir is named twice. Name each run once.')
+      raise InputError(f'{workdir}: this workdir is given twice. Pass each run only once.')
   by_setting: dict[str, list[Recorded]] = {}
   for run in map(_read, workdirs):
     by_setting.setdefault(json.dumps(setting(run), sort_keys=True), []).append(run)
@@ -87,7 +87,8 @@ def read(workdirs: Sequence[str]) -> list[Group]:
     if len(set(seeds)) < len(seeds):
       raise InputError(
         f'{group.runs[0].workdir}: two of the {len(seeds)} runs with this setting have the same '
-        f'seed ({", ".join(map(str, sorted(seeds)))}), so they are duplicates. Name only one.'
+        f'seed ({", ".join(map(str, sorted(seeds)))}), so they are duplicates. Pass only one '
+        'of them.'
       )
   return groups
 
@@ -116,7 +117,7 @@ def _read(workdir: str) -> Recorded:
   if missing := [name for name in _NEEDED if name not in config]:
     raise InputError(
       f"{workdir}/config.json: this is not a run's config, because it lacks {', '.join(missing)}. "
-      'Restore a copy.'
+      'Restore a copy of this file.'
     )
   tables = step_records.read(workdir)
   return Recorded(workdir, config, records, tables.responses, tables.questions)
@@ -174,7 +175,7 @@ def score_names(found: Sequence[Run]) -> dict[str, str]:
 
 # ---- Metrics over steps ----
 
-SMOOTHED_FROM = 40  # points; a shorter line is drawn unsmoothed, with a marker at each
+SMOOTHED_FROM = 40  # points; a shorter line is drawn unsmoothed, with a marker at each point
 _SMOOTHED_SHARE = 1 / 40  # share of a line's points averaged on either side
 
 
@@ -198,7 +199,7 @@ class Series:
 
 
 def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
-  """Return a metric of several runs; None if they have no step with it in common."""
+  """Return a metric over the steps that several runs share, or None if there are no such steps."""
   series = [
     {int(row['step']): row[name] for row in run if math.isfinite(row.get(name, math.nan))}
     for run in runs
@@ -210,7 +211,7 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
 
 
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
-  """Return the moving average over a fortieth of all points on either side, fewer at the ends.
+  """Return the moving average over a fortieth of all points on either side, or fewer at the ends.
 
   `points` overrides the number of `values`, so that several lines get the same window.
   """

@@ -2,7 +2,7 @@
 
 Three tables are stored in Parquet files of several steps each. A file's name ends with its first
 step, but only the column `step` shows which steps the file contains. `Writer` writes the files
-during the run, so that a resumed run has the same rows as one that never stopped. step_rows.py
+during the run, so that a resumed run has the same rows as a run that never stopped. step_rows.py
 computes the values.
 
 Later versions may add nullable columns, which are null when older files are read.
@@ -129,7 +129,7 @@ class Records(NamedTuple):
 def read(workdir: str | os.PathLike) -> Records:
   """Read the records that a run has written so far; the tables are empty if there are none.
 
-  To get a column as a NumPy array: `read(workdir).responses['entropy'].to_numpy()`. During the run,
+  `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. During the run,
   steps after the newest file are missing. Raises InputError for a damaged file.
   """
   return Records(*(_read_table(workdir, name) for name in Records._fields))
@@ -161,8 +161,8 @@ def read_file(path: pathlib.Path, name: str) -> pa.Table:
     return _completed(parquet.read_table(path), SCHEMAS[name]).cast(SCHEMAS[name])
   except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
     raise InputError(
-      f"{path}: cannot be read as a run's {name} ({str(error).splitlines()[0]:.200}). Restore a "
-      'copy, or delete the file to continue without its rows.'
+      f"{path}: this file cannot be read as a run's {name} ({str(error).splitlines()[0]:.200}). "
+      'Restore a copy, or delete the file to continue without its rows.'
     ) from error
 
 
@@ -190,11 +190,12 @@ Rows = Mapping[str, Columns]  # table name (a key of SCHEMAS) -> a step's rows
 
 
 class Writer:
-  """A writer that saves each step's rows in a thread; with several hosts, only the first writes.
+  """A writer that saves each step's rows in a thread.
 
-  A file contains a window of steps, such as 11 to 20. It is written when the window is complete and
-  also, with the steps so far, before each checkpoint. So every step that a checkpoint covers is on
-  disk, and at most one window is in memory.
+  With several hosts, only the first host writes. A file contains a window of steps, such as 11 to
+  20. It is written when the window is complete and also, with the steps so far, before each
+  checkpoint. So every step that a checkpoint covers is on disk, and at most one window is in
+  memory.
 
   Opening a writer at `first_step` drops the rows from that step on, because a resumed run starts
   from its last checkpoint and repeats the later steps. Errors in the thread are raised by the next

@@ -222,7 +222,7 @@ def _turns(written: Response | Trajectory) -> list[_Row] | None:
 
 
 def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
-  """Draw at most `count` rows: a response from each of some random groups, and any replay.
+  """Draw at most `count` rows: a response from each of some random groups, and its replay, if any.
 
   Prompts and responses include special tokens, so that you can check the chat template. The draw
   depends only on the seed and the step.
@@ -334,7 +334,7 @@ def rollout_metrics(
   Args:
     plan: the step's questions.
     responses: the fresh responses, by group.
-    replays: each group's replayed trajectory; None if the question is fresh.
+    replays: each group's replayed trajectory, or None if the question is fresh.
     verdicts: the verdicts on `responses`, in the same order.
   """
   fresh = [verdict for group in verdicts for verdict in group]

@@ -214,7 +214,8 @@ def decode(
     )
     decoded = _with_token(decoded, time, token_B, logp_B, entropy_B)
     decoded = decoded._replace(length_B=length_B, live_B=live_B, ended_B=decoded.ended_B | ends_B)
-    # Finished rows keep writing to a position that is never read: the first, or after their last.
+    # Finished rows keep writing to a position that is never read: the first, or the one after their
+    # last token.
     rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
     state = state._replace(
       hidden_BD=hidden_BD,

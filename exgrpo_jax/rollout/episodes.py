@@ -63,7 +63,7 @@ class EpisodeSampler:
   def generate(
     self, params: Params, requests: Sequence[Request], on_finish: OnFinish = ignore
   ) -> tuple[list[Response], dict[str, float]]:
-    """See `Sampler.generate`. Each request must contain its question (`asked`)."""
+    """See `Sampler.generate`. Each request must have an `episode_question`."""
     play = _Play(self, on_finish)
     first = [play.begin(request) for request in requests]
     written, metrics = self.engine.generate(params, first, play.turn_written, play.more)
@@ -78,7 +78,7 @@ class _Episode:
   index: int  # the index of its request
   request: Request
   start: Beginning
-  response: Response  # so far
+  response: Response  # the response so far
   said: list[str]  # the text of each of the policy's turns
   last: int | None = None  # engine row of the last turn
 

@@ -23,7 +23,7 @@ def drawn_in(plan: Plan) -> list[int]:
 def trained(
   begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
-  """Choose the oldest complete groups for `step` to train. Returns None if it must keep going.
+  """Choose the oldest complete groups to train in `step`, or None if it must keep generating.
 
   A step keeps generating until enough groups are complete and every remaining group can still train
   in time. If each step trains the oldest groups, the i-th oldest remaining group trains
@@ -31,7 +31,8 @@ def trained(
   `questions * (max_age + 1)` are in flight.
 
   Args:
-    begun: for each group in flight, the step that wrote its first token, or `step` if it has none.
+    begun: for each group in flight, the step that wrote its first token, or `step` if the group has
+      no tokens yet.
     complete: for each group, whether all of its responses are complete.
     step: the current step.
     questions: the number of groups that a step trains (Q).

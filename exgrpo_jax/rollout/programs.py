@@ -36,7 +36,7 @@ class Span(NamedTuple):
   """The decode steps between two host syncs."""
 
   steps: int
-  positions: float  # cache positions that attention reads in all slots, mean per step
+  positions: float  # cache positions that attention reads in all slots, as a mean per step
 
 
 class Generation(NamedTuple):
@@ -69,7 +69,7 @@ class _Group(NamedTuple):
 
   lengths: np.ndarray  # int [K], final length of each response, in tokens
   done: np.ndarray  # int [K], tokens written so far
-  begun: int  # the step that wrote its first token; 0 if none has
+  begun: int  # the step that wrote its first token; 0 if it has no tokens
 
 
 def generation_of(

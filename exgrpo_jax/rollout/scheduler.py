@@ -3,7 +3,7 @@
 A row's samples depend only on its request, not on the other rows. So slot assignment, order and
 refills affect only how the logits round: a draw on a boundary may flip if a logit moves by an ulp.
 
-The device runs `decode_loop.decode` until some rows have finished, in parts that take seconds
+The device runs `decode_loop.decode` until some rows have finished, in parts of several seconds
 (`_Pace`). The host then collects the finished responses and inserts the next prompts into the free
 slots. Each prompt has been prefilled earlier, once for all its samples (`slots.Prefilled`). The
 host bases its decisions on small arrays that are identical on every host.
@@ -58,8 +58,8 @@ from exgrpo_jax.rollout.slots import (
 )
 from exgrpo_jax.runtime import activity, hosts
 
-# Refill once one slot in this many has finished, and fill that many at a time: few host syncs, few
-# idle slots.
+# Refill once one in this many slots has finished, and fill the same number of slots at a time. This
+# keeps both host syncs and idle slots few.
 _REFILL_SHARE = 16
 _PART = 10.0  # target time between progress updates, in seconds
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding

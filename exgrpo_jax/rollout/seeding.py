@@ -5,7 +5,7 @@ Each row of a trace file (jsonl or parquet) has these columns:
   response     the response: text or chat messages; LUFFY's `target` column also works
   tokens       the response's token ids; if both are given, they take precedence over `response`
   logp         optional: the log-probability of each token under the policy that wrote it, in nats
-  correctness  optional: the fraction of correct attempts of that policy at the question
+  correctness  optional: the fraction of that policy's attempts at the question that were correct
 
 Seeded responses must look like stored trajectories: correct according to the run's verifier, in the
 run's tokens, within its limits, and with log-probabilities.

@@ -83,7 +83,7 @@ class RolloutConfig:
 
   @property
   def groups_in_flight(self) -> int:
-    """Return the number of groups in flight when a step begins; see `max_groups_in_flight`."""
+    """Return the number of groups in flight when a step begins (Q without partial rollouts)."""
     if not self.partial:
       return self.questions
     enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)

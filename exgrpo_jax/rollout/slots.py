@@ -35,7 +35,7 @@ class Row:
   key_X: np.ndarray  # uint32, key data of its step
   pieces: list[tuple[Array, ...]]  # (tokens, log-probabilities, entropies), in the order written
   length: int  # tokens in `pieces`
-  is_filled: bool = False  # prompt and pieces, except `forced`, are in the slot's cache
+  is_filled: bool = False  # whether prompt and pieces, except `forced`, are in the cache
   truncated: bool | None = None  # None until it finishes
   complete: Response | None = None  # None until it leaves its slot
   place: int = 0  # where its cache is parked between turns, if there is room
@@ -344,8 +344,8 @@ def packed_passes(
 ) -> list[packing.Pass]:
   """Pack rows of these lengths into passes. For the other arguments, see `packed`.
 
-  Unless `shares`, each row gets its own sequence, whose length depends only on the row's length;
-  see `SlotEngine.packs_resumed`.
+  If `shares` is False, each row gets its own sequence, whose length depends only on the row's
+  length; see `SlotEngine.packs_resumed`.
   """
   long, short = packed_shapes(longest_row, most, mesh)
   if shares:

@@ -10,8 +10,8 @@
 
 `generate` submits each response for grading when it finishes, while others are still being decoded.
 The learner then cuts the batch into microbatches (learner/gradients.py) and computes the loss
-(algorithm/objective.py). With partial rollouts, a step leaves some groups for the next; partial.py
-chooses which ones train.
+(algorithm/objective.py). With partial rollouts, a step leaves some groups for the next
+step; partial.py chooses the groups to train.
 """
 
 import dataclasses
@@ -257,10 +257,9 @@ def old_logprobs(
 ) -> tuple[Responses, dict[str, float]]:
   """Return the responses with the old policy's log-probabilities, and metrics.
 
-  With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they
-  come from the sampler and are compared with the trainer's every `logprob_check.every` steps. Only
-  tokens written in this step are recomputed or compared. The metrics are the differences, if any
-  were computed.
+  With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they come from
+  the sampler and are compared with the trainer's every `logprob_check.every` steps. Only tokens
+  written in this step are recomputed or compared. The metrics are the differences, if computed.
 
   Raises:
     InputError: sampler and trainer differ by more than `logprob_check.max`.

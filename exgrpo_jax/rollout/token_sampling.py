@@ -1,4 +1,4 @@
-"""Sampling tokens from logits, with temperature and truncation. Only truncation sorts.
+"""Sampling tokens from logits, with temperature and truncation. Only truncation needs sorting.
 
 Shape letters: C blocks of W tokens cover the vocabulary.
 """

@@ -1,6 +1,7 @@
 """A status line that shows what this process is doing: `doing` sets it and `now` reads it.
 
-Setting it is almost free, because the text is built only when a console.py thread calls `now`.
+Setting the line is almost free, because the text is built only when a thread of console.py calls
+`now`.
 """
 
 import contextlib
@@ -66,7 +67,7 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 
 
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
-  """Return a function that takes the rows done and prints `line(rows)` every LINE_SECONDS.
+  """Return a function that takes the number of rows done and prints a `line` every LINE_SECONDS.
 
   The function keeps using the current standard output, because TFDS's output is redirected and
   discarded.

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _MEETING_SECONDS = 300
-HEARTBEAT_SECONDS = 20  # without a heartbeat for this long, a host is dead; JAX ends the others
+HEARTBEAT_SECONDS = 20  # a host without a heartbeat for this long is dead; JAX ends the others
 # A failing host waits this long before it exits. If another host's death is the cause, JAX will
 # have reported it by then.
 _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5

@@ -53,7 +53,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
     _take(file, refusal)
     since = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
     me = f'{_machine()} process {os.getpid()} on {socket.gethostname()}, at {since}'
-    with contextlib.suppress(OSError):  # the disk may be full; this text only serves error messages
+    with contextlib.suppress(OSError):  # the disk may be full; this text is only for error messages
       file.truncate(0)
       file.write(me.encode())
     yield file.fileno()
@@ -242,7 +242,7 @@ def has_begun(workdir: str) -> bool:
   ):
     return True
   metrics = folder / 'metrics.jsonl'
-  # Step 0 is the evaluation before the first step. Damaged lines count as steps, to keep the file.
+  # Step 0 is the evaluation before the first step. Damaged lines count as steps, to be safe.
   return metrics.exists() and any(
     line.strip() and not _STEP_0.search(line) for line in metrics.read_text().splitlines()
   )
@@ -364,7 +364,9 @@ def read_config(workdir: str) -> dict[str, Any]:
       'another folder.'
     ) from error
   values = renamed.current_settings(values)
-  values.pop('alignment', None)  # set up a measurement that is now in studies/; changed no step
+  values.pop(
+    'alignment', None
+  )  # configured a measurement that moved to studies/; no effect on steps
   for name, value in _RETIRED.items():
     section, key = name.split('.')
     if values.get(section, {}).get(key) == value:

@@ -134,7 +134,7 @@ def learn(
 
 
 def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[replay.Buffer, Plan]:
-  """Update the buffer and plan the next step: host work while the device trains."""
+  """Update the buffer and plan the next step. The host does this while the device trains."""
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
     buffer = replay.record_step(

@@ -108,7 +108,7 @@ def _newest_checkpoint(run: Run) -> str:
   if newest is None:
     return 'Nothing has been saved yet.'
   return (
-    f'This step has not been saved. The newest checkpoint is from step {newest}; use exgrpo export '
+    f'This step has not been saved. The newest checkpoint is from step {newest}; run exgrpo export '
     'to export its policy.'
   )
 

@@ -322,7 +322,7 @@ def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
   ('text', 'message'),
   [
     ('A100', 'a100-80, a100-40'),
-    ('4090 16GB', 'b200, .*; or the memory'),
+    ('4090 16GB', 'b200, .*, or the memory'),
     ('4090 laptop', 'b200, '),
     ('0gb', 'b200, '),
     ('', 'b200, '),

@@ -136,7 +136,7 @@ THERE = 'main: test, train; socratic: train'
       {'train.jsonl': ''},
       'me/sums@main has no parquet .* only the default branch. Drop the revision, or download',
     ),
-    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. http://\S+/datasets/"),
+    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. .* http://\S+/datasets/"),
     ('me/sums', SEVERAL, rf'Write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
     ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT if .* \(default: train\)'),
     ('me/sums', {'train.jsonl': ''}, r'it has none in parquet\)'),

@@ -328,12 +328,12 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
       {},
       r'--name=.*: .*Base_model\.json already exists\. Delete the file to evaluate again, or ',
     ),
-    ({'name': 'new', 'temperature': 1.0}, r'evaluation\.temperature=1\.0 cannot be compared'),
+    ({'name': 'new', 'temperature': 1.0}, r'evaluation\.temperature=1\.0: the row in'),
     (
       {'name': 'new', 'settings': {'rollout.max_response': 8}},
-      r'max_response=8 cannot be compared w',
+      r'max_response=8: the row in',
     ),
-    ({'name': 'new', 'files': [other]}, r'MATH-500 cannot be compared .* on different questions'),
+    ({'name': 'new', 'files': [other]}, r'MATH-500: the row in .* on different questions'),
     ({'name': ' '}, r"--name=' ': .* must be printable text"),
   ):
     with pytest.raises(InputError, match=message):

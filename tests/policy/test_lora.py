@@ -186,8 +186,8 @@ def test_without_a_rank_all_is_trained(one_device, frozen):
   ('changes', 'message'),
   [
     (dict(targets=('q_prj',)), "targets has no 'q_prj'; did you mean 'q_proj'?"),
-    (dict(targets=()), 'targets=() must name'),
-    (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj') must name"),
+    (dict(targets=()), 'targets=() must contain'),
+    (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj') must contain"),
   ],
 )
 def test_what_is_no_lora_is_refused(changes, message):

@@ -93,7 +93,7 @@ def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all
   solved = {'groups/solved_by_all': by_all, 'groups/solved_by_none': by_none}
   (warning,) = observed([solved | {'groups/zero_advantage': 0.8}] * STEPS)
   assert '80% of the groups in steps 1 to 20' in warning and f'Use {remedy} questions' in warning
-  assert f'{by_all:.0%} were solved by all responses, {by_none:.0%} by none' in warning
+  assert f'{by_all:.0%} were solved by all responses, and {by_none:.0%} by none' in warning
   assert (
     alarms.silent_groups([])
     == alarms.silent_groups([{'step': 1, 'groups/zero_advantage': 1.0}])

@@ -74,7 +74,7 @@ def test_what_is_no_run_is_refused(workdir, tmp_path):
   for folders, words in (
     ([str(tmp_path / 'empty')], 'contains no config.json'),
     ([workdir('new', metrics='')], 'not written any metrics yet'),
-    ([one, f'{one}/'], 'is named twice'),
+    ([one, f'{one}/'], 'is given twice'),
     ([one, workdir('twin')], r'same seed \(0, 0\)'),
     ([workdir('broken', {})], r'config.json: this is not .* because it lacks seed, num_steps'),
   ):

@@ -221,5 +221,5 @@ def test_a_damaged_file_is_named(tmp_path):
   path = tmp_path / 'records' / 'questions_000001.parquet'
   path.write_bytes(path.read_bytes()[:50])
   for use in (step_records.read, lambda workdir: write(workdir, 2, 2)):
-    with pytest.raises(InputError, match=r'questions_000001\.parquet: cannot be read as a run.s q'):
+    with pytest.raises(InputError, match=r'000001\.parquet: this file cannot be read as a run.s q'):
       use(tmp_path)

@@ -23,7 +23,7 @@ class Line(NamedTuple):
   label: str  # in the legend
   steps: Values
   values: Values
-  band: tuple[Values, Values, Values] | None = None  # steps, lower and upper ends
+  band: tuple[Values, Values, Values] | None = None  # steps, lower ends, upper ends
 
 
 def lines(
@@ -235,7 +235,7 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
 
 
 def buckets(run: Run) -> list[Panel]:
-  """Return a panel of the buffer's questions by bucket; none if it was always empty."""
+  """Return a panel of the buffer's questions by bucket, or [] if it was always empty."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):
     names.append(f'buffer/bucket_{len(names)}')
@@ -285,7 +285,7 @@ def _outcomes(run: Run) -> list[Panel]:
 
 
 def _phases(run: Run) -> list[Panel]:
-  """Plot each step's seconds by phase: the longest phases, and all others combined.
+  """Plot each step's seconds by phase: the longest phases, and all other phases combined.
 
   The axis covers only 98% of the steps, because the first steps compile and take far longer.
   """

@@ -66,7 +66,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
 
 
 def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
-  """Return a run's on-demand parts; None for a part without data.
+  """Return a run's on-demand parts. A part without data is None.
 
   `runs` is the number of runs on the page. The stored successes of the questions `replayed` come
   first.
@@ -96,22 +96,23 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
-  """Return a part with all responses that a step recorded token by token; None without any."""
+  """Return a part with all responses recorded token by token in a step, or None without any."""
   found = experience.read_step(pathlib.Path(run.workdir), step)
   return experience.describe_texts(found, pieces) if found else None
 
 
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
-  """Yield each step that recorded anything, with its part from `describe_step`."""
+  """Yield each step with recorded responses, together with its part from `describe_step`."""
   if pieces := open_pieces(run):
     for step, found in experience.read_by_step(pathlib.Path(run.workdir)):
       yield step, experience.describe_texts(found, pieces)
 
 
 def open_pieces(run: Recorded) -> Pieces | None:
-  """Load the run's tokenizer and return its `pieces`; None if the tokenizer cannot be found.
+  """Load the run's tokenizer and return its `pieces`, or None if the tokenizer cannot be found.
 
-  A run keeps its tokenizer in its workdir. Earlier versions kept only tokenizers they had trained.
+  A run keeps its tokenizer in its workdir. Earlier versions kept only tokenizers that they had
+  trained.
   """
   places = (
     os.path.join(run.workdir, 'tokenizer'),
@@ -133,9 +134,10 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
   notes = []
   if not run.questions.num_rows:
     notes.append(
-      'There are no step records (the folder records/), so Question and Responses are empty, and '
-      'Buffer shows only metrics. Earlier versions wrote no records; a run writes its first after '
-      f'{run.config.get("metrics.records_every", 10)} steps (config.metrics.records_every).'
+      'There are no step records (in the folder records/), so Question and Responses are empty, '
+      'and Buffer shows only metrics. Earlier versions wrote no records; a run writes its first '
+      f'records after {run.config.get("metrics.records_every", 10)} steps '
+      '(config.metrics.records_every).'
     )
   elif all(text is None for text in own['visits']['questions']['text']):
     notes.append('This run comes from a version that did not record question and answer texts.')
@@ -150,7 +152,7 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
       'missing.'
     )
   if own['evaluations'] is None:
-    notes.append('No evaluation is recorded (the folder evaluation/).')
+    notes.append('No evaluation is recorded (in the folder evaluation/).')
   return notes
 
 
@@ -223,7 +225,7 @@ def pack(value: Any) -> str:
 
 
 def texts_script(name: str, value: Mapping[str, Any]) -> str:
-  """Return the script in a file of texts; the page runs it when it needs the texts."""
+  """Return the script for a file of texts. The page runs the script when it needs the texts."""
   return f'exgrpoTexts({json.dumps(name)},"{pack(value)}")'
 
 

@@ -25,7 +25,7 @@ class _File(NamedTuple):
   path: pathlib.Path
   step: int
   name: str  # name of the benchmark
-  made: str  # temperature and time of a manual evaluation; '' for the run's own
+  made: str  # temperature and time of a manual evaluation; '' if the run evaluated
 
 
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
@@ -95,8 +95,8 @@ def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
         kept['responses'] = _responses(record) if index % every == 0 else None
       except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-          f'{path}:{index + 1}: this line is not an evaluation record ({error!r}). Delete it to '
-          'read the others.'
+          f'{path}:{index + 1}: this line is not an evaluation record ({error!r}). Delete the '
+          'line to read the other records.'
         ) from error
       yield kept
 

@@ -37,7 +37,7 @@ _AGE_BINS = 40  # maximum number of bins
 def describe(run: Recorded) -> dict[str, Any]:
   """Describe the buffer with a heat map, curves and tables of the data that was recorded.
 
-  A run without replay gets none of them, because it never reads its buffer.
+  Everything is empty for a run without replay, because such a run never reads its buffer.
   """
   if not run.config['replay.ratio']:
     return {'is_used': False, 'panels': [], 'replayed': []}
@@ -183,12 +183,12 @@ _ENTROPY_DIGITS = 4
 def describe_visits(
   run: Recorded, max_responses: float, with_texts: Collection[Group] = ()
 ) -> dict[str, Any]:
-  """Return the columns of questions, visits, responses and replays; empty without records.
+  """Return the columns of questions, visits, responses and replays, or {} without records.
 
   A visit's responses start at the index 'first'. 'replays' has one value per visit with a replay,
   in visit order. With more than `max_responses` responses, 'every' is n > 1: only every n-th step
   and the groups `with_texts` keep their responses. 'cut' is the number of questions whose text is
-  cut, 0 if `max_responses` is infinite.
+  cut; it is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -218,7 +218,10 @@ def _key(table: pa.Table) -> np.ndarray:
 
 
 def _place(visits: pa.Table, responses: pa.Table) -> np.ndarray:
-  """Return each response's visit index, or -1. Both tables are sorted by step and group."""
+  """Return each response's visit index, or -1 if its visit is missing.
+
+  Both tables are sorted by step and group.
+  """
   keys, wanted = _key(visits), _key(responses)
   found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
   return np.where(keys[found] == wanted, found, -1)
@@ -268,7 +271,7 @@ def _reasons(responses: pa.Table) -> dict[str, str]:
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """Return the replayed response of each visit with a replay; null if its record is lost."""
+  """Return the replayed response of each visit with a replay. Lost records become nulls."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -379,7 +382,7 @@ def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, An
 def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
   """Return all recorded responses of one step.
 
-  They are in a single file, named after this step or an earlier one.
+  The responses are in a single file, which is named after this step or an earlier step.
   """
   last = step_records.path_of(workdir, 'tokens', step)
   for path in reversed(step_records.files(workdir, 'tokens')):
@@ -415,7 +418,7 @@ def read_stored(
   """Read these questions' trajectories from the newest checkpoint's buffer, oldest first.
 
   Questions are read in order until their tokens no longer fit. The run may delete a checkpoint at
-  any time, so older ones are tried too. Returns None if no checkpoint can be read.
+  any time, so older checkpoints are tried too. Returns None if no checkpoint can be read.
   """
   for step in reversed(checkpoint.steps(workdir)):
     try:

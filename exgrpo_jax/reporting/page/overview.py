@@ -56,7 +56,7 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Return the run's printed warnings as {'step', 'text'}, by step and without repeats.
 
-  The step is the one named in the warning, or else the step during which it was printed.
+  The step is the one named in the warning, or else the step during which the warning was printed.
   """
   path = workdir / _LOG
   if not path.exists():
@@ -95,7 +95,7 @@ def _settings(run: Recorded) -> list[list[str]]:
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Return the mean learning signal over the last tenth of the steps, at least ten steps."""
+  """Return the mean learning signal over the last tenth of the steps, but at least ten steps."""
   taken = [record for record in run.metrics if record['step'] > 0]
   recent = taken[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
@@ -174,7 +174,7 @@ def _next(
   """Return [advice, command] pairs; the command is '' if the advice needs none."""
   command, left = starts[-1]['command'] if starts else '', run.last_step - run.metrics[-1]['step']
   if left > 0:
-    return [[f'{left:.0f} steps are left. If the run has stopped, this resumes it:', command]]
+    return [[f'{left:.0f} steps are left. If the run has stopped, resume it with:', command]]
 
   def where(name: str, sign: int) -> str:
     changes = [(score['evaluation'], score[name]) for score in scores]
@@ -185,7 +185,7 @@ def _next(
     advice.append([f'The score fell on {names}. docs/not_learning.md lists what to check.', ''])
   if names := where('change', 0):
     text = (
-      f'On {names}, the change may be chance. Narrow the interval with more questions in '
+      f'On {names}, the change may be due to chance. Narrow the interval with more questions in '
       'config.data.evaluation or a larger config.evaluation.samples.'
     )
     advice.append([text, ''])
@@ -200,7 +200,9 @@ def _next(
     )
     advice.append([text, ''])
   commands = messages.next_commands(run.workdir, ['exgrpo'])
-  text = 'The run is finished. To see all metrics, evaluate it more precisely or export it:'
+  text = (
+    'The run is finished. To see all metrics, evaluate the policy more precisely, or export it:'
+  )
   return [*advice, [text, '\n'.join(commands)]]
 
 
@@ -221,8 +223,8 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
   """Return the first, last and best score of each evaluation, with their 95% intervals.
 
-  'change' is the paired difference between the first and the last evaluation, 'latest' between the
-  last two.
+  'change' is the paired difference between the first and the last evaluation, 'latest' is the
+  difference between the last two evaluations.
   """
   found = []
   for source, name in runs.score_names([records]).items():
@@ -239,7 +241,7 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
 
 
 def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
-  """Return the 'change' and 'latest' of `_scores`; None if there is nothing to compare."""
+  """Return the 'change' and 'latest' of `_scores`, or None if there is nothing to compare."""
   steps = sorted(by_step)
 
   def between(first: int, last: int) -> dict[str, Any] | None:

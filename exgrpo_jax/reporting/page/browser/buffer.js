@@ -1,6 +1,6 @@
 // The replay buffer over the course of a run, and the most replayed questions.
 
-const NO_REPLAY = 'This run has no replay (config.replay.ratio=0): it is plain GRPO.';
+const NO_REPLAY = 'This run does not replay (config.replay.ratio=0). It is plain GRPO.';
 
 const NOTHING_YET = 'The buffer is still empty, or no data about it was recorded.';
 

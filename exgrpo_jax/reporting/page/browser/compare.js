@@ -42,8 +42,8 @@ async function comparePage() {
       ? section(
           'Differences at the last common evaluation',
           quiet(
-            '95% intervals are from a paired bootstrap over common seeds, and too narrow with ' +
-              'few seeds. With fewer than two common seeds, common questions are paired instead.',
+            '95% intervals are from a paired bootstrap over common seeds, and are too ' +
+              'narrow with few seeds. With fewer than two common seeds, common questions are paired instead.',
           ),
           notes(not_compared, 'Not compared'),
           differences.length ? differencesTable(differences) : null,

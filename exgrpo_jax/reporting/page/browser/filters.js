@@ -152,6 +152,6 @@ function whyNoStep(rows, from, to) {
       'config.metrics.records_every steps)'
     );
   if (step.some((other) => from <= other && other <= to))
-    return `this file has the responses of one step in ${rows.every}`;
+    return `this file contains the responses of only one step in ${rows.every}`;
   return 'their records are missing';
 }

@@ -108,7 +108,7 @@ function scoreTiles({ scores, signal }) {
 
 // Say whether the score has changed since the first evaluation, by its interval over questions.
 function changeOf({ from, estimate: [mean, low, high], questions, sign }) {
-  const words = { 1: 'a significant rise', 0: 'may be chance', '-1': 'a significant fall' };
+  const words = { 1: 'a significant rise', 0: 'may be due to chance', '-1': 'a significant fall' };
   return h(
     'span.change',
     `since step ${from} `,

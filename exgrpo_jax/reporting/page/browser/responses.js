@@ -52,7 +52,7 @@ function whatIsHere(rows) {
   const { cut } = rows.questions;
   const sentences = [
     rows.every > 1 &&
-      `This file has the responses of one step in ${rows.every}, plus the groups shown token by token. A served page (--serve) has all responses.`,
+      `This file contains the responses of one step in ${rows.every}, plus the groups shown token by token. A served page (--serve) contains all responses.`,
     count < all &&
       `${number(count)} of the ${plural(all, 'response')} have their text in this file, which includes as many of the groups recorded token by token (config.metrics.recorded_groups) as fit.`,
     count < all &&
@@ -60,7 +60,7 @@ function whatIsHere(rows) {
         ? 'For a single step, everything recorded is loaded.'
         : 'With --texts=all, the page includes every recorded text.'),
     cut > 0 &&
-      `For ${number(cut)} of the ${plural(rows.questions.row.length, 'question')}, this file has only the beginning of the text.`,
+      `For ${number(cut)} of the ${plural(rows.questions.row.length, 'question')}, this file contains only the beginning of the text.`,
   ].filter(Boolean);
   return sentences.length ? quiet(sentences.join(' ')) : null;
 }

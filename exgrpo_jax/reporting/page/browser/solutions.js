@@ -51,7 +51,7 @@ function whyNone(rows, visits, all) {
   if (!all) return 'The newest checkpoint could not be read.';
   const isKept = rows.visits.bucket_after[visits.at(-1)] !== null;
   return isKept
-    ? 'The question is in the buffer, but its solutions do not fit into this file, or they are newer than the newest checkpoint.'
+    ? 'The question is in the buffer, but its solutions either do not fit into this file or are newer than the newest checkpoint.'
     : 'The question is not in the buffer: it was never partly solved, or it has retired.';
 }
 
