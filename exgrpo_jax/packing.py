@@ -273,7 +273,7 @@ def _pieces(
 
 
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
-  """Return the position before each target, and pad with other positions to `window`.
+  """Return the position before each target, padded to length `window` with other positions.
 
   Args:
     is_target_BT: bool, False at position 0; at most `window` targets per sequence.

@@ -46,8 +46,8 @@ def take(
 
   Skips rows that retired in an earlier epoch (unless `reads_retired`), rows in `taken` and, in a
   step that crosses into the next epoch, rows already read. The cursor enters the next epoch only
-  when a row from it is needed. So a question that retires in the step that reads an epoch's last
-  row retires in that epoch.
+  when a row from it is needed. So if a question retires in the step that reads an epoch's
+  last row, its retirement counts toward that epoch.
 
   Args:
     cursor: the next position to read.

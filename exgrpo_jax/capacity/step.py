@@ -75,7 +75,7 @@ class Step:
     return programs.of_engine(engine, self.decode_params, made, only_longest=True)
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
-    """Yield the programs of the step's updates."""
+    """Yield the programs that run the step's updates."""
     nothing = stages.empty_batch(self.config.rollout, self.spec.model)
     return gradients.programs(self.spec, self.state, self.initial, nothing, minibatch_passes)
 

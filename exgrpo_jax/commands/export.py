@@ -84,7 +84,7 @@ def main(args: command_line.Args) -> None:
 def new_folder(name: str | None) -> epath.Path:
   """Return the folder given by --out. Raises InputError if it is missing or not empty."""
   if not name:
-    raise InputError('--out is needed. Set it to the folder to write.')
+    raise InputError('--out is required. Set it to the output folder.')
   out = epath.Path(name).expanduser()
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise InputError(

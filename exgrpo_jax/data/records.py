@@ -264,8 +264,8 @@ def of_file(
   `source` is the source of the questions if no column contains it.
 
   Raises:
-    InputError: now or while reading a row: the file is damaged, its columns are not recognized, or
-      a column contains an invalid value.
+    InputError: the file is damaged, its columns are not recognized, or a column contains an invalid
+      value. The function that reads records may raise it too.
   """
   table = file.opened()
   names = table.columns()

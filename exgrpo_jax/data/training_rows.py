@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
 
 class FileCounts(NamedTuple):
-  """Counts for a written file of training questions."""
+  """The statistics of an output file of training questions."""
 
   rows: int
   different: int  # unique questions

@@ -130,7 +130,7 @@ def package(name: str) -> Any:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:
     raise InputError(
-      f"environments of {name} need the package {name}: pip install 'exgrpo_jax[{name}]'."
+      f"{name} environments need the {name} package: pip install 'exgrpo_jax[{name}]'."
     ) from error
 
 

@@ -81,8 +81,8 @@ def checked(observation: Observation) -> Observation:
   for name in counts:
     if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
-        f'{name!r} cannot be the name of a count: a name has lower-case letters, digits and _, '
-        f'and is not one of {", ".join(TAKEN)}'
+        f'{name!r} cannot be the name of a count: a name may contain only lower-case letters, '
+        f'digits and _, and must not be one of {", ".join(TAKEN)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
   return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

@@ -114,7 +114,7 @@ class Pool:
   def _all(
     self, questions: Sequence[Question], requests: Sequence[Mapping[str, Any]], what: str
   ) -> list[Mapping[str, Any]]:
-    """Distribute requests unrelated to episodes in flight to all workers; return the replies.
+    """Spread requests that belong to no episode over all workers, and return the replies.
 
     Raises InputError with `what`, the question's row and the reason if a request fails.
     """
@@ -162,7 +162,7 @@ class _Holder:
   def ask(
     self, request: Mapping[str, Any]
   ) -> concurrent.futures.Future[Mapping[str, Any] | Failure]:
-    """Submit a request unrelated to episodes in flight."""
+    """Submit a request that belongs to no episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:

@@ -216,7 +216,7 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
         continue
       if benchmark.source in found:
         raise InputError(
-          f"'{found[benchmark.source]}' and '{data.spec}' both have questions of source "
+          f"'{found[benchmark.source]}' and '{data.spec}' both contain questions from source "
           f"'{benchmark.source}' ({benchmark.label}). Pass only one of the two specs to --data, or "
           'slice one of them so that it leaves these questions out.'
         )

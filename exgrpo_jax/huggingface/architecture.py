@@ -392,7 +392,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
     if field == 'activation':
       if given not in [*_ACTIVATIONS]:
         raise InputError(
-          f'{path}: {name}={given!r} is not supported: the gate of the MLP uses one of '
+          f'{path}: {name}={given!r} is not supported: the gate activation must be one of '
           f'{", ".join(_ACTIVATIONS)}.'
         )
       options[field] = _ACTIVATIONS[given]

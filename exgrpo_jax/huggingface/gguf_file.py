@@ -37,7 +37,7 @@ def opened(path: str) -> Any:
   """Open a file as a `gguf.GGUFReader`.
 
   Raises:
-    InputError: the package is missing, or the file is absent, damaged, in parts or big-endian.
+    InputError: the package or the file is missing, or the file is damaged, split or big-endian.
   """
   if not os.path.isfile(path):
     raise InputError(f'{path}: there is no such file. A GGUF must be a local file.')

@@ -201,7 +201,7 @@ class _Play:
     return [answers[key] for key in due]
 
   def _answered(self, answer: Answer) -> _Episode:
-    """Apply an answer to its episode, which continues or completes, and return the episode."""
+    """Apply an answer to its episode, which may end it, and return the episode."""
     episode, result = self._waiting.pop(answer.key), answer.result
     del self._asked_at[answer.key]
     self._seconds += answer.seconds

@@ -1,17 +1,19 @@
 """The stages of a step, in the order in which training/loop.py calls them.
 
-  stage             result                                      most of the work is in
-  plan_step         Plan: the questions, fresh and replayed     algorithm/replay, question_stream
-  generate          Response: tokens and log-probabilities      scheduler, decode_loop
-  old_logprobs      the same responses, checked or rescored     scoring
-  collect_verdicts  GradedGroups: responses with their verdicts grading/pool
-  pick_replays      Trajectory: one stored success per group    scoring
-  assemble          Batch: the inputs of the loss               algorithm/advantages
+Where each stage does its work, with default settings:
+
+  plan_step         replay.draw_questions, question_stream.take -> Plan
+  generate          scheduler.SlotEngine.generate -> Response, per token:
+                    decode_loop.decode -> token_sampling.sample_token, model.decode
+  old_logprobs      scoring.score, to check some of the sampler's log-probabilities
+  collect_verdicts  grading/pool.Grader -> worker.py -> verifier.judge_with -> Verdict
+  pick_replays      scoring.score, scoring.pick: the lowest mean entropy -> Trajectory
+  assemble          advantages.group_advantages, packing.right_padded -> Batch
 
 `generate` submits each response for grading when it finishes, while others are still being decoded.
-The learner then cuts the batch into microbatches (learner/gradients.py) and computes the loss
-(algorithm/objective.py). With partial rollouts, a step leaves some groups for the next
-step; partial.py chooses the groups to train.
+The learner then computes the loss of the batch: gradients.minibatch_gradient (packs the rows) ->
+logprobs.fused_loss -> objective.token_loss -> losses. With partial rollouts, a step leaves some
+groups for the next; partial.py chooses which ones train.
 """
 
 import dataclasses

@@ -103,7 +103,7 @@ def _check(meeting: Meeting) -> None:
   if address is None or count is None or number is None:
     raise InputError(
       '--coordinator_address, --num_processes and --process_id belong together. Set all three '
-      'flags, or none of them on a cluster that names the hosts itself.'
+      'flags, or none of them if the cluster provides the addresses of its hosts.'
     )
   if number >= count:
     raise InputError(

@@ -310,7 +310,7 @@ def test_control_tokens_are_found_in_a_text_and_others_are_not_cut(tmp_path, tra
   ('changes', 'message'),
   [
     ({'model': None}, r'no tokenizer\. .* whose tokenizer\.ggml\.model is one of gpt2, llama\.'),
-    ({'model': 'bert'}, r"tokenizer\.ggml\.model='bert' .*model is one of gpt2, llama\."),
+    ({'model': 'bert'}, r"tokenizer\.ggml\.model='bert'\. .*model is one of gpt2, llama\."),
     ({'tokens': None}, r'no tokenizer\.ggml\.tokens\. Without it, the tokens would differ '),
     ({'pre': None}, r'no tokenizer\.ggml\.pre\. Without it, the tokens would differ'),
     (

@@ -305,7 +305,9 @@ def test_copies_of_unequal_number_are_refused(add_row, tmp_path):
 
 def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
   again = write_benchmarks(tmp_path / 'again.parquet', {'math': (1,)})
-  with pytest.raises(InputError, match=r"both have questions of source 'math' \(MATH-500\)\. Pass"):
+  with pytest.raises(
+    InputError, match=r"both contain questions from source 'math' \(MATH-500\)\. Pass"
+  ):
     add_row([*files, again], write=refuse_to_sample)
 
 

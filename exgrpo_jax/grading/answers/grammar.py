@@ -474,7 +474,7 @@ class Grammar(Cursor, abc.ABC):
     return ''.join(token.text for token in self._tokens[self._at : end])
 
   def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
-    """Return True if a unit follows these factors; letters after letters are multiplied instead."""
+    """Return True if a unit follows these factors; letters after letters are factors instead."""
     token = self.peek()
     if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
       return False

@@ -21,7 +21,7 @@ def parse(tokens: Sequence[Token]) -> Tree:
   parser = _Parser(tokens)
   tree = parser.answer()
   if not parser.at_end():
-    raise UnreadableError(f'{parser.peek().text!r} cannot follow')
+    raise UnreadableError(f'{parser.peek().text!r} is not allowed here')
   if is_too_deep(tree):
     raise UnreadableError('nested too deeply')
   return tree
@@ -145,7 +145,7 @@ class _Parser(Grammar):
     if len(items) > 1:
       return 'group', mark, closing.text, tuple(items)
     if closing.text != _CLOSING[mark]:
-      raise UnreadableError('a half-open interval has one end')
+      raise UnreadableError('a half-open interval needs two ends')
     (item,) = items
     # A sum with one term, because '(2)(3)' is a product but '2 3' is not.
     return ('add', (item,)) if item[0] == 'number' else item
@@ -205,7 +205,7 @@ class _Parser(Grammar):
   def _accented(self, accent: str) -> Tree:
     inner = self._subscript() if self._next_is_mark('{') else self._advance().text
     if inner == '(':
-      raise UnreadableError('an accent needs a name, not a bracket')
+      raise UnreadableError('an accent must be above a name, not a bracket')
     return self._name(f'{accent} {inner}')
 
   def _angle(self, name: str) -> Tree:

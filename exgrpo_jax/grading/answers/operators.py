@@ -439,7 +439,7 @@ def _differentials(factors: Sequence[Tree]) -> list[Tree]:
 
 
 def _count_lone_signs(tree: Any) -> int:
-  """Count the letters 'd' outside derivatives that are not followed by a variable."""
+  """Count each 'd' outside a derivative that has no variable after it."""
   if not isinstance(tree, tuple) or not tree:
     return 0
   if tree == ('symbol', 'd'):

@@ -96,7 +96,7 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
-  """Return a part with all responses recorded token by token in a step, or None without any."""
+  """Return a part with all responses recorded token by token in a step, or None if none are."""
   found = experience.read_step(pathlib.Path(run.workdir), step)
   return experience.describe_texts(found, pieces) if found else None
 

@@ -315,7 +315,7 @@ def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
 
 
 def _cut(text: str | None, limit: int) -> str | None:
-  """Cut a text to `limit` characters, marking the cut with an ellipsis."""
+  """Truncate text to `limit` characters, and mark the cut with an ellipsis."""
   return text if text is None or len(text) <= limit else f'{text[:limit]} …'
 
 
