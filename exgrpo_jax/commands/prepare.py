@@ -69,7 +69,7 @@ def main(args: command_line.Args) -> None:
     print(f'left out: {counted(count, "row")} with {why}')
   if not written.rows:
     raise InputError(
-      f'--data={",".join(args.data)}: no row is left, so {args.out} was not written.'
+      f'--data={",".join(args.data)}: no rows are left, so {args.out} was not written.'
     )
   print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them distinct')
 

@@ -142,7 +142,7 @@ def _call(text: str, key: str) -> Call:
   try:
     value = json.loads(text)
   except (ValueError, RecursionError) as error:  # RecursionError if it is nested too deeply
-    raise ValueError(f'{example}, which is no JSON here: {error}') from error
+    raise ValueError(f'{example}, which is not valid JSON: {error}') from error
   if not isinstance(value, dict) or set(value) != {'name', key}:
     raise ValueError(example)
   name, arguments = value['name'], value[key]

@@ -1,4 +1,4 @@
-"""The decoder's Flax modules: the names, shapes, axes and initial values of its parameters."""
+"""The decoder's Flax modules: parameters and forward pass of each layer."""
 
 import functools
 import math

@@ -334,7 +334,7 @@ class Writer:
       self._wandb.log(values, step=step)
 
   def close(self, failed: bool = False) -> None:
-    """Close the files and finish the wandb run, marked as `failed` or not."""
+    """Close the files and finish the wandb run; `failed` marks it as failed."""
     if not self._writes:
       return
     self._file.close()

@@ -76,9 +76,9 @@ class RolloutConfig:
       raise InputError(
         f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be '
         f'between config.rollout.questions={self.questions} and {most}, which is questions * '
-        f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains on {self.questions} '
-        'groups, and no group may wait for more than config.rollout.max_staleness steps. Choose a '
-        'number in this range, or 0.'
+        f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains on '
+        f'{self.questions} groups, and no group may wait for more than config.rollout.max_staleness'
+        ' steps. Choose a number in this range, or 0.'
       )
 
   @property

@@ -220,7 +220,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
 def _changes(
   values: ConfigDict, workdir: str, sections: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
-  """Return the allowed and the refused differences from the workdir's config.json."""
+  """Return the differences from the workdir's config.json: the allowed and the rejected ones."""
   given = _as_json(values)
   free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
   allowed, refused = [], []
@@ -249,7 +249,7 @@ def has_begun(workdir: str) -> bool:
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
-  """Remove the files left by a start with another config that never finished a step.
+  """Remove the files of an earlier start whose config differs and which never finished a step.
 
   The caller must hold the workdir's lock (see `owned`). A warm start is kept, because a run
   with the same warm-start settings can reuse it.

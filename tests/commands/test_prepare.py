@@ -176,7 +176,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
       [verl_row(0, reward_model={'ground_truth': b'5'})],
       r"row 0: reward_model is {'ground_truth': b'5'}\. It must",
     ),
-    ('x.parquet', [problem_row(0, answer='')], r'no row is left, so \S+ was not written'),
+    ('x.parquet', [problem_row(0, answer='')], r'no rows are left, so \S+ was not written'),
     ('x.parquet', 'PAR1', r'x\.parquet: not a complete parquet file \('),
     ('x.jsonl', '{"problem": ', r'x\.jsonl:1: not valid JSON'),
     ('x.csv', 'a,b', r'x\.csv must be a folder, or a file that ends in \.jsonl or \.parquet'),
