@@ -238,7 +238,7 @@ def candidates(
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:
     rows_of[last_user_message(question.messages)].append(question.row)
-  counts = dict.fromkeys(_COUNTS, 0)
+  counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
   kept: dict[tuple[int, bytes], Candidate] = {}
   for trace in found:
     counts['traces'] += 1

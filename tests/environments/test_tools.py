@@ -137,7 +137,7 @@ def test_calls_are_read(text, calls):
   [
     ('<tool_call>{"name": "f", "arguments": {}}', 'must be closed'),
     (f'{QWEN}</tool_call>', 'must be closed'),
-    ('<tool_call>f(1)</tool_call>', 'no JSON here'),
+    ('<tool_call>f(1)</tool_call>', 'is not valid JSON'),
     ('<tool_call>{"name": "f"}</tool_call>', 'a call must be'),
     ('<tool_call>{"name": "f", "parameters": {}}</tool_call>', '"arguments": {'),
     ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', 'a call must be'),
