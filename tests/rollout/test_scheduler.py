@@ -11,7 +11,7 @@ import pytest
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
-from exgrpo_jax.runtime import activity, compilations
+from exgrpo_jax.runtime import activity, compilations, randomness
 from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated
 from tests.helpers.meshes import initial_params
@@ -159,6 +159,19 @@ def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temp
     expected = logp_TV[np.arange(len(logp_TV)), response.tokens]
     np.testing.assert_allclose(response.logp, expected, atol=1e-5)
     np.testing.assert_allclose(response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
+
+
+def test_each_token_is_drawn_with_the_noise_of_its_question_sample_and_position(generate, logits):
+  found = generate(eos_ids=(NEVER,))
+  for prompt, response, row, sample in zip(PROMPTS, found, ROWS, SAMPLES, strict=True):
+    T = SPEC.max_response
+    keys = randomness.row_keys(KEY, np.full(T, row), np.full(T, sample))
+    token_T, *_ = token_sampling.sample_token(
+      SPEC.distribution,
+      np.float32(logits(prompt, response)),
+      randomness.uniforms(keys, np.arange(T)),
+    )
+    np.testing.assert_array_equal(response.tokens, token_T)
 
 
 @pytest.mark.full
