@@ -374,8 +374,10 @@ class Grammar(Cursor, abc.ABC):
 
   def _differential(self) -> Tree | None:
     """Read the 'dx' of 'dy/dx'; None for anything else."""
-    sign, *after = self._tokens[self._at : self._at + 2]
-    if sign.text not in ('d', 'partial') or not after or after[0].kind != 'word':
+    following = self._tokens[self._at : self._at + 2]
+    if (
+      len(following) < 2 or following[0].text not in ('d', 'partial') or following[1].kind != 'word'
+    ):
       return None
     return make_product([self._power(), self._power()])
 

@@ -204,8 +204,8 @@ class _Parser(Grammar):
 
   def _accented(self, accent: str) -> Tree:
     inner = self._subscript() if self._next_is_mark('{') else self._advance().text
-    if inner == '(':
-      raise UnreadableError('an accent must be above a name, not a bracket')
+    if inner in ('(', ''):
+      raise UnreadableError('an accent must be above a name')
     return self._name(f'{accent} {inner}')
 
   def _angle(self, name: str) -> Tree:

@@ -47,7 +47,13 @@ def test_pairs_that_mean_the_same_are_equal_and_no_others(expected, lines):
     found = {equal(text, truth), equal(truth, text)} if is_symmetric else {equal(text, truth)}
     if found != {expected}:
       wrong.append(line)
+    equal(text[:-1], truth)  # an answer that breaks off raises nothing
   assert wrong == []
+
+
+@pytest.mark.parametrize('text', ['50/', r'x+\dot', r'\vec'])
+def test_an_operator_without_its_operand_is_text(text):
+  assert equal(text, text) and not equal(text, '50') and not equal('50', text)
 
 
 @pytest.mark.parametrize('text', ['', r'\$', '$', '.'])
