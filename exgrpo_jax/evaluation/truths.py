@@ -21,11 +21,8 @@ _QUOTED = 60  # characters
 _COMMAND = re.compile(r'\\[A-Za-z]+')
 _WORD = re.compile(r'[^\W\d_]{2,}')
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_ ,.'()-]*(?:[ ,.'-]+[^\W\d_]+)*[.]?")
-_QUANTITIES = {  # first word of a description -> the kind
-  'integer': 'integers',
-  'fraction': 'fractions',
-  'expression': 'expressions',
-}
+# First word of a description -> the kind.
+_QUANTITIES = {'integer': 'integers', 'fraction': 'fractions', 'expression': 'expressions'}
 _KINDS = {  # head of a reading -> the kind; other heads are used as they are
   'text': 'not understood, compared as text',
   'letters': 'words or letters',
@@ -34,14 +31,8 @@ _KINDS = {  # head of a reading -> the kind; other heads are used as they are
   'matrix': 'matrices',
   'ratio': 'ratios',
   'numeral': 'numerals in a base',
-  'labelled': 'equations and inequalities',
-  'assigned': 'equations and inequalities',
-  'equation': 'equations and inequalities',
-  'chain': 'equations and inequalities',
-  'set': 'sets',
-  'braces': 'sets',
-  'union': 'sets',
-  'intersection': 'sets',
+  **dict.fromkeys(('labelled', 'assigned', 'equation', 'chain'), 'equations and inequalities'),
+  **dict.fromkeys(('set', 'braces', 'union', 'intersection'), 'sets'),
   'dashed': 'dates and scores',
   'time': 'times',
 }
@@ -94,11 +85,7 @@ def _table(asked: Sequence[Question]) -> list[str]:
   ]
   is_common = max(counts.values()) >= _COMMON * len(kinds)
   rare = {kind for kind in counts if is_common and counts[kind] < _RARE * len(kinds)}
-  odd = [
-    (question, why)
-    for question, kind in zip(asked, kinds)
-    if (why := _oddness(question, kind, kind in rare))
-  ]
+  odd = [(q, why) for q, kind in zip(asked, kinds) if (why := _oddness(q, kind, kind in rare))]
   lines += [f'  odd: row {q.row}, {why}: {_quoted(q.answer)}' for q, why in odd[:_ODD]]
   return lines + [f'  and {len(odd) - _ODD:,} more odd ones'] * (len(odd) > _ODD)
 

@@ -163,7 +163,14 @@ def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   for group, members in _grouped(benchmarks).items():
     header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
   lines = [header, ['---', *['---:'] * (len(header) - 1)]]
-  lines += [[row['name'], *(_text(cell) for cell in _cells(benchmarks, row))] for row in rows]
+  for row in rows:
+    line = [row['name']]
+    for score, over, of in _cells(benchmarks, row):
+      incomplete = f' ({over} of {of})' if over < of else ''
+      line.append(
+        f'{100 * score.value:.1f} ± {100 * score.half_width:.1f}{incomplete}' if score else '–'
+      )
+    lines.append(line)
   lines = [[cell.replace('|', r'\|') for cell in line] for line in lines]
   table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
   return f'{table}\n\n{_legend(benchmarks, rows)}\n'
@@ -198,20 +205,11 @@ def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
   cells = []
   for members in _grouped(benchmarks).values():
     found = [row['benchmarks'].get(benchmark.label) for benchmark in members]
-    scores = [
-      Score(*(one[key] for key in ('score', 'low', 'high'))) if one else None for one in found
-    ]
+    scores = [Score(one['score'], one['low'], one['high']) if one else None for one in found]
     known = [score for score in scores if score]
     cells += [Cell(score) for score in scores]
     cells.append(Cell(average(known) if known else None, len(known), len(members)))
   return cells
-
-
-def _text(cell: Cell) -> str:
-  if cell.score is None:
-    return '–'
-  incomplete = f' ({cell.over} of {cell.of})' if cell.over < cell.of else ''
-  return f'{100 * cell.score.value:.1f} ± {100 * cell.score.half_width:.1f}{incomplete}'
 
 
 def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
@@ -220,10 +218,9 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   for benchmark in benchmarks:
     measures.setdefault(benchmark.measure, []).append(benchmark.label)
   settings = rows[0]['settings'] if rows else {}
+  of_measure = '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
   lines = [
-    'Percent ± half of the 95% interval. '
-    + '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
-    + '.',
+    f'Percent ± half of the 95% interval. {of_measure}.',
     ', '.join(f'{key}={value}' for key, value in settings.items()),
   ]
   without: dict[str, list[str]] = {}

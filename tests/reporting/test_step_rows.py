@@ -503,7 +503,8 @@ VERDICTS = [[RIGHT, WRONG, WRONG], [RIGHT, RIGHT], [WRONG] * 3]
 
 
 def rollout_metrics(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
-  return step_rows.rollout_metrics(plan, responses, replays, verdicts)
+  unread = dict(partial_groups=(), scores=(), batch=None, sampling={}, mismatch={})
+  return step_rows.rollout_metrics(Experience(plan, responses, verdicts, replays=replays, **unread))
 
 
 def test_the_metrics_of_a_step():

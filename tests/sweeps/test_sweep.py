@@ -265,7 +265,7 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
     '--config.replay.ratio=0.0',
     '--config.seed=0',
   ]
-  assert '4 of 4 trials are left to run' in outcome.err
+  assert '4 of 4 trials still to run' in outcome.err
 
 
 def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp_path):
@@ -305,7 +305,7 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   assert ended.status == 130, ended
   assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in ended.out
   assert re.search(
-    r'run the same command again to resume them:\n.*exgrpo\S* sweep --parallel=2 --sweep=',
+    r'Run the same command again to resume:\n.*exgrpo\S* sweep --parallel=2 --sweep=',
     ended.out,
   )
   with pytest.raises(ProcessLookupError):

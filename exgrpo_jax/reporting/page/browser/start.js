@@ -31,24 +31,13 @@ function header() {
     return h('a', { href, 'aria-current': name === shown && 'page' }, title(name));
   };
   const runs = page.runs.map(({ name }, index) => [index, name]);
+  const { name, progress } = page.runs[run];
+  const label = 'Switch between light and dark';
   return [
-    h(
-      'h1',
-      isCompared ? `${page.runs.length} runs` : page.runs[run].name,
-      h('small', isCompared ? '' : page.runs[run].progress),
-    ),
-    runs.length < 2 || isCompared ? null : select('run', { id: 'run', onchange }, runs, run),
+    h('h1', ...(isCompared ? [`${page.runs.length} runs`] : [name, h('small', progress)])),
+    runs.length > 1 && !isCompared && select('run', { id: 'run', onchange }, runs, run),
     h('nav', { 'aria-label': 'Pages' }, names.map(tab)),
-    h(
-      'button',
-      {
-        type: 'button',
-        id: 'theme',
-        onclick: changeTheme,
-        'aria-label': 'Switch between light and dark',
-      },
-      '◐',
-    ),
+    h('button', { type: 'button', id: 'theme', onclick: changeTheme, 'aria-label': label }, '◐'),
   ];
 }
 
@@ -62,7 +51,7 @@ function followSystem() {
 
 function setTheme(isDark) {
   document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
-  redraw();
+  for (const plot of charts) plot.redraw();
 }
 
 function changeTheme() {
