@@ -85,19 +85,17 @@ def _table(asked: Sequence[Question]) -> list[str]:
   ]
   is_common = max(counts.values()) >= _COMMON * len(kinds)
   rare = {kind for kind in counts if is_common and counts[kind] < _RARE * len(kinds)}
-  odd = [(q, why) for q, kind in zip(asked, kinds) if (why := _oddness(q, kind, kind in rare))]
+  odd = []
+  for question, kind in zip(asked, kinds):
+    size = len(final_answer(question.answer))
+    if size > _LONG:
+      odd.append((question, f'{size:,} characters'))
+    elif kind in ('empty', 'sentences', 'other than a letter'):
+      odd.append((question, 'a sentence' if kind == 'sentences' else kind))
+    elif kind in rare:
+      odd.append((question, f'one of the few {kind}'))
   lines += [f'  odd: row {q.row}, {why}: {_quoted(q.answer)}' for q, why in odd[:_ODD]]
   return lines + [f'  and {len(odd) - _ODD:,} more odd ones'] * (len(odd) > _ODD)
-
-
-def _oddness(question: Question, kind: str, is_rare: bool) -> str:
-  """Return why a truth is odd, or '' if it is not odd."""
-  size = len(final_answer(question.answer))
-  if size > _LONG:
-    return f'{size:,} characters'
-  if kind in ('empty', 'sentences', 'other than a letter'):
-    return {'sentences': 'a sentence'}.get(kind, kind)
-  return f'one of the few {kind}' if is_rare else ''
 
 
 def _quoted(truth: str) -> str:

@@ -247,9 +247,8 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   A run's final score is from its last evaluation, at the step shown in the preceding column. Its
   best score is `best`, which includes the evaluation before training.
 
-  Args:
-    runs: setting -> its finished runs.
-    wanted: setting -> number of planned runs; it determines the order of the rows.
+  `runs` is setting -> its finished runs. `wanted` is setting -> number of planned runs, in the
+  order of the rows.
   """
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in tabulated(runs):

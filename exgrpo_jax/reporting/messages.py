@@ -116,12 +116,8 @@ def farewell(
 ) -> str:
   """Return the closing message: results, output files and suggested next commands.
 
-  Args:
-    records: the run's metrics.
-    workdir: the run's workdir.
-    program: the words that start a command, such as ['exgrpo'].
-    can_evaluate: True if the run has a checkpoint and its config names evaluation data.
-    can_export: True if the run has a checkpoint that can be exported.
+  `program` are the words that start a command, such as ['exgrpo']. A run with a checkpoint can be
+  evaluated if its config names evaluation data, and exported if its model can be exported.
   """
   files = {
     'report': 'report.html',

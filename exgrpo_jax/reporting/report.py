@@ -119,14 +119,10 @@ def write_report(
 ) -> list[Group]:
   """Write the report page for these runs to `out`, and return the runs as shown on the page.
 
-  Missing folders are created. Raises InputError if a folder is not a run's workdir or has no
-  metrics yet, or if writing fails.
-
-  Args:
-    workdirs: the runs' workdirs.
-    out: the file to write.
-    all_texts: also write all recorded texts to a folder next to the file.
-    again: seconds between the page's checks for newer steps of unfinished runs; 0 for no checks.
+  With `all_texts`, all recorded texts are written to a folder next to the file. Every `again`
+  seconds, the page of an unfinished run checks for newer steps; 0 means no checks. Missing folders
+  are created. Raises InputError if a folder is not a run's workdir or has no metrics yet, or if
+  writing fails.
   """
   groups = runs.read(workdirs)
   folder = out.with_name(f'{out.stem}_texts')

@@ -248,11 +248,8 @@ def measure_step(
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  Args:
-    experience: the step's rollouts, verdicts and replays.
-    after: the buffer after the step.
-    rows: the step's records.
-    sums: the update's sums, as returned by the loop's `learn`, on the host.
+  `after` is the buffer after the step, `rows` are the step's records, and `sums` are the update's
+  sums, as returned by the loop's `learn`, on the host.
   """
   arrays = {name: np.asarray(value) for name, value in sums.items()}
   totals = {name: float(array) for name, array in arrays.items() if not array.ndim}

@@ -53,13 +53,9 @@ def plan_trials(
 ) -> list[Trial]:
   """Check a sweep's trials and return them; raises InputError for the first invalid trial.
 
-  Args:
-    sweep: trial name -> overrides.
-    path: the file that defines the sweep.
-    values: the config, with the `given` overrides applied.
-    config_path: the --config value to pass to each trial.
-    given: command-line overrides, dotted key -> value.
-    workdir: the sweep's workdir; it may already contain some of these trials.
+  `path` is the sweep's file, and `config_path` is the --config value to pass to each trial.
+  `values` is the config with the command-line overrides `given` (dotted key -> value) applied. The
+  sweep's workdir may already contain some of these trials.
   """
   planned: list[Trial] = []
   for name, overrides in sweep.items():

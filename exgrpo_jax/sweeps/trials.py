@@ -37,12 +37,9 @@ def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
 def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterable[Any]]) -> Sweep:
   """Combine each of the named `settings` with every combination of the axes' values.
 
-  Trials are named after their setting and values, for example 'no_shaping,seed=1'. Raises
-  InputError if two trials have the same name.
-
-  Args:
-    settings: name -> {dotted config key: value}.
-    axes: dotted config key -> values; may be empty. These values override those in `settings`.
+  Trials are named after their setting and values, for example 'no_shaping,seed=1'. The values of
+  `axes` (dotted config key -> values, or empty) override those in `settings` (name -> {dotted
+  config key: value}). Raises InputError if two trials have the same name.
   """
   return _collect(
     (','.join(filter(None, (name, values_name))), {**overrides, **values})

@@ -63,12 +63,6 @@ def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], to
   return axes | {'layers': drawn, 'top': top}
 
 
-def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str) -> Panel:
-  """Return a heat map of counts, with a row for each k = 0, 1, … and a column for each step."""
-  axes = {'kind': 'heat', 'title': title, 'unit': unit, 'x': 'step', 'steps': numbers(steps)}
-  return axes | {'counts': np.asarray(counts_KS).astype(int).tolist(), 'what': what}
-
-
 def numbers(values: Values) -> list[float | None]:
   """Convert values for JSON: six significant digits, and None for non-finite values."""
 
@@ -187,15 +181,16 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
 
 
 def buckets(run: Run) -> list[Panel]:
-  """Return a panel of the buffer's questions by bucket, or [] if it was always empty."""
+  """Return a heat map of the buffer's questions by bucket and step, or [] if it stayed empty."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):
     names.append(f'buffer/bucket_{len(names)}')
   steps, *counts = _points(run, names)
   if not names or not np.any(counts):
     return []
-  unit = f'bucket: successes of {len(names)}'
-  return [heat('Replay buffer by bucket', unit, steps, np.array(counts), 'questions')]
+  title, unit = 'Replay buffer by bucket', f'bucket: successes of {len(names)}'
+  axes = {'kind': 'heat', 'title': title, 'unit': unit, 'x': 'step', 'steps': numbers(steps)}
+  return [axes | {'counts': np.array(counts, int).tolist(), 'what': 'questions'}]
 
 
 def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str, Any]]]) -> list:

@@ -200,9 +200,16 @@ def describe_visits(
   first[with_responses] = starts
   number = np.zeros(visits.num_rows, int)
   number[with_responses] = counts
+  columns = ('step', 'question', 'bucket_before', 'bucket_after', 'retired_step')
   return {
     'every': every,
-    'visits': _visits(visits) | {'first': first.tolist(), 'responses': number.tolist()},
+    'visits': {name: visits[name].to_pylist() for name in columns}
+    | {
+      'replayed': flags(visits['is_replay']).astype(int).tolist(),
+      'correctness': charts.numbers(visits['correctness'].to_numpy()),
+      'first': first.tolist(),
+      'responses': number.tolist(),
+    },
     'responses': _responses(responses.filter(pa.array(is_kept)), truths),
     'replays': _replays(visits, responses, place),
     'questions': _questions(visits, math.inf if max_responses == math.inf else _WHOLE_TEXTS),
@@ -212,14 +219,6 @@ def describe_visits(
 def _key(table: pa.Table) -> np.ndarray:
   """Combine each row's step and group into one number."""
   return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
-
-
-def _visits(visits: pa.Table) -> dict[str, list]:
-  columns = ('step', 'question', 'bucket_before', 'bucket_after', 'retired_step')
-  return {name: visits[name].to_pylist() for name in columns} | {
-    'replayed': flags(visits['is_replay']).astype(int).tolist(),
-    'correctness': charts.numbers(visits['correctness'].to_numpy()),
-  }
 
 
 def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
       for name, value in run.config.items()
       if base.get(name) != value
     ],
-    'starts': [_start(start) for start in starts],
+    'starts': list(map(_start, starts)),
     'scores': scores,
     'next': _next(run, starts, scores),
     'signal': _signal(run),
