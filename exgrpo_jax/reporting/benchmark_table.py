@@ -63,14 +63,6 @@ class Score(NamedTuple):
     return (self.high - self.low) / 2
 
 
-class Cell(NamedTuple):
-  """One cell of a row: a benchmark's score, or the average over a group of benchmarks."""
-
-  score: Score | None  # None if it was not evaluated
-  over: int = 0  # number of benchmarks in an average
-  of: int = 0  # number of benchmarks in the group; 0 for a benchmark's score
-
-
 def average(scores: Sequence[Score]) -> Score:
   """Return the equally weighted mean of m benchmarks, and its 95% interval.
 
@@ -187,9 +179,9 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
   table.writerow(header)
   for row in rows:
     fields = [row['name']]
-    for cell in _cells(benchmarks, row):
-      fields += [f'{100 * value:.4f}' for value in cell.score] if cell.score else [''] * 3
-      fields += [str(cell.over)] if cell.of else []
+    for score, over, of in _cells(benchmarks, row):
+      fields += [f'{100 * value:.4f}' for value in score] if score else [''] * 3
+      fields += [str(over)] if of else []
     table.writerow(fields)
   return text.getvalue()
 
@@ -200,15 +192,19 @@ def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
   return {group: members for group, members in grouped.items() if members}
 
 
-def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
-  """Return the cells of a row: for each group, its benchmarks and then their average."""
-  cells = []
+def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None, int, int]]:
+  """Return the cells of a row: for each group, its benchmarks and then their average.
+
+  A cell is the score (None if it was not evaluated), the number of benchmarks in an average, and
+  the number of benchmarks in its group. The numbers are 0 for a single benchmark.
+  """
+  cells: list[tuple[Score | None, int, int]] = []
   for members in _grouped(benchmarks).values():
     found = [row['benchmarks'].get(benchmark.label) for benchmark in members]
     scores = [Score(one['score'], one['low'], one['high']) if one else None for one in found]
     known = [score for score in scores if score]
-    cells += [Cell(score) for score in scores]
-    cells.append(Cell(average(known) if known else None, len(known), len(members)))
+    cells += [(score, 0, 0) for score in scores]
+    cells.append((average(known) if known else None, len(known), len(members)))
   return cells
 
 

@@ -21,7 +21,6 @@ from exgrpo_jax.runtime import activity, hosts
 
 # ---- The server of a page ----
 
-
 ADDRESS = '127.0.0.1'
 _OWN_NAMES = (ADDRESS, 'localhost')
 _TEXTS = re.compile(r'/texts/(\d+)_(\d+)\.js')
@@ -47,11 +46,6 @@ class Server(http.server.ThreadingHTTPServer):
     self._next = 0.0
     # The runs on the newest page, in page order.
     self._shown: list[tuple[Recorded, contents.Pieces | None]] = []
-
-  @property
-  def url(self) -> str:
-    """Return the page's URL."""
-    return f'http://{ADDRESS}:{self.server_address[1]}/'
 
   def version(self) -> str:
     """Return the version of the page that a reader would get now."""
@@ -84,7 +78,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def do_GET(self) -> None:
     # A foreign page must not read the runs by making its host name resolve to this machine.
     if urlsplit(f'//{self.headers.get("Host", "")}').hostname not in _OWN_NAMES:
-      self.send_error(http.HTTPStatus.FORBIDDEN, 'only for this machine')
+      self.send_error(http.HTTPStatus.FORBIDDEN, 'This page can be read only from this machine.')
       return
     path = urlsplit(self.path).path
     texts = _TEXTS.fullmatch(path)
@@ -207,7 +201,8 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   os.nice(19)  # training has priority
   with Server(workdirs, port, every) as server:
     _await_metrics(workdirs)
-    print(f'{server.url} shows {", ".join(workdirs)}; press Ctrl-C to stop', flush=True)
+    url = f'http://{ADDRESS}:{server.server_address[1]}/'
+    print(f'{url} shows {", ".join(workdirs)}. Press Ctrl-C to stop.', flush=True)
     server.serve_forever()
 
 

@@ -8,8 +8,10 @@ import base64
 import gzip
 import hashlib
 import html
+import itertools
 import json
 import math
+import operator
 import os
 import pathlib
 import re
@@ -99,8 +101,9 @@ def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
   """Yield each step with recorded responses, together with its part from `describe_step`."""
   if pieces := open_pieces(run):
-    for step, found in experience.read_by_step(pathlib.Path(run.workdir)):
-      yield step, experience.describe_texts(found, pieces)
+    responses = experience.read_texts(pathlib.Path(run.workdir), lambda _: True)
+    for step, members in itertools.groupby(responses, operator.itemgetter('step')):
+      yield step, experience.describe_texts(members, pieces)
 
 
 def open_pieces(run: Recorded) -> Pieces | None:

@@ -3,7 +3,6 @@
 import collections
 import itertools
 import math
-import operator
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -333,13 +332,6 @@ def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterat
     table = step_records.read_file(path, 'tokens')
     keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
     yield from table.filter(pa.array([wanted(key) for key in keys], pa.bool_())).to_pylist()
-
-
-def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-  """Yield all recorded responses of each step, with one file in memory at a time."""
-  responses = read_texts(workdir, lambda _: True)
-  for step, members in itertools.groupby(responses, operator.itemgetter('step')):
-    yield step, list(members)
 
 
 def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:

@@ -44,12 +44,9 @@ function between(benchmarks) {
   ];
 }
 
-// A question counts as right if at least half of its responses are correct.
-function isRight(evaluation, index) {
-  return evaluation.correct[index] >= evaluation.samples / 2;
-}
-
 function changes(benchmark, before, after) {
+  // A question counts as right if at least half of its responses are correct.
+  const isRight = ({ correct, samples }, index) => correct[index] >= samples / 2;
   const kinds = { gained: [], lost: [], 'right in both': [], 'wrong in both': [] };
   benchmark.rows.forEach((_, index) => {
     const [was, is] = [isRight(before, index), isRight(after, index)];

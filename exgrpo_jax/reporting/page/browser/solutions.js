@@ -52,15 +52,13 @@ function whyNone(rows, visits, all) {
 
 // The recorded replays, newest first.
 function lastReplays(rows, visits, recordings) {
-  return visits
-    .flatMap((visit, index) => {
-      const replay = recordings[index] ? replayOfVisit(rows, visit) : null;
-      const response = replay && [...recordings[index].values()].find((member) => member.past);
-      return response
-        ? [{ ...response, written: replay.written, step: rows.visits.step[visit] }]
-        : [];
-    })
-    .reverse();
+  const found = visits.flatMap((visit, index) => {
+    const replay = recordings[index] && replayOfVisit(rows, visit);
+    const response = replay && [...recordings[index].values()].find((member) => member.past);
+    const step = rows.visits.step[visit];
+    return response ? [{ ...response, written: replay.written, step }] : [];
+  });
+  return found.reverse();
 }
 
 function isSame(one, other) {
