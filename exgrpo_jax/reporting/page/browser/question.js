@@ -89,13 +89,11 @@ function strip(rows, visits) {
         bucket_after[visit] === null ? 'not in buffer' : `bucket ${bucket_after[visit]}`;
       const fate = retired_step[visit] === null ? bucket : 'retired';
       const replay = replayOfVisit(rows, visit);
-      const facts = replay
-        ? [
-            `age ${replay.age}`,
-            `entropy ${number(replay.entropy)}`,
-            `ratio ${number(replay.ratio_mean)}`,
-          ]
-        : [];
+      const facts = [kindOf(replayed[visit]), fate];
+      if (replay) {
+        const { age, entropy, ratio_mean } = replay;
+        facts.push(`age ${age}`, `entropy ${number(entropy)}`, `ratio ${number(ratio_mean)}`);
+      }
       const column = h(`span.bar.${replayed[visit] ? 'replayed' : 'fresh'}`);
       column.style.height = `${Math.round(4 + 56 * share)}px`;
       return h(
@@ -105,8 +103,6 @@ function strip(rows, visits) {
           { href: groupAddress(rows, visit) },
           h('span.well', column),
           h('b', `${Math.round(100 * share)}%`),
-          h('span', kindOf(replayed[visit])),
-          h('span', fate),
           facts.map((text) => h('span', text)),
           h('span.quiet', `step ${step[visit]}`),
         ),
