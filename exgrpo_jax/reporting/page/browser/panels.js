@@ -53,7 +53,11 @@ function linesChart(panel) {
     }),
   ];
   return {
-    ...{ data, series, bands, legend, steps },
+    data,
+    series,
+    bands,
+    legend,
+    steps,
     columns: shown.map(({ label, values }) => [label, values]),
     scale: panel.log ? { distr: 3 } : { range: tight(panel) },
     axis: panel.log ? { filter: logLabels, values: apart } : {},
@@ -134,7 +138,9 @@ function stackChart(panel) {
     }),
   ];
   return {
-    ...{ data: [panel.steps, ...order.map((index) => sums[index])], series, legend },
+    data: [panel.steps, ...order.map((index) => sums[index])],
+    series,
+    legend,
     steps: panel.steps,
     columns: panel.layers.map((layer) => [layer.label, layer.values]),
     scale: { range: () => [0, panel.top] },
@@ -179,7 +185,9 @@ function heatChart(panel) {
   return {
     data: [steps, steps.map(() => null)],
     series: [{}],
-    ...{ legend, steps, under },
+    legend,
+    steps,
+    under,
     columns: panel.counts.map((counts, bucket) => [`bucket ${bucket}`, counts]),
     scale: { range: () => [-0.5, panel.counts.length - 0.5] },
     axis: { splits: () => panel.counts.map((_, bucket) => bucket) },
