@@ -177,7 +177,8 @@ def _questions(
 def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
   plan = experience.plan
   for group in groups:
-    members = [(one, one.logp, one.entropy, None) for one in experience.responses[group]]
+    fresh = experience.responses[group]
+    members: list[tuple] = [(one, one.logp, one.entropy, None) for one in fresh]
     replayed, scores = experience.replays[group], experience.scores[group]
     if replayed and scores:
       now = (at_own(replayed, values) for values in (scores.logp, scores.entropy))
