@@ -40,8 +40,7 @@ class Prompts(NamedTuple):
 def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
   """Return the command's output. Without a tokenizer, prompt lengths are in characters.
 
-  Raises:
-    InputError: the data does not exist or cannot be read.
+  Raises InputError if the data does not exist or cannot be read.
   """
   questions.settle(config.data, spec)
   data = questions.load(dataclasses.replace(config.data, on_unverifiable='drop'), spec)
@@ -49,22 +48,19 @@ def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
   if environments:
     shown = environment_questions.begin(list(data), environments)
     prompts = _rendered(shown, config.prompt, opened, environments.tools())
+  elif opened:
+    tokenized = store.tokenized(data, opened, config.prompt)
+    shown = data[:_SHOWN]
+    first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
+    prompts = Prompts('tokens', tokenized.lengths, first)
   else:
-    shown, prompts = data[:_SHOWN], _prompts(data, config.prompt, opened)
+    shown, prompts = data[:_SHOWN], _rendered(data, config.prompt, None)
   parts = [_summary(data, prompts, config)]
   for question, text, length in zip(shown, prompts.first, prompts.lengths):
     parts.append(_question(question, text, f'{length} {prompts.unit}'))
     if environments:
       parts[-1] += '\n' + _indented('episode', _episode(environments, question, config))
   return '\n\n'.join(parts) + '\n'
-
-
-def _prompts(data: Dataset, rendering: prompt.PromptConfig, opened: Tokenizer | None) -> Prompts:
-  if opened:
-    tokenized = store.tokenized(data, opened, rendering)
-    first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
-    return Prompts('tokens', tokenized.lengths, first)
-  return _rendered(data, rendering, None)
 
 
 def _rendered(

@@ -25,12 +25,9 @@ def sample(
   Each prompt is a single user message, rendered with config.prompt, and gets `samples` responses.
   The same `seed` gives the same responses.
 
-  Returns:
-    A list of responses for each prompt. Log-probabilities and entropies are in nats, under the
-    sampling distribution or, at temperature 0, under the distribution at temperature 1.
-
-  Raises:
-    InputError: a prompt is longer than config.rollout.max_prompt, or the config has an environment.
+  Log-probabilities and entropies are in nats, under the sampling distribution or, at temperature 0,
+  under the distribution at temperature 1. Raises InputError if a prompt is longer than
+  config.rollout.max_prompt or if the config has an environment.
   """
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
   if name := config.environment.name:
@@ -53,13 +50,9 @@ def play(
 ) -> tuple[np.ndarray, list[Response]]:
   """Play episodes with a policy in the environment of its config, sampling as `sample` does.
 
-  `row` is the question's row in config.data.train. The same `seed` gives the same episodes.
-
-  Returns:
-    The prompt's tokens and the list of episodes.
-
-  Raises:
-    InputError: the config has no environment, or the data has no such row.
+  `row` is the question's row in config.data.train. The same `seed` gives the same episodes. Returns
+  the prompt's tokens and the episodes. Raises InputError if the config has no environment or the
+  data has no such row.
   """
   experiment = policy.experiment
   if not experiment.config.environment.name:

@@ -42,10 +42,7 @@ def score(
   """Score a policy on the questions of a data spec; see `score_policy`.
 
   `spec` is a data spec such as 'chains:test[:100]'. `samples` is the number of responses per
-  question; the default is config.evaluation.samples.
-
-  Raises:
-    InputError: the data does not exist.
+  question; the default is config.evaluation.samples. Raises InputError if the data does not exist.
   """
   experiment = policy.experiment
   if samples is not None:
@@ -107,18 +104,15 @@ def score_policy(
   questions = list(data.questions)  # read once, because each access reads from the disk
   sampler = make_sampler(experiment, Purpose.EVALUATION, distribution=wanted.distribution)
   rows, limit = [question.row for question in questions], config.rollout.max_response
-  responses, _ = sampler.generate(
-    decode_params,
-    requests_for(data.prompts, rows, samples, step, limit, questions),
-  )
+  requests = requests_for(data.prompts, rows, samples, step, limit, questions)
+  responses, _ = sampler.generate(decode_params, requests)
   texts = [tokenizer.decode(response.tokens) for response in responses]
   prompts = [tokenizer.render(q.messages, config.prompt) for q in questions]
   thinks = all(prompt.endswith(THINK) for prompt in prompts)
   judged = [response.verdict for response in responses if response.verdict]
   verdicts = judged or _grade(config, questions, texts, thinks)
   pool.refuse_all_failed(f'evaluation on {data.spec}', verdicts)
-  warning = alarms.grading(step, [verdicts], config.grading.max_failures)
-  if warning:
+  if warning := alarms.grading(step, [verdicts], config.grading.max_failures):
     hosts.warn(f'{data.spec}: {warning}')
   records = _records(tokenizer, questions, prompts, responses, texts, verdicts)
   sampling = dataclasses.asdict(wanted.distribution) | {'seed': config.seed, 'step': step}
@@ -203,10 +197,9 @@ def _grade(
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
-  grading = config.grading.correctness_alone
   wanted = config.evaluation
   required = verifier.VerifierConfig(wanted.require_think and thinks, wanted.require_box)
-  with Grader(grading, required) as grader:
+  with Grader(config.grading.correctness_alone, required) as grader:
     return grader.grade(
       texts,
       [question.answer for question in asked],
@@ -228,6 +221,7 @@ def _records(
   records = []
   for index, (question, prompt) in enumerate(zip(questions, prompts)):
     span = slice(index * samples, (index + 1) * samples)
+    entropies = [float(np.mean(response.entropy[response.own])) for response in responses[span]]
     record = {
       'row': question.row,
       'source': question.source,
@@ -240,8 +234,9 @@ def _records(
       'extracted': [verdict.answer for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [response.num_own for response in responses[span]],
-      # Means over tokens, in nats, at the sampling temperature.
-      'entropies': [_mean_entropy(response) for response in responses[span]],
+      # Means over tokens, in nats, at the sampling temperature; null if the policy has diverged,
+      # because JSON has no NaN.
+      'entropies': [round(value, 5) if math.isfinite(value) else None for value in entropies],
     }
     if check := step_checker(question):
       record['valid_steps'] = [check(text) for text in texts[span]]
@@ -249,12 +244,6 @@ def _records(
       record['styles'] = [style(text) for text in texts[span]]
     records.append(record)
   return records
-
-
-def _mean_entropy(response: Response) -> float | None:
-  """Return the mean entropy in nats; None if the policy has diverged, because JSON has no NaN."""
-  value = float(np.mean(response.entropy[response.own]))
-  return round(value, 5) if math.isfinite(value) else None
 
 
 def _asked(record: Record) -> str:
@@ -290,7 +279,6 @@ def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
 
 
 # ---- Manual evaluations ----
-
 
 Records = Sequence[Mapping[str, Any]]  # one per question, see `score_policy`
 

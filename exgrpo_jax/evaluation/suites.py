@@ -97,10 +97,7 @@ def plan(
   if others:
     print(f'not in the suite, so left out: {", ".join(sorted(others))}', flush=True)
   planned = {
-    benchmark.label: {
-      'content': _content(questions),
-      'responses': len(questions) * part.samples,
-    }
+    benchmark.label: {'content': _content(questions), 'responses': len(questions) * part.samples}
     for part in parts
     for benchmark in part.benchmarks
     for questions in [[q for q in part.data.questions if q.source == benchmark.source]]
@@ -197,10 +194,8 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
   """Plan which questions to sample; benchmarks without questions in `loaded` are skipped.
 
   If a benchmark takes k samples and each question is listed c times, each row gets k / c responses.
-
-  Raises:
-    InputError: a benchmark has questions in two data specs, its questions are not listed equally
-      often, or c does not divide k.
+  Raises InputError if a benchmark has questions in two data specs, its questions are not listed
+  equally often, or c does not divide k.
   """
   found: dict[str, str] = {}  # source -> the data spec that contains it
   planned = []

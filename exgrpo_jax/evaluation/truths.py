@@ -21,11 +21,8 @@ _QUOTED = 60  # characters
 _COMMAND = re.compile(r'\\[A-Za-z]+')
 _WORD = re.compile(r'[^\W\d_]{2,}')
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_ ,.'()-]*(?:[ ,.'-]+[^\W\d_]+)*[.]?")
-_QUANTITIES = {  # first word of a description -> the kind
-  'integer': 'integers',
-  'fraction': 'fractions',
-  'expression': 'expressions',
-}
+# First word of a description -> the kind.
+_QUANTITIES = {'integer': 'integers', 'fraction': 'fractions', 'expression': 'expressions'}
 _KINDS = {  # head of a reading -> the kind; other heads are used as they are
   'text': 'not understood, compared as text',
   'letters': 'words or letters',
@@ -34,14 +31,8 @@ _KINDS = {  # head of a reading -> the kind; other heads are used as they are
   'matrix': 'matrices',
   'ratio': 'ratios',
   'numeral': 'numerals in a base',
-  'labelled': 'equations and inequalities',
-  'assigned': 'equations and inequalities',
-  'equation': 'equations and inequalities',
-  'chain': 'equations and inequalities',
-  'set': 'sets',
-  'braces': 'sets',
-  'union': 'sets',
-  'intersection': 'sets',
+  **dict.fromkeys(('labelled', 'assigned', 'equation', 'chain'), 'equations and inequalities'),
+  **dict.fromkeys(('set', 'braces', 'union', 'intersection'), 'sets'),
   'dashed': 'dates and scores',
   'time': 'times',
 }
@@ -94,23 +85,17 @@ def _table(asked: Sequence[Question]) -> list[str]:
   ]
   is_common = max(counts.values()) >= _COMMON * len(kinds)
   rare = {kind for kind in counts if is_common and counts[kind] < _RARE * len(kinds)}
-  odd = [
-    (question, why)
-    for question, kind in zip(asked, kinds)
-    if (why := _oddness(question, kind, kind in rare))
-  ]
+  odd = []
+  for question, kind in zip(asked, kinds):
+    size = len(final_answer(question.answer))
+    if size > _LONG:
+      odd.append((question, f'{size:,} characters'))
+    elif kind in ('empty', 'sentences', 'other than a letter'):
+      odd.append((question, 'a sentence' if kind == 'sentences' else kind))
+    elif kind in rare:
+      odd.append((question, f'one of the few {kind}'))
   lines += [f'  odd: row {q.row}, {why}: {_quoted(q.answer)}' for q, why in odd[:_ODD]]
   return lines + [f'  and {len(odd) - _ODD:,} more odd ones'] * (len(odd) > _ODD)
-
-
-def _oddness(question: Question, kind: str, is_rare: bool) -> str:
-  """Return why a truth is odd, or '' if it is not odd."""
-  size = len(final_answer(question.answer))
-  if size > _LONG:
-    return f'{size:,} characters'
-  if kind in ('empty', 'sentences', 'other than a letter'):
-    return {'sentences': 'a sentence'}.get(kind, kind)
-  return f'one of the few {kind}' if is_rare else ''
 
 
 def _quoted(truth: str) -> str:

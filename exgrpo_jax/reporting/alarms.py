@@ -151,13 +151,9 @@ def grading(step: int, verdicts: Sequence[Sequence[Verdict]], max_failures: floa
 # would be finite either. It also ends if most updates are skipped, because then nothing is learned.
 # Both decisions depend only on a step's metrics, which are the same on all hosts.
 
-
 SCORE = 'validation/score'  # see evaluation.score_all
 BREAKDOWN_WINDOW = 10  # steps
 MAX_SKIPPED = 0.5  # share of the updates in the last BREAKDOWN_WINDOW steps
-
-
-# ---- Early stopping ----
 
 
 def scores_of(records: Iterable[Mapping[str, float]]) -> dict[int, float]:
@@ -179,14 +175,6 @@ def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int)
   return num_steps
 
 
-# ---- Breakdown ----
-
-
-def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
-  """Return why the run must stop after the last of these steps, or '' if it can continue."""
-  return _not_finite(config, recent[-1]) or _skipped(config, recent[-BREAKDOWN_WINDOW:])
-
-
 def no_probabilities(config: optimizer.OptimizerConfig) -> str:
   """Explain why the run must stop when an update leaves no finite probabilities."""
   return (
@@ -196,28 +184,26 @@ def no_probabilities(config: optimizer.OptimizerConfig) -> str:
   )
 
 
-def _not_finite(config: optimizer.OptimizerConfig, record: Mapping[str, float]) -> str:
-  if math.isfinite(record['entropy']):
-    return ''
-  if record['step'] == 1 and record['optimizer/skipped'] == config.minibatches:
-    return (
-      'the initial policy does not produce finite probabilities, so its weights must be '
-      'damaged. Replace config.model.path or the warm start.'
-    )
-  names = ('entropy', 'loss', 'gradient_norm')
-  measured = ', '.join(f'{name.replace("_", " ")} {record[name]:g}' for name in names)
-  return f'{measured}: {no_probabilities(config)}'
-
-
-def _skipped(config: optimizer.OptimizerConfig, recent: Run) -> str:
-  updates = BREAKDOWN_WINDOW * config.minibatches
-  skipped = sum(record.get('optimizer/skipped', 0) for record in recent)
-  if len(recent) < BREAKDOWN_WINDOW or skipped <= MAX_SKIPPED * updates:
+def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
+  """Return why the run must stop after the last of these steps, or '' if it can continue."""
+  last = recent[-1]
+  if not math.isfinite(last['entropy']):
+    if last['step'] == 1 and last['optimizer/skipped'] == config.minibatches:
+      return (
+        'the initial policy does not produce finite probabilities, so its weights must be '
+        'damaged. Replace config.model.path or the warm start.'
+      )
+    names = ('entropy', 'loss', 'gradient_norm')
+    measured = ', '.join(f'{name.replace("_", " ")} {last[name]:g}' for name in names)
+    return f'{measured}: {no_probabilities(config)}'
+  window, updates = recent[-BREAKDOWN_WINDOW:], BREAKDOWN_WINDOW * config.minibatches
+  skipped = sum(record.get('optimizer/skipped', 0) for record in window)
+  if len(window) < BREAKDOWN_WINDOW or skipped <= MAX_SKIPPED * updates:
     return ''
   return (
     f'{skipped:.0f} of the {updates} updates in the last {BREAKDOWN_WINDOW} steps were skipped '
     'because their gradient norms were not finite or above config.optimizer.skip_above_norm='
-    f'{config.skip_above_norm:g} (last step: {recent[-1]["gradient_norm"]:g} on average), so '
+    f'{config.skip_above_norm:g} (last step: {last["gradient_norm"]:g} on average), so '
     'almost nothing is learned. Train in another --workdir with '
     f'config.optimizer.learning_rate below {config.learning_rate:g}. If you expect norms of this '
     'size, raise config.optimizer.skip_above_norm instead.'

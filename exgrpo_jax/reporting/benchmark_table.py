@@ -63,14 +63,6 @@ class Score(NamedTuple):
     return (self.high - self.low) / 2
 
 
-class Cell(NamedTuple):
-  """One cell of a row: a benchmark's score, or the average over a group of benchmarks."""
-
-  score: Score | None  # None if it was not evaluated
-  over: int = 0  # number of benchmarks in an average
-  of: int = 0  # number of benchmarks in the group; 0 for a benchmark's score
-
-
 def average(scores: Sequence[Score]) -> Score:
   """Return the equally weighted mean of m benchmarks, and its 95% interval.
 
@@ -163,7 +155,14 @@ def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   for group, members in _grouped(benchmarks).items():
     header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
   lines = [header, ['---', *['---:'] * (len(header) - 1)]]
-  lines += [[row['name'], *(_text(cell) for cell in _cells(benchmarks, row))] for row in rows]
+  for row in rows:
+    line = [row['name']]
+    for score, over, of in _cells(benchmarks, row):
+      incomplete = f' ({over} of {of})' if over < of else ''
+      line.append(
+        f'{100 * score.value:.1f} ± {100 * score.half_width:.1f}{incomplete}' if score else '–'
+      )
+    lines.append(line)
   lines = [[cell.replace('|', r'\|') for cell in line] for line in lines]
   table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
   return f'{table}\n\n{_legend(benchmarks, rows)}\n'
@@ -180,9 +179,9 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
   table.writerow(header)
   for row in rows:
     fields = [row['name']]
-    for cell in _cells(benchmarks, row):
-      fields += [f'{100 * value:.4f}' for value in cell.score] if cell.score else [''] * 3
-      fields += [str(cell.over)] if cell.of else []
+    for score, over, of in _cells(benchmarks, row):
+      fields += [f'{100 * value:.4f}' for value in score] if score else [''] * 3
+      fields += [str(over)] if of else []
     table.writerow(fields)
   return text.getvalue()
 
@@ -193,25 +192,20 @@ def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
   return {group: members for group, members in grouped.items() if members}
 
 
-def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
-  """Return the cells of a row: for each group, its benchmarks and then their average."""
-  cells = []
+def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None, int, int]]:
+  """Return the cells of a row: for each group, its benchmarks and then their average.
+
+  A cell is the score (None if it was not evaluated), the number of benchmarks in an average, and
+  the number of benchmarks in its group. The numbers are 0 for a single benchmark.
+  """
+  cells: list[tuple[Score | None, int, int]] = []
   for members in _grouped(benchmarks).values():
     found = [row['benchmarks'].get(benchmark.label) for benchmark in members]
-    scores = [
-      Score(*(one[key] for key in ('score', 'low', 'high'))) if one else None for one in found
-    ]
+    scores = [Score(one['score'], one['low'], one['high']) if one else None for one in found]
     known = [score for score in scores if score]
-    cells += [Cell(score) for score in scores]
-    cells.append(Cell(average(known) if known else None, len(known), len(members)))
+    cells += [(score, 0, 0) for score in scores]
+    cells.append((average(known) if known else None, len(known), len(members)))
   return cells
-
-
-def _text(cell: Cell) -> str:
-  if cell.score is None:
-    return '–'
-  incomplete = f' ({cell.over} of {cell.of})' if cell.over < cell.of else ''
-  return f'{100 * cell.score.value:.1f} ± {100 * cell.score.half_width:.1f}{incomplete}'
 
 
 def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
@@ -220,10 +214,9 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   for benchmark in benchmarks:
     measures.setdefault(benchmark.measure, []).append(benchmark.label)
   settings = rows[0]['settings'] if rows else {}
+  of_measure = '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
   lines = [
-    'Percent ± half of the 95% interval. '
-    + '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
-    + '.',
+    f'Percent ± half of the 95% interval. {of_measure}.',
     ', '.join(f'{key}={value}' for key, value in settings.items()),
   ]
   without: dict[str, list[str]] = {}

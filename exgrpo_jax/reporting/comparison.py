@@ -55,7 +55,11 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   mean = float(score_Q.mean())
   variance, clusters = _variance_of_mean(score_Q, cluster_Q)
   n = mean * (1 - mean) / variance if variance > _ROUNDING else clusters
-  return Estimate(mean, *_wilson_interval(mean, min(float(n), np.size(correct_QK))))
+  n = min(float(n), np.size(correct_QK))
+  shrink = 1 + Z_95**2 / n
+  center = (mean + Z_95**2 / (2 * n)) / shrink
+  half = Z_95 * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n**2)) / shrink
+  return Estimate(mean, max(center - half, 0.0), min(center + half, 1.0))
 
 
 def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
@@ -90,13 +94,6 @@ def _variance_of_mean(score_Q: np.ndarray, cluster_Q: _Clusters) -> tuple[float,
   return float(variance), clusters
 
 
-def _wilson_interval(mean: float, n: float) -> tuple[float, float]:
-  shrink = 1 + Z_95**2 / n
-  center = (mean + Z_95**2 / (2 * n)) / shrink
-  half = Z_95 * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n**2)) / shrink
-  return max(center - half, 0.0), min(center + half, 1.0)
-
-
 # ---- Intervals over seeds ----
 
 RESAMPLES = 10_000
@@ -104,16 +101,17 @@ FEWEST = 3  # values needed for an interval
 ROUNDING = 1e-12  # an interval narrower than this counts as no interval
 _SEED = 0  # fixed, so that tables are reproducible
 
-Statistic = Callable[..., np.ndarray]  # (values [..., N], axis=-1) -> [...]
-
 
 def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
   """Compute the mean over `axis`: [..., N] -> [...]."""
   return values.mean(axis=axis)
 
 
-def bootstrap(values: np.ndarray, statistic: Statistic = mean) -> Estimate:
-  """Estimate a statistic of `values` [N], N >= 1, from RESAMPLES resamples."""
+def bootstrap(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) -> Estimate:
+  """Estimate a statistic of `values` [N], N >= 1, from RESAMPLES resamples.
+
+  `statistic` reduces one axis: (values [..., N], axis=-1) -> [...].
+  """
   value = float(statistic(values))
   if len(values) < FEWEST:
     return Estimate(value, np.nan, np.nan)
@@ -156,9 +154,8 @@ def compare(
   keys = sorted(first.keys() & second.keys())
   difference = np.array([second[key] - first[key] for key in keys], np.float64)
   clusters = [key[1] for key in keys] if of_questions else keys
-  if not keys:
-    estimate = Estimate(np.nan, np.nan, np.nan)
-  else:
+  estimate = Estimate(np.nan, np.nan, np.nan)
+  if keys:
     estimate = difference_95(difference, clusters) if of_questions else bootstrap(difference)
   return Comparison(difference, len(set(clusters)), estimate)
 
@@ -250,9 +247,8 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   A run's final score is from its last evaluation, at the step shown in the preceding column. Its
   best score is `best`, which includes the evaluation before training.
 
-  Args:
-    runs: setting -> its finished runs.
-    wanted: setting -> number of planned runs; it determines the order of the rows.
+  `runs` is setting -> its finished runs. `wanted` is setting -> number of planned runs, in the
+  order of the rows.
   """
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in tabulated(runs):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import counted
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import comparison
+from exgrpo_jax.reporting import comparison, runs
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.rollout.stages import RolloutSetup
 
@@ -67,7 +67,10 @@ def progress_line(
   def show(name: str, spec: str, width: int) -> str:
     return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
 
-  left = '-' if seconds_left is None else _duration(seconds_left)
+  left = '-'
+  if seconds_left is not None:
+    minutes, seconds = divmod(round(seconds_left), 60)
+    left = f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'
   memory = 'memory/device_peak'  # unknown on a CPU
   return ' | '.join(
     (
@@ -88,7 +91,7 @@ def progress_line(
 def finished(workdir: str, done: int, num_steps: int) -> str:
   """Return the message for a run that already has config.num_steps steps or more."""
   return (
-    f'{workdir}: the run is finished: it has taken {counted(done, "step")}, and '
+    f'{workdir}: the run is already finished. It has taken {counted(done, "step")}, and '
     f'config.num_steps={num_steps}. Nothing was changed. Set a larger --config.num_steps to '
     'continue the run.'
   )
@@ -113,17 +116,20 @@ def farewell(
 ) -> str:
   """Return the closing message: results, output files and suggested next commands.
 
-  Args:
-    records: the run's metrics.
-    workdir: the run's workdir.
-    program: the words that start a command, such as ['exgrpo'].
-    can_evaluate: True if the run has a checkpoint and its config names evaluation data.
-    can_export: True if the run has a checkpoint that can be exported.
+  `program` are the words that start a command, such as ['exgrpo']. A run with a checkpoint can be
+  evaluated if its config names evaluation data, and exported if its model can be exported.
   """
-  summary = summary_table(records)
+  files = {
+    'report': 'report.html',
+    'metrics': 'metrics.jsonl',
+    'responses': 'samples',
+    'evaluations': 'evaluation',
+    'this text': 'console.log',
+  }
+  places = _columns([(name, os.path.join(workdir, file)) for name, file in files.items()])
   commands = next_commands(workdir, program, can_evaluate, can_export)
-  next_ = '\n'.join(['next:', *(f'  {command}' for command in commands)])
-  return '\n'.join(filter(None, (summary, _learnt(records), _places(workdir), next_)))
+  next_ = '\n  '.join(['next:', *commands])
+  return '\n'.join(filter(None, (summary_table(records), _learnt(records), places, next_)))
 
 
 def summary_table(run: Run) -> str:
@@ -166,28 +172,21 @@ def _learnt(records: Run) -> str:
 
   The score is avg@k, or pass@1 if each question has one response.
   """
-  evaluated = [record for record in records if any(map(_is_score, record))]
+  evaluated = [record for record in records if runs.score_names([[record]])]
   if not evaluated:
     return ''
-  names = dict.fromkeys(filter(_is_score, evaluated[-1]))
-  averaged = {name.rpartition('/')[0] for name in names if '/avg@' in name}
-  rows = []
-  for name in names:
-    source, _, measure = name.rpartition('/')
-    if measure == 'pass@1' and source in averaged:
-      continue
+  last, rows = evaluated[-1], []
+  scores = set(runs.score_names([[last]]).values())
+  for name in filter(scores.__contains__, last):
+    source, _, measure = name.removeprefix('eval/').rpartition('/')
     first = next(record for record in evaluated if name in record)
-    ends = [first] if first is evaluated[-1] else [first, evaluated[-1]]
-    points = [f'{_score(record, name)} after step {record["step"]:.0f}' for record in ends]
-    rows.append((f'{measure} of {source.removeprefix("eval/")}', '  ->  '.join(points)))
+    points = [
+      f'{record[name]:.3f} ({record[f"{name}_low"]:.3f} to {record[f"{name}_high"]:.3f}) '
+      f'after step {record["step"]:.0f}'
+      for record in ([first] if first is last else [first, last])
+    ]
+    rows.append((f'{measure} of {source}', '  ->  '.join(points)))
   return f'evaluation, first and last, with 95% intervals:\n{_columns(rows)}'
-
-
-def _places(workdir: str) -> str:
-  """List the workdir's main files and their contents."""
-  names = ('report', 'metrics', 'responses', 'evaluations', 'this text')
-  files = ('report.html', 'metrics.jsonl', 'samples', 'evaluation', 'console.log')
-  return _columns([(name, os.path.join(workdir, file)) for name, file in zip(names, files)])
 
 
 def next_commands(
@@ -207,18 +206,6 @@ def next_commands(
   return [shlex.join(command) for command in commands]
 
 
-def _is_score(name: str) -> bool:
-  return (
-    name.startswith('eval/')
-    and name.rpartition('/')[2].startswith(('avg@', 'pass@1'))
-    and (not name.endswith(('_low', '_high')))
-  )
-
-
-def _score(record: Mapping[str, float], name: str) -> str:
-  return f'{record[name]:.3f} ({record[f"{name}_low"]:.3f} to {record[f"{name}_high"]:.3f})'
-
-
 def _size(data: QuestionSet) -> str:
   return f'{counted(len(data.questions), "question")} of {data.spec}'
 
@@ -226,9 +213,3 @@ def _size(data: QuestionSet) -> str:
 def _columns(rows: Sequence[tuple[str, str]]) -> str:
   width = max(len(name) for name, _ in rows)
   return '\n'.join(f'  {name:<{width}}  {value}' for name, value in rows)
-
-
-def _duration(seconds: float) -> str:
-  minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f'{hours}:{minutes:02d}:{seconds:02d}'

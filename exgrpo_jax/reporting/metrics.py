@@ -62,7 +62,19 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
     return []
   # Bytes that are not UTF-8 are escaped, and then the line cannot be parsed as a record.
   lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
-  return [_parse(line, f'{path}:{number}') for number, line in enumerate(lines, 1)]
+  records = []
+  for number, line in enumerate(lines, 1):
+    try:
+      record = json.loads(line)
+      step = {'step': record.pop('step')}
+      values = {name: float(value) for name, value in record.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise InputError(
+        f'{path}:{number}: {line[:80]!r} is not a metrics record ({error}). Delete the line to '
+        'read the other records.'
+      ) from error
+    records.append(step | renamed.current_metrics(values))
+  return records
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -95,18 +107,6 @@ def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
     file.writelines(map(json_line, records))
     file.flush()
     os.fsync(file.fileno())
-
-
-def _parse(line: str, location: str) -> dict[str, float]:
-  try:
-    record = json.loads(line)
-    step = record.pop('step')
-    return {'step': step} | renamed.current_metrics({k: float(v) for k, v in record.items()})
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise InputError(
-      f'{location}: {line[:80]!r} is not a metrics record ({error}). Delete the line to read '
-      'the other records.'
-    ) from error
 
 
 # ---- Weights & Biases ----
@@ -255,22 +255,6 @@ class _EventFiles:
 record_writer.register_writer_factory(_PREFIX.rstrip(':'), _EventFiles())
 
 
-def _write_board(
-  board: tensorboardX.SummaryWriter,
-  step: int,
-  values: Mapping[str, float],
-  rows: Sequence[Mapping[str, Any]],
-) -> None:
-  """Write a step's metrics and some of its `step_rows.sample_rows`."""
-  for name, value in values.items():
-    if name != 'timestamp':  # every event has a time anyway
-      board.add_scalar(tag(name), value, step)
-  for kind, is_replay in (('fresh', False), ('replayed', True)):
-    chosen = [row for row in rows if row['replayed'] == is_replay][:_TEXTS]
-    for number, row in enumerate(chosen, 1):
-      board.add_text(f'completions/{kind}_{number}', markdown(row), step)
-
-
 # ---- The writer ----
 
 
@@ -326,12 +310,18 @@ class Writer:
     """
     if not self._writes:
       return
-    values = {name: float(value) for name, value in metrics.items()} | {'timestamp': time.time()}
-    self._file.write(json_line({'step': step, **values}))
+    values = {name: float(value) for name, value in metrics.items()}
+    stamped = values | {'timestamp': time.time()}
+    self._file.write(json_line({'step': step, **stamped}))
     self._file.flush()
-    _write_board(self._board, step, values, rows)
+    for name, value in values.items():  # without the time, which every event has anyway
+      self._board.add_scalar(tag(name), value, step)
+    for kind, is_replay in (('fresh', False), ('replayed', True)):
+      chosen = [row for row in rows if row['replayed'] == is_replay][:_TEXTS]
+      for number, row in enumerate(chosen, 1):
+        self._board.add_text(f'completions/{kind}_{number}', markdown(row), step)
     if self._wandb:
-      self._wandb.log(values, step=step)
+      self._wandb.log(stamped, step=step)
 
   def close(self, failed: bool = False) -> None:
     """Close the files and finish the wandb run; `failed` marks it as failed."""

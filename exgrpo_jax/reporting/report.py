@@ -8,8 +8,8 @@ import pathlib
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from exgrpo_jax import __version__
@@ -21,26 +21,17 @@ from exgrpo_jax.runtime import activity, hosts
 
 # ---- The server of a page ----
 
-
 ADDRESS = '127.0.0.1'
 _OWN_NAMES = (ADDRESS, 'localhost')
 _TEXTS = re.compile(r'/texts/(\d+)_(\d+)\.js')
 
 
-class Source(NamedTuple):
-  """Functions that produce the server's responses. Only one thread at a time calls them."""
-
-  version: Callable[[], str]  # version of the files now on disk; cheap
-  document: Callable[[str], str]  # version -> page
-  texts: Callable[[int, int], str | None]  # run, step -> script with the step's texts
-
-
 class Server(http.server.ThreadingHTTPServer):
-  """A loopback server that renders the document at most once every `every` seconds."""
+  """A loopback server that renders the runs' page at most once every `every` seconds."""
 
   daemon_threads = True
 
-  def __init__(self, source: Source, port: int, every: float) -> None:
+  def __init__(self, workdirs: Sequence[str], port: int, every: float) -> None:
     """Bind the port (0 for any free port); raise InputError if that fails."""
     try:
       super().__init__((ADDRESS, port), _Handler)
@@ -49,34 +40,36 @@ class Server(http.server.ThreadingHTTPServer):
         f'--port={port}: this port cannot be bound on {ADDRESS} ({error}). Choose another '
         'port, or 0 for any free port.'
       ) from error
-    self.source, self._every = source, every
-    self.lock = threading.Lock()
+    self._workdirs, self._every = workdirs, every
+    self._lock = threading.Lock()
     self._version, self._document = '', b''
     self._next = 0.0
-
-  @property
-  def url(self) -> str:
-    """Return the page's URL."""
-    return f'http://{ADDRESS}:{self.server_address[1]}/'
+    # The runs on the newest page, in page order.
+    self._shown: list[tuple[Recorded, contents.Pieces | None]] = []
 
   def version(self) -> str:
     """Return the version of the page that a reader would get now."""
-    with self.lock:
-      return self._version if time.monotonic() < self._next else self.source.version()
+    with self._lock:
+      return self._version if time.monotonic() < self._next else _signature(self._workdirs)
 
   def document(self) -> bytes:
     """Return the page. Renders it again if it is old enough and there are new records."""
-    with self.lock:
-      version = self.source.version()
+    with self._lock:
+      version = _signature(self._workdirs)
       if version != self._version and time.monotonic() >= self._next:
-        self._document = self.source.document(version).encode()
+        groups = runs.read(self._workdirs)
+        self._shown = [(run, contents.open_pieces(run)) for run in _runs(groups)]
+        page = _render(groups, True, texts='texts/', again=_POLL, version=version)
+        self._document = page.encode()
         self._version, self._next = version, time.monotonic() + self._every
       return self._document
 
   def texts(self, run: int, step: int) -> str | None:
-    """Return the script with a step's texts."""
-    with self.lock:
-      return self.source.texts(run, step)
+    """Return the script with a step's texts, or None if there are none."""
+    with self._lock:
+      recorded, pieces = self._shown[run] if run < len(self._shown) else (None, None)
+      found = contents.describe_step(recorded, pieces, step) if recorded and pieces else None
+      return found and contents.texts_script(f'{run}/{step}', found)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -85,19 +78,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def do_GET(self) -> None:
     # A foreign page must not read the runs by making its host name resolve to this machine.
     if urlsplit(f'//{self.headers.get("Host", "")}').hostname not in _OWN_NAMES:
-      self.send_error(http.HTTPStatus.FORBIDDEN, 'only for this machine')
+      self.send_error(http.HTTPStatus.FORBIDDEN, 'This page can be read only from this machine.')
       return
     path = urlsplit(self.path).path
+    texts = _TEXTS.fullmatch(path)
     if path == '/':
       self._answer(self.server.document(), 'text/html')
     elif path == '/version':
       self._answer(self.server.version().encode(), 'text/plain')
-    elif match := _TEXTS.fullmatch(path):
-      found = self.server.texts(int(match[1]), int(match[2]))
-      if found is None:
-        self.send_error(http.HTTPStatus.NOT_FOUND)
-      else:
-        self._answer(found.encode(), 'text/javascript')
+    elif texts and (script := self.server.texts(int(texts[1]), int(texts[2]))):
+      self._answer(script.encode(), 'text/javascript')
     else:
       self.send_error(http.HTTPStatus.NOT_FOUND)
 
@@ -121,16 +111,12 @@ _POLL = 2.0  # seconds between checks of the files
 def write_report(
   workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
 ) -> list[Group]:
-  """Write the report page for these runs, and return the runs as shown on the page.
+  """Write the report page for these runs to `out`, and return the runs as shown on the page.
 
-  Args:
-    workdirs: the runs' workdirs.
-    out: the file to write; its folder is created if missing.
-    all_texts: also write all recorded texts to a folder next to the file.
-    again: seconds between the page's checks for newer steps of unfinished runs; 0 for no checks.
-
-  Raises:
-    InputError: a folder is not a run's workdir or has no metrics yet, or writing fails.
+  With `all_texts`, all recorded texts are written to a folder next to the file. Every `again`
+  seconds, the page of an unfinished run checks for newer steps; 0 means no checks. Missing folders
+  are created. Raises InputError if a folder is not a run's workdir or has no metrics yet, or if
+  writing fails.
   """
   groups = runs.read(workdirs)
   folder = out.with_name(f'{out.stem}_texts')
@@ -141,8 +127,12 @@ def write_report(
   )
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
-    if all_texts:
-      _write_texts(groups, folder)
+    if all_texts:  # a file for each run and each step with recorded responses
+      folder.mkdir(exist_ok=True)
+      for index, run in enumerate(_runs(groups)):
+        for step, found in contents.describe_steps(run):
+          script = contents.texts_script(f'{index}/{step}', found)
+          contents.write(folder / f'{index}_{step:06d}.js', script)
     contents.write(out, text)
   except OSError as error:
     raise InputError(
@@ -167,15 +157,6 @@ def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
   parts['page'] |= options
   return contents.render(parts)
-
-
-def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
-  """Write a file of texts for each run and each step with recorded responses."""
-  folder.mkdir(exist_ok=True)
-  for index, run in enumerate(_runs(groups)):
-    for step, found in contents.describe_steps(run):
-      script = contents.texts_script(f'{index}/{step}', found)
-      contents.write(folder / f'{index}_{step:06d}.js', script)
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
@@ -218,31 +199,19 @@ def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: fl
 def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   """Serve the page until Ctrl-C."""
   os.nice(19)  # training has priority
-  shown: list[tuple[Recorded, contents.Pieces | None]] = []  # on the newest page, in page order
-
-  def render(version: str) -> str:
-    groups = runs.read(workdirs)
-    shown[:] = [(run, contents.open_pieces(run)) for run in _runs(groups)]
-    return _render(groups, True, texts='texts/', again=_POLL, version=version)
-
-  def texts_of(index: int, step: int) -> str | None:
-    run, pieces = shown[index] if index < len(shown) else (None, None)
-    found = contents.describe_step(run, pieces, step) if run and pieces else None
-    return found and contents.texts_script(f'{index}/{step}', found)
-
-  source = Source(lambda: _signature(workdirs), render, texts_of)
-  with Server(source, port, every) as server:
+  with Server(workdirs, port, every) as server:
     _await_metrics(workdirs)
-    print(f'{server.url} shows {", ".join(workdirs)}; press Ctrl-C to stop', flush=True)
+    url = f'http://{ADDRESS}:{server.server_address[1]}/'
+    print(f'{url} shows {", ".join(workdirs)}. Press Ctrl-C to stop.', flush=True)
     server.serve_forever()
 
 
 def _await_metrics(workdirs: Sequence[str]) -> None:
   """Wait until all runs have written metrics; raise InputError for other folders."""
-  waiting = [workdir for workdir in workdirs if not runs.has_metrics(workdir)]
+  waiting = [workdir for workdir in workdirs if not runs.read_metrics(workdir)]
   if waiting:
     print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
-  while not all(map(runs.has_metrics, waiting)):
+  while not all(map(runs.read_metrics, waiting)):
     time.sleep(_POLL)
 
 

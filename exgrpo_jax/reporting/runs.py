@@ -93,12 +93,8 @@ def read(workdirs: Sequence[str]) -> list[Group]:
   return groups
 
 
-def has_metrics(workdir: str) -> bool:
-  """Return True if the run has written metrics; raise InputError if this is not a run."""
-  return bool(_read_metrics(workdir))
-
-
-def _read_metrics(workdir: str) -> Run:
+def read_metrics(workdir: str) -> Run:
+  """Read the metrics that a run has written so far; raise InputError if this is not a run."""
   if not os.path.exists(os.path.join(workdir, 'config.json')):
     raise InputError(
       f"{workdir}: this is not a run's workdir, because it contains no config.json. Pass the "
@@ -108,7 +104,7 @@ def _read_metrics(workdir: str) -> Run:
 
 
 def _read(workdir: str) -> Recorded:
-  records = _read_metrics(workdir)
+  records = read_metrics(workdir)
   if not records:
     raise InputError(
       f'{workdir}: the run has not written any metrics yet. Wait for its first step.'
@@ -158,13 +154,8 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
   return labels
 
 
-def scores(groups: Sequence[Group]) -> dict[str, str]:
-  """Return evaluation source -> name of its score metric: avg@k, or pass@1 if k is 1."""
-  return score_names([run.metrics for group in groups for run in group.runs])
-
-
 def score_names(found: Sequence[Run]) -> dict[str, str]:
-  """Return evaluation source -> name of its score metric, for runs given by their metrics."""
+  """Return evaluation source -> name of its score metric: avg@k, or pass@1 if k is 1."""
   names = {name for run in found for record in run for name in record}
   of_source: dict[str, str] = {}
   for name in sorted(names, reverse=True):  # pass@1 first, then avg@k replaces it

@@ -23,15 +23,15 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
 
 FOLDER = 'records'  # in the workdir
+# A question's row in the data; its index in the step, from 0; and a response's index in the group,
+# 0 … K - 1, where a replayed response comes last.
+_KEYS = [pa.field(n, pa.int32(), nullable=False) for n in ('step', 'question', 'group', 'sample')]
 
 # One response in a step, generated or replayed. Its tokens include the end token.
 # "Now" means under the policy at the start of the step.
 RESPONSES = pa.schema(
   [
-    pa.field('step', pa.int32(), nullable=False),
-    pa.field('question', pa.int32(), nullable=False),  # its row in the data
-    pa.field('group', pa.int32(), nullable=False),  # index of its question in the step, from 0
-    pa.field('sample', pa.int32(), nullable=False),  # 0 … K - 1; a replayed response comes last
+    *_KEYS,
     pa.field('is_replay', pa.bool_(), nullable=False),
     pa.field('reward', pa.float64(), nullable=False),
     # Name -> value of each function in config.grading.rewards, before weighting. Null if grading
@@ -72,9 +72,7 @@ RESPONSES = pa.schema(
 # One question in a step.
 QUESTIONS = pa.schema(
   [
-    pa.field('step', pa.int32(), nullable=False),
-    pa.field('question', pa.int32(), nullable=False),  # its row in the data
-    pa.field('group', pa.int32(), nullable=False),
+    *_KEYS[:3],
     # Its user messages, separated by blank lines, without system prompt and chat template.
     pa.field('text', pa.string()),
     pa.field('answer', pa.string()),  # the ground truth
@@ -87,14 +85,12 @@ QUESTIONS = pa.schema(
   ]
 )
 
+_TURN = pa.struct([('written', pa.int32()), ('observed', pa.int32()), ('reward', pa.float64())])
 # One response recorded token by token (config.metrics.recorded_groups). Each list has one value for
 # each token, including the end token; logp and entropy are in nats.
 TOKENS = pa.schema(
   [
-    pa.field('step', pa.int32(), nullable=False),
-    pa.field('question', pa.int32(), nullable=False),
-    pa.field('group', pa.int32(), nullable=False),
-    pa.field('sample', pa.int32(), nullable=False),
+    *_KEYS,
     pa.field('tokens', pa.list_(pa.int32()), nullable=False),  # ids
     # From the sampler for a fresh response, now for a replayed one.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
@@ -103,17 +99,11 @@ TOKENS = pa.schema(
     pa.field('past_logp', pa.list_(pa.float32())),
     # The turns of an episode, see datatypes.Turn; the values at the environment's tokens are 0.
     # Null for single-turn responses.
-    pa.field(
-      'turns',
-      pa.list_(
-        pa.struct([('written', pa.int32()), ('observed', pa.int32()), ('reward', pa.float64())])
-      ),
-    ),
+    pa.field('turns', pa.list_(_TURN)),
   ]
 )
 
 SCHEMAS = {'responses': RESPONSES, 'questions': QUESTIONS, 'tokens': TOKENS}
-_ORDER = ('step', 'group', 'sample')
 
 
 class Records(NamedTuple):
@@ -132,14 +122,14 @@ def read(workdir: str | os.PathLike) -> Records:
   `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. During the run,
   steps after the newest file are missing. Raises InputError for a damaged file.
   """
-  return Records(*(_read_table(workdir, name) for name in Records._fields))
-
-
-def _read_table(workdir: str | os.PathLike, name: str) -> pa.Table:
-  schema = SCHEMAS[name]
-  tables = [read_file(path, name) for path in files(workdir, name)]
-  table = pa.concat_tables([schema.empty_table(), *tables])
-  return table.sort_by([(column, 'ascending') for column in _ORDER if column in schema.names])
+  tables = []
+  for name in Records._fields:
+    schema = SCHEMAS[name]
+    parts = [read_file(path, name) for path in files(workdir, name)]
+    table = pa.concat_tables([schema.empty_table(), *parts])
+    order = [(key, 'ascending') for key in ('step', 'group', 'sample') if key in schema.names]
+    tables.append(table.sort_by(order))
+  return Records(*tables)
 
 
 def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:
@@ -157,22 +147,19 @@ def read_file(path: pathlib.Path, name: str) -> pa.Table:
 
   Raises InputError if the file cannot be read.
   """
+  schema = SCHEMAS[name]
   try:
-    return _completed(parquet.read_table(path), SCHEMAS[name]).cast(SCHEMAS[name])
+    table = parquet.read_table(path)
+    for place, field in enumerate(schema):
+      if field.nullable and field.name not in table.column_names:
+        nulls = pa.nulls(table.num_rows, field.type)
+        table = table.add_column(min(place, table.num_columns), field, nulls)
+    return table.cast(schema)
   except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
     raise InputError(
       f"{path}: this file cannot be read as a run's {name} ({str(error).splitlines()[0]:.200}). "
       'Restore a copy, or delete the file to continue without its rows.'
     ) from error
-
-
-def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-  """Add the nullable columns of `schema` that the table lacks, filled with nulls."""
-  for place, field in enumerate(schema):
-    if field.nullable and field.name not in table.column_names:
-      nulls = pa.nulls(table.num_rows, field.type)
-      table = table.add_column(min(place, table.num_columns), field, nulls)
-  return table
 
 
 def write_file(path: pathlib.Path, table: pa.Table) -> None:
@@ -251,8 +238,11 @@ class Writer:
     window = (step - 1) // self._every * self._every + 1
     if window != self._window:
       self._write()
-      self._window = window
-      self._tables = {name: self._present(name) for name in rows}
+      self._window, self._tables = window, {}
+      for name in rows:  # with the rows already on disk, in case the run resumes within the window
+        path = path_of(self._workdir, name, window)
+        is_present = path.exists()
+        self._tables[name] = read_file(path, name) if is_present else SCHEMAS[name].empty_table()
     for name, columns in rows.items():
       new = pa.table(dict(columns), schema=SCHEMAS[name])
       self._tables[name] = pa.concat_tables([self._tables[name], new])
@@ -260,19 +250,13 @@ class Writer:
     if step == window + self._every - 1:
       self._write()
 
-  def _present(self, name: str) -> pa.Table:
-    """Read the rows already in the window's file, in case the run resumes within the window."""
-    path = path_of(self._workdir, name, self._window)
-    if not path.exists():
-      return SCHEMAS[name].empty_table()
-    return read_file(path, name)
-
   def _write(self) -> None:
-    if not self._is_written:
-      for name, table in self._tables.items():
-        if table.num_rows:  # the tokens table may be empty
-          write_file(path_of(self._workdir, name, self._window), table)
-      self._is_written = True
+    if self._is_written:
+      return
+    for name, table in self._tables.items():
+      if table.num_rows:  # the tokens table may be empty
+        write_file(path_of(self._workdir, name, self._window), table)
+    self._is_written = True
 
 
 def _drop(workdir: pathlib.Path, first_step: int) -> None:

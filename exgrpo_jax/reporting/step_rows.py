@@ -24,8 +24,7 @@ from exgrpo_jax.datatypes import (
 )
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.rewards import has_code_block
-from exgrpo_jax.reporting import step_records
-from exgrpo_jax.reporting.step_records import Columns, Rows
+from exgrpo_jax.reporting.step_records import SCHEMAS, Rows
 from exgrpo_jax.rollout import partial
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -58,16 +57,15 @@ def rows(
   entropies, probabilities and ratios equal those in the first minibatch's loss, up to rounding.
   `before` is the buffer when the step was planned, `after` the buffer after the step.
   """
-  return {
-    'responses': _columns('responses', _responses(tokenizer, experience)),
-    'questions': _columns('questions', _questions(config, experience, before, after)),
-    'tokens': _columns('tokens', _tokens(experience, with_tokens)),
+  tables = {
+    'responses': list(_responses(tokenizer, experience)),
+    'questions': list(_questions(config, experience, before, after)),
+    'tokens': list(_tokens(experience, with_tokens)),
   }
-
-
-def _columns(name: str, table: Iterator[_Row]) -> Columns:
-  whole = list(table)
-  return {column: [row.get(column) for row in whole] for column in step_records.SCHEMAS[name].names}
+  return {
+    name: {column: [row.get(column) for row in table] for column in SCHEMAS[name].names}
+    for name, table in tables.items()
+  }
 
 
 def _responses(tokenizer: Tokenizer, experience: Experience) -> Iterator[_Row]:
@@ -126,6 +124,8 @@ def _replayed(
   text, check_steps = tokenizer.decode(replayed.tokens), step_checker(question)
   with np.errstate(over='ignore'):  # a past probability near 0 gives an infinite ratio
     ratio = np.exp(scores.logp - replayed.logp[replayed.own])
+  # NumPy's variance is NaN if a ratio is infinite. The square of a large float32 is infinite too.
+  variance = math.inf if np.isinf(ratio).any() else float(np.var(ratio, dtype=np.float64))
   return {
     'is_replay': True,
     'reward': replayed.reward,
@@ -139,7 +139,7 @@ def _replayed(
     'candidate_entropies': scores.candidate_entropies,
     'ratio_mean': float(np.mean(ratio)),
     'ratio_max': float(np.max(ratio)),
-    'ratio_variance': _variance(ratio),
+    'ratio_variance': variance,
     'shaped_mean': float(np.mean(scores.weight)),
     'shaped_variance': float(np.var(scores.weight)),
     'times_replayed': replayed.times_replayed + 1,
@@ -149,12 +149,6 @@ def _replayed(
 def _outcome(stored: Trajectory) -> str:
   # The buffer does not record whether a wrong response had an answer.
   return 'correct' if stored.correct else 'wrong'
-
-
-def _variance(ratio: np.ndarray) -> float:
-  """Return the variance, or infinity if any ratio is infinite, where NumPy returns NaN."""
-  # float64: the square of a large float32 is infinite.
-  return math.inf if np.isinf(ratio).any() else float(np.var(ratio, dtype=np.float64))
 
 
 def _questions(
@@ -183,39 +177,25 @@ def _questions(
 def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
   plan = experience.plan
   for group in groups:
-    # Arrays, not lists: converting them may be slow, so the writer's thread does it.
-    members: list[_Row] = [
-      {
-        'tokens': response.tokens,
-        'logp': response.logp,
-        'entropy': response.entropy,
-        'turns': _turns(response),
-      }
-      for response in experience.responses[group]
-    ]
+    fresh = experience.responses[group]
+    members: list[tuple] = [(one, one.logp, one.entropy, None) for one in fresh]
     replayed, scores = experience.replays[group], experience.scores[group]
     if replayed and scores:
-      members.append(
-        {
-          'tokens': replayed.tokens,
-          'logp': at_own(replayed, scores.logp),
-          'entropy': at_own(replayed, scores.entropy),
-          'past_logp': replayed.logp,
-          'turns': _turns(replayed),
-        }
-      )
-    for sample, member in enumerate(members):
+      now = (at_own(replayed, values) for values in (scores.logp, scores.entropy))
+      members.append((replayed, *now, replayed.logp))
+    for sample, (written, logp, entropy, past_logp) in enumerate(members):
       yield {
         'step': plan.step,
         'question': plan.questions[group].row,
         'group': group,
         'sample': sample,
-        **member,
+        # Arrays, not lists: converting them may be slow, so the writer's thread does it.
+        'tokens': written.tokens,
+        'logp': logp,
+        'entropy': entropy,
+        'past_logp': past_logp,
+        'turns': [turn._asdict() for turn in written.turns] or None,
       }
-
-
-def _turns(written: Response | Trajectory) -> list[_Row] | None:
-  return [turn._asdict() for turn in written.turns] or None
 
 
 # ---- Samples ----
@@ -239,60 +219,38 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
       'question': tokenizer.decode(plan.prompts[group], special=True),
       'answer': question.answer,
     }
-    chosen = rng.integers(len(responses))
+    chosen, replayed = rng.integers(len(responses)), experience.replays[group]
     verdict = experience.verdicts[group][chosen]
-    rows.append(
-      shared
-      | _written(tokenizer, responses[chosen].tokens)
-      | {
-        'reward': verdict.reward,
-        'correct': verdict.correct,
-        'outcome': verdict.outcome,
-        'replayed': False,
+    shown = [(responses[chosen].tokens, verdict, verdict.outcome, {'replayed': False})]
+    if replayed:
+      origin = {'replayed': True, 'written_in_step': replayed.step}
+      shown.append((replayed.tokens, replayed, _outcome(replayed), origin))
+    for tokens, graded, outcome, origin in shown:
+      row = {
+        'response': tokenizer.decode(tokens, special=True),
+        'truncated': int(tokens[-1]) not in tokenizer.eos_ids,
+        'reward': graded.reward,
+        'correct': graded.correct,
+        'outcome': outcome,
       }
-    )
-    if replayed := experience.replays[group]:
-      rows.append(
-        shared
-        | _written(tokenizer, replayed.tokens)
-        | {
-          'reward': replayed.reward,
-          'correct': replayed.correct,
-          'outcome': _outcome(replayed),
-          'replayed': True,
-          'written_in_step': replayed.step,
-        }
-      )
+      rows.append(shared | row | origin)
   return rows[:count]
-
-
-def _written(tokenizer: Tokenizer, tokens: np.ndarray) -> _Row:
-  """Return a response's text, and whether it was cut at the limit before its end token."""
-  return {
-    'response': tokenizer.decode(tokens, special=True),
-    'truncated': int(tokens[-1]) not in tokenizer.eos_ids,
-  }
 
 
 # ---- Metrics of a step ----
 
 
 OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # all possible results of grading a response
+_PER_UPDATE = ('loss', 'gradient_norm', 'learning_rate')  # means over the step's updates
 
 
 def measure_step(
-  experience: Experience,
-  after: replay.Bucketed,
-  rows: Rows,
-  sums: Mapping[str, ArrayLike],
+  experience: Experience, after: Bucketed, rows: Rows, sums: Mapping[str, ArrayLike]
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  Args:
-    experience: the step's rollouts, verdicts and replays.
-    after: the buffer after the step.
-    rows: the step's records.
-    sums: the update's sums, as returned by the loop's `learn`, on the host.
+  `after` is the buffer after the step, `rows` are the step's records, and `sums` are the update's
+  sums, as returned by the loop's `learn`, on the host.
   """
   arrays = {name: np.asarray(value) for name, value in sums.items()}
   totals = {name: float(array) for name, array in arrays.items() if not array.ndim}
@@ -301,26 +259,17 @@ def measure_step(
     **experience.sampling,
     **partial.metrics(experience.plan.step, experience.responses, experience.partial_groups),
     **experience.mismatch,
-    **rollout_metrics(
-      experience.plan, experience.responses, experience.replays, experience.verdicts
-    ),
+    **rollout_metrics(experience),
     **record_metrics(rows, num_rollouts),
     **buffer_metrics(after, num_rollouts),
     **objective.loss_metrics(totals),
     **(objective.expert_metrics(arrays['choices_LE']) if 'choices_LE' in arrays else {}),
-    'loss': totals['loss'] / totals['updates'],
-    'gradient_norm': totals['gradient_norm'] / totals['updates'],
-    'learning_rate': totals['learning_rate'] / totals['updates'],
+    **{name: totals[name] / totals['updates'] for name in _PER_UPDATE},
     'optimizer/skipped': totals['skipped'],
   }
 
 
-def rollout_metrics(
-  plan: Plan,
-  responses: Sequence[Sequence[Response]],
-  replays: Sequence[Trajectory | None],
-  verdicts: Sequence[Sequence[Verdict]],
-) -> dict[str, float]:
+def rollout_metrics(experience: Experience) -> dict[str, float]:
   """Compute rewards, pass rates and lengths of fresh responses, and ages of replayed trajectories.
 
   'reward_std' is over all fresh responses. 'reward_std_within' is the mean over groups of the
@@ -330,36 +279,33 @@ def rollout_metrics(
   means of the unweighted reward components over the responses that have them. 'grading/…' are the
   shares of the outcomes. Timeouts depend on the clock, so runs with the same seed may differ here.
   Lengths are in tokens, ages in steps.
-
-  Args:
-    plan: the step's questions.
-    responses: the fresh responses, by group.
-    replays: each group's replayed trajectory, or None if the question is fresh.
-    verdicts: the verdicts on `responses`, in the same order.
   """
+  plan, replays, verdicts = experience.plan, experience.replays, experience.verdicts
   fresh = [verdict for group in verdicts for verdict in group]
-  lengths = [response.num_own for group in responses for response in group]
+  responses = [response for group in experience.responses for response in group]
+  lengths = [response.num_own for response in responses]
   rewards = [
     [verdict.reward for verdict in group] + ([replayed.reward] if replayed else [])
     for group, replayed in zip(verdicts, replays)
   ]
+  fresh_rewards = [verdict.reward for verdict in fresh]
   metrics: dict[str, float] = {
-    'reward': _mean([verdict.reward for verdict in fresh]),
+    'reward': _mean(fresh_rewards),
     'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
-    'reward_std': float(np.std([verdict.reward for verdict in fresh])),
+    'reward_std': float(np.std(fresh_rewards)),
     'reward_std_within': _mean([float(np.std(group)) for group in rewards]),
     'groups/zero_advantage': _mean([len(set(map(np.float32, group))) == 1 for group in rewards]),
     'length/mean': _mean(lengths),
     'length/max': max(lengths),
     'length/total': sum(lengths),
-    'length/truncated': _mean([response.truncated for group in responses for response in group]),
+    'length/truncated': _mean([response.truncated for response in responses]),
     'epoch': plan.epoch,
     'replay/questions': sum(plan.is_drawn),
     'replay/rows': int(sum(plan.is_replay_Q)),
   }
   components = [verdict.components for verdict in fresh if verdict.components]
   for name in components[0] if components else ():
-    metrics[f'rewards/{name}'] = _mean([of_response[name] for of_response in components])
+    metrics[f'rewards/{name}'] = _mean([values[name] for values in components])
   for outcome in OUTCOMES:
     share = _mean([verdict.outcome == outcome for verdict in fresh])
     metrics[f'grading/{outcome.replace(" ", "_")}'] = share
@@ -414,7 +360,7 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
   return metrics
 
 
-def buffer_metrics(bucketed: replay.Bucketed, num_rollouts: int) -> dict[str, float]:
+def buffer_metrics(bucketed: Bucketed, num_rollouts: int) -> dict[str, float]:
   """Return buffer metrics, including the question counts of its K = `num_rollouts` buckets."""
   buffer = bucketed.buffer
   count_K = np.bincount(list(bucketed.bucket_of.values()), minlength=num_rollouts)

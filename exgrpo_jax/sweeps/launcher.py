@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from exgrpo_jax.errors import counted
+
 _POLL_SECONDS = 0.1
 # The error may not be the log's last line: JAX may print notes after a traceback, and Python may
 # print warnings at exit.
@@ -33,16 +35,13 @@ class Outcome(NamedTuple):
   unfinished: list[str]  # jobs that an interrupt stopped or prevented from starting
 
 
-Cores = frozenset[int]  # core numbers
-
-
 class _RunningJob(NamedTuple):
   label: str  # e.g. '[2/6] ratio=0,seed=1'
   job: Job
   process: subprocess.Popen
   log_start: int  # size of the log when the command started, in bytes
   started: float  # time.monotonic(), seconds
-  cores: Cores
+  cores: frozenset[int]  # core numbers
 
 
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
@@ -51,18 +50,17 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   On the first SIGINT, SIGTERM or SIGHUP, this function sends SIGTERM to the running jobs and waits
   for them to exit. A second signal kills them. Concurrent jobs run on separate cores, which is
   faster: two SmolLM2 steps take 1.3 times as long if they run one after the other on two cores.
-
-  Args:
-    jobs: the jobs, in the order in which they start.
-    parallel: the maximum number of concurrent jobs.
-    kept_open: file descriptors that every job inherits.
+  Every job inherits the file descriptors `kept_open`.
   """
   waiting = collections.deque(enumerate(jobs, 1))
   running: list[_RunningJob] = []
   failed: dict[str, str] = {}
   unfinished: list[str] = []
   handled = 0  # number of signals handled
-  free = _shares(parallel)
+  # Each job's cores; with fewer cores than jobs, each job gets all cores.
+  cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
+  size = len(cores) // parallel
+  free = [frozenset(cores[n * size :][:size] if size else cores) for n in range(parallel)]
   with _collect_signals() as signals:
     try:
       while running or (waiting and not signals):
@@ -79,7 +77,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
           running.remove(ended)
           free.append(ended.cores)
           name = ended.job.name
-          elapsed = _format_duration(time.monotonic() - ended.started)
+          elapsed = datetime.timedelta(seconds=round(time.monotonic() - ended.started))
           if status == 0:
             print(f'{ended.label}: finished after {elapsed}', flush=True)
           elif signals:
@@ -93,13 +91,6 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
         os.killpg(entry.process.pid, signal.SIGKILL)
         entry.process.wait()
   return Outcome(failed=failed, unfinished=unfinished + [job.name for _, job in waiting])
-
-
-def _shares(parallel: int) -> list[Cores]:
-  """Return the cores for each parallel job; with fewer cores than jobs, each job gets all cores."""
-  cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
-  size = len(cores) // parallel
-  return [Cores(cores[number * size :][:size] if size else cores) for number in range(parallel)]
 
 
 @contextlib.contextmanager
@@ -120,21 +111,15 @@ def _collect_signals() -> Iterator[list[int]]:
       signal.signal(number, handler)
 
 
-def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _RunningJob:
+def _start(label: str, job: Job, cores: frozenset[int], kept_open: Sequence[int]) -> _RunningJob:
   os.makedirs(os.path.dirname(job.log), exist_ok=True)
   with open(job.log, 'ab') as log:
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
     log_start = log.tell()
     # Start a new session, so that Ctrl-C reaches only this process, which then stops the job.
-    process = subprocess.Popen(
-      job.command,
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-      pass_fds=kept_open,
-    )
+    files = {'stdin': subprocess.DEVNULL, 'stdout': log, 'stderr': subprocess.STDOUT}
+    process = subprocess.Popen(job.command, **files, start_new_session=True, pass_fds=kept_open)
   if cores:  # before the job starts threads, because threads inherit the process's cores
     with contextlib.suppress(ProcessLookupError):
       os.sched_setaffinity(process.pid, cores)
@@ -144,10 +129,8 @@ def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _Run
 
 def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
   if running and not by_force:
-    print(
-      f'interrupted: waiting for running jobs ({len(running)}); interrupt again to kill them',
-      flush=True,
-    )
+    jobs = counted(len(running), 'running job')
+    print(f'interrupted: waiting for {jobs}. Interrupt again to kill them.', flush=True)
   for entry in running:
     if by_force:
       os.killpg(entry.process.pid, signal.SIGKILL)  # also kills its child processes
@@ -161,10 +144,6 @@ def _failure_reason(status: int, log: str, log_start: int) -> str:
   with open(log, 'rb') as file:
     file.seek(log_start)
     lines = [line.strip() for line in file.read().decode(errors='replace').splitlines()]
-  lines = [line for line in lines if line]
-  errors = [line for line in lines if _ERROR_LINE.match(line)]
-  return f'{ending}: {(errors or lines or ["its log is empty"])[-1]}'
-
-
-def _format_duration(seconds: float) -> str:
-  return str(datetime.timedelta(seconds=round(seconds)))
+  lines = list(filter(None, lines)) or ['its log is empty']
+  errors = list(filter(_ERROR_LINE.match, lines))
+  return f'{ending}: {(errors or lines)[-1]}'

@@ -1,6 +1,5 @@
 """Planning, running and comparing a sweep's trials."""
 
-import contextlib
 import os
 import pathlib
 import shlex
@@ -34,12 +33,12 @@ class Trial(NamedTuple):
 
 def print_commands(planned: Sequence[Trial]) -> None:
   """Print the commands of all unfinished trials, so that you can queue them on a cluster."""
-  left = _left(planned)
+  left = [trial for trial in planned if not is_finished(trial)]
   for trial in left:
     print(shlex.join(['python', *trial.arguments]))
   print(
-    f'{len(left)} of {len(planned)} trials are left to run; once they have finished, '
-    'rerun this command with --launcher=local to build the table',
+    f'{len(left)} of {counted(len(planned), "trial")} still to run. Once they have finished, run '
+    'this command again with --launcher=local to build the table.',
     file=sys.stderr,
   )
 
@@ -54,13 +53,9 @@ def plan_trials(
 ) -> list[Trial]:
   """Check a sweep's trials and return them; raises InputError for the first invalid trial.
 
-  Args:
-    sweep: trial name -> overrides.
-    path: the file that defines the sweep.
-    values: the config, with the `given` overrides applied.
-    config_path: the --config value to pass to each trial.
-    given: command-line overrides, dotted key -> value.
-    workdir: the sweep's workdir; it may already contain some of these trials.
+  `path` is the sweep's file, and `config_path` is the --config value to pass to each trial.
+  `values` is the config with the command-line overrides `given` (dotted key -> value) applied. The
+  sweep's workdir may already contain some of these trials.
   """
   planned: list[Trial] = []
   for name, overrides in sweep.items():
@@ -116,60 +111,45 @@ def run(
   command: Sequence[str],
   conclude: Callable[[], None],
 ) -> int:
-  """Run the unfinished trials and return the exit status.
+  """Run the unfinished trials, at most `parallel` at a time, and return the exit status.
 
-  Args:
-    planned: all trials, including finished ones.
-    workdir: the sweep's workdir.
-    parallel: the maximum number of concurrent trials.
-    command: the sweep command without its flags, printed after an interrupt.
-    conclude: called once all trials have ended, even if some failed.
+  `command` is the sweep command without its flags; it is printed after an interrupt. `conclude` is
+  called once all trials have ended, even if some failed.
   """
   check_writable(workdir)
-  left = _left(planned)
-  with _claimed(workdir) as lock:
+  left = [trial for trial in planned if not is_finished(trial)]
+  # Trials inherit the lock, because they outlive a killed sweep and must not run twice.
+  reason = (
+    f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
+    'running there. Wait for them to finish, or stop them.'
+  )
+  with folder_held(workdir, 'sweep.lock', reason) as lock:
     if len(left) < len(planned):
       print(f'{len(planned) - len(left)} of {counted(len(planned), "trial")} finished', flush=True)
-    outcome = launcher.run(
-      [
-        launcher.Job(
-          name=trial.name,
-          command=[sys.executable, *trial.arguments],
-          log=os.path.join(trial.workdir, _LOG),
-        )
-        for trial in left
-      ],
-      parallel,
-      (lock,),
-    )
+    jobs = [
+      launcher.Job(t.name, [sys.executable, *t.arguments], os.path.join(t.workdir, _LOG))
+      for t in left
+    ]
+    outcome = launcher.run(jobs, parallel, (lock,))
     if not outcome.unfinished:
       conclude()
-  ended_early = [
-    trial.name
-    for trial in left
-    if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)
-  ]
-  failed = outcome.failed | dict.fromkeys(ended_early, 'exited with status 0 before its last step')
+  ended = [trial for trial in left if trial.name not in {*outcome.failed, *outcome.unfinished}]
+  early = [trial.name for trial in ended if not is_finished(trial)]
+  failed = outcome.failed | dict.fromkeys(early, 'exited with status 0 before its last step')
+  total = counted(len(planned), 'trial')
   if failed:
-    print(
-      f'{len(failed)} of {counted(len(planned), "trial")} failed; run the same command again '
-      'to retry them:'
-    )
+    print(f'{len(failed)} of {total} failed. Run the same command again to retry:')
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
     again = shlex.join([*command, *sys.argv[1:]])
     print(
-      f'interrupted with {len(outcome.unfinished)} of {counted(len(planned), "trial")} '
-      f'unfinished; run the same command again to resume them:\n{again}',
+      f'interrupted with {len(outcome.unfinished)} of {total} unfinished. Run the same command '
+      f'again to resume:\n{again}',
       flush=True,
     )
     return 130
   return 1 if failed else 0
-
-
-def _left(planned: Sequence[Trial]) -> list[Trial]:
-  return [trial for trial in planned if not is_finished(trial)]
 
 
 def report(planned: Sequence[Trial], workdir: str) -> None:
@@ -181,7 +161,7 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
     if finished:
       runs[label] = finished
   if not runs:
-    print('no trial has finished, so there is nothing to compare', flush=True)
+    print('No trial has finished yet, so there is nothing to compare.', flush=True)
     return
   from exgrpo_jax.reporting import canvas  # importing matplotlib takes half a second
 
@@ -228,16 +208,3 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
         f"--workdir={workdir}: this folder contains a trial '{other}' that is not in {path}. Use "
         'a different --workdir for this sweep, or move the trial elsewhere.'
       )
-
-
-def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Lock the workdir; raise InputError while another sweep or its trials hold the lock.
-
-  Trials inherit the lock, because they outlive a killed sweep and must not run twice.
-  """
-  return folder_held(
-    workdir,
-    'sweep.lock',
-    f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
-    'running there. Wait for them to finish, or stop them.',
-  )

@@ -20,16 +20,16 @@ _FOLDER_NAME = re.compile(r'\w[\w.,=+-]{0,199}', re.ASCII)
 def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
   """Return a trial for each combination of the axes' values; the last axis varies fastest.
 
-  Trials are named after their values, for example 'ratio=0.25,seed=1'.
-
-  Args:
-    axes: dotted config key -> values.
-
-  Raises:
-    InputError: two trials have the same name.
+  `axes` is dotted config key -> values. Trials are named after their values, for example
+  'ratio=0.25,seed=1'. Raises InputError if two trials have the same name.
   """
+
+  def label(key: str, value: Any) -> str:
+    text = f'{value:g}' if isinstance(value, float) else f'{value}'
+    return f'{key.rpartition(".")[2]}={text}'
+
   return _collect(
-    (','.join(map(_label, axes, values)), dict(zip(axes, values)))
+    (','.join(map(label, axes, values)), dict(zip(axes, values)))
     for values in itertools.product(*axes.values())
   )
 
@@ -37,15 +37,9 @@ def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
 def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterable[Any]]) -> Sweep:
   """Combine each of the named `settings` with every combination of the axes' values.
 
-  Trials are named after their setting and values, for example 'no_shaping,seed=1'.
-
-  Args:
-    settings: name -> {dotted config key: value}.
-    axes: dotted config key -> values; may be empty. These values override those
-      in `settings`.
-
-  Raises:
-    InputError: two trials have the same name.
+  Trials are named after their setting and values, for example 'no_shaping,seed=1'. The values of
+  `axes` (dotted config key -> values, or empty) override those in `settings` (name -> {dotted
+  config key: value}). Raises InputError if two trials have the same name.
   """
   return _collect(
     (','.join(filter(None, (name, values_name))), {**overrides, **values})
@@ -57,9 +51,8 @@ def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterabl
 def load(path: str) -> Sweep:
   """Load the trials of a sweep file.
 
-  Raises:
-    InputError: the file raises an error, defines no trials, or contains names that cannot all be
-      used as names of separate folders.
+  Raises InputError if the file raises an error, defines no trials, or contains names that cannot
+  all be used as names of separate folders.
   """
   sweep, _ = evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'
@@ -75,10 +68,18 @@ def load(path: str) -> Sweep:
 
 def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
   """Raise InputError if a name is not a valid, unique folder name; messages start with `place`."""
-  for name, overrides in sweep.items():
-    _check_trial(place, name, overrides)
   names: dict[str, str] = {}
-  for name in sweep:
+  for name, overrides in sweep.items():
+    if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
+      raise InputError(
+        f'{place}: a trial cannot be named {name!r}, because the name is also used for its folder. '
+        'A name must start with a letter, a digit or _, may also contain . , = + - and can have at '
+        'most 200 characters. Use trials.listed to choose names yourself.'
+      )
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+      raise InputError(
+        f"{place}: trial '{name}' must be a dict, {{dotted config key: value}}, not {overrides!r}."
+      )
     if (same := names.setdefault(name.casefold(), name)) != name:
       raise InputError(
         f"{place}: trials '{same}' and '{name}' differ only in case, which some file systems "
@@ -91,19 +92,6 @@ def without_seed(name: str) -> str:
   return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
 
 
-def _check_trial(place: str, name: Any, overrides: Any) -> None:
-  if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
-    raise InputError(
-      f'{place}: a trial cannot be named {name!r}, because the name is also used for its folder. '
-      'A name must start with a letter, a digit or _, may also contain . , = + - and can have at '
-      'most 200 characters. Use trials.listed to choose names yourself.'
-    )
-  if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
-    raise InputError(
-      f"{place}: trial '{name}' must be a dict, {{dotted config key: value}}, not {overrides!r}."
-    )
-
-
 def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
   """Collect trials into a dict; raise InputError if two of them have the same name."""
   sweep: Sweep = {}
@@ -114,8 +102,3 @@ def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
       )
     sweep[name] = overrides
   return sweep
-
-
-def _label(key: str, value: Any) -> str:
-  text = f'{value:g}' if isinstance(value, float) else f'{value}'
-  return f'{key.rpartition(".")[2]}={text}'

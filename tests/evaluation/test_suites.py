@@ -101,20 +101,9 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
   def run(files, name='Base model', settings=None, write=None, **flags):
     settings = SETTINGS | {'data.cache_dir': data.cache} | (settings or {})
     values = overridden(base.get_config(), settings)
-    args = dict(
-      config=values,
-      checkpoint=None,
-      step=None,
-      model=str(MODEL),
-      compare=None,
-      out=str(tmp_path / 'table'),
-      suite='paper',
-      name=name,
-      data=files,
-      samples=None,
-      temperature=None,
-      max_response=None,
-    )
+    unset = ('checkpoint', 'step', 'compare', 'samples', 'temperature', 'max_response')
+    args = dict.fromkeys(unset) | dict(config=values, model=str(MODEL), suite='paper', name=name)
+    args |= dict(out=str(tmp_path / 'table'), data=files)
     monkeypatch.setattr(
       command_line, 'given_overrides', lambda args: settings if args.config else {}
     )
@@ -158,10 +147,8 @@ def test_a_row_has_every_benchmark_the_averages_and_what_is_missing(files, add_r
   inside = sum(list(SHARES.values())[:6]) / 6
   assert float(line['average in distribution']) == pytest.approx(100 * inside, abs=1e-4)
   assert float(line['average out of distribution']) == pytest.approx(62.5)
-  assert (line['average in distribution over'], line['average out of distribution over']) == (
-    '6',
-    '2',
-  )
+  assert line['average in distribution over'] == '6'
+  assert line['average out of distribution over'] == '2'
   last = printed[printed.index('|  | AIME24 |') :]
   assert last == (tmp_path / 'table' / 'paper.md').read_text()
   assert f'{100 * inside:.1f} ±' in last and '62.5 ±' in last and '(2 of 3)' in last
@@ -181,12 +168,9 @@ def test_avg_at_32_is_the_same_by_copies_and_by_samples(files, add_row, tmp_path
     by_samples, _ = add_row([listed, files[1]], f'{copies} copies', write=written)
     for label in ('AIME24', 'AIME25', 'AMC'):
       one, other = by_copies['benchmarks'][label], by_samples['benchmarks'][label]
-      for key in ('score', 'low', 'high', 'questions', 'responses', 'content'):
-        assert (
-          one[key] == pytest.approx(other[key])
-          if key in ('low', 'high')
-          else one[key] == other[key]
-        )
+      bounds = {end: pytest.approx(one[end]) for end in ('low', 'high')}
+      same = {key: one[key] for key in ('score', 'questions', 'responses', 'content')}
+      assert other == other | bounds | same
   table = (tmp_path / 'table' / 'paper.csv').read_text().splitlines()
   assert [line.split(',')[0] for line in table] == ['name', 'copies', '1 copies', '8 copies']
   assert len({line.split(',', 1)[1] for line in table[1:]}) == 1
@@ -221,9 +205,8 @@ def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
 def test_a_model_is_evaluated_without_a_suite_too(files, add_row, tmp_path):
   _, printed = add_row(files[1:], name=None, suite=None, samples=2, temperature=0.5, write=written)
   assert re.search(r'test\.ood/arc_c +pass@1 +0\.7500', printed)
-  assert re.search(
-    r'test\.ood/gpqa +avg@2 +0\.2500', printed
-  )  # of one question's two responses, one
+  # Of one question's two responses, one.
+  assert re.search(r'test\.ood/gpqa +avg@2 +0\.2500', printed)
   assert sorted(path.suffix for path in (tmp_path / 'table').iterdir()) == ['.jsonl', '.jsonl']
 
 
@@ -253,10 +236,7 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
     ('', r'bad\.py: it has no get_suite\(\)\. A suite is a Python file whose get_suite\(\) r'),
     ('def get_suite(): return 1 / 0', r'bad\.py:1: ZeroDivisionError: division by zero\. A suit'),
     ('def get_suite(): return []', r'get_suite\(\) must return a Suite with benchmarks, not \[\]'),
-    (
-      SUITE % "'A', 'x.jsonl', 's', 'both', 1",
-      r"'A': group='both' must be one of ",
-    ),
+    (SUITE % "'A', 'x.jsonl', 's', 'both', 1", r"'A': group='both' must be one of "),
     (
       SUITE % "'A', 'x.jsonl', 's', 'in', 1), B('B', 'x.jsonl', 's', 'in', 1",
       r"benchmarks 'B' and 'A' share a label or a source, but labels and sources must be unique",
@@ -279,45 +259,24 @@ def refuse_to_sample():
   return script
 
 
-@pytest.mark.parametrize(
-  ('right', 'copies', 'message'),
-  [
-    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions from AIME24, .*MMLU-Pro\. Pass'),
-    (
-      {'amc': (1,)},
-      5,
-      r"each question of source 'amc' is listed 5 times, but AMC is avg@32\. List ",
-    ),
-  ],
-)
-def test_files_that_do_not_make_the_suite_are_refused(right, copies, message, add_row, tmp_path):
-  file = write_benchmarks(tmp_path / 'x.parquet', right, copies)
-  with pytest.raises(InputError, match=message):
-    add_row([file], write=refuse_to_sample)
-
-
-def test_copies_of_unequal_number_are_refused(add_row, tmp_path):
-  both = [write_benchmarks(tmp_path / f'{n}.parquet', {'amc': (n,)}, n) for n in (1, 2)]
-  pq.write_table(pa.concat_tables(map(pq.read_table, both)), tmp_path / 'x.parquet')
-  with pytest.raises(InputError, match=r"of source 'amc' is listed 1 to 2 times, but AMC is"):
-    add_row([str(tmp_path / 'x.parquet')], write=refuse_to_sample)
-
-
-def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
+def test_files_that_do_not_make_the_suite_are_refused(files, add_row, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)  # where the suite's default files are
+  once, twice, five = (
+    write_benchmarks(tmp_path / f'{n}.parquet', {'amc': (n,)}, n) for n in (1, 2, 5)
+  )
+  unequal = str(tmp_path / 'unequal.parquet')
+  pq.write_table(pa.concat_tables(map(pq.read_table, (once, twice))), unequal)
+  unknown = write_benchmarks(tmp_path / 'unknown.parquet', {'gsm8k': (1,)})
   again = write_benchmarks(tmp_path / 'again.parquet', {'math': (1,)})
-  with pytest.raises(
-    InputError, match=r"both contain questions from source 'math' \(MATH-500\)\. Pass"
+  for data, message in (
+    ([unknown], r'--suite=paper: \S+ has no questions from AIME24, .*MMLU-Pro\. Pass'),
+    ([five], r"each question of source 'amc' is listed 5 times, but AMC is avg@32\. List "),
+    ([unequal], r"of source 'amc' is listed 1 to 2 times, but AMC is"),
+    ([*files, again], r"both contain questions from source 'math' \(MATH-500\)\. Pass"),
+    (None, r'test\.ood\.parquet has no questions from MMLU-Pro\. Pass fil'),
   ):
-    add_row([*files, again], write=refuse_to_sample)
-
-
-@pytest.mark.usefixtures('files')
-def test_without_data_every_benchmark_must_be_there(add_row, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(
-    InputError, match=r'test\.ood\.parquet has no questions from MMLU-Pro\. Pass fil'
-  ):
-    add_row(None, write=refuse_to_sample)
+    with pytest.raises(InputError, match=message):
+      add_row(data, write=refuse_to_sample)
 
 
 @pytest.mark.full
@@ -326,15 +285,9 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
   table = (tmp_path / 'table' / 'paper.md').read_text()
   other = write_benchmarks(tmp_path / 'other.parquet', {'math': (1, 0)})
   for changed, message in (
-    (
-      {},
-      r'--name=.*: .*Base_model\.json already exists\. Delete the file to evaluate again, or ',
-    ),
+    ({}, r'--name=.*: .*Base_model\.json already exists\. Delete the file to evaluate again, or '),
     ({'name': 'new', 'temperature': 1.0}, r'evaluation\.temperature=1\.0: the row in'),
-    (
-      {'name': 'new', 'settings': {'rollout.max_response': 8}},
-      r'max_response=8: the row in',
-    ),
+    ({'name': 'new', 'settings': {'rollout.max_response': 8}}, r'max_response=8: the row in'),
     ({'name': 'new', 'files': [other]}, r'MATH-500: the row in .* on different questions'),
     ({'name': ' '}, r"--name=' ': .* must be printable text"),
   ):
@@ -343,74 +296,48 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
   assert (tmp_path / 'table' / 'paper.md').read_text() == table
 
 
-@pytest.fixture(scope='module')
-def refusals():
-  """Command lines of evaluate, and the line that each leads to."""
-  base_with = ['--config=base', '--config.data.cache_dir=/tmp/nowhere']
-  return {
-    'no_policy': (
-      ['--suite=paper', '--out=o'],
-      r'--checkpoint or --model is needed\. Set --checkpoint to a run',
-    ),
-    'two': (
-      ['--checkpoint=a', '--model=b'],
+@pytest.mark.full
+def test_a_command_line_that_cannot_be_is_refused_in_one_line():
+  model, base_with = f'--model={MODEL}', '--config=base --config.data.cache_dir=/tmp/nowhere'
+  short = '--config.rollout.max_prompt=64 --config.rollout.max_response=16'
+  refused = (
+    ('--suite=paper --out=o', r'--checkpoint or --model is needed\. Set --checkpoint to a run'),
+    (
+      '--checkpoint=a --model=b',
       r'--checkpoint=a and --model=b: both flags choose a policy\. Leave one of them out\.',
     ),
-    'step': (['--model=b', '--step=3'], r'--step=3: only runs have steps, .* Leave --step o'),
-    'path': (
-      [*base_with, '--config.model.path=a', '--model=b'],
+    ('--model=b --step=3', r'--step=3: only runs have steps, .* Leave --step o'),
+    (
+      f'{base_with} --config.model.path=a --model=b',
       r'--config\.model\.path and --model=b: both flags choose a model\. Leave one of them out\.',
     ),
-    'name': (
-      ['--model=b', '--name=n'],
-      r'--name=n: this flag names a row in a table, but --suite is missing',
-    ),
-    'samples': (
-      ['--model=b', '--suite=paper', '--out=o', '--samples=2'],
+    ('--model=b --name=n', r'--name=n: this flag names a row in a table, but --suite is missing'),
+    (
+      '--model=b --suite=paper --out=o --samples=2',
       r'--samples=2: the suite sets the number of samples for each benchmark\.',
     ),
-    'suite_out': (
-      ['--model=b', '--suite=paper'],
-      r'--out is required with --suite\. Pass the folder for th',
-    ),
-    'suite_name': (
-      ['--model=b', '--suite=papr', '--out=o'],
+    ('--model=b --suite=paper', r'--out is required with --suite\. Pass the folder for th'),
+    (
+      '--model=b --suite=papr --out=o',
       r"--suite=papr: there is no suite with this name\. Did you mean 'paper'\? .* names: paper\.",
     ),
-    'compare_one': (
-      ['--compare=a'],
-      r'--compare=a: .* must be two policies, written as A,B\. Each ',
-    ),
-    'compare_model': (
-      ['--compare=a,b', '--model=b'],
+    ('--compare=a', r'--compare=a: .* must be two policies, written as A,B\. Each '),
+    (
+      '--compare=a,b --model=b',
       r'--model=b: --compare already names both policies\. Leave --model out\.',
     ),
-    'data': (
-      [f'--model={MODEL}'],
-      r'--data is needed, because neither the config nor the run ',
-    ),
-    'context': (
-      [*base_with, f'--model={MODEL}', '--data=x.jsonl'],
+    (model, r'--data is needed, because neither the config nor the run '),
+    (
+      f'{base_with} {model} --data=x.jsonl',
       r'= 9216 tokens exceeds max_position_embeddings=128 in .*config\.json\. Lower one',
     ),
-    'file': (
-      [
-        f'--model={MODEL}',
-        '--out=o',
-        '--suite=paper',
-        *base_with,
-        '--config.rollout.max_prompt=64',
-        '--config.rollout.max_response=16',
-      ],
+    (
+      f'{model} --out=o --suite=paper {base_with} {short}',
       r'test\.id\.parquet: there is no such file\. A data spec that ends in \.parquet must be',
     ),
-  }
-
-
-@pytest.mark.full
-def test_a_command_line_that_cannot_be_is_refused_in_one_line(refusals):
-  outcomes = forked.run(['evaluate', *flags] for flags, _ in refusals.values())
-  for (name, (_, line)), outcome in zip(refusals.items(), outcomes, strict=True):
-    assert outcome.status == 2 and outcome.err.count('\n') == 1, (name, outcome)
-    assert re.match(f'error: .*{line}', outcome.err), (name, outcome.err)
+  )
+  outcomes = forked.run(['evaluate', *flags.split()] for flags, _ in refused)
+  for (flags, line), outcome in zip(refused, outcomes, strict=True):
+    assert outcome.status == 2 and outcome.err.count('\n') == 1, (flags, outcome)
+    assert re.match(f'error: .*{line}', outcome.err), (flags, outcome.err)
   assert not (REPOSITORY / 'o').exists()

@@ -113,7 +113,6 @@ def test_real_data_sets_are_what_they_are_known_for(tmp_path):
 
 # ---- What `exgrpo data show` prints of a data set ----
 
-
 NUMINA = {'problem_type': 'Algebra', 'source': 'olympiads', 'solution': 'By adding.'}
 ROWS = [
   *({**NUMINA, 'problem': f'{n}+{n}?', 'answer': f'{2 * n}'} for n in range(1, 5)),
@@ -178,9 +177,8 @@ def test_a_wrong_column_of_answers_is_seen_by_its_truths(shown):
 def test_it_shows_three_questions_as_the_model_sees_them(shown):
   opened = tokenizer.load(CHECKPOINTS / 'qwen2_tied')
   text = shown(opened, prompt__template='chat', prompt__system='Be brief.')
-  assert (
-    len(re.findall(r'^question \d+: \d+ tokens, kind math, source olympiads$', text, re.M)) == 3
-  )
+  heads = re.findall(r'^question \d+: \d+ tokens, kind math, source olympiads$', text, re.M)
+  assert len(heads) == 3
   assert '<|im_start|>system\n           | Be brief.<|im_end|>' in text
   assert '| 3+3?<|im_end|>' in text and '  answer   | 6\n  solution | By adding.\n' in text
   assert '4+4?' not in text
@@ -199,20 +197,10 @@ def test_without_a_tokenizer_characters_are_counted(shown):
 @pytest.mark.full
 def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
   path = jsonl({'ask': '1+1?', 'answer': 2})
-  (outcome,) = forked.run(
-    [
-      [
-        'data',
-        'show',
-        path,
-        '--config=base',
-        f'--config.data.cache_dir={tmp_path}/cache',
-        '--config.data.question_field=ask',
-        '--config.prompt.template=chat',
-        f'--model={CHECKPOINTS / "qwen2_tied"}',
-      ]
-    ]
-  )
+  settings = [f'data.cache_dir={tmp_path}/cache', 'data.question_field=ask', 'prompt.template=chat']
+  flags = ['--config=base', *(f'--config.{one}' for one in settings)]
+  model = f'--model={CHECKPOINTS / "qwen2_tied"}'
+  outcome = forked.run_one(['data', 'show', path, *flags, model])
   assert outcome.status == 0 and not outcome.used_device, outcome.err
   assert 'train.jsonl: 1 question\n' in outcome.out and '<|im_start|>user' in outcome.out
 

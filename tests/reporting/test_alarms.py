@@ -46,10 +46,8 @@ def test_a_warning_after_every_ten_steps_without_learning_signal():
   silent = {'groups/zero_advantage': 1.0}
   warnings = observed([silent] * 9 + [{}] + [silent] * 25)
   ten = [text for text in warnings if 'in a row' in text]
-  assert [text.split(' steps in a row')[0] for text in ten] == [
-    'step 20: for 10',
-    'step 30: for 20',
-  ]
+  said = [text.split(' steps in a row')[0] for text in ten]
+  assert said == ['step 20: for 10', 'step 30: for 20']
   assert 'pass rate 0.125' in ten[0]
 
 
@@ -72,12 +70,10 @@ def test_a_pool_that_retirement_will_empty_before_the_end():
 def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, recorded):
   """With carry a step works on all groups in flight, which are more than it trains."""
   opened, rollout = recorded.experiment, recorded.rollout
-  of_rollout = dataclasses.replace(
-    opened.config.rollout, partial=carry, max_groups_in_flight=9, max_staleness=2
-  )
-  opened = dataclasses.replace(
-    opened, config=dataclasses.replace(opened.config, rollout=of_rollout)
-  )
+  changes = dict(partial=carry, max_groups_in_flight=9, max_staleness=2)
+  of_rollout = dataclasses.replace(opened.config.rollout, **changes)
+  config = dataclasses.replace(opened.config, rollout=of_rollout)
+  opened = dataclasses.replace(opened, config=config)
   rollout = dataclasses.replace(rollout, config=of_rollout)
   setup, size = run.alarm_setup(opened, rollout), len(rollout.data.questions)
   for left in range(size):
@@ -94,11 +90,8 @@ def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all
   (warning,) = observed([solved | {'groups/zero_advantage': 0.8}] * STEPS)
   assert '80% of the groups in steps 1 to 20' in warning and f'Use {remedy} questions' in warning
   assert f'{by_all:.0%} were solved by all responses, and {by_none:.0%} by none' in warning
-  assert (
-    alarms.silent_groups([])
-    == alarms.silent_groups([{'step': 1, 'groups/zero_advantage': 1.0}])
-    == ''
-  )
+  for too_little in ([], [{'step': 1, 'groups/zero_advantage': 1.0}]):
+    assert alarms.silent_groups(too_little) == ''
 
 
 def test_a_kind_of_warning_pauses_and_does_not_silence_another():
@@ -113,9 +106,7 @@ def test_a_kind_of_warning_pauses_and_does_not_silence_another():
 @pytest.mark.parametrize(('max_failures', 'is_warned'), [(0.0, True), (0.37, True), (0.375, False)])
 def test_a_warning_with_a_reason_if_more_gradings_failed_than_allowed(max_failures, is_warned):
   def verdicts(*outcomes):
-    return [
-      Verdict(reward=0.0, outcome=outcome, reason=f'why it {outcome}') for outcome in outcomes
-    ]
+    return [Verdict(reward=0.0, outcome=name, reason=f'why it {name}') for name in outcomes]
 
   graded = [
     verdicts('correct', 'timed out', 'wrong'),
@@ -165,14 +156,12 @@ def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
       yield warnings
 
   whole = list(warned(alarms.History(), records))
-  assert (
-    list(warned(alarms.history(SETUP, records[:stopped]), records[stopped:])) == whole[stopped:]
-  )
+  resumed = alarms.history(SETUP, records[:stopped])
+  assert list(warned(resumed, records[stopped:])) == whole[stopped:]
   assert sum(map(len, whole)) == 2
 
 
 # ---- When a run ends early ----
-
 
 CONFIG = optimizer.OptimizerConfig(minibatches=2)
 WELL = {'entropy': 0.5, 'loss': 0.1, 'gradient_norm': 0.01, 'optimizer/skipped': 0.0}

@@ -20,20 +20,11 @@ BENCHMARKS = (
 
 def row(name, content='0', settings=None, **scores):
   """A row in which each score has an interval from 0.1 below to 0.1 above it."""
-  return {
-    'name': name,
-    'settings': settings or {'evaluation.temperature': 0.6},
-    'benchmarks': {
-      label: {
-        'score': score,
-        'low': score - 0.1,
-        'high': score + 0.1,
-        'content': content,
-        'responses': 8,
-      }
-      for label, score in scores.items()
-    },
-  }
+  same, benchmarks = {'content': content, 'responses': 8}, {}
+  for label, score in scores.items():
+    benchmarks[label] = {'score': score, 'low': score - 0.1, 'high': score + 0.1, **same}
+  settings = settings or {'evaluation.temperature': 0.6}
+  return {'name': name, 'settings': settings, 'benchmarks': benchmarks}
 
 
 ROWS = [row('Base | 100%', **{'A&B_1': 0.5, 'C': 0.25}, D=0.125), row('^~{}\\#$', C=0.3)]
@@ -73,10 +64,8 @@ def test_markdown_has_the_average_of_each_group_and_what_it_lacks():
   head, _, first, second, *rest = benchmark_table.markdown(BENCHMARKS, ROWS).splitlines()
   assert head == '|  | A&B_1 | C | average in distribution | D | average out of distribution |'
   # Two intervals of ± 10: √2 · 10 / 2.
-  assert (
-    first
-    == r'| Base \| 100% | 50.0 ± 10.0 | 25.0 ± 10.0 | 37.5 ± 7.1 | 12.5 ± 10.0 | 12.5 ± 10.0 |'
-  )
+  cells = r'| Base \| 100% | 50.0 ± 10.0 | 25.0 ± 10.0 | 37.5 ± 7.1 | 12.5 ± 10.0 | 12.5 ± 10.0 |'
+  assert first == cells
   assert second == '| ^~{}\\#$ | – | 30.0 ± 10.0 | 30.0 ± 10.0 (1 of 2) | – | – |'
   assert rest[1].endswith('avg@4: A&B_1; pass@1: C, D.')
   assert rest[2] == 'evaluation.temperature=0.6'
@@ -86,11 +75,8 @@ def test_markdown_has_the_average_of_each_group_and_what_it_lacks():
 def test_csv_has_every_interval():
   head, first, second = csv.reader(io.StringIO(benchmark_table.comma_separated(BENCHMARKS, ROWS)))
   table = [dict(zip(head, fields, strict=True)) for fields in (first, second)]
-  assert [table[0][name] for name in ('A&B_1', 'A&B_1 low', 'A&B_1 high')] == [
-    '50.0000',
-    '40.0000',
-    '60.0000',
-  ]
+  ends = [table[0][name] for name in ('A&B_1', 'A&B_1 low', 'A&B_1 high')]
+  assert ends == ['50.0000', '40.0000', '60.0000']
   assert table[0]['average in distribution'] == '37.5000'
   assert [line['average in distribution over'] for line in table] == ['2', '1']
   assert [line['average out of distribution over'] for line in table] == ['1', '0']

@@ -46,9 +46,7 @@ def test_a_resumed_run_drops_the_records_of_steps_that_it_repeats(tmp_path):
   write_steps(tmp_path, 0, range(4), 0.0)
   write_steps(tmp_path, 2, [2], 1.0)
   assert metrics.read(tmp_path) == [
-    {'step': 0, 'reward': 0.0, 'timestamp': 12.0},
-    {'step': 1, 'reward': 0.0, 'timestamp': 12.0},
-    {'step': 2, 'reward': 1.0, 'timestamp': 12.0},
+    {'step': step, 'reward': reward, 'timestamp': 12.0} for step, reward in enumerate((0, 0, 1))
   ]
 
 
@@ -129,12 +127,7 @@ def of_plugin(workdir, name):
 
 
 def scalars(workdir):
-  return [
-    (event.step, value.tag, value.simple_value)
-    for event in events(workdir)
-    for value in event.summary.value
-    if not value.metadata.plugin_data.plugin_name
-  ]
+  return [(step, value.tag, value.simple_value) for step, value in of_plugin(workdir, '')]
 
 
 def test_a_resumed_run_drops_the_scalars_of_steps_that_it_repeats(tmp_path):
@@ -232,13 +225,8 @@ def test_a_run_gets_the_config_and_the_metrics(package, tmp_path):
   with metrics.Writer(tmp_path / 'run', 7, 'replay', settings) as writer:
     writer.write(7, {'reward': 1})
   options, (values, step), end = package.calls
-  assert options == {
-    'project': 'replay',
-    'group': 'run',
-    'name': 'run-from-7',
-    'dir': str(tmp_path / 'run'),
-    'config': settings,
-  }
+  names = {'project': 'replay', 'group': 'run', 'name': 'run-from-7'}
+  assert options == names | {'dir': str(tmp_path / 'run'), 'config': settings}
   assert values['reward'] == 1.0 and step == 7 and end == 'finished with 0'
 
 
@@ -263,9 +251,8 @@ def test_a_missing_package_is_refused_before_anything_is_prepared(
 def test_without_a_key_it_is_refused_in_one_line(package, config, tmp_path, monkeypatch):
   monkeypatch.setattr(package, 'login', refuse)
   config.metrics.wandb_project = 'replay'
-  with pytest.raises(
-    InputError, match=r'no-tty\)\. call wandb\.login\(\)\. Set WANDB_API_KEY, run'
-  ):
+  message = r'no-tty\)\. call wandb\.login\(\)\. Set WANDB_API_KEY, run'
+  with pytest.raises(InputError, match=message):
     train.main(types.SimpleNamespace(config=config, workdir=str(tmp_path / 'run')))
   assert not (tmp_path / 'run').exists()
 

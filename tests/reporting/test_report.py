@@ -23,17 +23,15 @@ def run(recorded, tmp_path):
   return shutil.copytree(recorded.workdir, tmp_path / 'run')
 
 
-@pytest.fixture(scope='module')
-def report():
-  """The command: a function of its arguments."""
-  return lambda *arguments: forked.run_one(['report', *arguments])
+def report(*arguments):
+  """Run the command."""
+  return forked.run_one(['report', *arguments])
 
 
 def files_of(folder):
   """All files below a folder, with what a change of any of them would change."""
-  return {
-    path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob('*'))
-  }
+  paths = sorted(folder.rglob('*'))
+  return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
 
 
 # ---- One file ----
@@ -61,7 +59,7 @@ def test_a_damaged_file_does_not_fail_a_run_that_is_done(run, capsys):
 
 @pytest.mark.full
 @pytest.mark.parametrize('folder', ['there', 'made/'])
-def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path, report):
+def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path):
   (tmp_path / 'there').mkdir()
   before = files_of(run)
   outcome = report(run, f'--out={tmp_path}/{folder}')
@@ -72,7 +70,7 @@ def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path, report):
 
 
 @pytest.mark.full
-def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, report):
+def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab):
   first, *_ = step_records.files(run, 'tokens')
   first.unlink()
   outcome = report(run, f'--out={tmp_path}/page.html', '--texts=all')
@@ -99,9 +97,7 @@ def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, re
 
 
 @pytest.mark.full
-def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
-  run, tmp_path, tab, report
-):
+def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(run, tmp_path, tab):
   for name in ('records', 'evaluation', 'checkpoints', 'tokenizer', 'samples'):
     shutil.rmtree(run / name)
   for name in ('tokenizer.model', 'environment.json', 'console.log'):
@@ -121,7 +117,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
 
 
 @pytest.mark.full
-def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_path, tab, report):
+def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_path, tab):
   plain = other_runs.copied(recorded, tmp_path / 'plain', seed=5, ratio=0.0, shift=0.0)
   assert report(plain, f'--out={tmp_path}/page.html').status == 0
   no_replay = 'This run does not replay (config.replay.ratio=0)'
@@ -135,7 +131,7 @@ def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_p
 
 
 @pytest.mark.full
-def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
+def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab):
   def overview_of(kept):
     (run / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in kept))
     assert report(run, f'--out={tmp_path}/page.html').status == 0
@@ -171,12 +167,11 @@ def test_the_document_takes_nothing_of_its_data_for_its_own_words():
 
 
 @pytest.mark.full
-def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, tab, report):
+def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, tab):
+  made = ('a', 5, 0.5, 0), ('b', 6, 0.5, 0.25), ('c', 5, 0.0, 0.125), ('d', 6, 0.0, 0.5)
   folders = [
     other_runs.copied(recorded, tmp_path / name, seed=seed, ratio=ratio, shift=shift)
-    for name, seed, ratio, shift in zip(
-      'abcd', (5, 6, 5, 6), (0.5, 0.5, 0.0, 0.0), (0, 0.25, 0.125, 0.5)
-    )
+    for name, seed, ratio, shift in made
   ]
   page = tmp_path / 'both.html'
   outcome = report(*folders, f'--out={page}')
@@ -188,10 +183,8 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
     for section in tab.locator('section').all()
     if section.locator('table').count()
   }
-  assert [row[:2] for row in tables['Runs']] == [
-    ['replay.ratio=0.5', '5, 6'],
-    ['replay.ratio=0.0', '5, 6'],
-  ]
+  shown_runs = [row[:2] for row in tables['Runs']]
+  assert shown_runs == [['replay.ratio=0.5', '5, 6'], ['replay.ratio=0.0', '5, 6']]
   assert ['replay.ratio', '0.5', '0.0'] in tables['Settings that differ']
   differences = tables['Differences at the last common evaluation']
   (row,) = [row for row in differences if row[0] == 'data_evaluation']
@@ -218,7 +211,6 @@ def growing(run):
   lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
   (run / 'metrics.jsonl').write_text(''.join(lines[:20]))
   (run / 'report.html').unlink()
-
   rest = iter(lines[20:])
 
   def grow(count):
@@ -228,15 +220,11 @@ def growing(run):
   return types.SimpleNamespace(folder=run, grow=grow, rest=len(lines) - 20)
 
 
-def start(*arguments):
-  return forked.start(['report', *arguments])
-
-
 @pytest.mark.full
 def test_watch_waits_for_metrics_and_writes_the_page_until_the_run_has_ended(growing, tmp_path):
   out = tmp_path / 'page.html'
   kept = (growing.folder / 'metrics.jsonl').rename(tmp_path / 'kept')
-  with start(growing.folder, f'--out={out}', '--watch', '--every=1') as process:
+  with forked.start(['report', growing.folder, f'--out={out}', '--watch', '--every=1']) as process:
     assert 'waiting for the first metrics' in process.readline()
     shutil.copy(kept, growing.folder / 'metrics.jsonl')
     assert 'step 19 of' in process.readline()
@@ -246,9 +234,9 @@ def test_watch_waits_for_metrics_and_writes_the_page_until_the_run_has_ended(gro
 
 
 @pytest.mark.full
-def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report):
+def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab):
   before = set(files_of(growing.folder))
-  with start(growing.folder, '--serve', '--port=0', '--every=1') as process:
+  with forked.start(['report', growing.folder, '--serve', '--port=0', '--every=1']) as process:
     url = process.readline().split()[0]
     assert re.fullmatch(r'http://127\.0\.0\.1:\d+/', url)
     tab.goto(f'{url}#page=overview')
@@ -287,7 +275,7 @@ def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report
 
 
 @pytest.mark.full
-def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
+def test_what_cannot_be_is_refused_in_one_line(run, tmp_path):
   (tmp_path / 'file').touch()
   broken = shutil.copytree(run, tmp_path / 'broken')
   (broken / 'config.json').write_text('{}')

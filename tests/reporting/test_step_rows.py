@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -54,10 +55,7 @@ def tokens(recorded):
 
 def split(responses):
   """(fresh, replayed) rows."""
-  return (
-    [row for row in responses if not row['is_replay']],
-    [row for row in responses if row['is_replay']],
-  )
+  return [[row for row in responses if row['is_replay'] == kind] for kind in (False, True)]
 
 
 def mean(rows, name):
@@ -92,9 +90,8 @@ def bucketed(config, step):
 def test_every_response_of_every_step_has_a_row(recorded, records):
   for number, step in recorded.steps.items():
     responses, questions = records[number]
-    assert [(row['group'], row['sample']) for row in responses] == [
-      (group, sample) for group in range(Q) for sample in range(K)
-    ]
+    places = [(row['group'], row['sample']) for row in responses]
+    assert places == list(itertools.product(range(Q), range(K)))
     rows = [question.row for question in step.plan.questions]
     assert [row['question'] for row in questions] == rows
     assert [row['question'] for row in responses] == np.repeat(rows, K).tolist()
@@ -107,9 +104,8 @@ def test_a_fresh_row_is_a_response_and_its_verdict(recorded, records):
   decode = recorded.experiment.tokenizer.decode
   for number, step in recorded.steps.items():
     fresh, _ = split(records[number][0])
-    pairs = [
-      pair for group in zip(step.responses, step.verdicts) for pair in zip(*group, strict=True)
-    ]
+    groups = zip(step.responses, step.verdicts)
+    pairs = [pair for group in groups for pair in zip(*group, strict=True)]
     for row, (response, verdict) in zip(fresh, pairs, strict=True):
       text, close = decode(response.tokens), functools.partial(pytest.approx, rel=1e-5)
       expected = {
@@ -186,10 +182,9 @@ def test_how_often_a_trajectory_was_replayed_is_counted_over_the_whole_run(recor
 
 def test_a_question_row_is_its_visit(recorded, records):
   retired = {}
+  config = recorded.experiment.config.replay
   for number, step in recorded.steps.items():
-    before, after = (
-      either.bucket_of for either in bucketed(recorded.experiment.config.replay, step)
-    )
+    before, after = (either.bucket_of for either in bucketed(config, step))
     for row, question, replayed, verdicts in zip(
       records[number][1], step.plan.questions, step.replays, step.verdicts, strict=True
     ):
@@ -216,9 +211,8 @@ def test_a_row_of_tokens_is_a_response_of_a_chosen_group(recorded, tokens):
   for number, step in recorded.steps.items():
     groups = step_rows.recorded_groups(step.plan, count, tiny.SEED)
     assert len(groups) == count and groups == sorted(set(groups))
-    assert [(row['group'], row['sample']) for row in tokens[number]] == [
-      (group, sample) for group in groups for sample in range(K)
-    ]
+    places = [(row['group'], row['sample']) for row in tokens[number]]
+    assert places == list(itertools.product(groups, range(K)))
     for row in tokens[number]:
       group = row['group']
       assert row['question'] == step.plan.questions[group].row
@@ -304,10 +298,9 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
   ]
   tokens = np.array([*tokenizer.encode('1+1\n```\n2\n```'), tokenizer.eos_ids[0]], np.int32)
   replays, scores = list(step.replays), list(step.scores)
-  replays[group] = dataclasses.replace(
-    replays[group], tokens=tokens, logp=np.zeros(len(tokens), np.float32)
-  )
-  scores[group] = dataclasses.replace(scores[group], logp=np.zeros(len(tokens), np.float32))
+  logp = np.zeros(len(tokens), np.float32)
+  replays[group] = dataclasses.replace(replays[group], tokens=tokens, logp=logp)
+  scores[group] = dataclasses.replace(scores[group], logp=logp)
   rows = rows_with(recorded, step, replays=replays, scores=scores, verdicts=verdicts)
   values = step_rows.record_metrics(rows, K)
   num_fresh, num_replayed = sum(map(len, step.responses)), sum(map(bool, replays))
@@ -326,10 +319,7 @@ def test_texts_that_no_file_can_hold_are_escaped(recorded):
   )
   plan = dataclasses.replace(step.plan, questions=questions)
   rows = rows_with(recorded, step, plan=plan, verdicts=verdicts)
-  for table, columns in {
-    'responses': ('answer', 'reason'),
-    'questions': ('answer', 'text'),
-  }.items():
+  for table, columns in ('responses', ('answer', 'reason')), ('questions', ('answer', 'text')):
     assert {text for column in columns for text in rows[table][column]} == {escaped}
 
 
@@ -503,7 +493,8 @@ VERDICTS = [[RIGHT, WRONG, WRONG], [RIGHT, RIGHT], [WRONG] * 3]
 
 
 def rollout_metrics(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
-  return step_rows.rollout_metrics(plan, responses, replays, verdicts)
+  unread = dict(partial_groups=(), scores=(), batch=None, sampling={}, mismatch={})
+  return step_rows.rollout_metrics(Experience(plan, responses, verdicts, replays=replays, **unread))
 
 
 def test_the_metrics_of_a_step():
@@ -560,9 +551,8 @@ def test_any_rewards_are_averaged_and_correctness_alone_decides_the_pass_rate():
 
 
 def test_the_shares_of_the_grading_outcomes():
-  metrics = rollout_metrics(
-    verdicts=[[RIGHT, NO_ANSWER, TIMED_OUT], [RIGHT, WRONG], [CRASHED, TIMED_OUT, TIMED_OUT]]
-  )
+  last = [CRASHED, TIMED_OUT, TIMED_OUT]
+  metrics = rollout_metrics(verdicts=[[RIGHT, NO_ANSWER, TIMED_OUT], [RIGHT, WRONG], last])
   assert {name: value * 8 for name, value in metrics.items() if name.startswith('grading/')} == {
     'grading/correct': 2,
     'grading/wrong': 1,

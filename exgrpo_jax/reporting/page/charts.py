@@ -36,56 +36,45 @@ def lines(
   share: bool = False,
   smooth: bool = True,
 ) -> Panel:
-  """Return a panel of lines.
+  """Return a panel of lines, whose vertical axis has this unit and is logarithmic with `log`.
 
-  Args:
-    title: the panel's title.
-    unit: the unit on the vertical axis.
-    drawn: the lines to draw.
-    x: the label of the horizontal axis.
-    log: True for a logarithmic vertical axis.
-    share: True if the values are in [0, 1].
-    smooth: if the longest line has many points, smooth all lines and show the raw values faintly.
+  `share` means that the values are in [0, 1]. With `smooth`, if the longest line has many points,
+  all lines are smoothed and the raw values are shown faintly.
   """
   points = max((len(line.values) for line in drawn), default=0)
-  reach = points if smooth and points >= SMOOTHED_FROM else 0
-  described = [_line(line, reach, log) for line in drawn]
-  shared = {'kind': 'lines', 'title': title, 'unit': unit, 'x': x}
-  return shared | {'log': log, 'share': share, 'lines': described}
+  described = []
+  for line in drawn:
+    values = np.asarray(line.values, np.float64)
+    row = {'label': line.label, 'steps': numbers(line.steps), 'values': numbers(values)}
+    if smooth and points >= SMOOTHED_FROM:
+      average = np.exp(smoothed(np.log(values), points)) if log else smoothed(values, points)
+      row['smooth'] = numbers(average)
+    if line.band:
+      row['band'] = dict(zip(('steps', 'low', 'high'), map(numbers, line.band)))
+    described.append(row)
+  axes = {'kind': 'lines', 'title': title, 'unit': unit, 'x': x, 'log': log, 'share': share}
+  return axes | {'lines': described}
 
 
 def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], top: float) -> Panel:
   """Return a panel of stacked areas, with a vertical axis from 0 to `top`."""
-  return {
-    'kind': 'stack',
-    'title': title,
-    'unit': unit,
-    'x': 'step',
-    'steps': numbers(steps),
-    'layers': [{'label': label, 'values': numbers(values)} for label, values in layers.items()],
-    'top': top,
-  }
-
-
-def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str) -> Panel:
-  """Return a heat map of counts, with a row for each k = 0, 1, … and a column for each step."""
-  return {
-    'kind': 'heat',
-    'title': title,
-    'unit': unit,
-    'x': 'step',
-    'steps': numbers(steps),
-    'counts': np.asarray(counts_KS).astype(int).tolist(),
-    'what': what,
-  }
+  drawn = [{'label': label, 'values': numbers(values)} for label, values in layers.items()]
+  axes = {'kind': 'stack', 'title': title, 'unit': unit, 'x': 'step', 'steps': numbers(steps)}
+  return axes | {'layers': drawn, 'top': top}
 
 
 def numbers(values: Values) -> list[float | None]:
   """Convert values for JSON: six significant digits, and None for non-finite values."""
+
+  def number(value: float) -> float | None:
+    if not math.isfinite(value):
+      return None
+    return int(value) if value == int(value) else float(f'{value:.{_DIGITS}g}')
+
   # In long columns most values repeat, so each distinct value is created and stored only once.
   distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
   made = np.empty(len(distinct), object)
-  made[:] = [_number(value) for value in distinct.tolist()]
+  made[:] = [number(value) for value in distinct.tolist()]
   return made[place].tolist()
 
 
@@ -106,53 +95,27 @@ def flags(column: pa.ChunkedArray) -> np.ndarray:
   return column.to_numpy(zero_copy_only=False)
 
 
-def _number(value: float) -> float | None:
-  if not math.isfinite(value):
-    return None
-  return int(value) if value == int(value) else float(f'{value:.{_DIGITS}g}')
-
-
-def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
-  """Describe a line. Unless `points` is 0, add 'smooth', with the window for that many points."""
-  values = np.asarray(line.values, np.float64)
-  described: dict[str, Any] = {
-    'label': line.label,
-    'steps': numbers(line.steps),
-    'values': numbers(values),
-  }
-  if points:
-    smooth = np.exp(smoothed(np.log(values), points)) if log else smoothed(values, points)
-    described['smooth'] = numbers(smooth)
-  if line.band:
-    described['band'] = dict(zip(('steps', 'low', 'high'), map(numbers, line.band)))
-  return described
-
-
 # ---- Panels of one run's metrics over steps ----
 
 _SHARE, _LOG, _RAW = {'share': True}, {'log': True}, {'smooth': False}
+_SOLVED = {
+  'groups/zero_advantage': 'equal rewards',
+  'groups/solved_by_all': 'solved by all',
+  'groups/solved_by_none': 'solved by none',
+}
+_PASSED = {'pass_rate/fresh': 'fresh questions', 'pass_rate/replay': 'replayed questions'}
+_CARRIED = {'staleness/ratio_mean': 'mean', 'staleness/ratio_max': 'max'}
+_BUFFER = {'buffer/questions': 'in the buffer', 'buffer/retired': 'retired'}
+_REPLAYED = {'replay/ratio_mean': 'mean', 'replay/ratio_max': 'max'}
+_SIZE = {'replay/effective_sample_size': 'effective sample size'}
 # Part of the overview -> its panels: title, unit, {metric: label}, options for `lines`.
 _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]] = {
   'score': (
     ('Reward', 'mean over responses', {'reward': 'reward'}, {}),
-    (
-      'Pass rate',
-      'share of responses',
-      {'pass_rate/fresh': 'fresh questions', 'pass_rate/replay': 'replayed questions'},
-      _SHARE,
-    ),
+    ('Pass rate', 'share of responses', _PASSED, _SHARE),
   ),
   'signal': (
-    (
-      'Groups that teach nothing',
-      'share of groups',
-      {
-        'groups/zero_advantage': 'equal rewards',
-        'groups/solved_by_all': 'solved by all',
-        'groups/solved_by_none': 'solved by none',
-      },
-      _SHARE,
-    ),
+    ('Groups that teach nothing', 'share of groups', _SOLVED, _SHARE),
     ('Clipped tokens', 'share of fresh tokens', {'policy/clip_fraction': 'clipped'}, _SHARE),
     ('Skipped updates', 'updates of a step', {'optimizer/skipped': 'skipped'}, _RAW),
     ('Learning rate', 'mean over updates', {'learning_rate': 'learning rate'}, _RAW),
@@ -162,32 +125,12 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
     ('Entropy', 'nats per token', {'entropy': 'entropy'}, {}),
     ('Response length', 'tokens', {'length/mean': 'mean'}, {}),
     ('Truncated responses', 'share of responses', {'length/truncated': 'truncated'}, _SHARE),
-    (
-      'Importance ratio of carried tokens',
-      'ratio, log scale',
-      {'staleness/ratio_mean': 'mean', 'staleness/ratio_max': 'max'},
-      _LOG,
-    ),
+    ('Importance ratio of carried tokens', 'ratio, log scale', _CARRIED, _LOG),
   ),
   'replay': (
-    (
-      'Replay buffer',
-      'questions',
-      {'buffer/questions': 'in the buffer', 'buffer/retired': 'retired'},
-      _RAW,
-    ),
-    (
-      'Importance ratio of replayed tokens',
-      'ratio, log scale',
-      {'replay/ratio_mean': 'mean', 'replay/ratio_max': 'max'},
-      _LOG,
-    ),
-    (
-      'Effective sample size of replay',
-      'share of replayed tokens',
-      {'replay/effective_sample_size': 'effective sample size'},
-      _SHARE,
-    ),
+    ('Replay buffer', 'questions', _BUFFER, _RAW),
+    ('Importance ratio of replayed tokens', 'ratio, log scale', _REPLAYED, _LOG),
+    ('Effective sample size of replay', 'share of replayed tokens', _SIZE, _SHARE),
     ('Age of replayed trajectories', 'steps', {'replay/age_mean': 'mean'}, {}),
   ),
 }
@@ -205,15 +148,18 @@ def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
   """Return part -> its panels with data; 'replay' is empty for a run without replay."""
   made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = made['replay']
+  steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
+  is_long = len(steps) >= SMOOTHED_FROM
+  layers = {
+    outcome: smoothed(values) if is_long else values
+    for outcome, values in zip(OUTCOMES, shares)
+    if any(values)
+  }
+  outcomes = [stack('Outcomes', 'share of responses', steps, layers, 1.0)] if layers else []
   return {
     'score': [*evaluations(run, ('pass@1',)), *made['score']],
     'signal': made['signal'],
-    'training': [
-      *evaluations(run, ('valid_steps',)),
-      *made['training'],
-      *_outcomes(run),
-      *_phases(run),
-    ],
+    'training': [*evaluations(run, ('valid_steps',)), *made['training'], *outcomes, *_phases(run)],
     'replay': [*buffer[:1], *buckets(run), *buffer[1:]] if replays else [],
   }
 
@@ -235,15 +181,16 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
 
 
 def buckets(run: Run) -> list[Panel]:
-  """Return a panel of the buffer's questions by bucket, or [] if it was always empty."""
+  """Return a heat map of the buffer's questions by bucket and step, or [] if it stayed empty."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):
     names.append(f'buffer/bucket_{len(names)}')
   steps, *counts = _points(run, names)
   if not names or not np.any(counts):
     return []
-  unit = f'bucket: successes of {len(names)}'
-  return [heat('Replay buffer by bucket', unit, steps, np.array(counts), 'questions')]
+  title, unit = 'Replay buffer by bucket', f'bucket: successes of {len(names)}'
+  axes = {'kind': 'heat', 'title': title, 'unit': unit, 'x': 'step', 'steps': numbers(steps)}
+  return [axes | {'counts': np.array(counts, int).tolist(), 'what': 'questions'}]
 
 
 def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str, Any]]]) -> list:
@@ -260,28 +207,9 @@ def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str
 
 def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
   """Return the steps where all these metrics can be drawn, followed by each metric's values."""
-
-  def can_be_drawn(value: float) -> bool:
-    return math.isfinite(value) and (value > 0 or not log)
-
-  rows = [
-    (record['step'], *(record[name] for name in names))
-    for record in run
-    if all(name in record and can_be_drawn(record[name]) for name in names)
-  ]
-  return list(map(list, zip(*rows))) if rows else [[] for _ in range(len(names) + 1)]
-
-
-def _outcomes(run: Run) -> list[Panel]:
-  """Plot the share of each outcome that occurs."""
-  steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
-  is_long = len(steps) >= SMOOTHED_FROM
-  layers = {
-    outcome: smoothed(values) if is_long else values
-    for outcome, values in zip(OUTCOMES, shares)
-    if any(values)
-  }
-  return [stack('Outcomes', 'share of responses', steps, layers, 1.0)] if layers else []
+  rows = [[record['step'], *(record.get(name, math.nan) for name in names)] for record in run]
+  drawn = [row for row in rows if all(math.isfinite(v) and (v > 0 or not log) for v in row[1:])]
+  return list(map(list, zip(*drawn))) if drawn else [[] for _ in range(len(names) + 1)]
 
 
 def _phases(run: Run) -> list[Panel]:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import counted
@@ -45,13 +45,25 @@ _SHOWN_STEPS = 6  # maximum number of evaluation steps listed in a sentence
 
 
 def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
-  """Return the groups' settings, curves, scores and differences."""
+  """Return the groups, their curves, scores and differences, and the settings that differ."""
   if len(groups) > 1 and all(len(group.runs) == 1 for group in groups):
     names = run_names([group.runs[0].workdir for group in groups])
     groups = [dataclasses.replace(group, label=name) for group, name in zip(groups, names)]
-  scores = runs.scores(groups)
+  scores = runs.score_names([metrics for group in groups for metrics in group.metrics])
+  configs = [group.runs[0].config for group in groups]
+  keys = sorted(set().union(*configs) - {'seed'})
+  settings = {key: [str(config.get(key, '-')) for config in configs] for key in keys}
   chosen = [(name, source, 'share correct', _SHARE) for source, name in scores.items()]
   drawn = [_panel(groups, *row) for row in (*chosen, *_METRICS)]
+  differences: list[dict[str, Any]] = []
+  without: dict[str, list[str]] = {}  # why two groups are not compared -> evaluations concerned
+  for (source, name), pair in itertools.product(scores.items(), itertools.combinations(groups, 2)):
+    found = _difference(pair, benchmarks, source, name)
+    if isinstance(found, str):
+      without.setdefault(found, []).append(source)
+    else:
+      labels = {'evaluation': source, 'from': pair[0].label, 'to': pair[1].label}
+      differences.append(labels | found)
   return {
     'groups': [
       {
@@ -60,10 +72,11 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
       }
       for group in groups
     ],
-    'settings': _settings(groups),
+    'settings': [[name, *values] for name, values in settings.items() if len(set(values)) > 1],
     'panels': [panel for panel in drawn if panel],
     'scores': [row for source, name in scores.items() for row in _scores(groups, source, name)],
-    **_compared(groups, benchmarks, scores),
+    'differences': differences,
+    'not_compared': [f'{", ".join(sources)}: {why}' for why, sources in without.items()],
   }
 
 
@@ -90,14 +103,6 @@ def _panel(
   return described
 
 
-def _settings(groups: Sequence[Group]) -> list[list[str]]:
-  """Return the settings that differ between groups, except the seed, with their values."""
-  configs = [group.runs[0].config for group in groups]
-  names = sorted({name for config in configs for name in config} - {'seed'})
-  table = [[name, *(str(config.get(name, '-')) for config in configs)] for name in names]
-  return [row for row in table if len(set(row[1:])) > 1]
-
-
 def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, Any]]:
   """Return each group's score at the last common step, its last score, and its best score.
 
@@ -121,24 +126,6 @@ def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, A
   ]
 
 
-def _compared(
-  groups: Sequence[Group], benchmarks: Benchmarks, scores: Mapping[str, str]
-) -> dict[str, list[Any]]:
-  """Return the 'differences' of all group pairs on each evaluation, and why some are missing."""
-  differences: list[dict[str, Any]] = []
-  without: dict[str, list[str]] = {}  # why two groups are not compared -> evaluations concerned
-  for source, name in scores.items():
-    for pair in itertools.combinations(groups, 2):
-      found = _difference(pair, benchmarks, source, name)
-      if isinstance(found, str):
-        without.setdefault(found, []).append(source)
-      else:
-        labels = {'evaluation': source, 'from': pair[0].label, 'to': pair[1].label}
-        differences.append(labels | found)
-  not_compared = [f'{", ".join(sources)}: {why}' for why, sources in without.items()]
-  return {'differences': differences, 'not_compared': not_compared}
-
-
 def _difference(
   pair: tuple[Group, Group], benchmarks: Benchmarks, source: str, name: str
 ) -> dict[str, Any] | str:
@@ -147,6 +134,7 @@ def _difference(
   The pairs are seeds. If the groups have fewer than two seeds in common, one run of each group is
   compared and the pairs are questions.
   """
+  both = f'{pair[0].label} and {pair[1].label}'
   runs_by_seed = [{run.config['seed']: run for run in group.runs} for group in pair]
   scored = [
     {seed: scores_of(run.metrics, name) for seed, run in by_seed.items()}
@@ -164,25 +152,20 @@ def _difference(
       found.append({step: {seed: own[seed][step] for seed in seeds} for step in steps})
   step = last_common_step(found)
   if step is None:
-    return _nothing_common(pair, found)
+    shown = []
+    for group, evaluated in zip(pair, found):
+      after = [str(step) for step in sorted(evaluated) if step > 0]
+      several = after if len(after) <= _SHOWN_STEPS else [*after[:2], '…', after[-1]]
+      shown.append(f'{group.label} {"after " + ", ".join(several) if after else "never"}')
+    return (
+      f'{both} have no evaluation in common after step 0, so they are not compared '
+      f'(evaluated: {"; ".join(shown)}).'
+    )
   compared = comparison.compare(*(by_step[step] for by_step in found), of_questions=of_questions)
   if compared.pairs < 2:
-    return f'{pair[0].label} and {pair[1].label} have fewer than two questions in common.'
+    return f'{both} have fewer than two questions in common.'
   over = counted(compared.pairs, 'question' if of_questions else 'seed')
   return {'step': step, 'estimate': charts.numbers(compared.estimate), 'paired': over}
-
-
-def _nothing_common(pair: tuple[Group, Group], evaluated: Sequence[Collection[int]]) -> str:
-  """Explain why two groups are not compared, with the steps of their evaluations."""
-  shown = []
-  for group, steps in zip(pair, evaluated):
-    after = [str(step) for step in sorted(steps) if step > 0]
-    several = after if len(after) <= _SHOWN_STEPS else [*after[:2], '…', after[-1]]
-    shown.append(f'{group.label} {"after " + ", ".join(several) if after else "never"}')
-  return (
-    f'{pair[0].label} and {pair[1].label} have no evaluation in common after step 0, so they are '
-    f'not compared (evaluated: {"; ".join(shown)}).'
-  )
 
 
 def run_names(workdirs: Sequence[str]) -> list[str]:

@@ -8,8 +8,10 @@ import base64
 import gzip
 import hashlib
 import html
+import itertools
 import json
 import math
+import operator
 import os
 import pathlib
 import re
@@ -39,7 +41,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
   """
   recorded = [run for group in groups for run in group.runs]
   called = comparison.run_names([run.workdir for run in recorded])
-  parts: Parts = {'page': {'runs': [], 'compare': None}}
+  parts: Parts = {'page': {'runs': [], 'compare': None, 'title': ', '.join(called)}}
   for index, run in enumerate(recorded):
     buffer = experience.describe(run)
     replayed = [question['question'] for question in buffer['replayed']]
@@ -56,7 +58,6 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
       }
     )
     parts |= {f'{name}-{index}': value for name, value in own.items()}
-  parts['page']['title'] = ', '.join(called)
   if len(recorded) > 1:
     benchmarks = {
       run.workdir: parts[f'evaluations-{index}'] or [] for index, run in enumerate(recorded)
@@ -75,24 +76,20 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
   pieces = open_pieces(run)
   sizes = experience.sizes(workdir) if pieces else {}
   chosen = experience.choose(sizes, _TOKENS // runs)
-  own: Parts = {
-    'visits': experience.describe_visits(run, max_responses, chosen) or None,
-    'evaluations': evaluations.describe(workdir, _CHARACTERS // runs) or None,
-    'texts': None,
-    'stored': None,
-  }
-  if own['visits']:  # the steps whose texts can be requested
-    own['visits']['recorded'] = sorted({key.step for key in sizes})
+  visits = experience.describe_visits(run, max_responses, chosen) or None
+  texts = stored = None
+  if visits:  # the steps whose texts can be requested
+    visits['recorded'] = sorted({key.step for key in sizes})
   if pieces and chosen:
-    own['texts'] = experience.describe_texts(
-      experience.read_texts(workdir, chosen.__contains__), pieces
-    )
+    recorded = experience.read_texts(workdir, chosen.__contains__)
+    texts = experience.describe_texts(recorded, pieces)
   others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
   rows = list(dict.fromkeys([*replayed, *others]))
   if pieces and rows:
     found = experience.read_stored(run.workdir, rows, _STORED_TOKENS // runs)
-    own['stored'] = None if found is None else experience.describe_stored(found, pieces)
-  return own
+    stored = None if found is None else experience.describe_stored(found, pieces)
+  evaluated = evaluations.describe(workdir, _CHARACTERS // runs) or None
+  return {'visits': visits, 'evaluations': evaluated, 'texts': texts, 'stored': stored}
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
@@ -104,8 +101,9 @@ def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
   """Yield each step with recorded responses, together with its part from `describe_step`."""
   if pieces := open_pieces(run):
-    for step, found in experience.read_by_step(pathlib.Path(run.workdir)):
-      yield step, experience.describe_texts(found, pieces)
+    responses = experience.read_texts(pathlib.Path(run.workdir), lambda _: True)
+    for step, members in itertools.groupby(responses, operator.itemgetter('step')):
+      yield step, experience.describe_texts(members, pieces)
 
 
 def open_pieces(run: Recorded) -> Pieces | None:
@@ -114,11 +112,8 @@ def open_pieces(run: Recorded) -> Pieces | None:
   A run keeps its tokenizer in its workdir. Earlier versions kept only tokenizers that they had
   trained.
   """
-  places = (
-    os.path.join(run.workdir, 'tokenizer'),
-    os.path.join(run.workdir, 'tokenizer.model'),
-    run.config['tokenizer.path'] or run.config['model.path'],
-  )
+  kept = [os.path.join(run.workdir, name) for name in ('tokenizer', 'tokenizer.model')]
+  places = [*kept, run.config['tokenizer.path'] or run.config['model.path']]
   for place in filter(os.path.exists, places):
     try:
       return tokenizer.load(place).pieces
@@ -162,34 +157,19 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
 # security policy allows only its own scripts and styles, by hash, and files next to it. So the
 # browser loads and runs nothing else, whatever a model has written.
 
-
 _HERE = pathlib.Path(__file__).parent
 # uPlot 1.6.32 (MIT, licence in the same folder) as published. It takes 51 KB (Vega 520, plotly
 # 1,190) and is made for linked charts with many points.
 _CHARTS = _HERE / 'vendor' / 'uPlot.iife.min.js'
 _CHART_STYLES = _HERE / 'vendor' / 'uPlot.min.css'
-_SCRIPTS = (  # concatenated in this order into one script
-  'dom',
-  'state',
-  'charts',
-  'panels',
-  'tokens',
-  'overview',
-  'buffer',
-  'question',
-  'solutions',
-  'filters',
-  'responses',
-  'evaluation',
-  'compare',
-  'start',
-)
 
 
 def render(parts: Parts) -> str:
   """Render the HTML document from these parts."""
   style = _read(_CHART_STYLES) + _read(_HERE / 'browser' / 'page.css')
-  own = '\n'.join(_read(_HERE / 'browser' / f'{name}.js') for name in _SCRIPTS)
+  # One script; start.js comes last, because it calls the functions of the others.
+  paths = sorted((_HERE / 'browser').glob('*.js'), key=lambda path: (path.stem == 'start', path))
+  own = '\n'.join(map(_read, paths))
   script = f'{_read(_CHARTS)}\n{own}'
   policy = (
     f"default-src 'none'; script-src '{_hash(script)}' 'self'; style-src '{_hash(style)}'; "

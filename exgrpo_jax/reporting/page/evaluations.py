@@ -34,7 +34,11 @@ def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]
   Response texts are limited to about `max_characters` in total: evenly spaced questions keep their
   texts from all evaluations. Files are read line by line.
   """
-  files = _files(workdir)
+  files = []
+  for path in sorted((workdir / FOLDER).glob('step_*.jsonl')):
+    if match := _FILE.fullmatch(path.name):
+      made = f'temperature {match["temperature"]}, {match["time"]}' if match['made'] else ''
+      files.append(_File(path, int(match['step']), match['name'], made))
   share = max_characters // max(1, len({file.name for file in files}))
   benchmarks: dict[str, dict[str, Any]] = {}
   for name in dict.fromkeys(file.name for file in files):
@@ -43,15 +47,6 @@ def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]
     for file in of_name:
       _add(benchmarks, file, every)
   return list(benchmarks.values())
-
-
-def _files(workdir: pathlib.Path) -> list[_File]:
-  found = []
-  for path in sorted((workdir / FOLDER).glob('step_*.jsonl')):
-    if match := _FILE.fullmatch(path.name):
-      made = f'temperature {match["temperature"]}, {match["time"]}' if match['made'] else ''
-      found.append(_File(path, int(match['step']), match['name'], made))
-  return found
 
 
 def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None:
@@ -70,17 +65,14 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
     benchmark = benchmarks.setdefault(name, new)
     if benchmark['rows'] != new['rows']:  # a manual evaluation on other questions with this name
       benchmark = benchmarks.setdefault(f'{name} ({file.made or file.step})', new)
+    shown = {str(i): record['responses'] for i, record in enumerate(rows) if record['responses']}
     benchmark['evaluations'].append(
       {
         'step': file.step,
         'made': file.made,
         'correct': [sum(record['correct']) for record in rows],
         'samples': len(rows[0]['correct']),
-        'responses': {
-          str(index): record['responses']
-          for index, record in enumerate(rows)
-          if record['responses']
-        },
+        'responses': shown,
       }
     )
 

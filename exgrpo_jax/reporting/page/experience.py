@@ -1,9 +1,8 @@
 """A run's experience: the replay buffer, visits to questions, responses token by token."""
 
-import dataclasses
+import collections
 import itertools
 import math
-import operator
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -71,8 +70,10 @@ def _flow(questions: pa.Table) -> Panel:
 
 def _ages(replays: pa.Table) -> Panel:
   """Plot the median age of replayed trajectories, with a band from 10% to 90%."""
-  age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
-  steps, (low, median, high) = _quantiles(replays['step'].to_numpy(), age, (0.1, 0.5, 0.9))
+  step = replays['step'].to_numpy()
+  steps, starts = np.unique(step, return_index=True)  # the table is sorted by step
+  by_step = np.split(step - replays['policy_step'].to_numpy(), starts[1:])
+  low, median, high = np.array([np.quantile(ages, (0.1, 0.5, 0.9)) for ages in by_step]).T
   line = Line('median; band: 10% to 90%', steps, median, (steps, low, high))
   return charts.lines('Age of replayed trajectories', 'steps', [line])
 
@@ -152,15 +153,6 @@ def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any
   ]
 
 
-def _quantiles(
-  step: np.ndarray, values: np.ndarray, shares: tuple[float, ...]
-) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Return the steps, and each share's quantile at every step. `step` must be sorted."""
-  steps, starts = np.unique(step, return_index=True)
-  found = [np.quantile(part, shares) for part in np.split(values, starts[1:])]
-  return steps, list(np.array(found).T)
-
-
 def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarray:
   place = np.searchsorted(steps, step)
   counts = np.bincount(place, minlength=len(steps))
@@ -171,7 +163,6 @@ def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarra
 
 # A visit is a question in a step. A run may have a hundred thousand visits and eight times as many
 # responses, so the page limits the responses.
-
 
 _MAX_ANSWER = 60  # characters of an extracted answer
 _WHOLE_TEXTS = 2_000_000  # characters; up to this total, all questions keep their full texts
@@ -194,19 +185,31 @@ def describe_visits(
   if not visits.num_rows:
     return {}
   every = int(-(-responses.num_rows // max_responses))
-  place = _place(visits, responses)
-  is_kept = np.isin(place, np.flatnonzero(_kept(visits, every, with_texts)))
-  # A response whose visit was lost with a damaged file has place -1 and is dropped too.
-  kept = responses.filter(pa.array(is_kept))
+  step, keys, wanted = visits['step'].to_numpy(), _key(visits), _key(responses)
+  # Each response's visit index. Both tables are sorted by step and group.
+  place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+  # A response whose visit was lost with a damaged file gets -1 and is dropped.
+  place = np.where(keys[place] == wanted, place, -1)
+  with_tokens = [key.step << 32 | key.group for key in with_texts]
+  is_shown = np.isin(step, np.unique(step)[::every]) | np.isin(keys, with_tokens)
+  is_kept = np.isin(place, np.flatnonzero(is_shown))
+  truths = np.array(visits['answer'].to_pylist(), object)[place[is_kept]].tolist()
   first = np.full(visits.num_rows, -1)
   with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
   first[with_responses] = starts
   number = np.zeros(visits.num_rows, int)
   number[with_responses] = counts
+  columns = ('step', 'question', 'bucket_before', 'bucket_after', 'retired_step')
   return {
     'every': every,
-    'visits': _visits(visits) | {'first': first.tolist(), 'responses': number.tolist()},
-    'responses': _responses(kept, _asked(visits, place[is_kept])),
+    'visits': {name: visits[name].to_pylist() for name in columns}
+    | {
+      'replayed': flags(visits['is_replay']).astype(int).tolist(),
+      'correctness': charts.numbers(visits['correctness'].to_numpy()),
+      'first': first.tolist(),
+      'responses': number.tolist(),
+    },
+    'responses': _responses(responses.filter(pa.array(is_kept)), truths),
     'replays': _replays(visits, responses, place),
     'questions': _questions(visits, math.inf if max_responses == math.inf else _WHOLE_TEXTS),
   }
@@ -217,57 +220,26 @@ def _key(table: pa.Table) -> np.ndarray:
   return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
 
 
-def _place(visits: pa.Table, responses: pa.Table) -> np.ndarray:
-  """Return each response's visit index, or -1 if its visit is missing.
-
-  Both tables are sorted by step and group.
-  """
-  keys, wanted = _key(visits), _key(responses)
-  found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-  return np.where(keys[found] == wanted, found, -1)
-
-
-def _kept(visits: pa.Table, every: int, with_texts: Collection[Group]) -> np.ndarray:
-  """Return a mask of the visits whose responses are on the page."""
-  step = visits['step'].to_numpy()
-  recorded = [key.step << 32 | key.group for key in with_texts]
-  return np.isin(step, np.unique(step)[::every]) | np.isin(_key(visits), recorded)
-
-
-def _visits(visits: pa.Table) -> dict[str, list]:
-  columns = ('step', 'question', 'bucket_before', 'bucket_after', 'retired_step')
-  return {name: visits[name].to_pylist() for name in columns} | {
-    'replayed': flags(visits['is_replay']).astype(int).tolist(),
-    'correctness': charts.numbers(visits['correctness'].to_numpy()),
-  }
-
-
-def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, Any]:
+def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, Any]:
   """Return the response columns. An 'answer' of True stands for the ground truth."""
-  outcome = responses['outcome'].dictionary_encode().unify_dictionaries().combine_chunks()
-  names = outcome.dictionary.to_pylist() if responses.num_rows else []
+  outcome = responses['outcome'].combine_chunks().dictionary_encode()
   answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
+  reasons = enumerate(responses['reason'].to_pylist())
   return {
-    'outcomes': names,
-    'outcome': outcome.indices.to_pylist() if responses.num_rows else [],
+    'outcomes': outcome.dictionary.to_pylist(),
+    'outcome': outcome.indices.to_pylist(),
     'reward': charts.numbers(responses['reward'].to_numpy()),
     'advantage': charts.numbers(responses['advantage'].to_numpy()),
     'length': responses['length'].to_pylist(),
     'truncated': flags(responses['truncated']).astype(int).tolist(),
     'replayed': flags(responses['is_replay']).astype(int).tolist(),
     'entropy': rounded(known(responses['entropy']), _ENTROPY_DIGITS),
-    'reason': _reasons(responses),
+    # Response index -> why grading failed.
+    'reason': {str(index): reason for index, reason in reasons if reason is not None},
     'answer': [
-      True if own is not None and own == truth else own for own, truth in zip(answers, asked)
+      True if own is not None and own == truth else own for own, truth in zip(answers, truths)
     ],
   }
-
-
-def _reasons(responses: pa.Table) -> dict[str, str]:
-  """Return response index -> why grading failed."""
-  failed = np.flatnonzero(responses['reason'].is_valid().to_numpy())
-  reasons = responses['reason'].take(pa.array(failed)).to_pylist()
-  return {str(index): reason for index, reason in zip(failed.tolist(), reasons)}
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
@@ -299,7 +271,10 @@ def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
   shown = whole
   if sum(len(text or '') for text in whole) > max_characters:
     limits = np.where(counts > 1, _MAX_TEXT, _MAX_TEXT_ONCE).tolist()
-    shown = [_cut(text, limit) for text, limit in zip(whole, limits)]
+    shown = [
+      text if text is None or len(text) <= limit else f'{text[:limit]} …'
+      for text, limit in zip(whole, limits)
+    ]
   return {
     'row': rows.tolist(),
     'text': shown,
@@ -308,24 +283,12 @@ def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
   }
 
 
-def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
-  """Return the ground truth of each response's question."""
-  answers = np.array(visits['answer'].to_pylist(), object)
-  return answers[place].tolist()
-
-
-def _cut(text: str | None, limit: int) -> str | None:
-  """Truncate text to `limit` characters, and mark the cut with an ellipsis."""
-  return text if text is None or len(text) <= limit else f'{text[:limit]} …'
-
-
 # ---- Token by token ----
 
 _DIGITS = 3  # decimals of entropies and log-probabilities, in nats
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
   """The size of a recorded group, known before its tokens are read."""
 
   question: int
@@ -355,12 +318,11 @@ def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
   for key, size in found.items():
     by_question.setdefault(size.question, []).append(key)
   chosen: set[Group] = set()
-  room = max_tokens
   for groups in sorted(by_question.values(), key=len, reverse=True):
     tokens = sum(found[key].tokens for key in groups)
-    if tokens <= room:
+    if tokens <= max_tokens:
       chosen.update(groups)
-      room -= tokens
+      max_tokens -= tokens
   return chosen
 
 
@@ -370,13 +332,6 @@ def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterat
     table = step_records.read_file(path, 'tokens')
     keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
     yield from table.filter(pa.array([wanted(key) for key in keys], pa.bool_())).to_pylist()
-
-
-def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-  """Yield all recorded responses of each step, with one file in memory at a time."""
-  responses = read_texts(workdir, lambda _: True)
-  for step, members in itertools.groupby(responses, operator.itemgetter('step')):
-    yield step, list(members)
 
 
 def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
@@ -395,21 +350,21 @@ def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
 def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
   """Describe recorded responses by 'step/group': sample, text pieces, and values per token."""
-  vocabulary = _Vocabulary(pieces)
+  vocabulary = _vocabulary()
   groups: dict[str, list[dict[str, Any]]] = {}
   for response in responses:
     members = groups.setdefault(f'{response["step"]}/{response["group"]}', [])
     members.append(
       {
         'sample': response['sample'],
-        'pieces': vocabulary.numbers(response['tokens']),
+        'pieces': [vocabulary[text] for text in pieces(response['tokens'])],
         'entropy': rounded(response['entropy'], _DIGITS),
         'logp': rounded(response['logp'], _DIGITS),
         'past': response['past_logp'] and rounded(response['past_logp'], _DIGITS),
         'turns': response['turns'] and [list(turn.values()) for turn in response['turns']],
       }
     )
-  return {'groups': groups, 'pieces': vocabulary.words()}
+  return {'groups': groups, 'pieces': list(vocabulary)}
 
 
 def read_stored(
@@ -430,13 +385,13 @@ def read_stored(
 
 def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) -> dict[str, Any]:
   """Describe stored successes by question, oldest first."""
-  vocabulary = _Vocabulary(pieces)
+  vocabulary = _vocabulary()
   questions = {
     str(row): [
       {
         'step': trajectory.step,
         'times': trajectory.times_replayed,
-        'pieces': vocabulary.numbers(trajectory.tokens.tolist()),
+        'pieces': [vocabulary[text] for text in pieces(trajectory.tokens.tolist())],
         'logp': rounded(trajectory.logp, _DIGITS),
         'turns': trajectory.turns or None,
       }
@@ -444,18 +399,9 @@ def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) 
     ]
     for row, trajectories in stored.items()
   }
-  return {'questions': questions, 'pieces': vocabulary.words()}
+  return {'questions': questions, 'pieces': list(vocabulary)}
 
 
-class _Vocabulary:
-  """The distinct text pieces of some responses, numbered in order of appearance."""
-
-  def __init__(self, pieces: Pieces) -> None:
-    self._pieces = pieces
-    self._number: dict[str, int] = {}
-
-  def numbers(self, tokens: Sequence[int]) -> list[int]:
-    return [self._number.setdefault(text, len(self._number)) for text in self._pieces(tokens)]
-
-  def words(self) -> list[str]:
-    return list(self._number)
+def _vocabulary() -> dict[str, int]:
+  """Return a dictionary that numbers text pieces in the order in which they are looked up."""
+  return collections.defaultdict(itertools.count().__next__)

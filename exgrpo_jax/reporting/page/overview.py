@@ -39,11 +39,18 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
   # Earlier versions also recorded a start when a finished run had no steps left.
   starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
   replays = bool(run.config['replay.ratio'])
+  values = importlib.import_module(_BASE).get_config().to_dict()
+  base = runs.flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
   scores = _scores(run.metrics, benchmarks)
   return {
     'facts': _facts(run, starts),
-    'settings': _settings(run),
-    'starts': [_start(start) for start in starts],
+    # Each setting that differs from the base config: name, base value, the run's value.
+    'settings': [
+      [name, *('not set' if one is None else str(one) for one in (base.get(name), value))]
+      for name, value in run.config.items()
+      if base.get(name) != value
+    ],
+    'starts': list(map(_start, starts)),
     'scores': scores,
     'next': _next(run, starts, scores),
     'signal': _signal(run),
@@ -62,36 +69,22 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
   if not path.exists():
     return []
   found: set[tuple[int, str]] = set()
-  waiting: list[str] = []
+  waiting: list[str] = []  # warnings that name no step
   step = 0  # the last finished step
-
-  def place() -> None:
-    for text in waiting:
-      named = _NAMED.match(text)
-      found.add((int(named[1]) if named else step, text))
-    waiting.clear()
-
   with path.open(encoding='utf-8', errors='replace') as file:
     for line in file:
       if line.startswith(_WARNING):
-        waiting.append(line.removeprefix(_WARNING).strip())
+        text = line.removeprefix(_WARNING).strip()
+        if named := _NAMED.match(text):
+          found.add((int(named[1]), text))
+        else:
+          waiting.append(text)
       elif match := _PROGRESS.match(line):
         step = int(match[1])
-        place()
-  place()
+        found.update((step, text) for text in waiting)
+        waiting.clear()
+  found.update((step, text) for text in waiting)
   return [{'step': step, 'text': text} for step, text in sorted(found)]
-
-
-def _settings(run: Recorded) -> list[list[str]]:
-  """Return [name, base value, run's value] for each setting that differs from the base config."""
-
-  def shown(value: Any) -> str:
-    return 'not set' if value is None else str(value)
-
-  values = importlib.import_module(_BASE).get_config().to_dict()
-  base = runs.flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
-  differing = [name for name, value in run.config.items() if base.get(name) != value]
-  return [[name, shown(base.get(name)), shown(run.config[name])] for name in differing]
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
@@ -111,7 +104,7 @@ def _signal(run: Recorded) -> dict[str, Any] | None:
     'shares': means,
     'note': alarms.silent_groups(recent),
     'skipped': round(sum(record.get('optimizer/skipped', 0.0) for record in taken)),
-    'learning_rate': charts.numbers([recent[-1].get('learning_rate', float('nan'))])[0],
+    'learning_rate': charts.numbers([recent[-1].get('learning_rate', math.nan)])[0],
   }
 
 
@@ -124,14 +117,12 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   model = (config['model.path'] or config.get('model.repository', '')) or (
     f'{counted(config["model.num_layers"], "layer")} of width {config["model.width"]}, from scratch'
   )
+  questions = counted(config['rollout.questions'], 'question')
+  responses = counted(config['rollout.group_size'], 'response')
   facts = [
     ['method', f'ExGRPO, replay.ratio {ratio:g}' if ratio else 'GRPO (replay.ratio 0)'],
     ['steps', f'{records[-1]["step"]:.0f} of {config["num_steps"]}'],
-    [
-      'a step',
-      f'{counted(config["rollout.questions"], "question")} × '
-      f'{counted(config["rollout.group_size"], "response")}',
-    ],
+    ['a step', f'{questions} × {responses}'],
     ['took', _took(records, starts)],
     ['tokens generated', f'{tokens:,.0f}'],
   ]
@@ -172,9 +163,12 @@ def _next(
   run: Recorded, starts: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
   """Return [advice, command] pairs; the command is '' if the advice needs none."""
-  command, left = starts[-1]['command'] if starts else '', run.last_step - run.metrics[-1]['step']
+  command = starts[-1]['command'] if starts else ''
+  left = run.last_step - round(run.metrics[-1]['step'])
   if left > 0:
-    return [[f'{left:.0f} steps are left. If the run has stopped, resume it with:', command]]
+    verb = 'is' if left == 1 else 'are'
+    text = f'{counted(left, "step")} {verb} left. If the run has stopped, resume it with:'
+    return [[text, command]]
 
   def where(name: str, sign: int) -> str:
     changes = [(score['evaluation'], score[name]) for score in scores]
@@ -199,11 +193,9 @@ def _next(
       'the best policy.'
     )
     advice.append([text, ''])
-  commands = messages.next_commands(run.workdir, ['exgrpo'])
-  text = (
-    'The run is finished. To see all metrics, evaluate the policy more precisely, or export it:'
-  )
-  return [*advice, [text, '\n'.join(commands)]]
+  commands = '\n'.join(messages.next_commands(run.workdir, ['exgrpo']))
+  text = 'The run is finished. View all metrics, evaluate the policy more precisely, or export it:'
+  return [*advice, [text, commands]]
 
 
 def _start(start: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,11 +224,12 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
     best = comparison.best(name, (record[name] for record in points))
     at_best = next((record for record in points if record[name] == best), points[-1])
     ends = {'first': points[0], 'last': points[-1], 'best': at_best}
-    found.append(
-      {'evaluation': source, 'measure': name.rpartition('/')[2]}
-      | {end: _point(record, name) for end, record in ends.items()}
-      | _changes(evaluations.by_step(benchmarks, source))
-    )
+    score: dict[str, Any] = {'evaluation': source, 'measure': name.rpartition('/')[2]}
+    for end, record in ends.items():
+      keys = {'step': 'step', 'value': name, 'low': f'{name}_low', 'high': f'{name}_high'}
+      shown = charts.numbers([record.get(key, math.nan) for key in keys.values()])
+      score[end] = dict(zip(keys, shown))
+    found.append(score | _changes(evaluations.by_step(benchmarks, source)))
   return found
 
 
@@ -255,9 +248,3 @@ def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
   if len(steps) < 2:
     return {'change': None, 'latest': None}
   return {'change': between(steps[0], steps[-1]), 'latest': between(*steps[-2:])}
-
-
-def _point(record: Mapping[str, float], name: str) -> dict[str, float | None]:
-  keys = {'step': 'step', 'value': name, 'low': f'{name}_low', 'high': f'{name}_high'}
-  shown = charts.numbers([record.get(key, float('nan')) for key in keys.values()])
-  return dict(zip(keys, shown))

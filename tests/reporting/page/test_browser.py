@@ -3,6 +3,7 @@
 import collections
 import datetime
 import json
+import operator
 import re
 import shutil
 import types
@@ -20,6 +21,7 @@ from tests.helpers.tabs import await_page, go, open_tab, rows_of, shown, values_
 
 pytestmark = pytest.mark.full
 
+KEY = operator.itemgetter('step', 'group', 'sample')  # of a response
 PAGES = ('overview', 'buffer', 'question', 'responses', 'evaluation')
 HOSTILE = '<script>document.title="run"</script></textarea><img src=x onerror=alert(1)>'
 WARNING = 'step 7: no learning signal <b>at all</b>'
@@ -40,21 +42,10 @@ def run(recorded, tmp_path_factory):
   ids = tokenizer.load(folder / 'tokenizer').encode(HOSTILE)
   first, *_ = step_records.files(folder, 'tokens')
   attacked = step_records.read_file(first, 'tokens').to_pylist()[0]
-  key = tuple(attacked[name] for name in ('step', 'group', 'sample'))
-
-  def with_hostile_tokens(row):
-    if tuple(row[name] for name in ('step', 'group', 'sample')) != key:
-      return row
-    values = {name: [0.5] * len(ids) for name in ('logp', 'entropy')}
-    return row | {'tokens': ids} | values
-
-  change(folder, 'tokens', with_hostile_tokens)
-  question = attacked['question']
-  change(
-    folder,
-    'questions',
-    lambda row: row | ({'text': HOSTILE} if row['question'] == question else {}),
-  )
+  values = {'tokens': ids, 'logp': [0.5] * len(ids), 'entropy': [0.5] * len(ids)}
+  change(folder, 'tokens', lambda row: row | (values if KEY(row) == KEY(attacked) else {}))
+  asked, question = {'text': HOSTILE}, attacked['question']
+  change(folder, 'questions', lambda row: row | (asked if row['question'] == question else {}))
   for path in (folder / 'evaluation').iterdir():
     lines = [json.loads(line) | {'responses': [HOSTILE]} for line in path.read_text().splitlines()]
     path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
@@ -133,9 +124,8 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   assert f'after step {tiny.NUM_STEPS}, 95% interval {" to ".join(map(shown, ends))}' in tile
   assert f'first {shown(first)} at step 0' in tile
   assert f'since step 0 {"+" if last > first else ""}{shown(last - first)}, 95% interval' in tile
-  assert (
-    f'exgrpo evaluate --checkpoint={run.folder} --samples=4' in tab.locator('pre').last.inner_text()
-  )
+  command = f'exgrpo evaluate --checkpoint={run.folder} --samples=4'
+  assert command in tab.locator('pre').last.inner_text()
   signal = tab.locator('section', has=tab.locator('h2', has_text='Learning signal'))
   recent = [record for record in run.metrics if record['step'] > tiny.NUM_STEPS - 10]
   tiles = dict(tile.splitlines()[:2] for tile in signal.locator('.facts > div').all_inner_texts())
@@ -150,16 +140,14 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   settings = tab.locator('section', has=tab.locator('h2', has_text='Settings'))
   table = {name: (base, own) for name, base, own in rows_of(settings.locator('table'))}
   assert table['rollout.questions'] == ('128', str(tiny.QUESTIONS))
-  facts = dict(
-    tile.splitlines() for tile in tab.locator('.facts').last.locator('> div').all_inner_texts()
-  )
+  tiles = tab.locator('.facts').last.locator('> div').all_inner_texts()
+  facts = dict(tile.splitlines() for tile in tiles)
   assert facts['tokens generated'] == f'{sum(r.get("length/total", 0) for r in run.metrics):,.0f}'
   speeds = [r['perf/tokens_per_second'] for r in run.metrics if r['step']]
   assert facts['tokens per second, median'] == f'{np.median(speeds):,.0f}'
   seconds = round(sum(r.get('time/step', 0) for r in run.metrics))
-  assert re.fullmatch(
-    rf'0:\d\d:\d\d, {datetime.timedelta(seconds=seconds)} of it in steps', facts['took']
-  )
+  in_steps = datetime.timedelta(seconds=seconds)
+  assert re.fullmatch(rf'0:\d\d:\d\d, {in_steps} of it in steps', facts['took'])
   assert WARNING in tab.locator('main').inner_text()
 
 
@@ -216,18 +204,11 @@ def test_first_and_latest_solution_are_of_those_that_have_a_text(tab, recorded, 
   """The first one is known from its replay, because its step is not recorded token by token."""
   folder = tmp_path / 'run'
   shutil.copytree(recorded.workdir, folder)
-  tables = {
-    path: step_records.read_file(path, 'tokens') for path in step_records.files(folder, 'tokens')
-  }
-  key = ('step', 'group', 'sample')
-  with_text = {
-    tuple(row[name] for name in key) for table in tables.values() for row in table.to_pylist()
-  }
-  solved = [
-    row
-    for row in step_records.read(folder).responses.to_pylist()
-    if row['outcome'] == 'correct' and tuple(row[name] for name in key) in with_text
-  ]
+  paths = step_records.files(folder, 'tokens')
+  tables = {path: step_records.read_file(path, 'tokens') for path in paths}
+  with_text = {KEY(row) for table in tables.values() for row in table.to_pylist()}
+  rows = step_records.read(folder).responses.to_pylist()
+  solved = [row for row in rows if row['outcome'] == 'correct' and KEY(row) in with_text]
   fresh, replayed = ([row for row in solved if row['is_replay'] == kind] for kind in (False, True))
   question, first, latest = next(
     (replay['question'], replay['policy_step'], last)
@@ -272,10 +253,8 @@ def test_a_table_says_where_it_goes_on_and_nothing_is_cut_off(chromium, report, 
     go(narrow, report, f'page=question&question={replays.most_common(1)[0][0]}')
     visits = narrow.locator('[aria-label="Visits of this question"]')
     visits.locator('.hint', has_text='more columns →').wait_for()
-    right = narrow.locator('.strip li').evaluate_all(
-      'all => Math.max(...all.map((item) => item.getBoundingClientRect().right))'
-    )
-    assert right <= 400
+    right = 'all => Math.max(...all.map((item) => item.getBoundingClientRect().right))'
+    assert narrow.locator('.strip li').evaluate_all(right) <= 400
     go(narrow, report, 'page=overview')
     narrow.locator('[aria-label="Settings"] .hint', has_text='more rows ↓').wait_for()
     assert narrow.locator('[aria-label="Warnings"] .hint').inner_text() == ''
@@ -315,9 +294,7 @@ def test_filters_leave_what_the_records_have(tab, report, run):
 
 def test_a_group_has_its_advantages_and_its_tokens(tab, report, run):
   replay = next(r for r in run.responses if r['is_replay'] and r['advantage'])
-  members = [
-    r for r in run.responses if (r['step'], r['group']) == (replay['step'], replay['group'])
-  ]
+  members = [r for r in run.responses if KEY(r)[:2] == KEY(replay)[:2]]
   go(tab, report, f'page=responses&group={replay["step"]}/{replay["group"]}')
   found = rows_of(tab.locator('main table'))
   assert [(row[4], row[5]) for row in found] == [
@@ -362,8 +339,7 @@ def test_what_a_model_wrote_is_text_and_never_markup(tab, report, run):
   assert HOSTILE not in report.read_text()
 
 
-# ---- Responses, from a chart ----
-
+# ---- From a chart ----
 
 RANGE = 'area => [area.plot.scales.x.min, area.plot.scales.x.max]'
 
@@ -392,9 +368,6 @@ def counted(tab, count):
   found = tab.locator('#count', has_text=re.compile(f'^{count:,} response'))
   found.wait_for()
   return found.inner_text()
-
-
-# ---- From a chart ----
 
 
 def test_a_click_on_a_curve_leads_to_the_groups_that_taught_nothing(tab, page, responses):
@@ -442,9 +415,8 @@ def test_the_zoom_of_a_chart_is_in_the_address(tab, page):
   assert whole[0] < zoomed[0] < zoomed[1] < whole[1]
   kept = tab.evaluate('location.hash.slice(1)')
   go(tab, page, kept)  # a drag is no click: it is still the overview
-  ranges = tab.locator('.plot').evaluate_all(
-    f'all => all.filter(area => area.plot.kind === "step").map({RANGE})'
-  )
+  over_steps = f'all => all.filter(area => area.plot.kind === "step").map({RANGE})'
+  ranges = tab.locator('.plot').evaluate_all(over_steps)
   assert len(ranges) > 8 and all(found == pytest.approx(zoomed, abs=0.01) for found in ranges)
   click(tab, 15, count=2)  # shows all steps, and opens none
   tab.wait_for_function('!location.hash.includes("zoom")')
@@ -470,9 +442,7 @@ def test_advantages_are_filtered_by_their_sign(tab, page, responses, name, sign)
 def test_what_is_typed_is_searched_in_questions_and_responses(tab, page, recorded, responses):
   encoded = tokenizer.load(recorded.workdir / 'tokenizer')
   texts = {
-    tuple(row[name] for name in ('step', 'group', 'sample')): encoded.decode(
-      row['tokens'], special=True
-    )
+    KEY(row): encoded.decode(row['tokens'], special=True)
     for path in step_records.files(recorded.workdir, 'tokens')
     for row in step_records.read_file(path, 'tokens').to_pylist()
   }
@@ -483,8 +453,7 @@ def test_what_is_typed_is_searched_in_questions_and_responses(tab, page, recorde
     return [
       row
       for row in responses
-      if words in asked[row['question']].lower()
-      or words in texts.get((row['step'], row['group'], row['sample']), '').lower()
+      if words in asked[row['question']].lower() or words in texts.get(KEY(row), '').lower()
     ]
 
   go(tab, page, 'page=responses')
@@ -527,9 +496,8 @@ def test_where_steps_are_left_out_the_list_says_which(
   go(tab, tmp_path / 'page.html', 'page=responses')
   assert 'This file contains the responses of one step in 3' in tab.locator('main').inner_text()
   go(tab, tmp_path / 'page.html', 'page=responses&from=5&to=5')
-  assert (
-    'this file contains the responses of only one step in' in tab.locator('#count').inner_text()
-  )
+  said = tab.locator('#count').inner_text()
+  assert 'this file contains the responses of only one step in' in said
   tab.locator('#count a', has_text='step 4').click()
   counted(tab, tiny.QUESTIONS * tiny.ROLLOUTS)
 
@@ -553,10 +521,8 @@ def test_in_a_narrow_window_no_column_is_hidden(chromium, page):
       ('page=responses&group=3/0', '[aria-label="Responses of the group"]'),
     ):
       go(tab, page, address)
-      sizes = tab.locator(place).evaluate(
-        '({scrollWidth, clientWidth}) => [scrollWidth, clientWidth]'
-      )
-      assert sizes[0] == sizes[1], place
+      fits = '({scrollWidth, clientWidth}) => scrollWidth === clientWidth'
+      assert tab.locator(place).evaluate(fits), place
     heads = tab.locator(f'{place} th').evaluate_all('all => all.map(head => head.textContent)')
     cells = tab.locator(f'{place} tr').nth(1).locator('td')
     said = cells.evaluate_all("all => all.map(cell => getComputedStyle(cell, '::before').content)")

@@ -41,19 +41,12 @@ def test_a_real_run_has_all_panels(recorded):
     'score': ['Evaluation: pass@1, 95% interval', 'Reward', 'Pass rate'],
     'signal': ['Groups that teach nothing', 'Clipped tokens', 'Learning rate'],
     'training': [
-      'Gradient norm',
-      'Entropy',
-      'Response length',
-      'Truncated responses',
-      'Outcomes',
+      *('Gradient norm', 'Entropy', 'Response length', 'Truncated responses', 'Outcomes'),
       'Time of a step by phase',
     ],
     'replay': [
-      'Replay buffer',
-      'Replay buffer by bucket',
-      'Importance ratio of replayed tokens',
-      'Effective sample size of replay',
-      'Age of replayed trajectories',
+      *('Replay buffer', 'Replay buffer by bucket', 'Importance ratio of replayed tokens'),
+      *('Effective sample size of replay', 'Age of replayed trajectories'),
     ],
   }
 

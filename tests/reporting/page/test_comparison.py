@@ -45,9 +45,8 @@ def test_runs_of_different_lengths_are_compared_at_their_last_common_evaluation(
   long = recorded('/runs/long', {0: 0.5, 12: 0.25, 24: 0.25, 60: 1.0})
   short = recorded('/runs/short', {0: 0.5, 24: 0.75}, **{'replay.ratio': 0.0})
   none, one, three, four = (0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 0), (1, 1, 1, 1)
-  found = described(
-    long, short, rights=({0: none, 12: one, 24: one, 60: four}, {0: none, 24: three})
-  )
+  rights = {0: none, 12: one, 24: one, 60: four}, {0: none, 24: three}
+  found = described(long, short, rights=rights)
   (row,) = found['differences']
   assert (row['from'], row['to'], row['step']) == ('long', 'short', 24)
   assert row['estimate'][0] == 0.5 and row['paired'] == '4 questions'
@@ -59,11 +58,7 @@ def test_runs_of_different_lengths_are_compared_at_their_last_common_evaluation(
 
 @pytest.mark.parametrize(
   ('steps', 'said'),
-  [
-    ([0, 15, 30], 'b after 15, 30'),
-    ([0], 'b never'),
-    (range(7, 100, 7), 'b after 7, 14, …, 98'),
-  ],
+  [([0, 15, 30], 'b after 15, 30'), ([0], 'b never'), (range(7, 100, 7), 'b after 7, 14, …, 98')],
 )
 def test_runs_without_a_common_evaluation_after_step_0_are_not_compared(steps, said):
   rights = [dict.fromkeys(own, (1, 0, 0, 0)) for own in ([0, 20, 40], steps)]
@@ -104,10 +99,8 @@ def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
 
 def test_runs_are_called_by_their_folders():
   assert comparison.run_names(['/runs/chains', '/runs/grpo']) == ['chains', 'grpo']
-  assert comparison.run_names(['/first/chains', '/second/chains']) == [
-    'first/chains',
-    'second/chains',
-  ]
+  same = ['first/chains', 'second/chains']
+  assert comparison.run_names(['/first/chains', '/second/chains']) == same
   assert comparison.run_names(['/runs/chains']) == ['chains']
 
 
@@ -120,9 +113,8 @@ def test_a_run_has_its_colour_in_every_chart_and_no_line_of_zeros_for_replay_it_
   )
   for run in (plain, replaying):
     run.metrics.extend({'step': step, 'reward': 0.5, 'buffer/questions': 0} for step in (1, 2))
-  panels = {
-    panel['title']: panel for panel in described(plain, replaying, rights=[{}, {}])['panels']
-  }
+  found = described(plain, replaying, rights=[{}, {}])
+  panels = {panel['title']: panel for panel in found['panels']}
   assert [line['place'] for line in panels['Reward']['lines']] == [0, 1]
   (line,) = panels['Questions in the buffer']['lines']
   assert (line['label'], line['place']) == ('0.5', 1)

@@ -75,9 +75,10 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
   assert longer == [f'{COMMAND} --config.num_steps=120'] * (sign == 1)
 
 
-def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path):
-  found = described(tmp_path, [{'step': 0}, {'step': 12}], [start(0)])
-  assert found['next'] == [['48 steps are left. If the run has stopped, resume it with:', COMMAND]]
+@pytest.mark.parametrize(('step', 'left'), [(12, '48 steps are'), (59, '1 step is')])
+def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path, step, left):
+  found = described(tmp_path, [{'step': 0}, {'step': step}], [start(0)])
+  assert found['next'] == [[f'{left} left. If the run has stopped, resume it with:', COMMAND]]
 
 
 def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):

@@ -3,11 +3,11 @@
 // of a run opens its responses.
 
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4], [12, 3], [3, 3, 8, 3]];
+const FONT = '12px system-ui, sans-serif';
 const PALETTE = 8;
 const DOUBLE = 250; // ms within which a second click makes a double click
-const WHOLE = [...Array(9).keys()].flatMap((power) =>
-  [1, 2, 5].map((first) => first * 10 ** power),
-);
+const WHOLE = Array.from({ length: 27 }, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3));
+const ARROWS = { ArrowLeft: -1, ArrowRight: 1 };
 const charts = new Set(); // all charts on the page
 
 function color(name) {
@@ -59,6 +59,7 @@ function sizeOf(area) {
 function draw(area, panel, made, marks, show, extent) {
   const key = panel.x;
   const [min, max] = zoomOf(key, extent);
+  const label = { label: key, labelSize: 18, labelGap: 0, labelFont: FONT };
   const plot = new uPlot(
     {
       ...sizeOf(area),
@@ -71,7 +72,7 @@ function draw(area, panel, made, marks, show, extent) {
       },
       scales: { x: { time: false, min, max }, y: made.scale },
       axes: [
-        axis({ space: 50, incrs: WHOLE, grid: made.grid, size: 34, ...labelled(panel.x) }),
+        axis({ space: 50, incrs: WHOLE, grid: made.grid, size: 34, ...label }),
         axis({ size: labelWidth, grid: made.grid, ...made.axis }),
       ],
       series: [{}, ...made.series],
@@ -96,17 +97,12 @@ function draw(area, panel, made, marks, show, extent) {
 function axis(more) {
   return {
     stroke: () => color('quiet'),
-    font: '12px system-ui, sans-serif',
+    font: FONT,
     ticks: { stroke: () => color('grid'), width: 1 },
     values: (u, splits) => tickLabels(splits),
     ...more,
     grid: more.grid || { stroke: () => color('grid'), width: 1 },
   };
-}
-
-// The label of the horizontal axis, below its numbers.
-function labelled(label) {
-  return { label, labelSize: 18, labelGap: 0, labelFont: '12px system-ui, sans-serif' };
 }
 
 // Width of the vertical axis' labels: the same for all charts unless a label is longer.
@@ -120,11 +116,8 @@ function tickLabels(splits) {
   const isTiny = Math.max(...known) < 0.001;
   const decimals = (value) => {
     const written = Number(value.toPrecision(12));
-    const [, digits = ''] = (isTiny ? written.toExponential() : written.toFixed(12))
-      .replace(/e.*/, '')
-      .replace(/0+$/, '')
-      .split('.');
-    return digits.length;
+    const text = isTiny ? written.toExponential() : written.toFixed(12);
+    return text.match(/\.(\d*[1-9])/)?.[1].length ?? 0;
   };
   const most = Math.max(0, ...known.map(decimals));
   return splits.map((value) => {
@@ -141,14 +134,16 @@ let isZooming = false;
 function zoomAll(from) {
   if (isZooming) return;
   isZooming = true;
+  const { kind, extent } = from;
   const { min, max } = from.scales.x;
   for (const plot of charts) {
     const { x } = plot.scales;
-    if (plot.kind === from.kind && (x.min !== min || x.max !== max))
-      plot.setScale('x', { min, max });
+    if (plot.kind === kind && (x.min !== min || x.max !== max)) plot.setScale('x', { min, max });
   }
   isZooming = false;
-  keepZoom(from);
+  const isAll = min <= extent[0] && max >= extent[1];
+  const part = [min, max].map((end) => Number(end.toPrecision(5))).join('_');
+  history.replaceState(null, '', address({ [`zoom_${kind}`]: isAll ? null : part }));
 }
 
 // The range given in the URL, or everything.
@@ -156,13 +151,6 @@ function zoomOf(kind, [first, last]) {
   const [from, to] = (choice().get(`zoom_${kind}`) || '').split('_').map(Number);
   const [min, max] = [Math.max(from, first), Math.min(to, last)];
   return min < max ? [min, max] : [first, last];
-}
-
-function keepZoom({ kind, scales, extent }) {
-  const { min, max } = scales.x;
-  const isAll = min <= extent[0] && max >= extent[1];
-  const part = [min, max].map((end) => Number(end.toPrecision(5))).join('_');
-  history.replaceState(null, '', address({ [`zoom_${kind}`]: isAll ? null : part }));
 }
 
 // Return true if the points in charts of this kind are steps of a single run.
@@ -195,12 +183,9 @@ function steer(event, area) {
     showAll(plot);
   } else if (event.key === 'Enter' && area.index !== undefined && leads(plot.kind)) {
     location.hash = stepAddress(steps[area.index]);
-  } else if (event.key === 'ArrowLeft' || event.key === 'ArrowRight') {
+  } else if (event.key in ARROWS) {
     const from = area.index ?? (event.key === 'ArrowLeft' ? steps.length : -1);
-    area.index = Math.min(
-      Math.max(from + (event.key === 'ArrowLeft' ? -1 : 1), 0),
-      steps.length - 1,
-    );
+    area.index = Math.min(Math.max(from + ARROWS[event.key], 0), steps.length - 1);
     plot.setCursor({ left: plot.valToPos(steps[area.index], 'x'), top: 10 });
     plot.show(area.index);
   } else {
@@ -226,21 +211,10 @@ function drawMarks(u, marks) {
   }
 }
 
-// ---- Values ----
-
-function valuesTable(panel, made) {
-  return table(
-    [panel.x, ...made.columns.map(([label]) => label)],
-    made.steps.map((step, index) => [
-      step,
-      ...made.columns.map(([, values]) => values[index] ?? MISSING),
-    ]),
-    panel.title,
-  );
-}
-
-function redraw() {
-  for (const plot of charts) plot.redraw();
+function valuesTable(panel, { columns, steps }) {
+  const names = [panel.x, ...columns.map(([label]) => label)];
+  const row = (step, index) => [step, ...columns.map(([, values]) => values[index])];
+  return table(names, steps.map(row), panel.title);
 }
 
 // A grid of panels. All panels in `all` with the same horizontal axis show the same range.
@@ -252,8 +226,6 @@ function grid(panels, marks = [], all = panels) {
     extents[panel.x] = [Math.min(known[0], ...steps), Math.max(known[1], ...steps)];
   }
   for (const extent of Object.values(extents)) if (extent[0] === extent[1]) extent[1] += 1;
-  return h(
-    'div.grid',
-    panels.map((panel) => chart(panel, marks, extents[panel.x])),
-  );
+  const figures = panels.map((panel) => chart(panel, marks, extents[panel.x]));
+  return h('div.grid', figures);
 }

@@ -2,53 +2,39 @@
 
 async function comparePage() {
   const { groups, settings, panels, scores, differences, not_compared } = page.compare;
+  const runs = groups.map(({ label, runs }, index) => [
+    h('span.key', sample(index), label),
+    runs.map(({ seed }) => seed).join(', '),
+    h('code', runs.map(({ workdir }) => workdir).join(' ')),
+  ]);
+  const differing = settings.map(([name, ...values]) => [h('code', name), ...values]);
+  const labels = groups.map(({ label }) => label);
+  const scored = scores.map((score) => [
+    ...[score.evaluation, score.group, score.seeds, score.step],
+    score.common && withDeviation(score.common),
+    ...[withDeviation(score.last), score.last_steps.join(', '), withDeviation(score.best)],
+  ]);
+  const names =
+    'benchmark|run|seeds|last common step|score at that step|last score|at step|best score';
+  const title = 'Settings that differ';
   return [
-    section(
-      'Runs',
-      table(
-        'runs|seeds|folders',
-        groups.map(({ label, runs }, index) => [
-          h('span.key', sample(index), label),
-          runs.map(({ seed }) => seed).join(', '),
-          h('code', runs.map(({ workdir }) => workdir).join(' ')),
-        ]),
-        'Runs by setting',
-      ),
-    ),
-    settings.length
-      ? section(
-          'Settings that differ',
-          table(
-            ['setting', ...groups.map(({ label }) => label)],
-            settings.map(([name, ...values]) => [h('code', name), ...values]),
-            'Settings that differ',
-          ),
-        )
-      : null,
+    section('Runs', table('runs|seeds|folders', runs, 'Runs by setting')),
+    settings.length > 0 && section(title, table(['setting', ...labels], differing, title)),
     section(
       'Scores',
-      scores.length ? null : quiet('None of these runs was evaluated.'),
-      table(
-        'benchmark|run|seeds|last common step|score at that step|last score|at step|best score',
-        scores.map((score) => [
-          ...[score.evaluation, score.group, score.seeds, score.step],
-          score.common && withDeviation(score.common),
-          ...[withDeviation(score.last), score.last_steps.join(', '), withDeviation(score.best)],
-        ]),
-        'Scores: mean over seeds ± standard deviation',
-      ),
+      !scores.length && quiet('None of these runs was evaluated.'),
+      table(names, scored, 'Scores: mean over seeds ± standard deviation'),
     ),
-    scores.length
-      ? section(
-          'Differences at the last common evaluation',
-          quiet(
-            '95% intervals are from a paired bootstrap over common seeds, and are too ' +
-              'narrow with few seeds. With fewer than two common seeds, common questions are paired instead.',
-          ),
-          notes(not_compared, 'Not compared'),
-          differences.length ? differencesTable(differences) : null,
-        )
-      : null,
+    scores.length > 0 &&
+      section(
+        'Differences at the last common evaluation',
+        quiet(
+          '95% intervals are from a paired bootstrap over common seeds, and are too narrow with ' +
+            'few seeds. With fewer than two common seeds, common questions are paired instead.',
+        ),
+        notes(not_compared, 'Not compared'),
+        differences.length > 0 && differencesTable(differences),
+      ),
     section(
       'Curves',
       quiet('Means over seeds; the bands show one standard deviation.'),

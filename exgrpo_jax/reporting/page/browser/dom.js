@@ -1,7 +1,8 @@
 // Elements, numbers and words. Text goes only into text nodes, never into markup, so that a model's
 // text is shown unchanged.
 
-// h('p.quiet', { id: 'count' }, 'text'); without attributes h('p.quiet', 'text').
+// h('p.quiet', { id: 'count' }, 'text'); without attributes h('p.quiet', 'text'). Children that are
+// null, undefined or false are left out.
 function h(selector, ...children) {
   const [tag, ...classes] = selector.split('.');
   const element = document.createElement(tag);
@@ -12,7 +13,7 @@ function h(selector, ...children) {
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? '' : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => (child ?? null) !== null));
+  element.append(...children.flat(Infinity).filter((child) => (child ?? false) !== false));
   return element;
 }
 
@@ -69,23 +70,12 @@ function table(names, rows, caption, shape = '') {
     );
   const titles = head.map((name, column) => h('th', { scope: 'col', class: kinds[column] }, name));
   const hint = h('b.hint');
+  const label = caption || head.join(', ');
+  const body = rows.map((row) => h('tr', row.map(cell)));
   const scroller = h(
     'div',
-    {
-      class: `scroll ${shape}`,
-      tabindex: 0,
-      role: 'region',
-      'aria-label': caption || head.join(', '),
-    },
-    h(
-      'table',
-      h('caption', hint, caption ?? ''),
-      h('thead', h('tr', titles)),
-      h(
-        'tbody',
-        rows.map((row) => h('tr', row.map(cell))),
-      ),
-    ),
+    { class: `scroll ${shape}`, tabindex: 0, role: 'region', 'aria-label': label },
+    h('table', h('caption', hint, caption), h('thead', h('tr', titles)), h('tbody', body)),
   );
   new ResizeObserver(() => {
     const { scrollWidth, clientWidth, scrollHeight, clientHeight } = scroller;

@@ -7,7 +7,7 @@ async function evaluationPage(run) {
   const { evaluation, missing } = page.runs[run];
   return [
     notes(missing),
-    evaluation.panels.length ? grid(evaluation.panels) : null,
+    evaluation.panels.length > 0 && grid(evaluation.panels),
     benchmarks.length
       ? section('Gained and lost', between(benchmarks))
       : quiet('No evaluation has recorded its questions.'),
@@ -44,12 +44,9 @@ function between(benchmarks) {
   ];
 }
 
-// A question counts as right if at least half of its responses are correct.
-function isRight(evaluation, index) {
-  return evaluation.correct[index] >= evaluation.samples / 2;
-}
-
 function changes(benchmark, before, after) {
+  // A question counts as right if at least half of its responses are correct.
+  const isRight = ({ correct, samples }, index) => correct[index] >= samples / 2;
   const kinds = { gained: [], lost: [], 'right in both': [], 'wrong in both': [] };
   benchmark.rows.forEach((_, index) => {
     const [was, is] = [isRight(before, index), isRight(after, index)];
@@ -64,9 +61,8 @@ function changes(benchmark, before, after) {
     `Of ${plural(benchmark.rows.length, 'question')}, ${kinds.gained.length} were gained and ${kinds.lost.length} lost. Share of correct responses: `,
     h('b', `${number(share(before))} → ${number(share(after))}`),
     '.',
-    before.samples > 1
-      ? ' A question counts as right if at least half of its responses are correct.'
-      : '',
+    before.samples > 1 &&
+      ' A question counts as right if at least half of its responses are correct.',
   );
   return h(
     'div',
@@ -94,7 +90,7 @@ function questionList(benchmark, indices, pair) {
   const head = ['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)];
   return h(
     'div',
-    isCut ? quiet(`Showing the first ${MOST_QUESTIONS} of ${indices.length}.`) : null,
+    isCut && quiet(`Showing the first ${MOST_QUESTIONS} of ${indices.length}.`),
     table(head, rows, null, 'cards'),
   );
 }

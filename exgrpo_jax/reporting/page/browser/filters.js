@@ -31,16 +31,14 @@ function filters(rows, update) {
     history.replaceState(null, '', address({ ...values, at: null }));
     update();
   };
+  const onsubmit = (event) => event.preventDefault();
+  const oninput = () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(apply, TYPING);
+  };
   const form = h(
     'form.filters',
-    {
-      'aria-label': 'Filters',
-      onsubmit: (event) => event.preventDefault(),
-      oninput: () => {
-        clearTimeout(waiting);
-        waiting = setTimeout(apply, TYPING);
-      },
-    },
+    { 'aria-label': 'Filters', onsubmit, oninput },
     field('words', 'Find in questions and responses', { type: 'search', placeholder: 'text' }),
     field('from', 'step from', { min: 1 }),
     field('to', 'to', { min: 1 }),
@@ -123,22 +121,19 @@ function nothingFound(rows) {
   const now = choice();
   const limit = (name, otherwise) => (now.get(name) ? Number(now.get(name)) : otherwise);
   const [from, to] = [limit('from', -Infinity), limit('to', Infinity)];
-  if (rows.steps.some((step) => from <= step && step <= to))
-    return [
-      h('b', '0 responses'),
-      ' pass all of these filters. ',
-      h('a', { href: cleared(...FILTERS) }, 'Clear them'),
-    ];
+  if (rows.steps.some((step) => from <= step && step <= to)) {
+    const clear = h('a', { href: cleared(...FILTERS) }, 'Clear them');
+    return [h('b', '0 responses'), ' pass all of these filters. ', clear];
+  }
   if (!rows.steps.length) return ['No responses were recorded for this run.'];
   const distance = (step) => Math.min(Math.abs(step - from), Math.abs(step - to));
-  const nearest = rows.steps.reduce((best, step) =>
-    distance(step) < distance(best) ? step : best,
-  );
+  const nearest = rows.steps.reduce((a, b) => (distance(b) < distance(a) ? b : a));
+  const steps = from === to ? `Step ${from} has` : 'These steps have';
+  const why = whyNoStep(rows, from, to);
+  const href = address({ from: nearest, to: nearest, at: null });
   return [
-    from === to ? `Step ${from} has no responses here: ` : 'These steps have no responses here: ',
-    `${whyNoStep(rows, from, to)}. The nearest step with responses is `,
-    h('a', { href: address({ from: nearest, to: nearest, at: null }) }, `step ${nearest}`),
-    '.',
+    `${steps} no responses here: ${why}. The nearest step with responses is `,
+    ...[h('a', { href }, `step ${nearest}`), '.'],
   ];
 }
 
@@ -147,10 +142,7 @@ function whyNoStep(rows, from, to) {
   if (from > to) return 'the first step is after the last one';
   if (to < 1) return 'step 0 is the policy before the first update';
   if (from > step.at(-1))
-    return (
-      `the newest records are from step ${step.at(-1)} (a run writes records once every ` +
-      'config.metrics.records_every steps)'
-    );
+    return `the newest records are from step ${step.at(-1)} (a run writes records once every config.metrics.records_every steps)`;
   if (step.some((other) => from <= other && other <= to))
     return `this file contains the responses of only one step in ${rows.every}`;
   return 'their records are missing';

@@ -5,84 +5,66 @@ async function overviewPage(run) {
   const { panels, signal } = overview;
   const marks = overview.warnings.map((warning) => warning.step);
   const all = Object.values(panels).flat();
-  const charts = (...names) =>
-    grid(
-      names.flatMap((name) => panels[name]),
-      marks,
-      all,
-    );
+  const charts = (...names) => {
+    const chosen = names.flatMap((name) => panels[name]);
+    return grid(chosen, marks, all);
+  };
+  const facts = overview.facts.map(([name, value]) => tile(name, value));
+  const warned = overview.warnings.map(({ step, text }) => {
+    return [h('a', { href: stepAddress(step) }, String(step)), text];
+  });
+  const settings = overview.settings.map(([name, base, own]) => [h('code', name), base, own]);
+  const starts = overview.starts.map((start) => [
+    ...[start.first_step, start.time, h('code', start.command), start.commit],
+    ...[start.versions, start.python, start.system],
+  ]);
   return [
     section('Score', scoreTiles(overview), charts('score')),
     section('Next steps', overview.next.map(advice)),
     section(
       'Learning signal',
-      signal && signal.note ? h('p.notes', { id: 'silent' }, signal.note) : null,
+      signal?.note && h('p.notes', { id: 'silent' }, signal.note),
       signal ? signalTiles(signal) : quiet('No step is finished yet.'),
       charts('signal'),
     ),
     notes(missing),
-    section(
-      'Run',
-      h(
-        'dl.facts',
-        overview.facts.map(([name, value]) => tile(name, value)),
-      ),
-    ),
+    section('Run', h('dl.facts', facts)),
     section(
       'Curves',
       quiet(
         'Smooth lines are means over neighbouring steps; faint lines show the raw values. ' +
           'Click a step to see its responses. Drag to zoom; double-click or press Escape to see ' +
           'all steps. All charts zoom together.',
-        marks.length ? ' A triangle marks a step with a warning.' : '',
+        marks.length > 0 && ' A triangle marks a step with a warning.',
       ),
-      overview.replays ? null : quiet(NO_REPLAY),
+      !overview.replays && quiet(NO_REPLAY),
       charts('training', 'replay'),
     ),
     section(
-      `Warnings (${overview.warnings.length})`,
-      overview.warnings.length
-        ? table(
-            'step|warning',
-            overview.warnings.map(({ step, text }) => [stepLink(step), text]),
-            'Warnings',
-          )
+      `Warnings (${marks.length})`,
+      marks.length
+        ? table('step|warning', warned, 'Warnings')
         : quiet('The run printed no warnings.'),
     ),
     section(
       'Settings',
       quiet("This run's settings that differ from the base config."),
-      table(
-        'setting|base|this run',
-        overview.settings.map(([name, base, own]) => [h('code', name), base, own]),
-        'Settings',
-      ),
+      table('setting|base|this run', settings, 'Settings'),
     ),
     section(
       'Starts',
-      table(
-        'from step|time|command|commit|versions|Python|system',
-        overview.starts.map(({ first_step, time, command, ...start }) => [
-          ...[first_step, time, h('code', command), start.commit],
-          ...[start.versions, start.python, start.system],
-        ]),
-        'Starts',
-      ),
+      table('from step|time|command|commit|versions|Python|system', starts, 'Starts'),
     ),
   ];
 }
 
-function stepLink(step) {
-  return h('a', { href: stepAddress(step) }, String(step));
-}
-
 function notes(missing, label = 'Missing data') {
   const items = missing.map((note) => h('li', note));
-  return items.length ? h('ul.notes', { 'aria-label': label }, items) : null;
+  return items.length > 0 && h('ul.notes', { 'aria-label': label }, items);
 }
 
 function tile(name, value, more) {
-  return h('div', h('dt', name), h('dd', value), more ? h('dd.more', more) : null);
+  return h('div', h('dt', name), h('dd', value), more && h('dd.more', more));
 }
 
 // The last score of each evaluation, with the first and the best.
@@ -120,7 +102,7 @@ function changeOf({ from, estimate: [mean, low, high], questions, sign }) {
 
 // A sentence and its commands.
 function advice([words, commands]) {
-  return h('div.advice', h('p', words), commands ? h('pre', h('code', commands)) : null);
+  return h('div.advice', h('p', words), commands && h('pre', h('code', commands)));
 }
 
 // Means over the last steps, skipped updates and the learning rate.

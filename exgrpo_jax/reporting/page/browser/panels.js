@@ -25,13 +25,13 @@ function linesChart(panel) {
   const shown = panel.lines.map((line, order) => {
     const index = line.place ?? order; // a run keeps its colour in all charts
     const stroke = () => lineColor(index);
-    const few = line.steps.length < 40;
-    const points = { show: few, size: 6, fill: () => lineColor(index) };
+    const points = { show: line.steps.length < 40, size: 6, fill: stroke };
     const dash = DASHES[index % DASHES.length];
-    if (line.band) {
+    const band = line.band && [line.band.low, line.band.high];
+    const ends = band?.map((values) => aligned(line.band.steps, values));
+    if (ends) {
       const none = { stroke: 'transparent', points: { show: false } };
-      const low = add(aligned(line.band.steps, line.band.low), none);
-      const high = add(aligned(line.band.steps, line.band.high), none);
+      const [low, high] = ends.map((values) => add(values, none));
       bands.push({ series: [high, low], fill: () => `${lineColor(index)}2b` });
     }
     const values = aligned(line.steps, line.values);
@@ -42,26 +42,23 @@ function linesChart(panel) {
     } else {
       add(values, { stroke, width: 2, dash, points });
     }
-    const at = line.band ? new Map(line.band.steps.map((step, place) => [step, place])) : null;
-    return { line, values, at, index };
+    return { label: line.label, values, ends, index };
   });
-  const legend = (index) => [
-    whereAt(panel, steps[index]),
-    ...shown.map(({ line, values, at, index: place }) => {
-      const inBand = index === null ? undefined : at?.get(steps[index]);
-      const range =
-        inBand === undefined ? '' : ` (${interval(line.band.low[inBand], line.band.high[inBand])})`;
-      return keyOf(sample(place), line.label, values[index], range);
+  const legend = (at) => [
+    whereAt(panel, steps[at]),
+    ...shown.map(({ label, values, ends, index }) => {
+      const [low, high] = (ends || []).map((end) => end[at]);
+      const range = interval(low, high);
+      return keyOf(sample(index), label, values[at], range && ` (${range})`);
     }),
   ];
-  const columns = shown.map(({ line, values }) => [line.label, values]);
   return {
     data,
     series,
     bands,
     legend,
     steps,
-    columns,
+    columns: shown.map(({ label, values }) => [label, values]),
     scale: panel.log ? { distr: 3 } : { range: tight(panel) },
     axis: panel.log ? { filter: logLabels, values: apart } : {},
   };
@@ -87,11 +84,8 @@ function apart(u, splits) {
 function logLabels(u, splits) {
   const decades = Math.log10(u.scales.y.max / u.scales.y.min);
   const firsts = decades > 2.5 ? [1] : [1, 2, 5];
-  return splits.map((value) =>
-    firsts.includes(Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toFixed(3)))
-      ? value
-      : null,
-  );
+  const first = (value) => Number(value.toExponential(3).split('e')[0]);
+  return splits.map((value) => (firsts.includes(first(value)) ? value : null));
 }
 
 // A range that covers all values, starts at 0 if they come near it, and is at most 1 for shares.
@@ -110,12 +104,7 @@ function sample(place) {
     'svg',
     { width: 26, height: 8, class: 'sample', 'aria-hidden': 'true' },
     svg('line', {
-      x1: 0,
-      x2: 26,
-      y1: 4,
-      y2: 4,
-      class: `stroke-${place % PALETTE}`,
-      'stroke-width': 2.5,
+      ...{ x1: 0, x2: 26, y1: 4, y2: 4, class: `stroke-${place % PALETTE}`, 'stroke-width': 2.5 },
       'stroke-dasharray': DASHES[place % DASHES.length].join(' '),
     }),
   );
@@ -127,13 +116,12 @@ function sample(place) {
 const FILLS = { correct: 2, wrong: 1, 'no answer': 5, 'timed out': 3, crashed: 4 };
 
 function stackChart(panel) {
-  const sums = [];
   const fills = panel.layers.map(({ label }, index) => FILLS[label] ?? index % PALETTE);
-  panel.layers.forEach((layer, index) => {
-    sums.push(
-      layer.values.map((value, place) => (index ? sums[index - 1][place] : 0) + (value ?? 0)),
-    );
-  });
+  const sums = [];
+  for (const { values } of panel.layers) {
+    const below = sums.at(-1);
+    sums.push(values.map((value, place) => (below?.[place] ?? 0) + (value ?? 0)));
+  }
   // From the top down: each area reaches down to 0, and the next one is drawn over it.
   const order = panel.layers.map((_, index) => index).reverse();
   const series = order.map((index) => ({
@@ -184,19 +172,16 @@ function heatChart(panel) {
     });
     ctx.restore();
   };
-  const legend = (at) => [
-    h(
-      'span.at',
-      at === null
-        ? `${panel.what}: 0 `
-        : `${panel.x} ${number(steps[at])}, ${panel.what} by bucket: `,
-    ),
-    ...(at === null
-      ? [h('i.ramp', { 'aria-hidden': 'true' }), ` ${number(most)}`]
-      : panel.counts.map((counts, bucket) =>
-          h('span.key', `${bucket}: `, h('b', number(counts[at]))),
-        )),
-  ];
+  const legend = (at) => {
+    const { what, x } = panel;
+    if (at === null) {
+      const ramp = h('i.ramp', { 'aria-hidden': 'true' });
+      return [h('span.at', `${what}: 0 `), ramp, ` ${number(most)}`];
+    }
+    const ofBucket = (counts, k) => h('span.key', `${k}: `, h('b', number(counts[at])));
+    const where = `${x} ${number(steps[at])}, ${what} by bucket: `;
+    return [h('span.at', where), ...panel.counts.map(ofBucket)];
+  };
   return {
     data: [steps, steps.map(() => null)],
     series: [{}],

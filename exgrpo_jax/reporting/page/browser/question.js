@@ -14,12 +14,8 @@ async function questionPage(run) {
 
 function search(rows, wanted, isOpen) {
   const results = h('div', { 'aria-live': 'polite' });
-  const input = h('input', {
-    type: 'search',
-    id: 'find',
-    value: wanted,
-    placeholder: 'text, row or answer',
-  });
+  const placeholder = 'text, row or answer';
+  const input = h('input', { type: 'search', id: 'find', value: wanted, placeholder });
   const update = () =>
     results.replaceChildren(...(input.value || isOpen ? found(rows, input.value) : []));
   input.addEventListener('input', update);
@@ -27,12 +23,8 @@ function search(rows, wanted, isOpen) {
     history.replaceState(null, '', address({ find: input.value })),
   );
   update();
-  return h(
-    'search',
-    h('label', { for: 'find' }, 'Find a question by its text, row or answer '),
-    input,
-    results,
-  );
+  const label = h('label', { for: 'find' }, 'Find a question by its text, row or answer ');
+  return h('search', label, input, results);
 }
 
 function found(rows, wanted) {
@@ -50,11 +42,8 @@ function found(rows, wanted) {
     const row = rows.questions.row[place];
     const last = rows.ofQuestion.get(row).at(-1);
     return [
-      questionLink(row),
-      questionText(rows, row),
-      rows.questions.answer[place] ?? MISSING,
-      visits(place),
-      rows.visits.correctness[last],
+      ...[questionLink(row), questionText(rows, row), rows.questions.answer[place]],
+      ...[visits(place), rows.visits.correctness[last]],
     ];
   });
   const more =
@@ -100,13 +89,11 @@ function strip(rows, visits) {
         bucket_after[visit] === null ? 'not in buffer' : `bucket ${bucket_after[visit]}`;
       const fate = retired_step[visit] === null ? bucket : 'retired';
       const replay = replayOfVisit(rows, visit);
-      const facts = replay
-        ? [
-            `age ${replay.age}`,
-            `entropy ${number(replay.entropy)}`,
-            `ratio ${number(replay.ratio_mean)}`,
-          ]
-        : [];
+      const facts = [kindOf(replayed[visit]), fate];
+      if (replay) {
+        const { age, entropy, ratio_mean } = replay;
+        facts.push(`age ${age}`, `entropy ${number(entropy)}`, `ratio ${number(ratio_mean)}`);
+      }
       const column = h(`span.bar.${replayed[visit] ? 'replayed' : 'fresh'}`);
       column.style.height = `${Math.round(4 + 56 * share)}px`;
       return h(
@@ -116,18 +103,12 @@ function strip(rows, visits) {
           { href: groupAddress(rows, visit) },
           h('span.well', column),
           h('b', `${Math.round(100 * share)}%`),
-          h('span', kindOfVisit(rows, visit)),
-          h('span', fate),
           facts.map((text) => h('span', text)),
           h('span.quiet', `step ${step[visit]}`),
         ),
       );
     }),
   );
-}
-
-function kindOfVisit(rows, visit) {
-  return rows.visits.replayed[visit] ? KINDS.replayed : KINDS.fresh;
 }
 
 // The key of a visit's group in the recorded texts.
@@ -148,7 +129,7 @@ function visitsTable(rows, visits) {
       const replay = replayOfVisit(rows, visit);
       const link = h('a', { href: groupAddress(rows, visit) }, String(step[visit]));
       const buckets = [bucket_before, bucket_after].map((of) => of[visit]);
-      const shared = [link, kindOfVisit(rows, visit), correctness[visit], ...buckets];
+      const shared = [link, kindOf(replayed[visit]), correctness[visit], ...buckets];
       if (!replay) return [...shared, ...Array(7).fill(null)];
       const { written, age, entropy, others, ratio_mean, ratio_max, shaped_mean } = replay;
       const from = written ? `step ${written}` : 'before the run';
@@ -164,15 +145,11 @@ function replayOfVisit(rows, visit) {
   const index = rows.replayOf.get(visit);
   if (index === undefined || replays.written[index] === null) return null;
   const own = Object.fromEntries(Object.keys(replays).map((name) => [name, replays[name][index]]));
-  const others = own.candidates && without(own.candidates, own.entropy);
-  const words =
-    others && (others.map((value) => number(value)).join(', ') || 'the only candidate');
-  return { ...own, age: rows.visits.step[visit] - own.written, others: words ?? 'not compared' };
-}
-
-// The entropies of all candidates except the chosen one, whose entropy is nearest to `chosen`.
-function without(candidates, chosen) {
-  const distances = candidates.map((value) => Math.abs((value ?? Infinity) - chosen));
-  const own = distances.indexOf(Math.min(...distances));
-  return candidates.filter((_, index) => index !== own);
+  // All candidates except the chosen one, whose entropy is nearest to the replay's.
+  const distances = own.candidates?.map((value) => Math.abs((value ?? Infinity) - own.entropy));
+  const chosen = distances?.indexOf(Math.min(...distances));
+  const others = own.candidates?.filter((_, index) => index !== chosen);
+  const words = others?.map((value) => number(value)).join(', ') ?? 'not compared';
+  const age = rows.visits.step[visit] - own.written;
+  return { ...own, age, others: words || 'the only candidate' };
 }

@@ -62,7 +62,7 @@ function whatIsHere(rows) {
     cut > 0 &&
       `For ${number(cut)} of the ${plural(rows.questions.row.length, 'question')}, this file contains only the beginning of the text.`,
   ].filter(Boolean);
-  return sentences.length ? quiet(sentences.join(' ')) : null;
+  return sentences.length > 0 && quiet(sentences.join(' '));
 }
 
 // ---- The table ----
@@ -80,9 +80,9 @@ function listed(rows, found) {
     h(
       'nav.pages',
       { 'aria-label': 'Pages of the table' },
-      at > 0 ? h('a', { href: address({ at: Math.max(0, at - ROWS) }) }, '← previous') : null,
+      at > 0 && h('a', { href: address({ at: Math.max(0, at - ROWS) }) }, '← previous'),
       ` ${number(at + 1)} to ${number(Math.min(at + ROWS, found.length))} `,
-      at + ROWS < found.length ? h('a', { href: address({ at: at + ROWS }) }, 'next →') : null,
+      at + ROWS < found.length && h('a', { href: address({ at: at + ROWS }) }, 'next →'),
     ),
   ];
 }
@@ -92,15 +92,13 @@ function summary(rows, found) {
   const { responses, visits, visitOf } = rows;
   const groups = [...new Set(found.map((i) => visitOf[i]))];
   const rates = groups.map((visit) => visits.correctness[visit]);
-  const counted = (words, has) => {
-    const count = rates.filter(has).length;
-    return count ? [`${number(count)} ${words}`] : [];
+  const counts = {
+    'all solved': rates.filter((rate) => rate === 1).length,
+    'partly solved': rates.filter((rate) => rate > 0 && rate < 1).length,
+    'none solved': rates.filter((rate) => rate === 0).length,
   };
-  const fates = [
-    ...counted('all solved', (rate) => rate === 1),
-    ...counted('partly solved', (rate) => rate > 0 && rate < 1),
-    ...counted('none solved', (rate) => rate === 0),
-  ].join(', ');
+  const occurring = Object.entries(counts).filter(([, count]) => count);
+  const fates = occurring.map(([words, count]) => `${number(count)} ${words}`).join(', ');
   const mean = (name) =>
     number(found.reduce((sum, i) => sum + (responses[name][i] ?? 0), 0) / found.length);
   return [
@@ -121,13 +119,10 @@ function responseRow(rows, i) {
     h('a', { href: groupAddress(rows, visit), 'aria-label': label }, `group\u00a0${group}`),
     h('div.text', questionLink(question), ' ', excerpt(text, 'text not recorded')),
     h('div.text', responseText(rows.texts[i])),
-    kindOf(rows, i),
-    h('span', outcomeOf(rows, i), responses.truncated[i] ? ' (cut at the limit)' : ''),
-    answerOf(rows, i),
-    responses.reward[i],
-    signed(responses.advantage[i]),
-    responses.length[i],
-    responses.entropy[i],
+    kindOf(responses.replayed[i]),
+    h('span', outcome(outcomeOf(rows, i)), cutMark(rows, i)),
+    ...[answerOf(rows, i), responses.reward[i], signed(responses.advantage[i])],
+    ...[responses.length[i], responses.entropy[i]],
   ];
 }
 
@@ -148,20 +143,22 @@ function excerpt(text, otherwise) {
   const [from, to] = place < 0 ? [end, end] : [place, place + wanted.length];
   return h(
     'span.excerpt',
-    start ? '… ' : '',
-    text.slice(start, from),
-    to > from ? h('mark', text.slice(from, to)) : null,
-    text.slice(to, end),
-    end < text.length ? ' …' : '',
+    ...[start > 0 && '… ', text.slice(start, from)],
+    to > from && h('mark', text.slice(from, to)),
+    ...[text.slice(to, end), end < text.length && ' …'],
   );
 }
 
-function kindOf(rows, i) {
-  return rows.responses.replayed[i] ? KINDS.replayed : KINDS.fresh;
+function kindOf(isReplayed) {
+  return isReplayed ? KINDS.replayed : KINDS.fresh;
 }
 
 function outcomeOf(rows, i) {
-  return outcome(rows.responses.outcomes[rows.responses.outcome[i]]);
+  return rows.responses.outcomes[rows.responses.outcome[i]];
+}
+
+function cutMark(rows, i) {
+  return rows.responses.truncated[i] ? ' (cut at the limit)' : '';
 }
 
 function answerOf(rows, i) {
@@ -171,9 +168,11 @@ function answerOf(rows, i) {
 // The answer that the verifier extracted; true stands for the question's ground truth.
 function extracted(rows, i) {
   const own = rows.responses.answer[i];
-  return own === true
-    ? rows.questions.answer[rows.place.get(rows.visits.question[rows.visitOf[i]])]
-    : own;
+  return own === true ? truthOf(rows, i) : own;
+}
+
+function truthOf(rows, i) {
+  return rows.questions.answer[rows.place.get(rows.visits.question[rows.visitOf[i]])];
 }
 
 // ---- A group ----
@@ -183,18 +182,15 @@ async function groupView(run, rows, step, group) {
     (value, index) => value === step && rows.groupOf[index] === group,
   );
   if (visit < 0) return [h('p', `Step ${step} has no group ${group}.`)];
-  const first = rows.visits.first[visit];
   const question = rows.visits.question[visit];
   const texts = await recordedGroup(run, step, group);
-  const members =
-    first < 0
-      ? []
-      : Array.from({ length: rows.visits.responses[visit] }, (_, sample) => first + sample);
+  const count = rows.visits.responses[visit]; // 0 if they are not in this file
+  const members = Array.from({ length: count }, (_, i) => rows.visits.first[visit] + i);
   const tokensOf = (i, sample) => {
     if (!texts.has(sample)) return null;
     const isReplayed = Boolean(rows.responses.replayed[i]);
     const make = () => tokensView(texts.get(sample), isReplayed ? 'ratio' : 'entropy');
-    const title = h('span', `Sample ${sample}, ${kindOf(rows, i)}: `, why(rows, i));
+    const title = h('span', `Sample ${sample}, ${kindOf(isReplayed)}: `, why(rows, i));
     return unfold(title, make, sample === 0 || isReplayed);
   };
   return [
@@ -207,7 +203,7 @@ async function groupView(run, rows, step, group) {
       h('b', rows.questions.answer[rows.place.get(question)] ?? 'not recorded'),
       `, pass rate ${number(rows.visits.correctness[visit])}`,
     ),
-    members.length
+    count
       ? groupTable(rows, members)
       : h('p.notes', 'The responses from this step are not in this file.'),
     texts
@@ -231,10 +227,9 @@ function groupTable(rows, members) {
       const bar = h(`i.advantage.${responses.advantage[i] < 0 ? 'negative' : 'positive'}`);
       bar.style.width = `${Math.round((40 * Math.abs(responses.advantage[i])) / most)}px`;
       return [
-        ...[sample, kindOf(rows, i), outcomeOf(rows, i), answerOf(rows, i), responses.reward[i]],
-        h('span.with-bar', bar, signed(responses.advantage[i])),
-        responses.length[i],
-        responses.entropy[i],
+        ...[sample, kindOf(responses.replayed[i]), outcome(outcomeOf(rows, i)), answerOf(rows, i)],
+        ...[responses.reward[i], h('span.with-bar', bar, signed(responses.advantage[i]))],
+        ...[responses.length[i], responses.entropy[i]],
         ...(replay ? [replay.written, replay.ratio_mean, replay.ratio_max] : [null, null, null]),
       ];
     }),

@@ -20,7 +20,7 @@ async function solutions(run, rows, row, visits, recordings, replays) {
   const solved = [
     ...stored.map((solution) => withTexts(solution, all.pieces)),
     ...replays.map((replay) => ({ ...replay, step: replay.written })),
-    ...recordedSuccesses(rows, visits, recordings),
+    ...recordedWhere(rows, visits, recordings, (name, { past }) => name === 'correct' && !past),
   ].sort((a, b) => a.step - b.step);
   return [
     section('Stored responses', items.length ? items : quiet(whyNone(rows, visits, all))),
@@ -32,17 +32,12 @@ async function solutions(run, rows, row, visits, recordings, replays) {
 function firstAndLatest(solved) {
   const [first, last] = [solved[0], solved.at(-1)];
   if (!solved.length) return quiet('No solution has its text stored in this file.');
-  if (first.step === last.step)
-    return quiet(`All solutions with text in this file are from step ${first.step}.`);
+  const [from, to] = [first.step, last.step];
+  if (from === to) return quiet(`All solutions with text in this file are from step ${from}.`);
   if (isSame(first, last))
-    return quiet(
-      `The solution from step ${last.step} is identical to the one from step ${first.step}.`,
-    );
+    return quiet(`The solution from step ${to} is identical to the one from step ${from}.`);
   return [
-    quiet(
-      ...[`From step ${first.step} to step ${last.step}: `, h('del', 'removed')],
-      ...[' ', h('ins', 'added')],
-    ),
+    quiet(`From step ${from} to step ${to}: `, h('del', 'removed'), ' ', h('ins', 'added')),
     difference(first.texts.join(''), last.texts.join('')),
   ];
 }
@@ -57,45 +52,27 @@ function whyNone(rows, visits, all) {
 
 // The recorded replays, newest first.
 function lastReplays(rows, visits, recordings) {
-  return visits
-    .flatMap((visit, index) => {
-      const replay = recordings[index] ? replayOfVisit(rows, visit) : null;
-      const response = replay && [...recordings[index].values()].find((member) => member.past);
-      return response
-        ? [{ ...response, written: replay.written, step: rows.visits.step[visit] }]
-        : [];
-    })
-    .reverse();
+  const found = visits.flatMap((visit, index) => {
+    const replay = recordings[index] && replayOfVisit(rows, visit);
+    const response = replay && [...recordings[index].values()].find((member) => member.past);
+    const step = rows.visits.step[visit];
+    return response ? [{ ...response, written: replay.written, step }] : [];
+  });
+  return found.reverse();
 }
 
 function isSame(one, other) {
   return one.texts.join('') === other.texts.join('');
 }
 
-function recordedSuccesses(rows, visits, recordings) {
-  return recordedWhere(
-    rows,
-    visits,
-    recordings,
-    (name, response) => name === 'correct' && !response.past,
-  );
-}
-
 function recordedWhere(rows, visits, recordings, isWanted) {
-  const { outcomes, outcome: codes } = rows.responses;
-  return visits.flatMap((visit, index) =>
-    [...(recordings[index] || [])]
-      .filter(
-        ([sample, response]) =>
-          rows.visits.first[visit] >= 0 &&
-          isWanted(outcomes[codes[rows.visits.first[visit] + sample]], response),
-      )
-      .map(([sample, response]) => ({
-        ...response,
-        step: rows.visits.step[visit],
-        index: rows.visits.first[visit] + sample,
-      })),
-  );
+  return visits.flatMap((visit, place) => {
+    const [step, first] = [rows.visits.step[visit], rows.visits.first[visit]];
+    const members = first < 0 ? [] : [...(recordings[place] || [])];
+    return members
+      .map(([sample, response]) => ({ ...response, step, index: first + sample }))
+      .filter((response) => isWanted(outcomeOf(rows, response.index), response));
+  });
 }
 
 function replayed(replays) {
@@ -106,7 +83,7 @@ function replayed(replays) {
         tokensView(replay, 'ratio'),
       ),
     ),
-    replays.length ? null : quiet('No replay was recorded token by token.'),
+    !replays.length && quiet('No replay was recorded token by token.'),
   );
 }
 
@@ -119,30 +96,19 @@ function mistakes(rows, visits, recordings) {
         tokensView(response, 'entropy'),
       ),
     ),
-    wrong.length ? null : quiet('No incorrect response was recorded token by token.'),
+    !wrong.length && quiet('No incorrect response was recorded token by token.'),
   );
 }
 
 // Explain a response's verdict.
 function why(rows, index) {
-  const { outcomes, outcome: codes, reason } = rows.responses;
-  const name = outcomes[codes[index]];
-  const place = rows.place.get(rows.visits.question[rows.visitOf[index]]);
-  const truth = rows.questions.answer[place];
-  const words =
-    {
-      wrong: [
-        'extracted ',
-        h('b', extracted(rows, index) ?? 'nothing'),
-        ', but the answer is ',
-        h('b', truth ?? 'not recorded'),
-      ],
-      'no answer': ['no answer could be extracted'],
-    }[name] || (reason[index] ? [reason[index]] : []);
-  return [
-    outcome(name),
-    words.length ? ': ' : '',
-    words,
-    rows.responses.truncated[index] ? ' (cut at the limit)' : '',
-  ];
+  const name = outcomeOf(rows, index);
+  const own = h('b', extracted(rows, index) ?? 'nothing');
+  const truth = h('b', truthOf(rows, index) ?? 'not recorded');
+  const words = {
+    wrong: ['extracted ', own, ', but the answer is ', truth],
+    'no answer': 'no answer could be extracted',
+  }[name];
+  const reason = words ?? rows.responses.reason[index];
+  return [outcome(name), reason && [': ', reason], cutMark(rows, index)];
 }

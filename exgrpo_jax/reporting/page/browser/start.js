@@ -31,42 +31,20 @@ function header() {
     return h('a', { href, 'aria-current': name === shown && 'page' }, title(name));
   };
   const runs = page.runs.map(({ name }, index) => [index, name]);
+  const { name, progress } = page.runs[run];
+  const label = 'Switch between light and dark';
+  const onclick = () => setTheme(document.documentElement.dataset.theme !== 'dark');
   return [
-    h(
-      'h1',
-      isCompared ? `${page.runs.length} runs` : page.runs[run].name,
-      h('small', isCompared ? '' : page.runs[run].progress),
-    ),
-    runs.length < 2 || isCompared ? null : select('run', { id: 'run', onchange }, runs, run),
+    h('h1', ...(isCompared ? [`${page.runs.length} runs`] : [name, h('small', progress)])),
+    runs.length > 1 && !isCompared && select('run', { id: 'run', onchange }, runs, run),
     h('nav', { 'aria-label': 'Pages' }, names.map(tab)),
-    h(
-      'button',
-      {
-        type: 'button',
-        id: 'theme',
-        onclick: changeTheme,
-        'aria-label': 'Switch between light and dark',
-      },
-      '◐',
-    ),
+    h('button', { type: 'button', id: 'theme', onclick, 'aria-label': label }, '◐'),
   ];
-}
-
-// Follow the system's light or dark setting until the reader changes it here.
-function followSystem() {
-  const system = matchMedia('(prefers-color-scheme: dark)');
-  const adopt = () => setTheme(system.matches);
-  system.addEventListener('change', adopt);
-  adopt();
 }
 
 function setTheme(isDark) {
   document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
-  redraw();
-}
-
-function changeTheme() {
-  setTheme(document.documentElement.dataset.theme !== 'dark');
+  for (const plot of charts) plot.redraw();
 }
 
 let showing = 0;
@@ -129,7 +107,11 @@ function offerReload() {
 }
 
 async function start() {
-  followSystem();
+  // Follow the system's light or dark setting until the reader changes it here.
+  const system = matchMedia('(prefers-color-scheme: dark)');
+  const adopt = () => setTheme(system.matches);
+  system.addEventListener('change', adopt);
+  adopt();
   page = await part('page');
   const more = page.again ? ' It checks for newer steps automatically.' : '';
   const footer = quiet(`Written ${page.written} by exgrpo_jax ${page.by}.`, more);

@@ -86,27 +86,15 @@ async function recorded(run) {
   rows.visits.first.forEach((first, visit) => {
     if (first >= 0) rows.visitOf.fill(visit, first, first + rows.visits.responses[visit]);
   });
-  rows.replayOf = replaysOf(rows.visits.replayed);
-  rows.place = new Map(rows.questions.row.map((row, place) => [row, place]));
-  rows.groupOf = groupsOf(rows.visits.step);
-  rows.steps = [...new Set(rows.visits.step.filter((_, visit) => rows.visits.first[visit] >= 0))];
-  return rows;
-}
-
-// Map each visit with a replay to the replay's index.
-function replaysOf(replayed) {
-  const places = new Map();
-  replayed.forEach((flag, visit) => {
-    if (flag) places.set(visit, places.size);
+  rows.replayOf = new Map();
+  rows.visits.replayed.forEach((flag, visit) => {
+    if (flag) rows.replayOf.set(visit, rows.replayOf.size);
   });
-  return places;
-}
-
-// The index of each visit within its step.
-function groupsOf(steps) {
-  const groups = new Int32Array(steps.length);
-  for (let visit = 1; visit < steps.length; visit++) {
-    groups[visit] = steps[visit] === steps[visit - 1] ? groups[visit - 1] + 1 : 0;
-  }
-  return groups;
+  rows.place = new Map(rows.questions.row.map((row, place) => [row, place]));
+  const { step } = rows.visits;
+  rows.groupOf = new Int32Array(step.length); // each visit's index within its step
+  for (let visit = 1; visit < step.length; visit++)
+    rows.groupOf[visit] = step[visit] === step[visit - 1] ? rows.groupOf[visit - 1] + 1 : 0;
+  rows.steps = [...new Set(step.filter((_, visit) => rows.visits.first[visit] >= 0))];
+  return rows;
 }

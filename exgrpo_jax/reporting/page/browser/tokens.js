@@ -67,17 +67,14 @@ function tokensView(response, wanted) {
   let meaning = possible.includes(wanted) ? wanted : possible[0];
   const status = h('p.readout', { 'aria-live': 'polite' });
   const legend = h('div');
-  const spans = response.texts.map((text) => h('span.token', visible(text)));
+  const spans = response.texts.map((text) => h('span.token', text.replace(/\n/g, '↵\n')));
   const places = turnsOf(response);
   const isOwn = (index) => !places[index] || places[index].isOwn;
   const withSpeakers = spans.flatMap((span, index) =>
     places[index]?.begins ? [h('span.speaker', places[index].said), span] : [span],
   );
-  const text = h(
-    'div.tokens',
-    { tabindex: 0, role: 'group', 'aria-label': 'Response tokens; move with the arrow keys' },
-    withSpeakers,
-  );
+  const label = 'Response tokens; move with the arrow keys';
+  const text = h('div.tokens', { tabindex: 0, role: 'group', 'aria-label': label }, withSpeakers);
   const paint = () => {
     spans.forEach((span, index) => {
       const level = meaning ? MEANINGS[meaning].level(response, index) : '';
@@ -97,7 +94,7 @@ function tokensView(response, wanted) {
     if (index >= 0) go(index);
   });
   text.addEventListener('keydown', (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const step = ARROWS[event.key];
     if (!step) return;
     go(Math.min(Math.max(at + step, 0), spans.length - 1));
     event.preventDefault();
@@ -108,27 +105,21 @@ function tokensView(response, wanted) {
     paint();
   };
   const options = possible.map((name) => [name, MEANINGS[name].title]);
-  const menu =
-    options.length < 2 ? null : select('Colour by', { onchange: choose }, options, meaning);
+  const menu = options.length > 1 && select('Colour by', { onchange: choose }, options, meaning);
   return h('div.response', menu, legend, text, status);
 }
 
-function visible(text) {
-  return text.replace(/\n/g, '↵\n');
-}
-
 function describeToken(response, index, isOwn) {
-  const values = [
-    `token ${index + 1} of ${response.texts.length}: ${JSON.stringify(response.texts[index])}`,
-  ];
-  if (!isOwn) return [...values, 'written by the environment'].join(' · ');
-  if (response.entropy) values.push(`entropy ${number(response.entropy[index])}`);
-  if (response.logp) values.push(`log-probability ${number(response.logp[index])}`);
-  if (response.past)
-    values.push(
-      `then ${number(response.past[index])}, log-ratio ${signed(logRatio(response, index))}`,
-    );
-  return values.join(' · ');
+  const { texts, entropy, logp, past } = response;
+  const place = `token ${index + 1} of ${texts.length}: ${JSON.stringify(texts[index])}`;
+  const values = isOwn
+    ? [
+        entropy && `entropy ${number(entropy[index])}`,
+        logp && `log-probability ${number(logp[index])}`,
+        past && `then ${number(past[index])}, log-ratio ${signed(logRatio(response, index))}`,
+      ]
+    : ['written by the environment'];
+  return [place, ...values].filter(Boolean).join(' · ');
 }
 
 // A recorded response, with the text of each token.
@@ -140,14 +131,12 @@ function withTexts(response, pieces) {
 async function recordedGroup(run, step, group) {
   const key = `${step}/${group}`;
   let found = await part(`texts-${run}`);
-  if (!found || !(key in found.groups)) {
+  if (!found?.groups[key]) {
     const { recorded: steps } = await recorded(run);
     found = page.texts && steps.includes(step) ? await textsOf(run, step) : null;
   }
-  if (!found || !(key in found.groups)) return null;
-  return new Map(
-    found.groups[key].map((response) => [response.sample, withTexts(response, found.pieces)]),
-  );
+  const members = found?.groups[key]?.map((one) => [one.sample, withTexts(one, found.pieces)]);
+  return members ? new Map(members) : null;
 }
 
 // ---- Differences ----
@@ -181,11 +170,9 @@ function difference(before, after) {
       j >= b.length ||
       (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])
     ) {
-      shown.append(h('del', a[i]));
-      i++;
+      shown.append(h('del', a[i++]));
     } else {
-      shown.append(h('ins', b[j]));
-      j++;
+      shown.append(h('ins', b[j++]));
     }
   }
   return shown;
