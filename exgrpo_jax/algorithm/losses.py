@@ -16,7 +16,6 @@ from exgrpo_jax.datatypes import Array
 
 Flag = bool | jax.Array  # a bool scalar, traced or not
 
-
 # In nats. exp(80) = 5.5e34 leaves room in float32 for every factor that a loss applies to it.
 _LARGEST = 80.0
 
@@ -27,9 +26,8 @@ _LARGEST = 80.0
 def importance_ratio(log_ratio: Array) -> jax.Array:
   """Return w = exp(log_ratio): plain importance sampling (the authors' code: no_reshape).
 
-  The value and derivative are capped at 5.5e34 to stay finite in float32. A capped ratio times an
-  advantage of 0 is then 0. Any other advantage gives a gradient so large that the update is
-  skipped.
+  The value and derivative are capped at 5.5e34 to stay finite in float32, so a capped ratio times
+  an advantage of 0 is 0. Any other advantage gives a gradient so large that the update is skipped.
   """
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
 
@@ -43,16 +41,6 @@ def power(log_ratio: Array, exponent: float) -> jax.Array:
   2.0
   """
   return importance_ratio(exponent * log_ratio)
-
-
-def log_probability(logp: Array, weight: float) -> Array:
-  """Return weight x log pi: supervised learning without a ratio (authors: logp)."""
-  return weight * logp
-
-
-def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
-  """Return w + weight x log pi: importance sampling plus supervised learning (authors: p_logp)."""
-  return importance_ratio(log_ratio) + log_probability(logp, weight)
 
 
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
@@ -86,9 +74,11 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   'unit_slope': lambda _, log_ratio, config: unit_slope(log_ratio, config.beta),
   'none': lambda _, log_ratio, __: importance_ratio(log_ratio),
   'power': lambda _, log_ratio, config: power(log_ratio, config.shaping_exponent),
-  'log': lambda logp, _, config: log_probability(logp, config.shaping_weight),
-  'ratio_plus_log': lambda logp, log_ratio, config: ratio_plus_log(
-    logp, log_ratio, config.shaping_weight
+  # Supervised learning without a ratio (the authors' code: logp).
+  'log': lambda logp, _, config: config.shaping_weight * logp,
+  # Importance sampling plus supervised learning (the authors' code: p_logp).
+  'ratio_plus_log': lambda logp, log_ratio, config: (
+    importance_ratio(log_ratio) + config.shaping_weight * logp
   ),
 }
 
@@ -112,8 +102,7 @@ def ppo(
 ) -> tuple[Array, Array]:
   """Return min(r A, clip(r) A) if `clip` is set, else r A: PPO's surrogate (arXiv:1707.06347).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). is_clipped_BT is True where the clipped
-  ratio is used.
+  `bounded_BT` is clip(r). is_clipped_BT is True where the clipped ratio is used.
 
   >>> ratio_BT, advantage_B1 = np.array([[1.5, 0.5]]), np.array([[1.0]])
   >>> term_BT, is_clipped_BT = ppo(0, ratio_BT, ratio_BT.clip(0.75, 1.25), advantage_B1, clip=True)
@@ -147,8 +136,8 @@ def cispo(
 ) -> tuple[Array, Array]:
   """Return A log pi times the ratio, clipped if `clip` is set: CISPO (arXiv:2506.13585).
 
-  No gradient flows through the ratio. `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT).
-  is_clipped_BT is True where the clipped ratio is used.
+  No gradient flows through the ratio. `bounded_BT` is clip(r). is_clipped_BT is True where the
+  clipped ratio is used.
   """
   is_clipped_BT = clip & (bounded_BT != ratio_BT)
   constant_BT = jax.lax.stop_gradient(jnp.where(is_clipped_BT, bounded_BT, ratio_BT))
@@ -213,12 +202,11 @@ def within_second_moment(
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   """Sum x over the tokens of each token's row: [B, T] -> [B, T].
 
+  `x_BT` is float32. `segment_BT` is the row of each token, int32 in 0 … T. A sequence may contain
+  several rows.
+
   >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
   [[3.0, 3.0, 5.0]]
-
-  Args:
-    x_BT: the values to sum, float32.
-    segment_BT: the row of each token, int32 in 0 … T. A sequence may contain several rows.
   """
   chex.assert_rank([x_BT, segment_BT], 2)
   chex.assert_equal_shape([x_BT, segment_BT])

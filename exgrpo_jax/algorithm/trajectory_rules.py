@@ -27,8 +27,6 @@ RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'random': None,
 }
 
-_TOGETHER = 8  # candidates per forward pass in the released code
-
 
 def released_costs(
   entropies: Sequence[np.ndarray], lengths: Sequence[int], longest: int
@@ -52,13 +50,14 @@ def released_costs(
     The costs. The mean of an empty window is -inf here. It is NaN in the authors' code, and NumPy's
       argmin picks the first NaN.
   """
-  last = lengths[(len(lengths) - 1) // _TOGETHER * _TOGETHER :]
-  starts = [*last, *[0] * (_TOGETHER - len(last))]  # their code adds padding rows
+  together = 8  # candidates per forward pass in the released code
+  last = lengths[(len(lengths) - 1) // together * together :]
+  starts = [*last, *[0] * (together - len(last))]  # their code adds padding rows
   costs = []
   for place, entropy in enumerate(entropies):
     window = np.zeros(longest, np.float32)
     shown = entropy[-longest:]
     window[longest - len(shown) :] = shown
-    seen = window[starts[place % _TOGETHER] :]
+    seen = window[starts[place % together] :]
     costs.append(float(np.mean(seen)) if len(seen) else -np.inf)
   return costs

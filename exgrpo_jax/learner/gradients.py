@@ -264,13 +264,8 @@ def microbatches(
   """Pack a minibatch's rows into passes of the two shapes from packing.py, in NumPy.
 
   Leaves out rows without response tokens because they have no weight. A minibatch without any
-  tokens still gets one pass, because an update without signal is still an update.
-
-  Args:
-    spec: provides the token budget, the row limits and `drop_zero_advantage`.
-    batch: the minibatch.
-    inputs: the minibatch's `objective.loss_inputs`.
-    num_shards: number of shards that sequences are split over.
+  tokens still gets one pass, because an update without signal is still an update. `inputs` are the
+  minibatch's `objective.loss_inputs`. Sequences are split over `num_shards` shards.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
   used_B = mask_BT.any(axis=1)
@@ -301,11 +296,6 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
   )
 
 
-def most_passes(num_rows: int, count: int) -> int:
-  """Return how many passes of `count` sequences are needed if each sequence has only one row."""
-  return -(-num_rows // count)
-
-
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
   """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
@@ -318,7 +308,8 @@ def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, 
     alike.setdefault(packed.tokens_BT.shape, []).append(packed)
 
   def stacked(*parts: np.ndarray) -> np.ndarray:
-    stack = np.zeros((most_passes(num_rows, len(parts[0])), *parts[0].shape), parts[0].dtype)
+    most = -(-num_rows // len(parts[0]))  # if each sequence has only one row
+    stack = np.zeros((most, *parts[0].shape), parts[0].dtype)
     stack[: len(parts)] = parts
     return stack
 
