@@ -177,13 +177,9 @@ def pack(
   Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
   Several counts of long passes are tried; the remaining rows go into short passes.
 
-  Args:
-    length_R: int, tokens of each row, at most the long shape's length; rows of length 0 are
-      skipped.
-    response_R: int, response tokens of each row, at most the long shape's window.
-    long: shape of the first passes.
-    short: shape of the remaining passes.
-    prefixes: the rows' prefixes; None if no prefixes are shared.
+  `length_R` is each row's number of tokens, at most the long shape's length; empty rows are skipped.
+  `response_R` counts the response tokens among them, at most the long shape's window. `prefixes` is
+  None if no prefixes are shared.
   """
   chex.assert_rank([length_R, response_R], 1)
   chex.assert_equal_shape([length_R, response_R])
@@ -273,12 +269,8 @@ def _pieces(
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
   """Return the position before each target, padded to length `window` with other positions.
 
-  Args:
-    is_target_BT: bool, False at position 0; at most `window` targets per sequence.
-    window: W, less than T.
-
-  Returns:
-    int32 [B, W], strictly increasing in each sequence, so that gradients never collide.
+  `is_target_BT` is False at position 0 and has at most `window` targets per sequence; W is below T.
+  Returns int32 [B, W], strictly increasing in each sequence, so that gradients never collide.
   """
   chex.assert_rank(is_target_BT, 2)
   # Stable sort: predictors first, then other positions, each in ascending order.

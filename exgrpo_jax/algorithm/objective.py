@@ -59,13 +59,9 @@ def clips_fresh_ratios(config: ObjectiveConfig, replay_started: bool) -> bool:
 def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> LossInputs:
   """Compute a minibatch's loss inputs with all normalisers; NumPy in, NumPy out.
 
-  Args:
-    batch: the whole optimiser minibatch, because its rows and lengths determine the normalisers.
-    config: the loss terms and their normalisation.
-    max_response: the configured response limit, in tokens.
-
-  Returns:
-    Inputs aligned with batch.tokens_BT. Callers may rearrange tokens and drop those with mask 0.
+  `batch` is the whole optimiser minibatch, because its rows and lengths determine the normalisers.
+  `max_response` is the configured response limit, in tokens. The inputs are aligned with
+  batch.tokens_BT. Callers may rearrange tokens and drop those with mask 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
   chex.assert_shape([batch.tokens_BT, batch.old_logp_BT, batch.term_weight_BT], shape)

@@ -265,14 +265,9 @@ def record_step(
   """Return the buffer after a step.
 
   A replayed trajectory counts with its stored verdict: always a success unless `store` is 'all'.
-
-  Args:
-    config: the replay settings.
-    buffer: the buffer that the step was planned with.
-    plan: the step's Q questions.
-    replays: each group's stored trajectory, or None.
-    responses: each group's fresh responses: K, or K - 1 if it replays a trajectory.
-    verdicts: the verdict on each fresh response.
+  `buffer` is the one that the step was planned with. `replays`, `responses` and `verdicts` have an
+  element for each of the plan's Q groups: its stored trajectory or None, its fresh responses (K, or
+  K - 1 if it replays a trajectory) and the verdicts on them.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)

@@ -39,16 +39,11 @@ def released_costs(
   their padding. Every candidate uses a mask from the last pass of up to eight candidates. So a cost
   is the mean of the window from some other candidate's length to the end.
 
-  Args:
-    entropies: the token entropies of each candidate, nats [P - 1 + T]: its prompt except the first
-      token, then its response.
-    lengths: the number of tokens in each response that are not the padding token, which may also be
-      an end token.
-    longest: length of the window in tokens, `rollout.max_response`.
-
-  Returns:
-    The costs. The mean of an empty window is -inf here. It is NaN in the authors' code, and NumPy's
-      argmin picks the first NaN.
+  `entropies` are the token entropies of each candidate, nats [P - 1 + T]: its prompt except the
+  first token, then its response. `lengths` counts the tokens in each response that are not the
+  padding token, which may also be an end token. `longest` is the length of the window in tokens,
+  `rollout.max_response`. The mean of an empty window is -inf here. It is NaN in the authors' code,
+  and NumPy's argmin picks the first NaN.
   """
   together = 8  # candidates per forward pass in the released code
   last = lengths[(len(lengths) - 1) // together * together :]

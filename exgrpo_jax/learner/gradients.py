@@ -93,18 +93,13 @@ def minibatch_gradient(
 ) -> Accumulator:
   """Compute the gradient of a minibatch's loss and the sums for its metrics.
 
-  Args:
-    spec: the objective and model.
-    params: the trained parameters.
-    batch: all rows of the minibatch, as NumPy arrays.
-    clip: True if fresh ratios are clipped in this step.
-    is_first: True for the step's first minibatch.
-    initial: the run's initial parameters; needed only for LoRA, as the base of the adapters, and
-      for a KL term, as the reference policy.
+  `batch` has all rows of the minibatch as NumPy arrays. `clip` is True if fresh ratios are clipped
+  in this step, `is_first` for the step's first minibatch. `initial` has the run's initial
+  parameters. They are needed only for LoRA, as the base of the adapters, and for a KL term, as the
+  reference policy.
 
-  Returns:
-    (gradient, sums), both still being computed on the device. The gradient is laid out like the
-      parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
+  Returns (gradient, sums), both still being computed on the device. The gradient is laid out like
+  the parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
   """
   inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
   _, num_shards = sharding.split(spec.mesh, 'batch')
@@ -351,12 +346,9 @@ def programs(
 ) -> Iterator[Program]:
   """Yield the compiled programs that a step's updates use.
 
-  Args:
-    spec: the updates' static inputs.
-    state: the train state, or its shapes.
-    initial: see `minibatch_gradient`.
-    nothing: a batch with the shapes of every step's batch, but without a token to train on.
-    minibatch_passes: each minibatch's passes, to count how often each program runs.
+  `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
+  batch with the shapes of every step's batch, but without a token to train on. `minibatch_passes`
+  are each minibatch's passes, to count how often each program runs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
   of_zero = spec, state.params
