@@ -177,7 +177,7 @@ def pack(
   Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
   Several counts of long passes are tried; the remaining rows go into short passes.
 
-  `length_R` is each row's number of tokens, at most the long shape's length; empty rows are skipped.
+  `length_R` is each row's length in tokens, at most the long shape's; empty rows are skipped.
   `response_R` counts the response tokens among them, at most the long shape's window. `prefixes` is
   None if no prefixes are shared.
   """
@@ -229,10 +229,7 @@ def shared_prompts(
 
 
 def layout(
-  shape: Shape,
-  sequences: Sequence[Rows],
-  length_R: np.ndarray,
-  prefixes: Prefixes | None = None,
+  shape: Shape, sequences: Sequence[Rows], length_R: np.ndarray, prefixes: Prefixes | None = None
 ) -> Layout:
   """Lay out the tokens of a pass that consists of these sequences."""
   row_BT = np.zeros((shape.count, shape.length), int)

@@ -259,10 +259,7 @@ def test_parameters_alone_are_restored_from_a_step_or_the_newest(saved, mesh, li
 
 @pytest.mark.parametrize(
   ('damage', 'reason'),
-  [
-    (truncate_a_file, r'5 is damaged \(.*\)'),
-    (change_a_checksum, rf"5/state: .*'a'.*: {DIFFERS}"),
-  ],
+  [(truncate_a_file, r'5 is damaged \(.*\)'), (change_a_checksum, rf"5/state: .*'a'.*: {DIFFERS}")],
 )
 def test_damaged_parameters_are_refused(workdir, damage, reason, like):
   damage(workdir / 'checkpoints' / '5')

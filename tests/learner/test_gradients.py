@@ -163,12 +163,6 @@ def test_each_response_token_is_in_one_microbatch(mesh, tokens, shards):
   assert sorted(found) == sorted(expected)
 
 
-def rows_with_targets(packed):
-  """(sequence, segment) of each row of a microbatch."""
-  b, w = np.nonzero(packed.inputs.mask_BT > 0)
-  return set(zip(b, packed.segments.segment_BT[b, packed.predictor_BW[b, w]], strict=True))
-
-
 def test_shapes_do_not_depend_on_the_rows(mesh):
   """Two of tokens and of stacks, whatever the lengths and however many rows have no response."""
   shapes = set()
@@ -193,10 +187,12 @@ def test_a_minibatch_without_tokens_is_one_empty_pass(mesh):
 
 @pytest.mark.usefixtures('large_passes')
 def test_rows_of_advantage_0_may_be_left_out(mesh):
-  without = cut(mesh, 200, drop=True)
-  assert all((p.inputs.advantage_BT[p.inputs.mask_BT > 0] != 0).all() for p in without)
-  num_rows = sum(len(rows_with_targets(packed)) for packed in without)
-  assert num_rows == ROWS - 2 - 3  # two are empty
+  without, rows = cut(mesh, 200, drop=True), 0
+  for packed in without:
+    b, w = np.nonzero(packed.inputs.mask_BT > 0)
+    assert (packed.inputs.advantage_BT[b, w] != 0).all()
+    rows += len(set(zip(b, packed.segments.segment_BT[b, packed.predictor_BW[b, w]])))
+  assert rows == ROWS - 2 - 3  # two are empty
 
 
 # ---- The gradient ----
@@ -268,13 +264,6 @@ def test_a_prompt_is_computed_once_for_its_rows_where_attention_can(mesh, gradie
     assert apart[0].segments.prefix_BT is None
     assert_same(gradient(), whole)
   assert shared < 0.85 * sum((packed.segments.segment_BT > 0).sum() for packed in apart)
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures('large_passes')
-def test_microbatches_change_nothing(gradient, whole, mesh):
-  assert len(cut(mesh, 72)) == 9
-  assert_same(gradient(tokens=72), whole)
 
 
 @pytest.mark.full
