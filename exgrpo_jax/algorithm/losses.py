@@ -32,17 +32,6 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
 
 
-def power(log_ratio: Array, exponent: float) -> jax.Array:
-  """Return w ** exponent with w = exp(log_ratio) (the authors' code: pow).
-
-  Exponents below 1 pull the result toward 1.
-
-  >>> round(float(power(np.log(4), 0.5)), 3)
-  2.0
-  """
-  return importance_ratio(exponent * log_ratio)
-
-
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
@@ -73,7 +62,8 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   'policy_shaping': lambda _, log_ratio, config: policy_shaping(log_ratio, config.beta),
   'unit_slope': lambda _, log_ratio, config: unit_slope(log_ratio, config.beta),
   'none': lambda _, log_ratio, __: importance_ratio(log_ratio),
-  'power': lambda _, log_ratio, config: power(log_ratio, config.shaping_exponent),
+  # w ** exponent (the authors' code: pow). Exponents below 1 pull the result toward 1.
+  'power': lambda _, log_ratio, config: importance_ratio(config.shaping_exponent * log_ratio),
   # Supervised learning without a ratio (the authors' code: logp).
   'log': lambda logp, _, config: config.shaping_weight * logp,
   # Importance sampling plus supervised learning (the authors' code: p_logp).
@@ -145,15 +135,6 @@ def cispo(
 
 
 POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by ObjectiveConfig.policy_loss
-
-
-def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:
-  """Mark ratios below 1 - epsilon or above 1 + epsilon_high, whether or not they are clipped.
-
-  >>> is_outside(np.log([0.7, 1.0, 1.3]), epsilon=0.2, epsilon_high=0.4).tolist()
-  [True, False, False]
-  """
-  return (log_ratio_BT < np.log1p(-epsilon)) | (log_ratio_BT > np.log1p(epsilon_high))
 
 
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:

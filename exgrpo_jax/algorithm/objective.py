@@ -266,7 +266,9 @@ def _metric_sums(
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
   shaped_BT = replay_weights(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
   shaped_BT = jnp.where(replay_mask_BT > 0, shaped_BT, 0.0)
-  is_outside_BT = losses.is_outside(log_ratio_BT, config.clip_epsilon, config.clip_epsilon_high)
+  # Outside the clip range, whether or not ratios are clipped.
+  low, high = np.log1p(-config.clip_epsilon), np.log1p(config.clip_epsilon_high)
+  is_outside_BT = (log_ratio_BT < low) | (log_ratio_BT > high)
   # Tokens that earlier steps wrote, with per-token ratios at any `importance_level`.
   carried_BT, carried_ratio_BT = jnp.zeros((2, *logp_BT.shape))
   if inputs.is_carried_BT is not None:

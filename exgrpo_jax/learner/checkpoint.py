@@ -123,9 +123,9 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
 
 
 class FolderHandler(ocp.AsyncCheckpointHandler):
-  """An orbax handler that calls the functions in `SaveFolder` and `RestoreFolder`."""
+  """An orbax handler that calls the function in `FolderArgs`."""
 
-  async def async_save(self, directory: epath.Path, args: 'SaveFolder') -> list[future.Future]:
+  async def async_save(self, directory: epath.Path, args: 'FolderArgs') -> list[future.Future]:
     """Start writing in the background."""
 
     async def write() -> None:
@@ -133,30 +133,22 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 
     return [future.CommitFutureAwaitingContractedSignals(write())]
 
-  def save(self, directory: epath.Path, args: 'SaveFolder') -> None:
+  def save(self, directory: epath.Path, args: 'FolderArgs') -> None:
     """Write synchronously."""
     if hosts.is_first():
-      args.write(directory)
+      args.call(directory)
 
-  def restore(self, directory: epath.Path, args: 'RestoreFolder') -> Any:
-    """Return the result of `args.read`."""
-    return args.read(directory)
+  def restore(self, directory: epath.Path, args: 'FolderArgs') -> Any:
+    """Return the result of `args.call`."""
+    return args.call(directory)
 
 
-@ocp.args.register_with_handler(FolderHandler, for_save=True)
+@ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
-class SaveFolder(ocp.args.CheckpointArgs):
-  """A function that writes to an existing, empty folder, from data that must not change."""
+class FolderArgs(ocp.args.CheckpointArgs):
+  """A function that fills an empty folder, from data that must not change, or reads a folder."""
 
-  write: Callable[[epath.Path], None]
-
-
-@ocp.args.register_with_handler(FolderHandler, for_restore=True)
-@dataclasses.dataclass
-class RestoreFolder(ocp.args.CheckpointArgs):
-  """A function that reads the folder that `SaveFolder` wrote."""
-
-  read: Callable[[epath.Path], Any]
+  call: Callable[[epath.Path], Any]
 
 
 # The checkpoint format. Format 1 stored no format number and stored the buffer as a few arrays.
@@ -242,9 +234,9 @@ def save(
     step,
     args=ocp.args.Composite(
       state=ocp.args.StandardSave(snapshot.state),
-      buffer=SaveFolder(lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)),
+      buffer=FolderArgs(lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)),
       cursor=ocp.args.JsonSave(cursor),
-      carried=SaveFolder(lambda folder: write_partial(folder, snapshot.partial_groups)),
+      carried=FolderArgs(lambda folder: write_partial(folder, snapshot.partial_groups)),
       sums=ocp.args.JsonSave({'format': FORMAT, **base_sums, **sums}),
     ),
   )
@@ -269,9 +261,9 @@ def restore(
     restored = _read(
       path,
       state=ocp.args.StandardRestore(like),
-      buffer=RestoreFolder(buffer_files.read),
+      buffer=FolderArgs(buffer_files.read),
       cursor=ocp.args.JsonRestore(),
-      carried=RestoreFolder(read_partial),
+      carried=FolderArgs(read_partial),
     )
   except (InputError, DamagedError) as caught:
     error = caught
@@ -406,7 +398,7 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
   step = _newest(workdir, steps(workdir))
   path = _folder(workdir) / str(step)
   try:
-    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=RestoreFolder(buffer_files.read))
+    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=FolderArgs(buffer_files.read))
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}). Restore a copy of it.') from error
   _check_format(path, restored['sums'])
