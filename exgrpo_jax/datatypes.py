@@ -200,17 +200,13 @@ class Response(TokenSequence):
 
   def observing(self, tokens: np.ndarray) -> 'Response':
     """Append an environment's reply; `tokens` is int32 [N]."""
-    nothing, routes = np.zeros(len(tokens), np.float32), self.routes
-    if routes is not None:
-      unknown = np.full((len(tokens), *routes.shape[1:]), np.iinfo(routes.dtype).max, routes.dtype)
-      routes = np.concatenate([routes, unknown])
-    return dataclasses.replace(
-      self,
-      tokens=np.concatenate([self.tokens, tokens]),
-      logp=np.concatenate([self.logp, nothing]),
-      entropy=np.concatenate([self.entropy, nothing]),
-      routes=routes,
-    )
+    nothing = np.zeros(len(tokens), np.float32)
+    added = {'tokens': tokens, 'logp': nothing, 'entropy': nothing}
+    if self.routes is not None:
+      shape, dtype = (len(tokens), *self.routes.shape[1:]), self.routes.dtype
+      added['routes'] = np.full(shape, np.iinfo(dtype).max, dtype)  # unknown
+    values = {name: np.concatenate([getattr(self, name), x]) for name, x in added.items()}
+    return dataclasses.replace(self, **values)
 
   def tokens_before(self, step: int) -> int:
     """Count the tokens that were written before `step`; they come first."""
@@ -298,10 +294,11 @@ class Batch:
   """A step's training rows: [prompt, response, padding], with everything the loss needs."""
 
   tokens_BT: Array  # int32
-  response_mask_BT: Array  # float32, 1 where the policy wrote the token
-  # float32, nats, aligned with tokens_BT, 0 outside the mask. The log-probability under the policy
-  # that wrote the token or, for replayed rows without objective.importance_correction, under the
-  # step's initial policy.
+  # float32, 1 where the policy wrote the token; all 0 in a row that `replay.difficulty` leaves out.
+  response_mask_BT: Array
+  # float32, nats, aligned with tokens_BT, 0 where the policy did not write the token. The
+  # log-probability under the policy that wrote the token or, for replayed rows without
+  # objective.importance_correction, under the step's initial policy.
   old_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool

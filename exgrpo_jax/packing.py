@@ -21,7 +21,6 @@ from exgrpo_jax.datatypes import Array
 
 # ---- Padding ----
 
-
 _SMALLEST_BUCKET = 32  # tokens; compiling shapes for smaller buckets costs more than padding
 
 
@@ -41,16 +40,10 @@ def rows_within(num_tokens: int, length: int) -> int:
 def right_padded(
   rows: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Concatenate each row's prompt and response, and pad on the right.
+  """Concatenate each row's (prompt, response), and pad on the right with `pad_id`.
 
-  Args:
-    rows: (prompt, response) token arrays.
-    limit: the largest T; no row may be longer.
-    pad_id: the padding token.
-
-  Returns:
-    (tokens_BT int32, response_mask_BT float32). T is the length bucket of the longest row, at most
-    `limit`.
+  Returns (tokens_BT int32, response_mask_BT float32). T is the length bucket of the longest row, at
+  most `limit`; no row may be longer.
   """
   length = length_bucket(max(len(prompt) + len(response) for prompt, response in rows), limit)
   tokens_BT = np.full((len(rows), length), pad_id, np.int32)
@@ -184,33 +177,34 @@ def pack(
   Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
   Several counts of long passes are tried; the remaining rows go into short passes.
 
-  Args:
-    length_R: int, tokens of each row, at most the long shape's length; rows of length 0 are
-      skipped.
-    response_R: int, response tokens of each row, at most the long shape's window.
-    long: shape of the first passes.
-    short: shape of the remaining passes.
-    prefixes: the rows' prefixes; None if no prefixes are shared.
+  `length_R` is each row's length in tokens, at most the long shape's; empty rows are skipped.
+  `response_R` counts the response tokens among them, at most the long shape's window. `prefixes` is
+  None if no prefixes are shared.
   """
   chex.assert_rank([length_R, response_R], 1)
   chex.assert_equal_shape([length_R, response_R])
-  prefixes = prefixes or _no_prefixes(length_R)
-  rows = _Rows(length_R, response_R, *prefixes)
-  order = _order(rows)
+  name_R, shared_R = prefixes or (np.arange(len(length_R)), np.zeros_like(length_R))
+  rows = length_R, response_R, name_R, shared_R
+  # Prefixes by their longest row, then each prefix's rows by length.
+  longest = np.zeros(name_R.max(initial=-1) + 1, int)
+  np.maximum.at(longest, name_R, length_R)
+  sorted_R = np.lexsort((-length_R, name_R, -longest[name_R]))
+  order = sorted_R[length_R[sorted_R] > 0].tolist()
   only_long, _ = _best_fit(order, rows, long, len(order))
   needs_long_R = (length_R > short.length) | (response_R > short.window)
   most = -(-len(only_long) // long.count)
-  least = -(-int((length_R - prefixes.length_R)[needs_long_R].sum()) // long.num_tokens)
-  best: list[Pass] = _passes(long, only_long)
+  least = -(-int((length_R - shared_R)[needs_long_R].sum()) // long.num_tokens)
+  found = [_passes(long, only_long)]
   for num_long in np.unique(np.linspace(least, most, _TRIALS).astype(int)):
     in_long, rest = _best_fit(order, rows, long, num_long * long.count)
-    if needs_long_R[rest].any():
-      continue
-    in_short, _ = _best_fit(rest, rows, short, len(rest))
-    found = _passes(long, in_long) + _passes(short, in_short)
-    if not best or _cost(found) < _cost(best):
-      best = found
-  return best or [Pass(short, [])]
+    if not needs_long_R[rest].any():
+      in_short, _ = _best_fit(rest, rows, short, len(rest))
+      found.append(_passes(long, in_long) + _passes(short, in_short))
+
+  def cost(passes: list[Pass]) -> tuple[int, int]:
+    return sum(one.shape.num_tokens for one in passes), len(passes)
+
+  return min(filter(None, found), key=cost, default=[Pass(short, [])])
 
 
 def shared_prompts(
@@ -235,10 +229,7 @@ def shared_prompts(
 
 
 def layout(
-  shape: Shape,
-  sequences: Sequence[Rows],
-  length_R: np.ndarray,
-  prefixes: Prefixes | None = None,
+  shape: Shape, sequences: Sequence[Rows], length_R: np.ndarray, prefixes: Prefixes | None = None
 ) -> Layout:
   """Lay out the tokens of a pass that consists of these sequences."""
   row_BT = np.zeros((shape.count, shape.length), int)
@@ -275,12 +266,8 @@ def _pieces(
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
   """Return the position before each target, padded to length `window` with other positions.
 
-  Args:
-    is_target_BT: bool, False at position 0; at most `window` targets per sequence.
-    window: W, less than T.
-
-  Returns:
-    int32 [B, W], strictly increasing in each sequence, so that gradients never collide.
+  `is_target_BT` is False at position 0 and has at most `window` targets per sequence; W is below T.
+  Returns int32 [B, W], strictly increasing in each sequence, so that gradients never collide.
   """
   chex.assert_rank(is_target_BT, 2)
   # Stable sort: predictors first, then other positions, each in ascending order.
@@ -288,31 +275,13 @@ def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
   return np.sort(order_BT[:, :window], axis=1).astype(np.int32)
 
 
-class _Rows(NamedTuple):
-  """The properties of each row that `pack` uses."""
-
-  length_R: np.ndarray
-  response_R: np.ndarray
-  prefix_R: np.ndarray  # prefix name
-  shared_R: np.ndarray  # prefix tokens
-
-
-def _no_prefixes(length_R: np.ndarray) -> Prefixes:
-  return Prefixes(np.arange(len(length_R)), np.zeros_like(length_R))
-
-
-def _order(rows: _Rows) -> list[int]:
-  """Sort the nonempty rows: prefixes by their longest row, then each prefix's rows by length."""
-  longest = np.zeros(rows.prefix_R.max(initial=-1) + 1, int)
-  np.maximum.at(longest, rows.prefix_R, rows.length_R)
-  order = np.lexsort((-rows.length_R, rows.prefix_R, -longest[rows.prefix_R]))
-  return order[rows.length_R[order] > 0].tolist()
-
-
 def _best_fit(
-  order: Sequence[int], rows: _Rows, shape: Shape, count: int
+  order: Sequence[int], rows: tuple[np.ndarray, ...], shape: Shape, count: int
 ) -> tuple[list[Rows], Rows]:
-  """Pack rows into at most `count` sequences; return (sequences, rows that did not fit)."""
+  """Pack rows into at most `count` sequences; return (sequences, rows that did not fit).
+
+  `rows` is (length_R, response_R, the prefix's name_R, its number of tokens shared_R).
+  """
   sequences: list[Rows] = [[] for _ in range(count)]
   tokens = np.full(count, shape.length)  # room left in each sequence
   responses = np.full(count, shape.window)
@@ -347,8 +316,3 @@ def _passes(shape: Shape, sequences: list[Rows]) -> list[Pass]:
     Pass(shape, sequences[start : start + shape.count])
     for start in range(0, len(sequences), shape.count)
   ]
-
-
-def _cost(passes: Sequence[Pass]) -> tuple[int, int]:
-  """Return the numbers of (tokens, passes)."""
-  return sum(one.shape.num_tokens for one in passes), len(passes)

@@ -18,43 +18,30 @@ def check(
 
   Called before training starts. `num_questions` (Q) is per step, `num_rollouts` (K) per question.
   """
-  _check_bounds(replay_config, num_rollouts)
-  _check_ratio(replay_config, num_questions)
-  _check_clipping(objective_config, replays=replay_config.ratio > 0)
-
-
-def _check_bounds(config: replay.ReplayConfig, num_rollouts: int) -> None:
-  """Check that the bounds allow at least one group to be recorded."""
-  most = num_rollouts - replay.retires(config)  # the most successes of a group that is recorded
-  recorded = [replay.is_recorded(config, k / num_rollouts) for k in range(1, most + 1)]
-  if config.ratio > 0 and not any(recorded):
+  ratio, lower, upper = replay_config.ratio, replay_config.lower_bound, replay_config.upper_bound
+  # The most successes of a group that is recorded.
+  most = num_rollouts - replay.retires(replay_config)
+  recorded = [replay.is_recorded(replay_config, k / num_rollouts) for k in range(1, most + 1)]
+  if ratio > 0 and not any(recorded):
     raise InputError(
-      f'config.replay.lower_bound={config.lower_bound} and '
-      f'config.replay.upper_bound={config.upper_bound} exclude every group, so nothing would '
-      f'ever be replayed. With config.rollout.group_size={num_rollouts}, no number of successes '
-      f'from 1 to {most} gives a pass rate above the lower bound and at most the upper bound. '
-      'Lower the lower bound or raise the upper bound.'
+      f'config.replay.lower_bound={lower} and config.replay.upper_bound={upper} exclude every '
+      f'group, so nothing would ever be replayed. With config.rollout.group_size={num_rollouts}, '
+      f'no number of successes from 1 to {most} gives a pass rate above the lower bound and at '
+      'most the upper bound. Lower the lower bound or raise the upper bound.'
     )
-
-
-def _check_ratio(config: replay.ReplayConfig, num_questions: int) -> None:
-  """Check that a ratio above 0 amounts to at least one question per step."""
-  if config.ratio == 0 or replay.most_replayed(config, num_questions):
-    return
-  ratio = math.ceil(1e6 / num_questions) / 1e6  # rounded up so that the printed value is enough
-  questions = math.ceil((1 - replay.ROUNDING) / config.ratio)
-  enough = f'config.replay.ratio to at least {ratio:g} or ' if num_questions > 1 else ''
-  raise InputError(
-    f'config.replay.ratio={config.ratio} of config.rollout.questions={num_questions} is less than '
-    f'one question, so nothing would ever be replayed. Set {enough}config.rollout.questions to at '
-    f'least {questions}. For plain GRPO, set config.replay.ratio=0.'
-  )
+  if ratio > 0 and not replay.most_replayed(replay_config, num_questions):
+    enough = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so the printed value is enough
+    advice = f'config.replay.ratio to at least {enough:g} or ' if num_questions > 1 else ''
+    raise InputError(
+      f'config.replay.ratio={ratio} of config.rollout.questions={num_questions} is less than one '
+      f'question, so nothing would ever be replayed. Set {advice}config.rollout.questions to at '
+      f'least {math.ceil((1 - replay.ROUNDING) / ratio)}. For plain GRPO, set '
+      'config.replay.ratio=0.'
+    )
+  _check_clipping(objective_config, replays=ratio > 0)
 
 
 def _check_clipping(config: objective.ObjectiveConfig, replays: bool) -> None:
-  """Check that clipping variants are set only if ratios are clipped in every step."""
-  if objective.clips_fresh_ratios(config, replay_started=replays):
-    return
   variants = {
     'dual_clip': config.dual_clip < float('inf'),
     'clip_epsilon_high': config.clip_epsilon_high > max(config.clip_epsilon, _PPO_EPSILON),
@@ -62,7 +49,7 @@ def _check_clipping(config: objective.ObjectiveConfig, replays: bool) -> None:
     'policy_loss': config.policy_loss == 'cispo',
   }
   for name, is_set in variants.items():
-    if is_set:
+    if is_set and not objective.clips_fresh_ratios(config, replay_started=replays):
       when = ' once replay starts' if config.clip_schedule == 'until_replay' else ''
       raise InputError(
         f'config.objective.{name}={getattr(config, name)!r} has no effect, because '

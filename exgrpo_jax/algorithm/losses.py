@@ -16,7 +16,6 @@ from exgrpo_jax.datatypes import Array
 
 Flag = bool | jax.Array  # a bool scalar, traced or not
 
-
 # In nats. exp(80) = 5.5e34 leaves room in float32 for every factor that a loss applies to it.
 _LARGEST = 80.0
 
@@ -27,32 +26,10 @@ _LARGEST = 80.0
 def importance_ratio(log_ratio: Array) -> jax.Array:
   """Return w = exp(log_ratio): plain importance sampling (the authors' code: no_reshape).
 
-  The value and derivative are capped at 5.5e34 to stay finite in float32. A capped ratio times an
-  advantage of 0 is then 0. Any other advantage gives a gradient so large that the update is
-  skipped.
+  The value and derivative are capped at 5.5e34 to stay finite in float32, so a capped ratio times
+  an advantage of 0 is 0. Any other advantage gives a gradient so large that the update is skipped.
   """
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
-
-
-def power(log_ratio: Array, exponent: float) -> jax.Array:
-  """Return w ** exponent with w = exp(log_ratio) (the authors' code: pow).
-
-  Exponents below 1 pull the result toward 1.
-
-  >>> round(float(power(np.log(4), 0.5)), 3)
-  2.0
-  """
-  return importance_ratio(exponent * log_ratio)
-
-
-def log_probability(logp: Array, weight: float) -> Array:
-  """Return weight x log pi: supervised learning without a ratio (authors: logp)."""
-  return weight * logp
-
-
-def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
-  """Return w + weight x log pi: importance sampling plus supervised learning (authors: p_logp)."""
-  return importance_ratio(log_ratio) + log_probability(logp, weight)
 
 
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
@@ -85,10 +62,13 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   'policy_shaping': lambda _, log_ratio, config: policy_shaping(log_ratio, config.beta),
   'unit_slope': lambda _, log_ratio, config: unit_slope(log_ratio, config.beta),
   'none': lambda _, log_ratio, __: importance_ratio(log_ratio),
-  'power': lambda _, log_ratio, config: power(log_ratio, config.shaping_exponent),
-  'log': lambda logp, _, config: log_probability(logp, config.shaping_weight),
-  'ratio_plus_log': lambda logp, log_ratio, config: ratio_plus_log(
-    logp, log_ratio, config.shaping_weight
+  # w ** exponent (the authors' code: pow). Exponents below 1 pull the result toward 1.
+  'power': lambda _, log_ratio, config: importance_ratio(config.shaping_exponent * log_ratio),
+  # Supervised learning without a ratio (the authors' code: logp).
+  'log': lambda logp, _, config: config.shaping_weight * logp,
+  # Importance sampling plus supervised learning (the authors' code: p_logp).
+  'ratio_plus_log': lambda logp, log_ratio, config: (
+    importance_ratio(log_ratio) + config.shaping_weight * logp
   ),
 }
 
@@ -112,8 +92,7 @@ def ppo(
 ) -> tuple[Array, Array]:
   """Return min(r A, clip(r) A) if `clip` is set, else r A: PPO's surrogate (arXiv:1707.06347).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). is_clipped_BT is True where the clipped
-  ratio is used.
+  `bounded_BT` is clip(r). is_clipped_BT is True where the clipped ratio is used.
 
   >>> ratio_BT, advantage_B1 = np.array([[1.5, 0.5]]), np.array([[1.0]])
   >>> term_BT, is_clipped_BT = ppo(0, ratio_BT, ratio_BT.clip(0.75, 1.25), advantage_B1, clip=True)
@@ -147,8 +126,8 @@ def cispo(
 ) -> tuple[Array, Array]:
   """Return A log pi times the ratio, clipped if `clip` is set: CISPO (arXiv:2506.13585).
 
-  No gradient flows through the ratio. `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT).
-  is_clipped_BT is True where the clipped ratio is used.
+  No gradient flows through the ratio. `bounded_BT` is clip(r). is_clipped_BT is True where the
+  clipped ratio is used.
   """
   is_clipped_BT = clip & (bounded_BT != ratio_BT)
   constant_BT = jax.lax.stop_gradient(jnp.where(is_clipped_BT, bounded_BT, ratio_BT))
@@ -156,15 +135,6 @@ def cispo(
 
 
 POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by ObjectiveConfig.policy_loss
-
-
-def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:
-  """Mark ratios below 1 - epsilon or above 1 + epsilon_high, whether or not they are clipped.
-
-  >>> is_outside(np.log([0.7, 1.0, 1.3]), epsilon=0.2, epsilon_high=0.4).tolist()
-  [True, False, False]
-  """
-  return (log_ratio_BT < np.log1p(-epsilon)) | (log_ratio_BT > np.log1p(epsilon_high))
 
 
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
@@ -213,12 +183,11 @@ def within_second_moment(
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   """Sum x over the tokens of each token's row: [B, T] -> [B, T].
 
+  `x_BT` is float32. `segment_BT` is the row of each token, int32 in 0 … T. A sequence may contain
+  several rows.
+
   >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
   [[3.0, 3.0, 5.0]]
-
-  Args:
-    x_BT: the values to sum, float32.
-    segment_BT: the row of each token, int32 in 0 … T. A sequence may contain several rows.
   """
   chex.assert_rank([x_BT, segment_BT], 2)
   chex.assert_equal_shape([x_BT, segment_BT])

@@ -30,7 +30,7 @@ class LossInputs(NamedTuple):
   The losses of disjoint token subsets, in any arrangement, add up to the minibatch's loss.
   """
 
-  mask_BT: Array  # float32, 1 for response tokens that the policy wrote
+  mask_BT: Array  # float32, `Batch.response_mask_BT`
   weight_BT: Array  # float32, weight in the policy term; all weights are 0 outside the mask
   entropy_weight_BT: Array  # float32, weight in the mean entropy
   kl_weight_BT: Array  # float32, weight in the mean KL; 0 for replayed and carried tokens
@@ -59,13 +59,9 @@ def clips_fresh_ratios(config: ObjectiveConfig, replay_started: bool) -> bool:
 def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> LossInputs:
   """Compute a minibatch's loss inputs with all normalisers; NumPy in, NumPy out.
 
-  Args:
-    batch: the whole optimiser minibatch, because its rows and lengths determine the normalisers.
-    config: the loss terms and their normalisation.
-    max_response: the configured response limit, in tokens.
-
-  Returns:
-    Inputs aligned with batch.tokens_BT. Callers may rearrange tokens and drop those with mask 0.
+  `batch` is the whole optimiser minibatch, because its rows and lengths determine the normalisers.
+  `max_response` is the configured response limit, in tokens. The inputs are aligned with
+  batch.tokens_BT. Callers may rearrange tokens and drop those with mask 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
   chex.assert_shape([batch.tokens_BT, batch.old_logp_BT, batch.term_weight_BT], shape)
@@ -144,25 +140,6 @@ def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
 # ---- Token losses ----
 
 
-def fresh_terms(
-  logp_BT: Array, ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
-) -> tuple[Array, Array]:
-  """Compute (term_BT, is_clipped_BT) for fresh tokens with the configured policy loss.
-
-  Ratios are clipped to [1 - clip_epsilon, 1 + clip_epsilon_high]. If clip_epsilon_high is larger
-  than clip_epsilon, this is clip-higher (DAPO, arXiv:2503.14476).
-  """
-  advantage_BT = inputs.advantage_BT
-  bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
-  surrogate = losses.POLICY_LOSSES[config.policy_loss]
-  term_BT, is_clipped_BT = surrogate(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
-  if config.dual_clip < float('inf'):
-    term_BT, is_clipped_BT = losses.dual_clip(
-      term_BT, is_clipped_BT, advantage_BT, clip, config.dual_clip
-    )
-  return term_BT, is_clipped_BT
-
-
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
   """Compute replayed tokens' terms for an advantage of 1: the configured shaping, never clipped."""
   return losses.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
@@ -185,18 +162,24 @@ def policy_terms(
 ) -> tuple[Array, Array]:
   """Compute each token's term, before it is multiplied by its weight.
 
-  Fresh and replayed rows have different terms. Returns (term_BT, is_clipped_BT). is_clipped_BT is
-  True where clipping determined a fresh token's term.
+  Fresh and replayed rows have different terms. Fresh ratios are clipped to
+  [1 - clip_epsilon, 1 + clip_epsilon_high]. If clip_epsilon_high is larger than clip_epsilon, this
+  is clip-higher (DAPO, arXiv:2503.14476). Returns (term_BT, is_clipped_BT). is_clipped_BT is True
+  where clipping determined a fresh token's term.
   """
-  is_replay_BT = inputs.is_replay_BT
+  is_replay_BT, advantage_BT = inputs.is_replay_BT, inputs.advantage_BT
   # Keep replayed ratios too large for float32 out of the fresh rows' exp, because 0 * inf is NaN.
   exp = losses.importance_ratio if config.importance_level == 'product' else jnp.exp
   ratio_BT = exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
-  fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
+  bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
+  surrogate = losses.POLICY_LOSSES[config.policy_loss]
+  fresh = surrogate(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
+  if config.dual_clip < float('inf'):
+    fresh = losses.dual_clip(*fresh, advantage_BT, clip, config.dual_clip)
+  fresh_BT, is_clipped_BT = fresh
   weight_BT = replay_weights(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
-  replayed_BT = weight_BT * inputs.advantage_BT
-  term_BT = inputs.term_weight_BT * jnp.where(is_replay_BT, replayed_BT, fresh_BT)
-  return term_BT, is_clipped_BT & ~is_replay_BT
+  term_BT = jnp.where(is_replay_BT, weight_BT * advantage_BT, fresh_BT)
+  return inputs.term_weight_BT * term_BT, is_clipped_BT & ~is_replay_BT
 
 
 def token_loss(
@@ -221,12 +204,12 @@ def token_loss(
     entropy_BT: entropy of the current policy's next-token distribution, float32, in nats.
     inputs: any slice of the minibatch's loss inputs, aligned with these tokens.
     config: the loss terms and their coefficients.
-    clip: whether fresh ratios are clipped in this step.
-    is_first: whether this is the step's first minibatch.
+    clip: True if fresh ratios are clipped in this step.
+    is_first: True in the step's first minibatch.
 
   Returns:
-    (loss, sums). The loss is a float32 scalar; add it up over slices. The sums are float32 scalars;
-      combine them over slices and minibatches with `merge_sums`.
+    (loss, sums), float32 scalars. Add up the loss over slices, and combine the sums over slices
+      and minibatches with `merge_sums`.
   """
   chex.assert_rank(logp_BT, 2)
   chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])
@@ -239,7 +222,9 @@ def token_loss(
   else:  # the row's value with the gradient of the token's own log-probability
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
   old_logp_BT = inputs.old_logp_BT
-  if not config.importance_correction:  # treat replayed rows like fresh ones
+  # `stages.pick_replays` has set it to the step's initial policy. As for fresh rows, the ratio is
+  # exactly 1 in the first minibatch, regardless of how scoring rounds.
+  if not config.importance_correction:
     old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
   log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
@@ -281,7 +266,14 @@ def _metric_sums(
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
   shaped_BT = replay_weights(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
   shaped_BT = jnp.where(replay_mask_BT > 0, shaped_BT, 0.0)
-  is_outside_BT = losses.is_outside(log_ratio_BT, config.clip_epsilon, config.clip_epsilon_high)
+  # Outside the clip range, whether or not ratios are clipped.
+  low, high = np.log1p(-config.clip_epsilon), np.log1p(config.clip_epsilon_high)
+  is_outside_BT = (log_ratio_BT < low) | (log_ratio_BT > high)
+  # Tokens that earlier steps wrote, with per-token ratios at any `importance_level`.
+  carried_BT, carried_ratio_BT = jnp.zeros((2, *logp_BT.shape))
+  if inputs.is_carried_BT is not None:
+    carried_BT = fresh_mask_BT * inputs.is_carried_BT
+    carried_ratio_BT = jnp.where(carried_BT > 0, jnp.exp(logp_BT - inputs.old_logp_BT), 0.0)
   return {
     'tokens': inputs.mask_BT.sum(),
     'fresh_tokens': fresh_mask_BT.sum(),
@@ -294,24 +286,10 @@ def _metric_sums(
     'ratio_max': ratio_BT.max(),
     'shaped': shaped_BT.sum(),
     'shaped_squared': jnp.sum(shaped_BT**2),
-    **_carried_sums(logp_BT, fresh_mask_BT, is_outside_BT, inputs),
-  }
-
-
-def _carried_sums(
-  logp_BT: Array, fresh_mask_BT: Array, is_outside_BT: Array, inputs: LossInputs
-) -> dict[str, jax.Array]:
-  """Sum over tokens that earlier steps wrote, using per-token ratios at any `importance_level`."""
-  if inputs.is_carried_BT is None:
-    names = ('carried_tokens', 'carried_ratio', 'carried_ratio_max', 'carried_outside')
-    return dict.fromkeys(names, jnp.float32(0))
-  mask_BT = fresh_mask_BT * inputs.is_carried_BT
-  ratio_BT = jnp.where(mask_BT > 0, jnp.exp(logp_BT - inputs.old_logp_BT), 0.0)
-  return {
-    'carried_tokens': mask_BT.sum(),
-    'carried_ratio': ratio_BT.sum(),
-    'carried_ratio_max': ratio_BT.max(),
-    'carried_outside': jnp.sum(is_outside_BT * mask_BT),
+    'carried_tokens': carried_BT.sum(),
+    'carried_ratio': carried_ratio_BT.sum(),
+    'carried_ratio_max': carried_ratio_BT.max(),
+    'carried_outside': jnp.sum(is_outside_BT * carried_BT),
   }
 
 
@@ -342,8 +320,8 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
   values = {
     'entropy': sums['entropy'] / max(tokens, 1),
     'policy/clip_fraction': sums['clipped'] / fresh,
+    'policy/outside_clip_range': sums['outside'] / fresh,
   }
-  values['policy/outside_clip_range'] = sums['outside'] / fresh
   if 'kl' in sums:
     values['kl'] = sums['kl'] / max(fresh - carried, 1)
   if 'balance' in sums:

@@ -49,17 +49,10 @@ def take(
   when a row from it is needed. So if a question retires in the step that reads an epoch's
   last row, its retirement counts toward that epoch.
 
-  Args:
-    cursor: the next position to read.
-    count: number of rows to return; at most `at_once` minus the size of `taken`.
-    size: total number of questions.
-    seed: seed of the permutations.
-    retired_epoch: row -> the epoch in which it retired.
-    taken: rows to skip because the step replays them or they are in flight.
-    at_once: number of questions that a step works on; see `reads_retired`.
-
-  Raises:
-    InputError: the training data has fewer questions than a step needs.
+  The rows in `taken` are those that the step replays or that are in flight. `count` is at most
+  `at_once` minus their number. `seed` determines the permutations. For the other arguments, see
+  `reads_retired`.
+  Raises InputError if the training data has fewer questions than a step needs.
   """
   if size < at_once:
     raise InputError(

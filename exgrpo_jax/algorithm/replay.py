@@ -85,7 +85,11 @@ def _bucketed(
   if config.bucket_by == 'correctness':
     bucket_C = [bucket(c, num_rollouts) for c in correctness_C.tolist()]
     return row_N, np.array(bucket_C, np.int64)[index_N], trains_N
-  lengths = (_length(entry, config.bucket_by) for entry in entries.values())
+  if config.bucket_by == 'question_length':
+    lengths = (entry.prompt_length for entry in entries.values())
+  else:
+    stored = (entry.trajectories for entry in entries.values())
+    lengths = (sum(one.num_own for one in own) / len(own) for own in stored)
   length_N = np.fromiter(lengths, float, size)[order_N]
   bucket_N = np.empty(size, np.int64)
   bucket_N[np.lexsort((row_N, length_N))] = np.arange(size) * num_rollouts // max(1, size)
@@ -198,14 +202,18 @@ def draw_questions(
   total = min(len(row_N), most_replayed(config, num_questions))
   if not has_buckets:
     return _draw(row_N, log_weight_N, total, rng)
-  places = [np.flatnonzero(bucket_N == k) for k in range(num_rollouts)]
-  count_K = _bucket_counts(config, np.array([len(own) for own in places]), total, rng)
-  return [
-    row
-    for own, count in zip(places, count_K)
-    if count
-    for row in _draw(row_N[own], None if log_weight_N is None else log_weight_N[own], count, rng)
-  ]
+  size_K = np.bincount(bucket_N, minlength=num_rollouts)
+  count_K = np.zeros_like(size_K)
+  # Multinomial counts; draws beyond a bucket's size are redrawn from buckets with room.
+  while (left := total - count_K.sum()) > 0:
+    probability_K = bucket_probabilities(config, count_K < size_K)
+    count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
+  rows = []
+  for k in np.flatnonzero(count_K):
+    own = np.flatnonzero(bucket_N == k)
+    own_weight_N = None if log_weight_N is None else log_weight_N[own]
+    rows += _draw(row_N[own], own_weight_N, count_K[k], rng)
+  return rows
 
 
 def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajectory, ...]:
@@ -257,21 +265,22 @@ def record_step(
   """Return the buffer after a step.
 
   A replayed trajectory counts with its stored verdict: always a success unless `store` is 'all'.
-
-  Args:
-    config: the replay settings.
-    buffer: the buffer that the step was planned with.
-    plan: the step's Q questions.
-    replays: the stored trajectory that each group replays, or None.
-    responses: each group's fresh responses: K, or K - 1 if it replays a trajectory.
-    verdicts: the verdict on each fresh response.
+  `buffer` is the one that the step was planned with. `replays`, `responses` and `verdicts` have an
+  element for each of the plan's Q groups: its stored trajectory or None, its fresh responses (K, or
+  K - 1 if it replays a trajectory) and the verdicts on them.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
   for question, prompt, replayed, group, judged in groups:
     row = question.row
-    if replayed:
-      entries[row] = _with_another_replay(entries[row], replayed)
+    if replayed:  # matched by its tokens, because its logp may have been replaced
+      trajectories = tuple(
+        dataclasses.replace(one, times_replayed=one.times_replayed + 1)
+        if np.array_equal(one.tokens, replayed.tokens)
+        else one
+        for one in entries[row].trajectories
+      )
+      entries[row] = dataclasses.replace(entries[row], trajectories=trajectories)
     correctness = group_correctness(config, judged, replayed)
     if correctness == 1 and retires(config):
       entries.pop(row, None)
@@ -280,9 +289,7 @@ def record_step(
       stored = entries[row].trajectories if row in entries else ()
       trajectories = _with_new(config, stored, group, judged, plan.step)
       if trajectories:
-        entries[row] = Entry(
-          correctness=correctness, prompt_length=len(prompt), trajectories=trajectories
-        )
+        entries[row] = Entry(correctness, len(prompt), trajectories)
   fresh = [verdict.correct for judged in verdicts for verdict in judged]
   crosses = config.ratio > 0 and np.mean(fresh) > config.start_pass_rate
   return Buffer(entries=entries, retired_epoch=retired, started=buffer.started or bool(crosses))
@@ -296,17 +303,6 @@ def group_correctness(
   if replayed and config.count_replayed:
     found.append(replayed.correct)
   return sum(found) / len(found)
-
-
-def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
-  """Count the replay of a trajectory, matched by its tokens because its logp may have changed."""
-  counted = (
-    dataclasses.replace(stored, times_replayed=stored.times_replayed + 1)
-    if np.array_equal(stored.tokens, replayed.tokens)
-    else stored
-    for stored in entry.trajectories
-  )
-  return dataclasses.replace(entry, trajectories=tuple(counted))
 
 
 def _with_new(
@@ -327,33 +323,8 @@ def _with_new(
     is_kept = verdict.correct or (config.store == 'all' and verdict.outcome not in FAILURES)
     if is_kept and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())
+      values = {'reward': verdict.reward, 'correct': verdict.correct, **response.features}
       written = response.first_step(step)
-      kept.append(
-        Trajectory(
-          tokens=response.tokens,
-          logp=response.logp,
-          reward=verdict.reward,
-          step=written,
-          correct=verdict.correct,
-          **response.features,
-        )
-      )
+      kept.append(Trajectory(response.tokens, response.logp, step=written, **values))
   kept.sort(key=lambda trajectory: trajectory.step)
   return tuple(kept[-config.max_trajectories :])  # 0 keeps all of them
-
-
-def _bucket_counts(
-  config: ReplayConfig, size_K: np.ndarray, total: int, rng: np.random.Generator
-) -> np.ndarray:
-  """Draw multinomial counts; draws beyond a bucket's size are redrawn from buckets with room."""
-  count_K = np.zeros_like(size_K)
-  while (left := total - count_K.sum()) > 0:
-    probability_K = bucket_probabilities(config, count_K < size_K)
-    count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
-  return count_K
-
-
-def _length(entry: Entry, bucket_by: str) -> float:
-  if bucket_by == 'question_length':
-    return entry.prompt_length
-  return sum(stored.num_own for stored in entry.trajectories) / len(entry.trajectories)

@@ -12,10 +12,7 @@ class ReplayConfig:
   """Replay settings: which responses to store and which to replay."""
 
   ratio: float = setting(
-    0.5,
-    '[0, 1)',
-    "the fraction of each step's questions drawn from the buffer; 0 is plain GRPO",
-    PAPER,
+    0.5, '[0, 1)', "fraction of each step's questions drawn from the buffer; 0 is plain GRPO", PAPER
   )
   include_trajectory: bool = setting(
     True,
@@ -82,16 +79,13 @@ class ReplayConfig:
     True, None, "count the replayed row in its group's correctness", AUTHORS
   )
   lower_bound: float = setting(
-    0.0,
-    '[0, 1)',
-    'a group with successes is recorded if its correctness is above this value',
-    AUTHORS,
+    0.0, '[0, 1)', 'record a group with successes if its correctness is above this value', AUTHORS
   )
   upper_bound: float = setting(
     1.0,
     '(0, 1]',
-    'a group with successes is recorded if its correctness is at most this value; a question '
-    'solved in full retires regardless of the bounds',
+    'record a group with successes if its correctness is at most this value; a question solved in '
+    'full retires regardless of the bounds',
     AUTHORS,
   )
   max_trajectories: int = setting(
@@ -130,10 +124,7 @@ class ObjectiveConfig:
   """Loss settings: token terms, ratio bounds and normalisation."""
 
   clip_schedule: str = setting(
-    'until_replay',
-    ('until_replay', 'always', 'never'),
-    'when to clip the ratios of fresh rows',
-    AUTHORS,
+    'until_replay', ('until_replay', 'always', 'never'), 'when fresh ratios are clipped', AUTHORS
   )
   clip_epsilon: float = setting(
     0.2, '(0, 1)', 'fresh ratios are clipped to at least 1 - clip_epsilon', AUTHORS
@@ -182,10 +173,7 @@ class ObjectiveConfig:
     PAPER,
   )
   beta: float = setting(
-    0.1,
-    '(0, inf)',
-    "beta in w / (w + beta), in the shapings 'policy_shaping' and 'unit_slope'",
-    PAPER,
+    0.1, '(0, inf)', "beta of the shapings 'policy_shaping' and 'unit_slope': w / (w + beta)", PAPER
   )
   shaping_exponent: float = setting(
     0.5, '(0, inf)', "the exponent of the shaping 'power'; 0.5 is the square root", AUTHORS
@@ -218,9 +206,9 @@ class ObjectiveConfig:
   m2po_threshold: float = setting(
     float('inf'),
     '(0, inf]',
-    'of the replayed tokens whose ratio has moved in the direction of their advantage, drop those '
-    "with the largest (log w)^2 until its mean over the step's remaining tokens of this kind is at "
-    'most this value (M2PO uses 0.04)',
+    'among the replayed tokens whose ratio has moved in the direction of their advantage, drop '
+    "those with the largest (log w)^2 until the mean of (log w)^2 over the step's remaining tokens "
+    'of this kind is at most this value (M2PO uses 0.04)',
     PAPER,
   )
   normalize_std: str = setting(
@@ -272,8 +260,8 @@ class ObjectiveConfig:
       )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
-        f"config.objective.tis_limit={self.tis_limit} needs the trainer's own log-probabilities, "
-        "to compare them with the sampler's. Set config.objective.old_logprobs='recompute'."
+        f"config.objective.tis_limit={self.tis_limit} needs the trainer's own log-probabilities to "
+        "compare them with the sampler's. Set config.objective.old_logprobs='recompute'."
       )
     if self.dual_clip < float('inf') and self.policy_loss == 'cispo':
       raise InputError(

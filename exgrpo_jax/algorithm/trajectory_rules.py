@@ -27,8 +27,6 @@ RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'random': None,
 }
 
-_TOGETHER = 8  # candidates per forward pass in the released code
-
 
 def released_costs(
   entropies: Sequence[np.ndarray], lengths: Sequence[int], longest: int
@@ -41,24 +39,20 @@ def released_costs(
   their padding. Every candidate uses a mask from the last pass of up to eight candidates. So a cost
   is the mean of the window from some other candidate's length to the end.
 
-  Args:
-    entropies: the token entropies of each candidate, nats [P - 1 + T]: its prompt except the first
-      token, then its response.
-    lengths: the number of tokens in each response that are not the padding token, which may also be
-      an end token.
-    longest: length of the window in tokens, `rollout.max_response`.
-
-  Returns:
-    The costs. The mean of an empty window is -inf here. It is NaN in the authors' code, and NumPy's
-      argmin picks the first NaN.
+  `entropies` are the token entropies of each candidate, nats [P - 1 + T]: its prompt except the
+  first token, then its response. `lengths` counts the tokens in each response that are not the
+  padding token, which may also be an end token. `longest` is the length of the window in tokens,
+  `rollout.max_response`. The mean of an empty window is -inf here. It is NaN in the authors' code,
+  and NumPy's argmin picks the first NaN.
   """
-  last = lengths[(len(lengths) - 1) // _TOGETHER * _TOGETHER :]
-  starts = [*last, *[0] * (_TOGETHER - len(last))]  # their code adds padding rows
+  together = 8  # candidates per forward pass in the released code
+  last = lengths[(len(lengths) - 1) // together * together :]
+  starts = [*last, *[0] * (together - len(last))]  # their code adds padding rows
   costs = []
   for place, entropy in enumerate(entropies):
     window = np.zeros(longest, np.float32)
     shown = entropy[-longest:]
     window[longest - len(shown) :] = shown
-    seen = window[starts[place % _TOGETHER] :]
+    seen = window[starts[place % together] :]
     costs.append(float(np.mean(seen)) if len(seen) else -np.inf)
   return costs

@@ -25,7 +25,6 @@ from exgrpo_jax.datatypes import FEATURES, TokenSequence, Trajectory
 
 MAX_SEGMENTS = 64  # per checkpoint; with more, only the largest MAX_SEGMENTS / 2 are linked
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
-_NOWHERE = (-1, -1)
 _NUMBERS = [one for one in dataclasses.fields(Trajectory) if one.type in (float, int, bool)]
 _FEATURES = [field.name for field in FEATURES]
 _PLACES = ('segment', 'offset', 'length', 'sum')
@@ -43,7 +42,7 @@ def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | 
   stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
   columns = _describe(buffer, rows, stored)
   places = _places(previous) if previous else {}
-  found = [places.get(identity, _NOWHERE) for identity in _identities(columns)]
+  found = [places.get(identity, (-1, -1)) for identity in _identities(columns)]
   segment, offset = np.array(found, np.int64).reshape(-1, 2).T
   sizes = np.array([sum(values.nbytes for values in _content(one)) for one in stored], np.int64)
   linked = _link_segments(previous, folder, segment, sizes) if previous else []
@@ -68,11 +67,7 @@ def read(folder: epath.Path) -> Buffer:
   ends = np.cumsum(columns['num_trajectories']).tolist()
   numbers = (columns[name].tolist() for name in ('row', 'correctness', 'prompt_length'))
   entries = {
-    row: Entry(
-      correctness=correctness,
-      prompt_length=prompt_length,
-      trajectories=tuple(trajectories[start:end]),
-    )
+    row: Entry(correctness, prompt_length, tuple(trajectories[start:end]))
     for row, correctness, prompt_length, start, end in zip(*numbers, [0, *ends], ends)
   }
   retired = zip(columns['retired_row'].tolist(), columns['retired_epoch'].tolist())
@@ -170,11 +165,8 @@ def _link_segments(
 ) -> list[int]:
   """Link the segments of `previous` that are worth keeping into `folder`; return their numbers.
 
-  Args:
-    previous: the buffer's folder in the previous checkpoint.
-    folder: the folder to write.
-    segment: each trajectory's segment in `previous`; negative for a new trajectory.
-    size: each trajectory's size in bytes.
+  `segment` is each trajectory's segment in `previous`, negative for a new trajectory. `size` is in
+  bytes.
   """
   used = {
     int(number): int(size[segment == number].sum()) for number in np.unique(segment[segment >= 0])
@@ -195,7 +187,7 @@ def _link_segments(
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Write trajectories, if any, to a file and return their offsets in the file."""
+  """Write trajectories, if any, to a file; return their offsets."""
   if not trajectories:
     return []
   offsets = []
@@ -246,16 +238,11 @@ def _take(file: io.BufferedReader, dtype: Any, *shape: int) -> np.ndarray:
 
 
 def _content(trajectory: Trajectory) -> list[np.ndarray]:
-  """Return the trajectory's arrays that a segment stores."""
-  return [
-    np.ascontiguousarray(trajectory.tokens, np.int32),
-    np.ascontiguousarray(trajectory.logp, np.float32),
-    *arrays(trajectory).values(),
-  ]
+  tokens = np.ascontiguousarray(trajectory.tokens, np.int32)
+  return [tokens, np.ascontiguousarray(trajectory.logp, np.float32), *arrays(trajectory).values()]
 
 
 def _sum(trajectory: Trajectory) -> int:
-  """Compute the checksum of the trajectory's arrays that a segment stores."""
   total = 0
   for values in _content(trajectory):
     total = zlib.crc32(values.data, total)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +35,6 @@ from exgrpo_jax.runtime import hosts
 # Three files: an index in JSON, the concatenated tokens of all responses with the sampler's values,
 # and a checksum of both. In a checkpoint, this item is called 'carried'.
 
-
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
 
@@ -43,8 +42,10 @@ _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_w
 def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
   """Write the groups to an existing, empty folder."""
   responses = [response for group in groups for response in group.responses]
-  values = io.BytesIO()
-  columns = {name: _flat(name, responses) for name in _DTYPES}
+  values, columns = io.BytesIO(), dict[str, np.ndarray]()
+  for name, dtype in _DTYPES.items():  # concatenated; some responses lack some of the fields
+    found = [getattr(response, name) for response in responses]
+    columns[name] = np.concatenate([np.zeros(0, dtype), *(x for x in found if x is not None)])
   of_features = [buffer_files.arrays(response) for response in responses]
   for name in (field.name for field in FEATURES):  # as bytes; dtype and shape are in the index
     found = b''.join(own[name].tobytes() for own in of_features if name in own)
@@ -64,12 +65,6 @@ def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
   with np.load(io.BytesIO(values)) as columns:
     rest = dict(columns)
   return tuple(_group(described, rest) for described in json.loads(index))
-
-
-def _flat(name: str, responses: Iterable[Response]) -> np.ndarray:
-  """Concatenate one field over all responses, skipping responses without the field."""
-  values = (getattr(response, name) for response in responses)
-  return np.concatenate([np.zeros(0, _DTYPES[name]), *(v for v in values if v is not None)])
 
 
 def _described(group: PartialGroup) -> Mapping[str, Any]:
@@ -128,39 +123,32 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
 
 
 class FolderHandler(ocp.AsyncCheckpointHandler):
-  """An orbax handler that calls the functions in `SaveFolder` and `RestoreFolder`."""
+  """An orbax handler that calls the function in `FolderArgs`."""
 
-  async def async_save(self, directory: epath.Path, args: 'SaveFolder') -> list[future.Future]:
+  async def async_save(self, directory: epath.Path, args: 'FolderArgs') -> list[future.Future]:
     """Start writing in the background."""
-    return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
 
-  async def _write(self, directory: epath.Path, args: 'SaveFolder') -> None:
-    self.save(directory, args)
+    async def write() -> None:
+      self.save(directory, args)
 
-  def save(self, directory: epath.Path, args: 'SaveFolder') -> None:
+    return [future.CommitFutureAwaitingContractedSignals(write())]
+
+  def save(self, directory: epath.Path, args: 'FolderArgs') -> None:
     """Write synchronously."""
     if hosts.is_first():
-      args.write(directory)
+      args.call(directory)
 
-  def restore(self, directory: epath.Path, args: 'RestoreFolder') -> Any:
-    """Return the result of `args.read`."""
-    return args.read(directory)
+  def restore(self, directory: epath.Path, args: 'FolderArgs') -> Any:
+    """Return the result of `args.call`."""
+    return args.call(directory)
 
 
-@ocp.args.register_with_handler(FolderHandler, for_save=True)
+@ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
-class SaveFolder(ocp.args.CheckpointArgs):
-  """A function that writes to an existing, empty folder, from data that must not change."""
+class FolderArgs(ocp.args.CheckpointArgs):
+  """A function that fills an empty folder, from data that must not change, or reads a folder."""
 
-  write: Callable[[epath.Path], None]
-
-
-@ocp.args.register_with_handler(FolderHandler, for_restore=True)
-@dataclasses.dataclass
-class RestoreFolder(ocp.args.CheckpointArgs):
-  """A function that reads the folder that `SaveFolder` wrote."""
-
-  read: Callable[[epath.Path], Any]
+  call: Callable[[epath.Path], Any]
 
 
 # The checkpoint format. Format 1 stored no format number and stored the buffer as a few arrays.
@@ -235,24 +223,21 @@ def save(
   the host or, on CPU, holds a reference that keeps JAX from reusing its memory. The buffer and
   partial groups are immutable.
 
-  Args:
-    manager: a manager opened with a config; see `open_manager`.
-    snapshot: the snapshot to write.
-    base_sums: checksums of LoRA's frozen base, so that restoring can reject a different base.
+  `manager` must be open for writing. `base_sums` are the checksums of LoRA's frozen base, so that
+  restoring can reject a different base.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
   previous = None if newest is None else manager.directory / str(newest) / 'buffer'
+  sums = storage.of_state(snapshot.state, cursor)
   manager.save(
     step,
     args=ocp.args.Composite(
       state=ocp.args.StandardSave(snapshot.state),
-      buffer=SaveFolder(lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)),
+      buffer=FolderArgs(lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)),
       cursor=ocp.args.JsonSave(cursor),
-      carried=SaveFolder(lambda folder: write_partial(folder, snapshot.partial_groups)),
-      sums=ocp.args.JsonSave(
-        {'format': FORMAT, **base_sums} | storage.of_state(snapshot.state, cursor)
-      ),
+      carried=FolderArgs(lambda folder: write_partial(folder, snapshot.partial_groups)),
+      sums=ocp.args.JsonSave({'format': FORMAT, **base_sums, **sums}),
     ),
   )
 
@@ -276,22 +261,17 @@ def restore(
     restored = _read(
       path,
       state=ocp.args.StandardRestore(like),
-      buffer=RestoreFolder(buffer_files.read),
+      buffer=FolderArgs(buffer_files.read),
       cursor=ocp.args.JsonRestore(),
-      carried=RestoreFolder(read_partial),
+      carried=FolderArgs(read_partial),
     )
   except (InputError, DamagedError) as caught:
     error = caught
   _raise_on_all_hosts(error)  # before the checksums, which are collective operations
   changed = storage.changed(sums, storage.of_state(restored['state'], restored['cursor']))
   _raise_on_all_hosts(DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}') if changed else None)
-  return Snapshot(
-    step=step,
-    state=restored['state'],
-    buffer=restored['buffer'],
-    cursor=Cursor(**restored['cursor']),
-    partial_groups=restored['carried'],
-  )
+  state, buffer, cursor = (restored[name] for name in ('state', 'buffer', 'cursor'))
+  return Snapshot(step, state, buffer, Cursor(**cursor), partial_groups=restored['carried'])
 
 
 def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
@@ -392,21 +372,13 @@ def restore_params(
   if step is None:
     step = _newest(workdir, saved)
   if step not in saved:
-    raise InputError(
-      f'{workdir}/checkpoints has no step {step}. '
-      f'The saved steps are: {", ".join(map(str, saved)) or "none"}.'
-    )
+    known = ', '.join(map(str, saved)) or 'none'
+    raise InputError(f'{workdir}/checkpoints has no step {step}. The saved steps are: {known}.')
   path, item = _folder(workdir) / str(step), {'params': like}
+  layout = ocp.checkpoint_utils.construct_restore_args(item)
+  state = ocp.args.PyTreeRestore(item=item, restore_args=layout, partial_restore=True)
   try:
-    restored = _read(
-      path,
-      sums=ocp.args.JsonRestore(),
-      state=ocp.args.PyTreeRestore(
-        item=item,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-        partial_restore=True,
-      ),
-    )
+    restored = _read(path, sums=ocp.args.JsonRestore(), state=state)
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}). Choose another --step.') from error
   params = restored['state']['params']
@@ -426,7 +398,7 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
   step = _newest(workdir, steps(workdir))
   path = _folder(workdir) / str(step)
   try:
-    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=RestoreFolder(buffer_files.read))
+    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=FolderArgs(buffer_files.read))
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}). Restore a copy of it.') from error
   _check_format(path, restored['sums'])

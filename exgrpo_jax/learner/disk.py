@@ -1,11 +1,10 @@
 """Checks of the run's disk: whether a checkpoint fits, and why a write failed."""
 
 import contextlib
-import functools
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from logging import LogRecord
 from typing import Any
 
@@ -33,8 +32,7 @@ def check_space(workdir: str, state: TrainState) -> None:
   if free < needed:
     raise InputError(
       f'--workdir={workdir}: the disk has {decimal(free)} left, but a checkpoint takes '
-      f'{decimal(needed)}. '
-      'Free some space, or use another disk.'
+      f'{decimal(needed)}. Free some space, or use another disk.'
     )
   print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
 
@@ -46,9 +44,15 @@ def explain_failure(workdir: str) -> Iterator[None]:
   Orbax wraps the file system's errors in many types.
   """
   hook, log = sys.unraisablehook, logging.get_absl_handler()
+
+  def report_unraisable(unraisable: Any) -> None:
+    # Ignore tensorstore writes that end after orbax has given up on their checkpoint.
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      hook(unraisable)
+
   # Each of orbax's threads logs the full error, before it is raised or long afterwards.
   log.addFilter(_is_other_news)
-  sys.unraisablehook = functools.partial(_report_unraisable, hook)
+  sys.unraisablehook = report_unraisable
   is_failing = False
   try:
     yield
@@ -82,9 +86,3 @@ def _write_failure(error: BaseException) -> str:
 def _is_other_news(record: LogRecord) -> bool:
   error = record.exc_info[1] if record.exc_info else None
   return error is None or not _write_failure(error)
-
-
-def _report_unraisable(hook: Callable[[Any], object], unraisable: Any) -> None:
-  # Ignore tensorstore writes that end after orbax has given up on their checkpoint.
-  if str(unraisable.exc_value) != 'Event loop is closed':
-    hook(unraisable)

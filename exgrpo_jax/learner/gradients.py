@@ -93,18 +93,13 @@ def minibatch_gradient(
 ) -> Accumulator:
   """Compute the gradient of a minibatch's loss and the sums for its metrics.
 
-  Args:
-    spec: the objective and model.
-    params: the trained parameters.
-    batch: all rows of the minibatch, as NumPy arrays.
-    clip: True if fresh ratios are clipped in this step.
-    is_first: True for the step's first minibatch.
-    initial: the run's initial parameters; needed only for LoRA, as the base of the adapters, and
-      for a KL term, as the reference policy.
+  `batch` has all rows of the minibatch as NumPy arrays. `clip` is True if fresh ratios are clipped
+  in this step, `is_first` for the step's first minibatch. `initial` has the run's initial
+  parameters. They are needed only for LoRA, as the base of the adapters, and for a KL term, as the
+  reference policy.
 
-  Returns:
-    (gradient, sums), both still being computed on the device. The gradient is laid out like the
-      parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
+  Returns (gradient, sums), both still being computed on the device. The gradient is laid out like
+  the parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
   """
   inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
   _, num_shards = sharding.split(spec.mesh, 'batch')
@@ -264,13 +259,8 @@ def microbatches(
   """Pack a minibatch's rows into passes of the two shapes from packing.py, in NumPy.
 
   Leaves out rows without response tokens because they have no weight. A minibatch without any
-  tokens still gets one pass, because an update without signal is still an update.
-
-  Args:
-    spec: provides the token budget, the row limits and `drop_zero_advantage`.
-    batch: the minibatch.
-    inputs: the minibatch's `objective.loss_inputs`.
-    num_shards: number of shards that sequences are split over.
+  tokens still gets one pass, because an update without signal is still an update. `inputs` are the
+  minibatch's `objective.loss_inputs`. Sequences are split over `num_shards` shards.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
   used_B = mask_BT.any(axis=1)
@@ -301,11 +291,6 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
   )
 
 
-def most_passes(num_rows: int, count: int) -> int:
-  """Return how many passes of `count` sequences are needed if each sequence has only one row."""
-  return -(-num_rows // count)
-
-
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
   """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
@@ -318,7 +303,8 @@ def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, 
     alike.setdefault(packed.tokens_BT.shape, []).append(packed)
 
   def stacked(*parts: np.ndarray) -> np.ndarray:
-    stack = np.zeros((most_passes(num_rows, len(parts[0])), *parts[0].shape), parts[0].dtype)
+    most = -(-num_rows // len(parts[0]))  # if each sequence has only one row
+    stack = np.zeros((most, *parts[0].shape), parts[0].dtype)
     stack[: len(parts)] = parts
     return stack
 
@@ -360,12 +346,9 @@ def programs(
 ) -> Iterator[Program]:
   """Yield the compiled programs that a step's updates use.
 
-  Args:
-    spec: the updates' static inputs.
-    state: the train state, or its shapes.
-    initial: see `minibatch_gradient`.
-    nothing: a batch with the shapes of every step's batch, but without a token to train on.
-    minibatch_passes: each minibatch's passes, to count how often each program runs.
+  `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
+  batch with the shapes of every step's batch, but without a token to train on. `minibatch_passes`
+  are each minibatch's passes, to count how often each program runs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
   of_zero = spec, state.params

@@ -39,13 +39,15 @@ def patiently(read: Callable[[], T], place: str) -> T:
 
   Raises InputError if the storage keeps failing; errors with other causes propagate.
   """
-  for wait in (*WAITS, None):
+  waits = iter(WAITS)
+  while True:
     try:
       return read()
     except Exception as error:  # orbax and its stores raise many types
       reason = store_failure(error)
       if not reason:
         raise
+      wait = next(waits, None)
       if wait is None:
         raise InputError(
           f'{place} could not be read in {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
@@ -53,13 +55,9 @@ def patiently(read: Callable[[], T], place: str) -> T:
           'moved or changed. Fix the problem and run the same command again. If the data is lost, '
           'move this path away first.'
         ) from error
-      print(
-        f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s',
-        file=sys.stderr,
-        flush=True,
-      )
+      message = f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s'
+      print(message, file=sys.stderr, flush=True)
       time.sleep(wait)
-  raise AssertionError('the last attempt returns or raises')
 
 
 def store_failure(error: BaseException) -> str:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import question_stream, replay
-from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Span, Trajectory, Verdict
+from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Span, Verdict
 from exgrpo_jax.errors import InputError
+from tests.helpers.buffers import entry, trajectory
 
 K = 4
 PAPER = replay.ReplayConfig()
@@ -17,11 +18,6 @@ SOLVED, FAILED = {7: (False, '++++')}, {7: (False, '----')}
 
 def changed(**values):
   return dataclasses.replace(PAPER, **values)
-
-
-def trajectory(*tokens, step=0):
-  logp = np.zeros(len(tokens), np.float32)
-  return Trajectory(tokens=np.array(tokens, np.int32), logp=logp, reward=1.0, step=step)
 
 
 def response(*tokens, **values):
@@ -35,10 +31,7 @@ def question(row):
 
 def buffer_of(correctness, started=True):
   """A trajectory for each row of row -> correctness, with the row as its token."""
-  entries = {
-    row: replay.Entry(correctness=value, prompt_length=3, trajectories=(trajectory(row),))
-    for row, value in correctness.items()
-  }
+  entries = {row: entry(value, 3, trajectory(row)) for row, value in correctness.items()}
   return replay.Buffer(entries=entries, started=started)
 
 
@@ -54,15 +47,10 @@ def record(buffer, groups, config=PAPER, step=5):
     replays.append(buffer.entries[row].trajectories[0] if is_replay else None)
     responses.append([one for one, _ in outcomes])
     verdicts.append([one for _, one in outcomes])
-  plan = Plan(
-    step=step,
-    cursor=Cursor(2),
-    replay_started=buffer.started,
-    questions=tuple(map(question, groups)),
-    prompts=(np.zeros(3, np.int32),) * len(groups),
-    candidates=tuple((one,) if one else () for one in replays),
-    is_drawn=tuple(one is not None for one in replays),
-  )
+  candidates = tuple((one,) if one else () for one in replays)
+  questions, prompts = tuple(map(question, groups)), (np.zeros(3, np.int32),) * len(groups)
+  is_drawn = tuple(map(bool, replays))
+  plan = Plan(step, Cursor(2), buffer.started, questions, prompts, candidates, is_drawn)
   return replay.record_step(config, buffer, plan, replays, responses, verdicts)
 
 
@@ -245,13 +233,10 @@ def test_bucket_probabilities_survive_many_rollouts():
 @pytest.mark.parametrize('kind', ['question_length', 'response_length'])
 def test_difficulty_by_length_is_the_rank_cut_into_equal_buckets(kind):
   lengths = {3: 50, 1: 10, 9: 30, 4: 20, 7: 40, 5: 60, 2: 80, 8: 70}
+  of_question = kind == 'question_length'
   entries = {
-    row: replay.Entry(
-      correctness=0.5,
-      prompt_length=length if kind == 'question_length' else 1,
-      trajectories=(trajectory(*range(length if kind == 'response_length' else 1)),),
-    )
-    for row, length in lengths.items()
+    row: entry(0.5, n, trajectory(0)) if of_question else entry(0.5, 1, trajectory(*range(n)))
+    for row, n in lengths.items()
   }
   buckets = replay.buckets(changed(bucket_by=kind), replay.Buffer(entries=entries, started=True), K)
   assert buckets == {1: 0, 4: 0, 9: 1, 7: 1, 3: 2, 5: 2, 8: 3, 2: 3}
@@ -339,7 +324,7 @@ def test_by_advantage_a_question_is_drawn_by_the_share_of_failures():
 def aged(ages, now=20):
   """A buffer of questions that all have a success of step 1, and one so many steps before `now`."""
   entries = {
-    row: replay.Entry(0.5, 3, (trajectory(1, step=1), trajectory(2, step=now - age)))
+    row: entry(0.5, 3, trajectory(1, step=1), trajectory(2, step=now - age))
     for row, age in ages.items()
   }
   return replay.Buffer(entries=entries, started=True)
@@ -472,20 +457,6 @@ def test_where_all_have_retired_those_not_replayed_are_read():
   assert sorted(rows) == [2, 3]
 
 
-def test_reading_in_other_portions_reads_the_same():
-  cursor, one_by_one = Cursor(0, 0), []
-  for _ in range(10):
-    rows, cursor = question_stream.take(cursor, 1, 10, 7, {}, (), 1)
-    one_by_one += rows
-  assert one_by_one == take((0, 0), 10, at_once=10)[0]
-
-
 def test_fewer_questions_than_a_step_needs_are_refused():
   with pytest.raises(InputError, match='has 3 questions, but a step needs 4 distinct'):
     take((0, 0), 1, size=3)
-
-
-def test_a_step_of_the_paper_is_read_from_46_000_rows_without_delay():
-  retired = dict.fromkeys(range(45_800), 0)
-  rows, _ = question_stream.take(Cursor(1, 0), 128, 46_000, 0, retired, (), 128)
-  assert len(set(rows)) == 128 and min(rows) >= 45_800

@@ -6,23 +6,13 @@ from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory, Turn
 
 
-def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True, turns=(), routes=None):
-  return Trajectory(
-    tokens=np.array(tokens, np.int32),
-    logp=-np.arange(len(tokens), dtype=np.float32) / 3,
-    reward=reward,
-    step=step,
-    times_replayed=times_replayed,
-    correct=correct,
-    turns=turns,
-    routes=routes,
-  )
+def trajectory(*tokens, step=0, reward=1.0, **values):
+  logp = -np.arange(len(tokens), dtype=np.float32) / 3
+  return Trajectory(np.array(tokens, np.int32), logp, reward=reward, step=step, **values)
 
 
 def entry(correctness, prompt_length, *trajectories):
-  return Entry(
-    correctness=correctness, prompt_length=prompt_length, trajectories=tuple(trajectories)
-  )
+  return Entry(correctness, prompt_length, trajectories)
 
 
 BUFFERS = {
@@ -67,16 +57,14 @@ def assert_same(buffer, expected, atol=0.0):
     stored = buffer.entries[row]
     assert (stored.correctness, stored.prompt_length) == (wanted.correctness, wanted.prompt_length)
     for left, right in zip(stored.trajectories, wanted.trajectories, strict=True):
-      assert (left.step, left.reward) == (right.step, right.reward)
-      assert (left.times_replayed, left.correct) == (right.times_replayed, right.correct)
-      assert left.turns == right.turns
-      assert (left.routes is None) == (right.routes is None)
-      if right.routes is not None:
-        assert left.routes.dtype == right.routes.dtype
-        np.testing.assert_array_equal(left.routes, right.routes)
-      assert left.tokens.dtype == right.tokens.dtype and left.logp.dtype == right.logp.dtype
-      np.testing.assert_array_equal(left.tokens, right.tokens)
-      np.testing.assert_allclose(left.logp, right.logp, rtol=0, atol=atol)
+      for name, value in vars(right).items():
+        found = getattr(left, name)
+        if isinstance(value, np.ndarray):
+          assert found.dtype == value.dtype
+          tolerance = atol if name == 'logp' else 0
+          np.testing.assert_allclose(found, value, rtol=0, atol=tolerance, err_msg=name)
+        else:
+          assert found == value, name
 
 
 def described(groups):

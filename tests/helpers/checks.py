@@ -51,10 +51,9 @@ def run(checks):
 def failures(names, process):
   """Why each check failed, or None if it passed.
 
-  Args:
-    names: of the checks, in the order in which they ran.
-    process: the subprocess.CompletedProcess in which `run` ran them. If it did not come to its
-      end, the check that it was in fails, and so do those after it, with its standard error.
+  `run` ran the checks of these names, in this order, in a subprocess.CompletedProcess. If it did
+  not come to its end, the check that it was in fails, and so do those after it, with its standard
+  error.
   """
   reports = [json.loads(line) for line in process.stdout.splitlines()]
   reasons = {report['check']: report['traceback'] for report in reports}

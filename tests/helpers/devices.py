@@ -78,14 +78,10 @@ class Pod:
   """The processes of one run, all of which are dead at the end of its block."""
 
   def __init__(self, workdir, shape, data, compiled, *flags):
-    """Starts train with `flags`.
+    """Starts train with `flags`; each process logs to a file beside `workdir`.
 
-    Args:
-      workdir: its --workdir; each process logs to a file beside it.
-      shape: (number of processes, devices of each).
-      data: the fixture.
-      compiled: the folder of JAX's compilation cache.
-      *flags: further flags.
+    `shape` is (number of processes, devices of each), `data` the fixture, and `compiled` the folder
+    of JAX's compilation cache.
     """
     count, devices = shape
     self._logs = [pathlib.Path(f'{workdir}.log.{number}') for number in range(count)]

@@ -19,27 +19,6 @@ def entropy(logits):
   return float(-(softmax(logits) * np.log(softmax(logits))).sum())
 
 
-def group_of(advantage_B, is_replay_B, behaviour_logp_B):
-  """A batch of responses of one token."""
-  one_B1 = np.ones((len(advantage_B), 1), np.float32)
-  return Batch(
-    tokens_BT=one_B1.astype(np.int32),
-    response_mask_BT=one_B1,
-    old_logp_BT=np.float32(behaviour_logp_B)[:, None],
-    advantage_B=np.float32(advantage_B),
-    is_replay_B=is_replay_B,
-    policy_step_B=np.zeros(len(one_B1), np.int32),
-    term_weight_BT=one_B1,
-  )
-
-
-def slopes(logp_B, batch, config, max_response, clip=True, is_first=True):
-  """The loss's gradient [B] by log-probabilities of single tokens."""
-  inputs, logp = objective.loss_inputs(batch, config, max_response), np.float32(logp_B)[:, None]
-  _, (slope, _) = loss_and_gradient(config)(logp, 0 * logp, inputs, clip=clip, is_first=is_first)
-  return np.asarray(slope)[:, 0]
-
-
 def gradients(config, logits, group_size, stored=None, ratio=1.0, before=None, clip=True):
   """(chance_G, fresh_GA, stored_GA): what every possible group adds to the policy's logits.
 
@@ -74,9 +53,21 @@ def gradients(config, logits, group_size, stored=None, ratio=1.0, before=None, c
   )
   logp_GK = np.log(softmax(logits))[answer_GK]
   past_GK = np.where(is_replay_GK, logp_GK - np.log(ratio), np.log(wrote)[answer_GK])
-  batch = group_of(advantage_GK.ravel(), is_replay_GK.ravel(), past_GK.ravel())
-  slope_B = slopes(logp_GK.ravel(), batch, config, LIMIT, clip=clip, is_first=before is None)
-  slope_GK = -slope_B.astype(float).reshape(answer_GK.shape) * answer_GK.size * LIMIT
+  one_B1 = np.ones((answer_GK.size, 1), np.float32)
+  batch = Batch(  # a row of one token for each response of each group
+    tokens_BT=one_B1.astype(np.int32),
+    response_mask_BT=one_B1,
+    old_logp_BT=np.float32(past_GK).reshape(-1, 1),
+    advantage_B=np.float32(advantage_GK).ravel(),
+    is_replay_B=is_replay_GK.ravel(),
+    policy_step_B=np.zeros(len(one_B1), np.int32),
+    term_weight_BT=one_B1,
+  )
+  inputs, logp_B1 = objective.loss_inputs(batch, config, LIMIT), np.float32(logp_GK).reshape(-1, 1)
+  _, (slope_B1, _) = loss_and_gradient(config)(
+    logp_B1, 0 * logp_B1, inputs, clip=clip, is_first=before is None
+  )
+  slope_GK = -np.asarray(slope_B1, float).reshape(answer_GK.shape) * answer_GK.size * LIMIT
   score_GKA = np.eye(len(logits))[answer_GK] - softmax(logits)  # d log pi by the logits
   by_row_GKA = slope_GK[..., None] * score_GKA
   return chance_G, by_row_GKA[:, :num_fresh].sum(axis=1), by_row_GKA[:, num_fresh:].sum(axis=1)

@@ -33,21 +33,12 @@ def main(_):
     file.write('started\n')
   for step in range(config.num_steps + 1):
     score = config.replay.ratio + config.seed * (0.1 + config.objective.kl_coefficient) + step / 100
-    of_training = {'replay/rows': 1, 'length/total': 100, 'time/step': 5.0, 'time/evaluate': 2.0}
+    record = {'step': step, 'reward': score, 'eval/sums/pass@1': score, 'eval/sums/pass@1_low': 0.0}
+    record['eval/sums/truncated'] = step / 10
+    if step:
+      record |= {'replay/rows': 1, 'length/total': 100, 'time/step': 5.0, 'time/evaluate': 2.0}
     with open(workdir / 'metrics.jsonl', 'w' if step == 0 else 'a') as file:
-      file.write(
-        json.dumps(
-          {
-            'step': step,
-            'reward': score,
-            'eval/sums/pass@1': score,
-            'eval/sums/pass@1_low': 0.0,
-            'eval/sums/truncated': step / 10,
-          }
-          | (of_training if step else {})
-        )
-        + '\n'
-      )
+      file.write(json.dumps(record) + '\n')
     print(f'step {step}', flush=True)
     if workdir.name in os.environ.get('FAKE_FAILS', ''):
       raise ValueError('the disk is full')

@@ -168,12 +168,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _refuse(self, status, code):
     self.send_response(status)
-    for name, value in {
-      'X-Error-Code': code,
-      'X-Error-Message': code,
-      'Content-Length': '0',
-    }.items():
-      self.send_header(name, value)
+    for name in ('X-Error-Code', 'X-Error-Message'):
+      self.send_header(name, code)
+    self.send_header('Content-Length', '0')
     self.end_headers()
 
 

@@ -45,12 +45,7 @@ LLAMA3 = dict(
   high_freq_factor=4.0,
   original_max_position_embeddings=32,
 )
-YARN = dict(
-  rope_type='yarn',
-  rope_theta=1e4,
-  factor=4.0,
-  original_max_position_embeddings=32,
-)
+YARN = dict(rope_type='yarn', rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
 CASES = {
   'qwen2_tied': ('Qwen2', dict(vocab_size=320, tie_word_embeddings=True)),
   'qwen2_seven_queries_a_key': (

@@ -15,9 +15,13 @@ def copied(recorded, folder, *, seed, ratio, shift):
   config['seed'], config['replay']['ratio'] = seed, ratio
   (folder / 'config.json').write_text(json.dumps(config))
   with open(folder / 'metrics.jsonl', 'w') as file:
-    for line in _lines(recorded.workdir / 'metrics.jsonl'):
+    for line in (recorded.workdir / 'metrics.jsonl').read_text().splitlines():
       record = json.loads(line)
-      changed = {name: value + shift for name, value in record.items() if _is_shifted(name)}
+      changed = {
+        name: value + shift
+        for name, value in record.items()
+        if name in ('reward', 'entropy') or name.startswith('eval/')
+      }
       if not ratio:
         changed |= {name: 0.0 for name in record if name.startswith('buffer/')}
       file.write(json.dumps(record | changed) + '\n')
@@ -27,14 +31,6 @@ def copied(recorded, folder, *, seed, ratio, shift):
     rows = [row | _marks(row, seed) for row in table.to_pylist()]
     step_records.write_file(path, pa.Table.from_pylist(rows, step_records.RESPONSES))
   return folder
-
-
-def _lines(path):
-  return path.read_text().splitlines()
-
-
-def _is_shifted(name):
-  return name in ('reward', 'entropy') or name.startswith('eval/')
 
 
 def _marks(row, seed):

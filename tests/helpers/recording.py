@@ -102,14 +102,7 @@ class Recording:
 
 
 def record(values, folder, compiled, draws=False):
-  """Trains in folder/recorded, and writes the steps beside it.
-
-  Args:
-    values: the run's ConfigDict.
-    folder: an empty one.
-    compiled: the folder of JAX's compilation cache.
-    draws: as for `run_training`.
-  """
+  """Trains in folder/recorded, and writes the steps beside it; `draws` as for `run_training`."""
   run = Recording(folder / 'recorded', compiled, values, steps={})
   with pytest.MonkeyPatch.context() as patch, run.compiling():
     patch.setattr(workers, 'COMMAND', tiny.WORKER)

@@ -11,14 +11,7 @@ from tests.helpers.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / 'exgrpo_jax'
 # Files at the bottom.
-FOUNDATION = (
-  'config',
-  'datatypes',
-  'errors',
-  'renamed',
-  'packing',
-  '__init__',
-)
+FOUNDATION = ('config', 'datatypes', 'errors', 'renamed', 'packing', '__init__')
 _ROW = re.compile(r'\| \[`(\w+)/?`\]\([^)]*\) \| (.+?) \|')
 
 

@@ -26,6 +26,7 @@ from tests.helpers.buffers import BUFFERS, assert_same
 
 CONFIG = checkpoint.CheckpointConfig(every=1, keep=2)
 OPTIMIZER = optimizer.OptimizerConfig()
+DIFFERS = 'the data differs from what was saved'
 
 
 @pytest.fixture(scope='module')
@@ -44,12 +45,8 @@ def make_state(mesh, value):
 
 
 def snapshot(mesh, step, buffer='many'):
-  return checkpoint.Snapshot(
-    step=step,
-    state=make_state(mesh, step + 1 / 3),
-    buffer=BUFFERS[buffer],
-    cursor=Cursor(epoch=step, position=17),
-  )
+  state, cursor = make_state(mesh, step + 1 / 3), Cursor(epoch=step, position=17)
+  return checkpoint.Snapshot(step, state, BUFFERS[buffer], cursor)
 
 
 @pytest.fixture(scope='module')
@@ -87,9 +84,8 @@ def test_a_snapshot_is_restored_bit_for_bit(step, buffer, saved, mesh, like):
   assert restored.step == step and restored.cursor == expected.cursor
   assert_same(restored.buffer, expected.buffer)
   jax.tree.map(np.testing.assert_array_equal, restored.state, expected.state)
-  assert jax.tree.map(lambda x: (x.dtype, x.sharding), restored.state) == jax.tree.map(
-    lambda x: (x.dtype, x.sharding), expected.state
-  )
+  found, wanted = map(checkpoint.abstract, (restored.state, expected.state))
+  assert found == wanted  # dtypes and shardings
   assert any(leaf.ndim == 0 and leaf == 1 for leaf in jax.tree.leaves(restored.state.opt_state))
 
 
@@ -138,22 +134,10 @@ def flip_a_bit(path, place=None):
   path.write_bytes(content)
 
 
-def flip_a_bit_of_the_state(folder):
-  flip_a_bit(largest_file(folder / 'state' / 'd'))
-
-
 def flip_a_bit_of_the_cursor(folder):
   path = folder / 'cursor' / 'metadata'
   flip_a_bit(path, path.read_text().index('17') + 1)
   assert json.loads(path.read_text())['position'] == 13
-
-
-def flip_a_bit_of_the_buffer(folder):
-  flip_a_bit(folder / 'buffer' / 'segment_000005')
-
-
-def flip_a_bit_of_the_index(folder):
-  flip_a_bit(folder / 'buffer' / 'index.npz')
 
 
 def change_sums(folder, change):
@@ -173,12 +157,13 @@ def change_a_checksum(folder):
   [
     (truncate_a_file, ''),
     (remove_a_file, 'cursor/metadata not found'),
-    (flip_a_bit_of_the_state, ''),
-    (flip_a_bit_of_the_cursor, 'cursor.position: the data differs from what was saved'),
-    (flip_a_bit_of_the_buffer, 'segment_000005: the data differs from what was saved'),
-    (flip_a_bit_of_the_index, 'index.npz: the data differs from what was saved'),
-    (change_a_checksum, "'a'.*: the data differs from what was saved"),
+    (lambda folder: flip_a_bit(largest_file(folder / 'state' / 'd')), ''),
+    (flip_a_bit_of_the_cursor, f'cursor.position: {DIFFERS}'),
+    (lambda folder: flip_a_bit(folder / 'buffer' / 'segment_000005'), f'segment_000005: {DIFFERS}'),
+    (lambda folder: flip_a_bit(folder / 'buffer' / 'index.npz'), f'index.npz: {DIFFERS}'),
+    (change_a_checksum, f"'a'.*: {DIFFERS}"),
   ],
+  ids=['short', 'missing', 'state', 'cursor', 'buffer', 'index', 'checksum'],
 )
 def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used(
   damage, reason, workdir, mesh, like, capsys
@@ -195,7 +180,13 @@ def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used
   assert capsys.readouterr().err == ''
 
 
-def assert_nothing_moved(workdir):
+def assert_refused(workdir, like, message):
+  """Nothing is restored and nothing is moved."""
+  with (
+    checkpoint.open_manager(str(workdir), CONFIG) as manager,
+    pytest.raises(InputError, match=message),
+  ):
+    checkpoint.restore_newest(manager, like)
   assert {'2', '5'} <= {path.name for path in (workdir / 'checkpoints').iterdir()}
   assert not (workdir / 'damaged').exists()
 
@@ -203,23 +194,12 @@ def assert_nothing_moved(workdir):
 def test_where_all_are_damaged_it_is_an_error_and_none_is_moved(workdir, like):
   for step in ('2', '5'):
     remove_a_file(workdir / 'checkpoints' / step)
-  message = r'none of the checkpoints can be read\. Step 5: .* Step 2: '
-  with (
-    checkpoint.open_manager(str(workdir), CONFIG) as manager,
-    pytest.raises(InputError, match=message),
-  ):
-    checkpoint.restore_newest(manager, like)
-  assert_nothing_moved(workdir)
+  assert_refused(workdir, like, r'none of the checkpoints can be read\. Step 5: .* Step 2: ')
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(workdir, like):
   change_sums(workdir / 'checkpoints' / '5', lambda sums: sums.pop('format'))
-  with (
-    checkpoint.open_manager(str(workdir), CONFIG) as manager,
-    pytest.raises(InputError, match=r'checkpoints/5 was written by another version .* format 1,'),
-  ):
-    checkpoint.restore_newest(manager, like)
-  assert_nothing_moved(workdir)
+  assert_refused(workdir, like, r'checkpoints/5 was written by another version .* format 1,')
 
 
 @pytest.fixture
@@ -237,13 +217,8 @@ def repair(workdir, tmp_path):
 def test_where_a_store_fails_that_is_an_error_and_no_damage(workdir, like, monkeypatch, capsys):
   waits = []
   monkeypatch.setattr(time, 'sleep', waits.append)
-  with (
-    checkpoint.open_manager(str(workdir), CONFIG) as manager,
-    pytest.raises(InputError, match=r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]'),
-  ):
-    checkpoint.restore_newest(manager, like)
+  assert_refused(workdir, like, r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]')
   assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
-  assert_nothing_moved(workdir)
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(workdir, repair, like, monkeypatch, capsys):
@@ -275,11 +250,6 @@ def test_a_checkpoint_shares_with_the_one_before_what_has_not_changed(mesh, tmp_
   assert one.samefile(two) and not (two.parent / 'segment_000002').exists()
 
 
-def test_where_nothing_was_saved_nothing_is_restored(like, tmp_path):
-  with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
-    assert checkpoint.restore_newest(manager, like) is None
-
-
 def test_parameters_alone_are_restored_from_a_step_or_the_newest(saved, mesh, like):
   for step, expected in ((2, 2), (5, 5), (None, 5)):
     params, restored_step = checkpoint.restore_params(saved, step, like.params)
@@ -289,16 +259,18 @@ def test_parameters_alone_are_restored_from_a_step_or_the_newest(saved, mesh, li
 
 @pytest.mark.parametrize(
   ('damage', 'reason'),
-  [
-    (truncate_a_file, r'5 is damaged \(.*\)'),
-    (change_a_checksum, r"5/state: .*'a'.*: the data differs from what was saved"),
-  ],
+  [(truncate_a_file, r'5 is damaged \(.*\)'), (change_a_checksum, rf"5/state: .*'a'.*: {DIFFERS}")],
 )
 def test_damaged_parameters_are_refused(workdir, damage, reason, like):
   damage(workdir / 'checkpoints' / '5')
   with pytest.raises(InputError, match=rf'checkpoints/{reason}\. Choose another --step'):
     checkpoint.restore_params(str(workdir), None, like.params)
   assert checkpoint.restore_params(str(workdir), 2, like.params)[1] == 2
+
+
+def test_where_nothing_was_saved_nothing_is_restored(like, tmp_path):
+  with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
+    assert checkpoint.restore_newest(manager, like) is None
 
 
 def test_a_missing_step_is_refused_with_those_that_exist(saved, tmp_path, like):
@@ -351,12 +323,9 @@ def behind(error):
 @pytest.mark.parametrize(
   ('error', 'what'),
   [
-    (os_error(errno.ENOSPC), 'is full'),
-    (os_error(errno.EDQUOT), 'is full'),
-    (os_error(errno.EFBIG), 'is full'),
+    *[(os_error(number), 'is full') for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)],
     (ValueError('RESOURCE_EXHAUSTED: Error writing file\nNo space left on device [28]'), 'is full'),
-    (os_error(errno.EIO), 'failed'),
-    (os_error(errno.EROFS), 'failed'),
+    *[(os_error(number), 'failed') for number in (errno.EIO, errno.EROFS)],
     (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), 'failed'),
     (behind(os_error(errno.EIO)), 'failed'),
   ],

@@ -381,9 +381,9 @@ def results(workdir):
       STEPS,
       args=ocp.args.Composite(
         state=ocp.args.StandardRestore(),
-        buffer=checkpoint.RestoreFolder(buffer_files.read),
+        buffer=checkpoint.FolderArgs(buffer_files.read),
         cursor=ocp.args.JsonRestore(),
-        carried=checkpoint.RestoreFolder(checkpoint.read_partial),
+        carried=checkpoint.FolderArgs(checkpoint.read_partial),
       ),
     )
   texts = {
