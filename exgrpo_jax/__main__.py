@@ -42,7 +42,9 @@ def main() -> None:
   names = [name for group in COMMANDS.values() for name in group]
   word = sys.argv[1] if len(sys.argv) > 1 else '--help'
   if word in ('--help', '-h', 'help'):
-    print(_overview())
+    print('exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.')
+    for purpose, commands in COMMANDS.items():
+      print(f'\n{purpose}', *(f'  {name:<9} {does}' for name, does in commands.items()), sep='\n')
     return
   if word in MOVED:
     print(
@@ -59,13 +61,6 @@ def main() -> None:
   prepare_process()
   sys.argv = [f'exgrpo {word}', *sys.argv[2:]]
   importlib.import_module(f'exgrpo_jax.commands.{word}').run()
-
-
-def _overview() -> str:
-  lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
-  for purpose, commands in COMMANDS.items():
-    lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
-  return '\n'.join(lines)
 
 
 def prepare_process() -> None:

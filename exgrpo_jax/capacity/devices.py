@@ -79,31 +79,18 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
 # ---- GPUs ----
 
 # Name -> memory in GB (10^9 bytes) according to the data sheet; drivers report about as much.
-GPUS = {
-  'b200': 180,
-  'h200': 141,
-  'h100-nvl': 94,
-  'h100': 80,
-  'a100-80': 80,
-  'a100-40': 40,
-  'l40s': 48,
-  'l40': 48,
-  'l4': 24,
-  'a40': 48,
-  'a30': 24,
-  'a10g': 24,
-  'a10': 24,
-  'a6000': 48,
-  'rtx6000-ada': 48,
-  'rtx5090': 32,
-  'rtx4090': 24,
-  'rtx4080': 16,
-  'rtx3090ti': 24,
-  'rtx3090': 24,
-  'v100-32': 32,
-  'v100-16': 16,
-  't4': 16,
+_NAMES = {
+  180: 'b200',
+  141: 'h200',
+  94: 'h100-nvl',
+  80: 'h100 a100-80',
+  48: 'l40s l40 a40 a6000 rtx6000-ada',
+  40: 'a100-40',
+  32: 'rtx5090 v100-32',
+  24: 'l4 a30 a10g a10 rtx4090 rtx3090ti rtx3090',
+  16: 'rtx4080 v100-16 t4',
 }
+GPUS = {name: memory for memory, names in _NAMES.items() for name in names.split()}
 # Older than Ampere: XLA converts bfloat16 products to float32; cuDNN's attention rejects bfloat16.
 _WITHOUT_BFLOAT16 = ('v100-32', 'v100-16', 't4')
 

@@ -41,7 +41,7 @@ def _show(args: command_line.Args, *specs: str) -> None:
 def _define_prefilter() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
-  command_line.define_out('The folder to write.')
+  command_line.define_path('out', 'The folder to write.')
   flags.DEFINE_integer('samples', 8, 'The number of responses per question.', lower_bound=2)
   flags.DEFINE_float('above', 0.0, 'Keep questions with a pass rate above this value.', 0.0, 1.0)
   flags.DEFINE_float('below', 1.0, 'Keep questions with a pass rate below this value.', 0.0, 1.0)

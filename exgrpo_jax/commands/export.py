@@ -34,7 +34,7 @@ def define_flags() -> None:
   """Define the flags of this command."""
   command_line.define_checkpoint()
   command_line.define_model('Its weights are written unchanged.')
-  command_line.define_out('The folder to write; it must be new or empty.')
+  command_line.define_path('out', 'The folder to write; it must be new or empty.')
   flags.DEFINE_enum(
     'dtype',
     None,

@@ -6,6 +6,7 @@ libraries raise errors of many types, some only when a value is used.
 
 import copy
 import difflib
+import functools
 import importlib.util
 import os
 import pathlib
@@ -168,15 +169,9 @@ def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -
     )
     alone(command)
   except (flags.Error, ValueError) as error:
-    present = f'In {path}, the value is {_value(values, key)!r}.'
+    present = f'In {path}, the value is {functools.reduce(getattr, key.split("."), values)!r}.'
     try:
       parse_config(as_text)  # its error states the allowed values and the meaning
     except InputError as refusal:
       raise InputError(f'{refusal} {present}') from error
     raise InputError(f'{" ".join(words)}: {error}. {present}') from error
-
-
-def _value(values: Any, key: str) -> Any:
-  for name in key.split('.'):
-    values = values[name]
-  return values

@@ -44,7 +44,6 @@ from exgrpo_jax.runtime.workdir import differences, write_json
 
 # ---- Solutions to imitate ----
 
-
 TOGETHER = 1000  # solutions loaded at a time
 
 
@@ -169,9 +168,8 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   if is_warm and not _is_kept(experiment):
     if data is None:
       raise InputError(
-        f'The warm-start weights that this run was trained on are missing from '
-        f'{_directory(experiment)}. The LoRA adapters need these weights. '
-        'Restore the folder.'
+        'The warm-start weights that this run was trained on are missing from '
+        f'{_directory(experiment)}. The LoRA adapters need these weights. Restore the folder.'
       )
     rows = load_solutions(experiment)  # so that errors in them come before any computation
   if name:
@@ -179,9 +177,8 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f'weights of {name}: {count:,} parameters', flush=True)
   else:
-    params = model.init(
-      experiment.model, randomness.key(config.warm_start_seed, Purpose.INIT), mesh
-    )
+    key = randomness.key(config.warm_start_seed, Purpose.INIT)
+    params = model.init(experiment.model, key, mesh)
   if is_warm:
     params = run(experiment, params, data, rows)
   if not is_frozen:
@@ -207,12 +204,15 @@ def run(
   wanted = origin(experiment.config, experiment.model)
   if _is_kept(experiment):  # without a lock, because the folder may be read-only
     return _kept(directory, wanted, params)
-  with _claimed(directory):
+  # Only one run at a time trains in the folder; other runs wait for it.
+  waiting = f'warm start: another run is training it in {directory}'
+  turn = workdir.in_turn_of(directory, _LOCK, waiting)
+  with turn if hosts.is_first() else contextlib.nullcontext():
     if _is_kept(experiment):  # stored by the run that this one waited for
       return _kept(directory, wanted, params)
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
-    if hosts.is_first():  # see `_is_left_over`
+    if hosts.is_first():  # a left-over result; see `_is_kept`
       pathlib.Path(directory, _ORIGIN).unlink(missing_ok=True)
       shutil.rmtree(os.path.join(directory, 'params'), ignore_errors=True)
     params = _train(experiment, params, data, rows, directory)
@@ -224,8 +224,7 @@ def run(
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
   """Load the folder's result in the layout of `params`, if the result's origin matches `wanted`."""
-  with open(os.path.join(directory, _ORIGIN)) as file:
-    kept = json.load(file)
+  kept = json.loads(pathlib.Path(directory, _ORIGIN).read_text())
   if kept != wanted:
     changed = '; '.join(
       f'config.{_SETTINGS.get(name, name)} was {old} and is now {new}'
@@ -239,35 +238,22 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
 
 
-@contextlib.contextmanager
-def _claimed(directory: str) -> Iterator[None]:
-  """Let only one run at a time train in the folder; other runs wait for it."""
-  if not hosts.is_first():
-    yield
-    return
-  waiting = f'warm start: another run is training it in {directory}'
-  with workdir.in_turn_of(directory, _LOCK, waiting):
-    yield
-
-
 def _directory(experiment: Experiment) -> str:
   path = os.path.expanduser(experiment.config.warm_start.path)
   return path or os.path.join(experiment.workdir, 'warm_start')
 
 
 def _is_kept(experiment: Experiment) -> bool:
-  """Return True if the first host finds a stored warm start that is not left over."""
-  path = os.path.join(_directory(experiment), _ORIGIN)
-  return hosts.broadcast_from_first(os.path.exists(path) and not _is_left_over(experiment, path))
+  """Return True if the first host finds a stored warm start that is not left over.
 
-
-def _is_left_over(experiment: Experiment, path: str) -> bool:
-  """Return True if the workdir's warm start belongs to another config whose run never began."""
-  config, claim = experiment.config, os.path.join(experiment.workdir, 'config.json')
-  if config.warm_start.path or os.path.exists(claim):
-    return False
-  with open(path) as file:
-    return json.load(file) != origin(config, experiment.model)
+  A warm start in the workdir is left over from another config if that config's run never began.
+  """
+  config, path = experiment.config, pathlib.Path(_directory(experiment), _ORIGIN)
+  is_kept = path.exists()
+  if is_kept and not config.warm_start.path:
+    has_begun = os.path.exists(os.path.join(experiment.workdir, 'config.json'))
+    is_kept = has_begun or json.loads(path.read_text()) == origin(config, experiment.model)
+  return hosts.broadcast_from_first(is_kept)
 
 
 def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
@@ -319,17 +305,13 @@ def _train(
             f'Lower config.warm_start.learning_rate={config.learning_rate:g}.'
           )
         writer.write(update + 1, {'loss': float(loss)})
-        print(
-          f'warm start {update + 1}/{config.num_updates}  loss {float(loss):.4f} nats/token',
-          flush=True,
-        )
+        progress = f'warm start {update + 1}/{config.num_updates}'
+        print(f'{progress}  loss {float(loss):.4f} nats/token', flush=True)
       if config.stop_at_pass_rate < 1 and (update + 1) % CHECK_EVERY == 0:
         pass_rate = _pass_rate(experiment, state.params, data, update)
         if pass_rate >= config.stop_at_pass_rate:
-          print(
-            f'warm start: stopped early after {update + 1} updates, pass rate {pass_rate:.3f}',
-            flush=True,
-          )
+          after = f'after {update + 1} updates, pass rate {pass_rate:.3f}'
+          print(f'warm start: stopped early {after}', flush=True)
           break
   return state.params
 
@@ -356,17 +338,11 @@ def _update_on(
   arrays: tuple[np.ndarray, np.ndarray],
 ) -> tuple[TrainState, jax.Array]:
   """Update on this host's (tokens_BT, mask_BT); return (state, loss). Donates `state`."""
-  config = experiment.config.warm_start
+  config, logit_chunk = experiment.config.warm_start, experiment.config.rollout.logit_chunk
   rows = sharding.batch(experiment.meshes.training, config.batch_size)
-  layout = sharding.layout_of(state)
-  state, loss = _update(
-    experiment.model,
-    optimizer_config,
-    config.num_updates,
-    experiment.config.rollout.logit_chunk,
-    state,
-    *sharding.put(arrays, rows),
-  )
+  layout, put = sharding.layout_of(state), sharding.put(arrays, rows)
+  settings = experiment.model, optimizer_config, config.num_updates, logit_chunk
+  state, loss = _update(*settings, state, *put)
   return sharding.restore_layout(state, layout), loss
 
 

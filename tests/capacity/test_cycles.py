@@ -378,7 +378,7 @@ def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
   [
     ('cuda', '535.104.05', '', "pip install -e '.[cuda12]'"),
     ('cuda', '580.65', '', "pip install -e '.[cuda13]'"),
-    ('cuda', '', '', 'the NVIDIA driver is not loaded'),
+    ('cuda', '', '', 'The NVIDIA driver is not loaded'),
     ('cuda', '580.65', 'cpu', 'JAX_PLATFORMS=cpu'),
     ('tpu', '', '', "pip install -e '.[tpu]'"),
     ('rocm', '', '', 'AMD GPUs'),

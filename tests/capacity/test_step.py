@@ -239,11 +239,7 @@ EXPERTS = {
 }
 
 
-@pytest.fixture(
-  scope='module',
-  params=[{}, EPISODES, EXPERTS],
-  ids=['turn', 'turns', 'experts'],
-)
+@pytest.fixture(scope='module', params=[{}, EPISODES, EXPERTS], ids=['turn', 'turns', 'experts'])
 def said(request, data, tmp_path_factory):
   """What --compile_only prints, and then a run in another workdir that shares its cache."""
   folder = tmp_path_factory.mktemp('rehearsed')

@@ -447,8 +447,7 @@ def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path
 
 
 @pytest.mark.parametrize(
-  ('template', 'system'),
-  [('plain', ''), ('chat', ''), ('chat', 'Brief.'), ('paper', 'Brief.')],
+  ('template', 'system'), [('plain', ''), ('chat', ''), ('chat', 'Brief.'), ('paper', 'Brief.')]
 )
 def test_training_evaluation_generation_and_preview_ask_the_same(
   jsonl, tmp_path, monkeypatch, template, system

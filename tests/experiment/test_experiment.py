@@ -215,8 +215,7 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
   kept, folder = recorded.workdir / 'warm_start', tmp_path / 'shared'
   opened = recorded.experiment
   config = dataclasses.replace(
-    opened.config,
-    warm_start=dataclasses.replace(opened.config.warm_start, path=str(folder)),
+    opened.config, warm_start=dataclasses.replace(opened.config.warm_start, path=str(folder))
   )
   opened = dataclasses.replace(opened, config=config)
 
