@@ -6,6 +6,7 @@ first step.
 """
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -33,12 +34,11 @@ def run(experiment: Experiment) -> None:
       warm_start.rehearse(experiment)
   with activity.doing('compiling the programs of a step'):
     step, config = _step(experiment), experiment.config
-    listed = list(step.scoring())
     # Training and evaluation sample with separate engines, but shared programs compile only once.
     make = functools.partial(generation.make_engine, experiment)
-    for engine in make(resumes=config.rollout.partial), make(config.evaluation.distribution):
-      listed += programs.of_engine(engine, step.decode_params)
-    listed += step.updating()
+    engines = make(resumes=config.rollout.partial), make(config.evaluation.distribution)
+    sampling = (programs.of_engine(engine, step.decode_params) for engine in engines)
+    listed = itertools.chain(step.scoring(), *sampling, step.updating())
     # On a CPU, programs use the host's memory.
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get('bytes_limit') or machine.host_memory()

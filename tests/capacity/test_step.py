@@ -91,11 +91,13 @@ def whole(request):
 carrying = pytest.mark.parametrize('whole', [True], indirect=True)
 
 
+def modules_of(whole, work=WORK):
+  return {(one.name, one.size): TIMES[one.name] for one in step.listed(whole, work)}
+
+
 def estimated(whole, work=WORK):
-  found = step.needed(step.listed(whole, work, step.generations(whole, work)))
-  return step.estimate(
-    whole, work, found, {(one.name, one.size): TIMES[one.name] for one in found}, CHIP
-  )
+  found = step.listed(whole, work)
+  return step.estimate(whole, work, found, modules_of(whole, work), CHIP)
 
 
 def part(whole, name, work=WORK):
@@ -153,11 +155,8 @@ def test_an_evaluation_is_shared_out_over_its_steps(whole):
 def test_programs_that_a_step_does_not_run_are_left_out_unless_they_are_the_largest(whole):
   """Of scoring the long shape, which none of three rows of 4 tokens needs."""
   work = dataclasses.replace(WORK, prompt=1, candidates=np.array([3, 3, 3]))
-  found = step.needed(step.listed(whole, work, step.generations(whole, work)))
-  assert {one.size: one.runs > 0 for one in found if one.name == 'score'} == {
-    (1, 20): False,
-    (1, 5): True,
-  }
+  runs = {one.size: one.runs > 0 for one in step.listed(whole, work) if one.name == 'score'}
+  assert runs == {(1, 20): False, (1, 5): True}
 
 
 @carrying
@@ -182,9 +181,7 @@ def test_begun_responses_are_prefilled_again_in_whole_passes(whole):
 
 
 def test_the_report_says_what_partial_rollouts_bring(whole, capsys):
-  modules = {}
-  found = step.needed(step.listed(whole, WORK, step.generations(whole, WORK)))
-  modules = {(one.name, one.size): TIMES[one.name] for one in found}
+  modules = modules_of(whole)
   examination._print_partial_rollouts(whole, WORK, estimated(whole), modules, CHIP)
   brought = capsys.readouterr().out
   assert f'{part(whole, "decode").seconds:.2f} s, resume ' in brought
@@ -205,24 +202,22 @@ def test_the_report_adds_up(whole, capsys):
 
 
 def test_every_step_draws_as_many_groups_with_replay():
-  rollout = parse_config(one_gpu.get_config()).rollout
-  groups = step._groups(rollout, 'lognormal:250', replayed=5)
-  questions, samples = rollout.questions, rollout.group_size
+  config = parse_config(one_gpu.get_config())
+  work = step.workload(config, 'lognormal:250', 0)
+  questions, samples = config.rollout.questions, config.rollout.group_size
+  replayed = len(work.replayed)
+  assert 0 < replayed < questions
   for start in range(0, 3 * questions, questions):
-    sizes = [len(lengths) for lengths in groups[start : start + questions]]
-    assert sorted(sizes) == [samples - 1] * 5 + [samples] * (questions - 5)
+    sizes = [len(lengths) for lengths in work.groups[start : start + questions]]
+    assert sorted(sizes) == [samples - 1] * replayed + [samples] * (questions - replayed)
 
 
 # ---- A run compiles few programs, and none that --compile_only has not compiled before ----
 
 
 # Of both commands; sampling at two temperatures, and a KL term that needs a reference policy.
-CHANGES = {
-  'num_steps': 3,
-  'evaluation.every': 2,
-  'evaluation.temperature': 0.6,
-  'logprob_check.every': 1,
-}
+CHANGES = {'num_steps': 3, 'evaluation.every': 2, 'evaluation.temperature': 0.6}
+CHANGES |= {'logprob_check.every': 1, 'objective.kl_coefficient': 0.01}
 EPISODES = {
   'environment.name': 'tests.helpers.environments:Chance',
   'environment.max_turns': 3,
@@ -245,7 +240,6 @@ def said(request, data, tmp_path_factory):
   folder = tmp_path_factory.mktemp('rehearsed')
   settings = CHANGES | {
     'compilation_cache': '{workdir}/../compiled',
-    'objective.kl_coefficient': 0.01,
     'data.train': data.train,
     'warm_start.data': data.train,
     'data.evaluation': f"('{data.evaluation}',)",
@@ -303,14 +297,10 @@ def test_a_small_config_compiles_for_a_slice():
   done = subprocess.run(
     [
       *(sys.executable, '-m', 'exgrpo_jax', 'capacity'),
-      *('--config=qwen2_5_math_1_5b', '--topology=v5e:2x2'),
-      *('--lengths=lognormal:40', '--evaluated=20'),
-      '--config.model.num_layers=2',
-      '--config.model.width=256',
-      '--config.model.mlp_width=512',
-      '--config.model.vocab_size=512',
-      '--config.rollout.max_response=1024',
-      '--config.rollout.slots=8',
+      *('--config=qwen2_5_math_1_5b', '--topology=v5e:2x2', '--lengths=lognormal:40'),
+      *('--evaluated=20', '--config.rollout.max_response=1024', '--config.rollout.slots=8'),
+      *('--config.model.num_layers=2', '--config.model.vocab_size=512'),
+      *('--config.model.width=256', '--config.model.mlp_width=512'),
     ],
     env=os.environ | {'XLA_FLAGS': ''},  # libtpu ends a process for a flag it does not know
     capture_output=True,
