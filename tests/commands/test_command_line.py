@@ -171,9 +171,8 @@ def test_one_response_is_judged(flags, verdict, capsys):
 
 def test_a_file_is_scored(capsys):
   verify.main([f'--file={cases.RESPONSES}'])
-  assert capsys.readouterr().out.endswith(
-    f'; {len(cases.rows("grading", "responses.jsonl"))} as expected\n'
-  )
+  count = len(cases.rows('grading', 'responses.jsonl'))
+  assert capsys.readouterr().out.endswith(f'; {count} as expected\n')
 
 
 @pytest.mark.parametrize(

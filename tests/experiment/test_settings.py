@@ -20,13 +20,8 @@ from tests.helpers.paths import REPOSITORY
 CONFIGS = sorted(
   path.stem for path in (REPOSITORY / 'configs').glob('*.py') if path.stem != '__init__'
 )
-BACKBONES = [
-  'qwen2_5_math_1_5b',
-  'qwen2_5_math_7b',
-  'qwen2_5_7b_instruct',
-  'llama3_1_8b',
-  'llama3_1_8b_instruct',
-]
+BACKBONES = ['qwen2_5_math_1_5b', 'qwen2_5_math_7b', 'qwen2_5_7b_instruct']
+BACKBONES += ['llama3_1_8b', 'llama3_1_8b_instruct']
 
 
 def module_of(name):
@@ -83,17 +78,12 @@ def test_trl_grpo_has_the_defaults_of_trl():
     'loss_type': 'dapo',
     'scale_rewards': 'group',
     'num_iterations': 1,
-    'steps_per_generation': None,
-    'epsilon_high': None,
-    'delta': None,
     'eval_strategy': 'no',
   }
+  named |= {'steps_per_generation': None, 'epsilon_high': None, 'delta': None}
   assert {name: theirs[name] for name in named} == named
-  assert (loss.aggregation, loss.normalize_std, loss.clip_schedule) == (
-    'token_mean',
-    'sample',
-    'always',
-  )
+  ours = loss.aggregation, loss.normalize_std, loss.clip_schedule
+  assert ours == ('token_mean', 'sample', 'always')
   assert (loss.clip_epsilon_high, loss.dual_clip) == (loss.clip_epsilon, float('inf'))
   assert (config.replay.ratio, update.skip_above_norm) == (0, float('inf'))
   assert config.data.evaluated == ()
