@@ -282,7 +282,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
 def counterpart_hint(key: str) -> str:
   """Return a sentence that names our counterpart of a TRL or verl key; '' for any other key.
 
-  For 'num_generations', it is "num_generations of TRL is config.rollout.group_size here."
+  For 'num_generations', it is "TRL's num_generations is config.rollout.group_size here."
   """
   typed = key.split('.')
   for depth in range(len(typed), 0, -1):  # the longest matching end of the key
@@ -294,7 +294,7 @@ def counterpart_hint(key: str) -> str:
         if any(name.split('.')[-depth:] == end for name in names.split()):
           settings = ' and '.join(f'config.{name}' for name in ours.split())
           called = f'is {settings} here' if settings else 'has no setting here'
-          return f'{typed[-1]} of {system} {called}{f"; {note}" if note else ""}.'
+          return f"{system}'s {typed[-1]} {called}{f'; {note}' if note else ''}."
   return ''
 
 
@@ -311,23 +311,16 @@ def evaluate_file(
 ) -> tuple[Any, str]:
   """Run a Python file and return the result of its get_config(), get_sweep(), … and its docstring.
 
-  Args:
-    path: the file's path.
-    kind: the function's name without 'get_', such as 'config' or 'sweep'; also the flag's name.
-    returned: a description of the expected value for messages, with an example file if possible.
-    check: raises an exception if the value is unusable; None if the caller checks it.
-    arguments: the function's arguments.
-    is_flag: True if the file was passed as a flag, so that messages start with the flag.
-
-  Raises:
-    InputError: the file fails, lacks the function, or returns a value that fails `check`. The
-      message names the flag and the line.
+  `kind` is the function's name without 'get_' and the flag's name. With `is_flag`, messages start
+  with this flag. `returned` describes the expected value in messages, if possible with an example
+  file. `check` raises an exception if the value is unusable. Raises InputError, naming the flag and
+  the line, if the file fails, lacks the function, or returns a value that fails `check`.
   """
   function = f'get_{kind}'
   try:
     definitions = runpy.run_path(path)
     if function not in definitions:
-      raise InputError(f'it has no {function}()')
+      raise InputError(f'the file has no {function}()')
     value = definitions[function](*arguments)
     if check:
       check(value)

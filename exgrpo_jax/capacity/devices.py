@@ -56,8 +56,7 @@ def chip_of(topology: str) -> Chip:
 def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """Return a slice's devices, for compilation only: programs cannot run on them.
 
-  Raises:
-    InputError: libtpu is not installed or does not support the slice.
+  Raises InputError if libtpu is not installed or does not support the slice.
   """
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # skip the cloud's metadata server
   # Another process may be using this machine's TPU. That is fine, because nothing runs here.
@@ -104,12 +103,9 @@ _MEMORY = re.compile(r'(?<![a-z0-9])([1-9][0-9]{0,2})\s*(gib|gb|g)?\b')
 def usable_memory(device: str) -> float:
   """Return how many bytes of a GPU's memory JAX reserves for arrays and programs.
 
-  Args:
-    device: one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or any GPU's memory: '24gb',
-      '24G' or '24' (units of 10^9 bytes), or '24 GiB'.
-
-  Raises:
-    InputError: `device` matches no GPU, or more than one.
+  `device` is one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or any GPU's memory:
+  '24gb', '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no
+  GPU or more than one.
   """
   if memory := _MEMORY.fullmatch(_lower(device)):
     size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)

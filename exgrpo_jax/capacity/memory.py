@@ -66,11 +66,8 @@ def print_peaks(
   """Print the memory that each program of a step needs on a device.
 
   For `held` see `other_arrays`. `limit` is the number of bytes that programs can use. `need_of`
-  returns a program's memory and may compile it.
-
-  Returns:
-    Program name -> peak bytes on a device at the program's largest size; inf if the program
-      does not compile.
+  returns a program's memory and may compile it. Returns program name -> peak bytes on a device at
+  the program's largest size; inf if the program does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:

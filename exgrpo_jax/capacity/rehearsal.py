@@ -49,7 +49,7 @@ def run(experiment: Experiment) -> None:
   if peaks[fullest] > limit:
     raise InputError(
       f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB, but the device has '
-      f'{limit / 1e9:.1f} GB. A run would fail when it calls the program.'
+      f'{limit / 1e9:.1f} GB. A run would fail when it calls this program.'
     )
 
 

@@ -69,7 +69,7 @@ def _summary(response: Response) -> str:
   cut = ', cut at the limit' if response.truncated else ''
   judged, turns = response.verdict, len(response.turns)
   ended = f'{turns} turns, reward {judged.reward:g}, {judged.outcome}; ' if judged else ''
-  return f'{ended}{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} a token'
+  return f'{ended}{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} per token'
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:

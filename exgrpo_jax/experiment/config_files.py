@@ -128,8 +128,7 @@ def load(path: str) -> ConfigDict:
 def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
   """Read a config by name or path, with overrides by dotted key.
 
-  Raises:
-    InputError: the config or a setting doesn't exist, or a value is not allowed.
+  Raises InputError if the config or a setting doesn't exist, or if a value is not allowed.
   """
   values = config.overridden(load(config_path(name)), overrides or {})
   parse_config(values)

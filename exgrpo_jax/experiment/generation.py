@@ -79,12 +79,9 @@ def make_sampler(
 ) -> Sampler:
   """Make a slot engine for an experiment's model, wrapped in the environment if there is one.
 
-  Args:
-    experiment: its `config.rollout` sets the number of slots and the limits.
-    purpose: the purpose of the random numbers.
-    seed: the seed of the random numbers; the run's seed by default.
-    distribution: the distribution to sample; by default the softmax at the training temperature.
-    resumes: see `SlotEngine`.
+  `config.rollout` sets the number of slots and the limits. `purpose` and `seed`, by default the
+  run's seed, determine the random numbers. `distribution` is by default the softmax at the training
+  temperature. For `resumes`, see `SlotEngine`.
   """
   parsed = experiment.config
   seed = parsed.seed if seed is None else seed

@@ -205,7 +205,7 @@ def run(
   if _is_kept(experiment):  # without a lock, because the folder may be read-only
     return _kept(directory, wanted, params)
   # Only one run at a time trains in the folder; other runs wait for it.
-  waiting = f'warm start: another run is training it in {directory}'
+  waiting = f'warm start: another run is training this warm start in {directory}'
   turn = workdir.in_turn_of(directory, _LOCK, waiting)
   with turn if hosts.is_first() else contextlib.nullcontext():
     if _is_kept(experiment):  # stored by the run that this one waited for

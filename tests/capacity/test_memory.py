@@ -270,7 +270,7 @@ def test_other_lengths_are_refused(spec, message):
 
 def test_a_run_without_responses_is_refused(tmp_path):
   write_records(tmp_path, length=[3], is_replay=[True])
-  with pytest.raises(InputError, match='the run has no recorded response yet'):
+  with pytest.raises(InputError, match='the run has no recorded responses yet'):
     lengths.draw(str(tmp_path), 1, 8192)
 
 

@@ -14,7 +14,6 @@ from exgrpo_jax.data import questions
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import parse_config
-from tests.helpers import forked
 
 
 def verl_row(number, **changes):
@@ -192,18 +191,3 @@ def test_nothing_is_overwritten(run, folder, tmp_path):
   with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Choose'):
     run(folder)
   assert (tmp_path / 'openr1.parquet').read_text() == 'mine'
-
-
-def test_the_command_line_is_refused_in_one_line(tmp_path):
-  format_line = (
-    r'--out=x\.jsonl: the name must end in \.parquet, because that is the output format\.'
-  )
-  place_line = r'--data=nowhere: there is no such file or folder\. Write a Hub split as'
-  lines = {
-    r'--data and --out are needed': [],
-    format_line: ['--data=a', '--out=x.jsonl'],
-    place_line: ['--data=nowhere', f'--out={tmp_path}/x.parquet'],
-  }
-  outcomes = forked.run(['prepare', *flags] for flags in lines.values())
-  for line, outcome in zip(lines, outcomes, strict=True):
-    assert outcome.status == 2 and re.fullmatch(f'error: {line}.*\n', outcome.err), outcome.err

@@ -31,7 +31,7 @@ FILES = {
   'syntax': ('def get_config(:\n', r':1: SyntaxError: .*\. A config is a Python file whose get_co'),
   'raises': ('\nx = nope\n', r":2: NameError: name 'nope' is not defined\. A config is"),
   'exits': ('import sys\nsys.exit(0)\n', r':2: SystemExit: 0\. A config is'),
-  'no_get_config': ('x = 1\n', r': it has no get_config\(\)\. A config is'),
+  'no_get_config': ('x = 1\n', r': the file has no get_config\(\)\. A config is'),
   'returns_none': ('def get_config(): pass\n', r': get_config\(\) returns NoneType\. A config is'),
 }
 

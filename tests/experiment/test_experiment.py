@@ -222,7 +222,9 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
   monkeypatch.setattr(fcntl, 'flock', held_by_another)
   params = warm_start.run(opened, model.shapes(opened.model, opened.meshes.training), recorded.data)
   printed = capsys.readouterr().out
-  assert f'another run is training it in {folder}' in printed and 'reused from' in printed
+  assert (
+    f'another run is training this warm start in {folder}' in printed and 'reused from' in printed
+  )
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
 
