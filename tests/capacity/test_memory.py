@@ -149,9 +149,8 @@ def test_the_abstract_arrays_are_those_of_a_run(rank):
   params = model.init(shape, jax.random.key(0), mesh)
   trained = lora.init(lora.shapes(config.lora, params), jax.random.key(1)) if rank else params
   state = optimizer.init(config.optimizer, config.num_updates, trained)
-  decode_params = model.decode_layout(
-    shape, lora.joined(config.lora, params, trained), whole.meshes
-  )
+  policy = lora.joined(config.lora, params, trained)
+  decode_params = model.decode_layout(shape, policy, whole.meshes)
   for real, abstract in ((state, whole.state), (decode_params, whole.decode_params)):
     chex.assert_trees_all_equal_shapes_and_dtypes(real, abstract)
     assert memory.size_of(real) == memory.size_of(abstract)
@@ -221,13 +220,9 @@ def test_words_come_in_any_order_and_some_may_be_left_out():
 MANY = 100_000
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # without a spec, the median is an eighth of the limit
   ('spec', 'median', 'limit'),
-  [
-    ('lognormal:1000', 1000, 8192),
-    ('lognormal:1000,4096', 1000, 4096),
-    ('', 1024, 8192),  # an eighth of the limit
-  ],
+  [('lognormal:1000', 1000, 8192), ('lognormal:1000,4096', 1000, 4096), ('', 1024, 8192)],
 )
 def test_lognormal_lengths_have_the_median_and_the_limit(spec, median, limit):
   drawn = lengths.draw(spec, MANY, 8192)

@@ -116,10 +116,7 @@ def test_decoding_reads_what_is_written_of_the_cache(whole):
   assert part(whole, 'syncs').seconds == pytest.approx(step.SYNC_SECONDS)
   assert part(whole, 'insert').seconds == pytest.approx(2 * 2)  # one row at a time
   assert estimated(whole).live == pytest.approx(4 / 3)
-
-
-def test_prompts_are_prefilled_together(whole):
-  """Two prompts of 10 tokens in one prefill of two rows of 12."""
+  # Two prompts of 10 tokens in one prefill of two rows of 12.
   assert part(whole, 'prefill').seconds == pytest.approx(6)
 
 
@@ -143,8 +140,7 @@ def test_an_evaluation_is_shared_out_over_its_steps(whole):
   """Four responses in two slots: a rollout of as many, and a second prefill."""
   evaluation = part(whole, 'evaluation')
   alone = dataclasses.replace(WORK, fresh=WORK.evaluated)
-  names = 'decode', 'syncs', 'insert'
-  seconds = sum(part(whole, name, alone).seconds for name in names) + 2 * 6
+  seconds = sum(part(whole, name, alone).seconds for name in ('decode', 'syncs', 'insert')) + 2 * 6
   assert evaluation.seconds == pytest.approx(seconds / 10)
   seldom = dataclasses.replace(WORK, evaluation_every=100)
   assert part(whole, 'evaluation', seldom).seconds == pytest.approx(evaluation.seconds / 10)
@@ -234,7 +230,7 @@ EXPERTS = {
 }
 
 
-@pytest.fixture(scope='module', params=[{}, EPISODES, EXPERTS], ids=['turn', 'turns', 'experts'])
+@pytest.fixture(params=[{}, EPISODES, EXPERTS], ids=['turn', 'turns', 'experts'])
 def said(request, data, tmp_path_factory):
   """What --compile_only prints, and then a run in another workdir that shares its cache."""
   folder = tmp_path_factory.mktemp('rehearsed')
@@ -265,26 +261,17 @@ def counts(output, pattern):
 
 
 @pytest.mark.full
-def test_a_run_compiles_few_programs(said):
-  names = counts(said[1], r'compiled \d+ programs in \d+ s: (.*); not')
+def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_step(said):
+  first, second, folder = said
+  names = counts(second, r'compiled \d+ programs in \d+ s: (.*); not')
   assert {'decode', 'insert', 'prefill', 'empty'} <= {*names}
-  listed = ', '.join(f'{name} {count}' for name, count in names.items())
-  assert sum(names.values()) < (24 if 'park' in names else 20), listed
-
-
-@pytest.mark.full
-def test_a_run_compiles_nothing_after_compile_only(said):
-  rehearsed = counts(said[0], r'not in the compilation cache: (.*)\n')
+  assert sum(names.values()) < (24 if 'park' in names else 20), names
+  rehearsed = counts(first, r'not in the compilation cache: (.*)\n')
   # In one turn 24 slots, 6 and 1; of a tiny model's update one shape.
   assert rehearsed['decode'] == (1 if 'park' in rehearsed else 3) and rehearsed['accumulate'] == 1
-  assert re.findall('not in the compilation cache: (.*)', said[1]) == ['none']
-
-
-@pytest.mark.full
-def test_compile_only_takes_no_step(said):
-  folder = said[2] / 'first'
-  assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(folder)}
-  assert (said[2] / 'second' / 'metrics.jsonl').exists()
+  assert re.findall('not in the compilation cache: (.*)', second) == ['none']
+  assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(folder / 'first')}
+  assert (folder / 'second' / 'metrics.jsonl').exists()
 
 
 # ---- What a config needs of a TPU slice or a GPU is said, and what does not fit ----
