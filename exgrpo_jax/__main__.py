@@ -46,17 +46,16 @@ def main() -> None:
     for purpose, commands in COMMANDS.items():
       print(f'\n{purpose}', *(f'  {name:<9} {does}' for name, does in commands.items()), sep='\n')
     return
-  if word in MOVED:
-    print(
-      f"error: '{word}' is no longer a command: studies are now in the repository's studies/ "
-      f'folder, outside the package. In a clone, run {MOVED[word]}.',
-      file=sys.stderr,
-    )
-    sys.exit(2)
   if word not in names:
     near = difflib.get_close_matches(word, names, n=1)
     hint = f'Did you mean {near[0]}?' if near else f'The commands are {", ".join(names)}.'
-    print(f"error: '{word}' is not a command. {hint}", file=sys.stderr)
+    problem = f'is not a command. {hint}'
+    if word in MOVED:
+      problem = (
+        "is no longer a command: studies are now in the repository's studies/ folder, outside the "
+        f'package. In a clone, run {MOVED[word]}.'
+      )
+    print(f"error: '{word}' {problem}", file=sys.stderr)
     sys.exit(2)
   prepare_process()
   sys.argv = [f'exgrpo {word}', *sys.argv[2:]]

@@ -230,29 +230,6 @@ EXPERTS = {
 }
 
 
-@pytest.fixture(params=[{}, EPISODES, EXPERTS], ids=['turn', 'turns', 'experts'])
-def said(request, data, tmp_path_factory):
-  """What --compile_only prints, and then a run in another workdir that shares its cache."""
-  folder = tmp_path_factory.mktemp('rehearsed')
-  settings = CHANGES | {
-    'compilation_cache': '{workdir}/../compiled',
-    'data.train': data.train,
-    'warm_start.data': data.train,
-    'data.evaluation': f"('{data.evaluation}',)",
-    'data.cache_dir': data.cache,
-  }
-  settings |= request.param
-  command = ['train', f'--config={TINY_CONFIG}']
-  command += [f'--config.{name}={value}' for name, value in settings.items()]
-
-  def train(name, *more):
-    outcome = forked.run_one([*command, f'--workdir={folder / name}', *more], JAX_PLATFORMS='cpu')
-    assert outcome.status == 0, outcome.err
-    return outcome.out
-
-  return train('first', '--compile_only'), train('second'), folder
-
-
 def counts(output, pattern):
   """{function: programs} of what was printed."""
   (listed,) = re.findall(pattern, output)
@@ -261,8 +238,28 @@ def counts(output, pattern):
 
 
 @pytest.mark.full
-def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_step(said):
-  first, second, folder = said
+@pytest.mark.parametrize('kind', [{}, EPISODES, EXPERTS], ids=['turn', 'turns', 'experts'])
+def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_step(
+  kind, data, tmp_path
+):
+  """The run has another workdir than --compile_only and shares its cache."""
+  settings = CHANGES | {
+    'compilation_cache': '{workdir}/../compiled',
+    'data.train': data.train,
+    'warm_start.data': data.train,
+    'data.evaluation': f"('{data.evaluation}',)",
+    'data.cache_dir': data.cache,
+  }
+  settings |= kind
+  command = ['train', f'--config={TINY_CONFIG}']
+  command += [f'--config.{name}={value}' for name, value in settings.items()]
+
+  def train(name, *more):
+    outcome = forked.run_one([*command, f'--workdir={tmp_path / name}', *more], JAX_PLATFORMS='cpu')
+    assert outcome.status == 0, outcome.err
+    return outcome.out
+
+  first, second = train('first', '--compile_only'), train('second')
   names = counts(second, r'compiled \d+ programs in \d+ s: (.*); not')
   assert {'decode', 'insert', 'prefill', 'empty'} <= {*names}
   assert sum(names.values()) < (24 if 'park' in names else 20), names
@@ -270,8 +267,8 @@ def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_
   # In one turn 24 slots, 6 and 1; of a tiny model's update one shape.
   assert rehearsed['decode'] == (1 if 'park' in rehearsed else 3) and rehearsed['accumulate'] == 1
   assert re.findall('not in the compilation cache: (.*)', second) == ['none']
-  assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(folder / 'first')}
-  assert (folder / 'second' / 'metrics.jsonl').exists()
+  assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(tmp_path / 'first')}
+  assert (tmp_path / 'second' / 'metrics.jsonl').exists()
 
 
 # ---- What a config needs of a TPU slice or a GPU is said, and what does not fit ----
