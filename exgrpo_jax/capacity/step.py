@@ -123,7 +123,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
   )
   drawn = lengths.draw(spec, sum(counts), rollout.max_response)
   fresh, of_replayed, candidates, of_evaluation = np.split(drawn, np.cumsum(counts)[:-1])
-  # In each step, `replayed` groups have one fresh response less.
+  # In each step, `replayed` groups have one fewer fresh response.
   num_groups = programs.num_groups(programs.with_partial_rollouts(rollout))
   sizes = rollout.group_size - np.diff(np.arange(num_groups + 1) * replayed // rollout.questions)
   in_groups = lengths.draw(spec, int(sizes.sum()), rollout.max_response)

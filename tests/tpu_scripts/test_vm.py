@@ -294,7 +294,7 @@ REFUSED = r'exgrpo: exit_code 2\nexgrpo: running'
 @pytest.mark.parametrize(
   ('answers', 'message'),
   [
-    (dict(statuses=[RUNNING, REFUSED]), 'training refused its config, a flag or a file'),
+    (dict(statuses=[RUNNING, REFUSED]), 'training rejected its config, a flag or a file'),
     (dict(requests=['!ERROR: no network']), '10 attempts in a row failed (gcloud: ERROR: no net'),
     (dict(nodes=['!ERROR: no network']), '10 attempts in a row failed (gcloud: ERROR: no net'),
     (dict(statuses=['!ssh: no network']), 'unreachable (ssh: no network)'),
