@@ -29,16 +29,10 @@ class Chip(NamedTuple):
   matrix_unit: int  # number of rows, equal to the number of columns
 
 
-CHIPS = {
-  'v5e': Chip(
-    memory=15.75 * GIB, flops=197e12, bandwidth=819e9, link=50e9, clock=1.5e9, matrix_unit=128
-  ),
-  'v5p': Chip(
-    memory=95.74 * GIB, flops=459e12, bandwidth=2765e9, link=100e9, clock=1.75e9, matrix_unit=128
-  ),
-  'v6e': Chip(
-    memory=31.25 * GIB, flops=918e12, bandwidth=1640e9, link=100e9, clock=1.75e9, matrix_unit=256
-  ),
+CHIPS = {  # memory, flops, bandwidth, link, clock, matrix_unit
+  'v5e': Chip(15.75 * GIB, 197e12, 819e9, 50e9, 1.5e9, 128),
+  'v5p': Chip(95.74 * GIB, 459e12, 2765e9, 100e9, 1.75e9, 128),
+  'v6e': Chip(31.25 * GIB, 918e12, 1640e9, 100e9, 1.75e9, 256),
 }
 
 

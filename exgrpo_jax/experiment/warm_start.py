@@ -27,7 +27,7 @@ from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
 from exgrpo_jax.experiment.generation import make_sampler
-from exgrpo_jax.experiment.settings import RunConfig, WarmStartConfig
+from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
@@ -282,8 +282,7 @@ def _train(
   directory: str,
 ) -> model.Params:
   config = experiment.config.warm_start
-  optimizer_config = _optimizer(experiment.config.optimizer, config)
-  state = optimizer.init(optimizer_config, config.num_updates, params)
+  state = optimizer.init(_optimizer(experiment.config), config.num_updates, params)
   longest = max(map(len, rows))
   interval = max(1, config.num_updates // REPORTS)
   update, loss = 0, jnp.inf
@@ -297,7 +296,7 @@ def _train(
       # Dispatch only one update ahead: with several CPU devices, XLA can deadlock if about 45
       # programs with collectives are queued.
       jax.block_until_ready(loss)
-      state, loss = _update_on(experiment, optimizer_config, state, arrays)
+      state, loss = _update_on(experiment, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
           raise InputError(
@@ -321,27 +320,24 @@ def rehearse(experiment: Experiment) -> None:
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
-  optimizer_config = _optimizer(experiment.config.optimizer, config)
-  state = optimizer.init(optimizer_config, config.num_updates, params)
+  state = optimizer.init(_optimizer(experiment.config), config.num_updates, params)
   lengths = list(map(len, load_solutions(experiment)))
   for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
     zeros_BT = np.zeros((config.batch_size, length))
     arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)
-    state, _ = _update_on(experiment, optimizer_config, state, arrays)
+    state, _ = _update_on(experiment, state, arrays)
   jax.block_until_ready(state)
 
 
 def _update_on(
-  experiment: Experiment,
-  optimizer_config: optimizer.OptimizerConfig,
-  state: TrainState,
-  arrays: tuple[np.ndarray, np.ndarray],
+  experiment: Experiment, state: TrainState, arrays: tuple[np.ndarray, np.ndarray]
 ) -> tuple[TrainState, jax.Array]:
   """Update on this host's (tokens_BT, mask_BT); return (state, loss). Donates `state`."""
-  config, logit_chunk = experiment.config.warm_start, experiment.config.rollout.logit_chunk
-  rows = sharding.batch(experiment.meshes.training, config.batch_size)
+  config = experiment.config
+  rows = sharding.batch(experiment.meshes.training, config.warm_start.batch_size)
   layout, put = sharding.layout_of(state), sharding.put(arrays, rows)
-  settings = experiment.model, optimizer_config, config.num_updates, logit_chunk
+  num_updates, logit_chunk = config.warm_start.num_updates, config.rollout.logit_chunk
+  settings = experiment.model, _optimizer(config), num_updates, logit_chunk
   state, loss = _update(*settings, state, *put)
   return sharding.restore_layout(state, layout), loss
 
@@ -379,12 +375,11 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
   return [int(order[int(place) // size][place % size]) for place in places]
 
 
-def _optimizer(
-  config: optimizer.OptimizerConfig, warm_start: WarmStartConfig
-) -> optimizer.OptimizerConfig:
+def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
   """Return AdamW for the warm start. It clips at norm 1 because the loss is a per-token mean."""
+  warm_start = config.warm_start
   return dataclasses.replace(
-    config,
+    config.optimizer,
     learning_rate=warm_start.learning_rate,
     schedule='cosine',
     warmup_updates=int(WARMUP_SHARE * warm_start.num_updates),
