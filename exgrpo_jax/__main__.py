@@ -42,9 +42,10 @@ def main() -> None:
   names = [name for group in COMMANDS.values() for name in group]
   word = sys.argv[1] if len(sys.argv) > 1 else '--help'
   if word in ('--help', '-h', 'help'):
-    print('exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.')
+    lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
     for purpose, commands in COMMANDS.items():
-      print(f'\n{purpose}', *(f'  {name:<9} {does}' for name, does in commands.items()), sep='\n')
+      lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
+    print('\n'.join(lines))
     return
   if word not in names:
     near = difflib.get_close_matches(word, names, n=1)
