@@ -42,30 +42,25 @@ def main() -> None:
   names = [name for group in COMMANDS.values() for name in group]
   word = sys.argv[1] if len(sys.argv) > 1 else '--help'
   if word in ('--help', '-h', 'help'):
-    print(_overview())
+    lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
+    for purpose, commands in COMMANDS.items():
+      lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
+    print('\n'.join(lines))
     return
-  if word in MOVED:
-    print(
-      f"error: '{word}' is no longer a command: studies are now in the repository's studies/ "
-      f'folder, outside the package. In a clone, run {MOVED[word]}.',
-      file=sys.stderr,
-    )
-    sys.exit(2)
   if word not in names:
     near = difflib.get_close_matches(word, names, n=1)
     hint = f'Did you mean {near[0]}?' if near else f'The commands are {", ".join(names)}.'
-    print(f"error: '{word}' is not a command. {hint}", file=sys.stderr)
+    problem = f'is not a command. {hint}'
+    if word in MOVED:
+      problem = (
+        "is no longer a command: studies are now in the repository's studies/ folder, outside the "
+        f'package. In a clone, run {MOVED[word]}.'
+      )
+    print(f"error: '{word}' {problem}", file=sys.stderr)
     sys.exit(2)
   prepare_process()
   sys.argv = [f'exgrpo {word}', *sys.argv[2:]]
   importlib.import_module(f'exgrpo_jax.commands.{word}').run()
-
-
-def _overview() -> str:
-  lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
-  for purpose, commands in COMMANDS.items():
-    lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
-  return '\n'.join(lines)
 
 
 def prepare_process() -> None:

@@ -23,7 +23,6 @@ T = TypeVar('T')
 
 _INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
 
-
 # Where a default comes from.
 PAPER = 'paper'  # arXiv:2510.02245
 AUTHORS = "authors' code"  # the script that runs ExGRPO, or verl's defaults
@@ -32,7 +31,7 @@ OURS = 'ours'
 # Removed setting -> where its function is available now.
 MOVED = {
   'alignment': 'it moved to studies/. In a clone of the repository, run '
-  'python -m studies train --align_every=N to compare gradients.',
+  'python -m studies train --align_every=N to compare gradients.'
 }
 
 
@@ -103,14 +102,13 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
     raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
   if name not in known:
     place = f'{path}.{name}'.removeprefix('config.')
-    if current := renamed.setting_hint(key) or renamed.setting_hint(place):
-      raise InputError(f"{path} has no '{name}'; {current}")
+    hint = renamed.setting_hint(key) or renamed.setting_hint(place)
     near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
     is_section = key.split('.')[-1] not in ('', name)
-    if counterpart := '' if near and is_section else counterpart_hint(key or name):
-      hint = counterpart
-    raise InputError(f"{path} has no '{name}'; {hint}")
+    if not hint and not (near and is_section):
+      hint = counterpart_hint(key or name)
+    closest = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
+    raise InputError(f"{path} has no '{name}'; {hint or closest}")
 
 
 def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
@@ -153,7 +151,12 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
   if allowed is None:
     return value
   if isinstance(allowed, str):
-    if not _is_inside(value, allowed):
+    match = _INTERVAL.fullmatch(allowed)
+    assert match is not None, allowed
+    left, low, high, right = match.groups()
+    above = value >= _bound(low) if left == '[' else value > _bound(low)
+    below = value <= _bound(high) if right == ']' else value < _bound(high)
+    if not (above and below):
       raise InputError(f'{path}={value}: the value must lie in {allowed}. Meaning: {meaning}.')
   elif value not in allowed:
     current = renamed.setting_hint(path.removeprefix('config.'), value)
@@ -178,15 +181,6 @@ def _convert(value: Any, kind: Any, path: str, meaning: str) -> Any:
   return value
 
 
-def _is_inside(value: float, interval: str) -> bool:
-  match = _INTERVAL.fullmatch(interval)
-  assert match is not None, interval
-  left, low, high, right = match.groups()
-  above = value >= _bound(low) if left == '[' else value > _bound(low)
-  below = value <= _bound(high) if right == ']' else value < _bound(high)
-  return above and below
-
-
 def _bound(text: str) -> float:
   """Parse a number such as 0.5, inf or 2^63."""
   base, _, exponent = text.partition('^')
@@ -195,11 +189,9 @@ def _bound(text: str) -> float:
 
 # ---- Options of TRL and verl ----
 
-# The hint for an unknown key reads this table; a test checks docs/coming_from.md against it.
-
-
 # (TRL names, verl names, our settings, note). verl names may be shortened to their last parts. If a
-# name is in two rows, its hint comes from the first row.
+# name is in two rows, its hint comes from the first row. A test checks docs/coming_from.md against
+# this table.
 ROWS: tuple[tuple[str, str, str, str], ...] = (
   ('model', 'actor_rollout_ref.model.path', 'model.path', ''),
   ('train_dataset', 'data.train_files', 'data.train', ''),
@@ -283,38 +275,27 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'an epoch has (number of questions) / config.rollout.questions steps',
   ),
   ('output_dir', 'trainer.default_local_dir', '', 'use the flag --workdir'),
-  (
-    'peft_config',
-    'model.lora_rank model.lora_alpha',
-    'lora.rank lora.alpha lora.targets',
-    '',
-  ),
+  ('peft_config', 'model.lora_rank model.lora_alpha', 'lora.rank lora.alpha lora.targets', ''),
 )
 
 
 def counterpart_hint(key: str) -> str:
   """Return a sentence that names our counterpart of a TRL or verl key; '' for any other key.
 
-  For 'num_generations', it is "num_generations of TRL is config.rollout.group_size here."
+  For 'num_generations', it is "TRL's num_generations is config.rollout.group_size here."
   """
   typed = key.split('.')
   for depth in range(len(typed), 0, -1):  # the longest matching end of the key
+    end = typed[-depth:]
+    if end in (['path'], ['name']):  # too many options end in these
+      continue
     for trl, verl, ours, note in ROWS:
       for system, names in (('TRL', trl), ('verl', verl)):
-        if any(_ends_alike(typed[-depth:], name.split('.')) for name in names.split()):
-          return f'{typed[-1]} of {system} {_described(ours, note)}.'
+        if any(name.split('.')[-depth:] == end for name in names.split()):
+          settings = ' and '.join(f'config.{name}' for name in ours.split())
+          called = f'is {settings} here' if settings else 'has no setting here'
+          return f"{system}'s {typed[-1]} {called}{f'; {note}' if note else ''}."
   return ''
-
-
-def _ends_alike(typed: list[str], name: list[str]) -> bool:
-  """Return True if `name` ends with `typed`, unless `typed` is only 'path' or 'name'."""
-  return name[-len(typed) :] == typed and (len(typed) > 1 or typed[0] not in ('path', 'name'))
-
-
-def _described(ours: str, note: str) -> str:
-  settings = ' and '.join(f'config.{name}' for name in ours.split())
-  called = f'is {settings} here' if settings else 'has no setting here'
-  return f'{called}; {note}' if note else called
 
 
 # ---- Python files with a get_config() or get_sweep() ----
@@ -330,41 +311,29 @@ def evaluate_file(
 ) -> tuple[Any, str]:
   """Run a Python file and return the result of its get_config(), get_sweep(), … and its docstring.
 
-  Args:
-    path: the file's path.
-    kind: the function's name without 'get_', such as 'config' or 'sweep'; also the flag's name.
-    returned: a description of the expected value for messages, with an example file if possible.
-    check: raises an exception if the value is unusable; None if the caller checks it.
-    arguments: the function's arguments.
-    is_flag: True if the file was passed as a flag, so that messages start with the flag.
-
-  Raises:
-    InputError: the file fails, lacks the function, or returns a value that fails `check`. The
-      message names the flag and the line.
+  `kind` is the function's name without 'get_' and the flag's name. With `is_flag`, messages start
+  with this flag. `returned` describes the expected value in messages, if possible with an example
+  file. `check` raises an exception if the value is unusable. Raises InputError, naming the flag and
+  the line, if the file fails, lacks the function, or returns a value that fails `check`.
   """
   function = f'get_{kind}'
   try:
     definitions = runpy.run_path(path)
     if function not in definitions:
-      raise InputError(f'it has no {function}()')
+      raise InputError(f'the file has no {function}()')
     value = definitions[function](*arguments)
     if check:
       check(value)
   except (Exception, SystemExit) as error:  # user code may raise anything
     given = f'--{kind}={path}' if is_flag else path
     problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    if isinstance(error, SyntaxError) and error.filename == path:
+      lines.append(error.lineno)
+    line = f':{lines[-1]}' if lines else ''
     raise InputError(
-      f'{given}{_line(error, path)}: {problem.rstrip(".")}. A {kind} is a Python file whose '
+      f'{given}{line}: {problem.rstrip(".")}. A {kind} is a Python file whose '
       f'{function}() returns {returned}.'
     ) from error
   return value, (definitions['__doc__'] or '').strip()
-
-
-def _line(error: BaseException, path: str) -> str:
-  """Return the file's last line number in the error's traceback, such as ':7', or ''."""
-  if isinstance(error, SyntaxError) and error.filename == path:
-    return f':{error.lineno}'
-  lines = [
-    frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
-  ]
-  return f':{lines[-1]}' if lines else ''

@@ -75,7 +75,7 @@ def run(args: command_line.Args, *names: str) -> None:
 
 
 def _define_figures() -> None:
-  command_line.define_out('The folder for the figures. It is made if it is missing.')
+  command_line.define_path('out', 'The folder for the figures. It is made if it is missing.')
 
 
 def figures(args: command_line.Args, *names: str) -> None:

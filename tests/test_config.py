@@ -92,13 +92,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
 @pytest.mark.parametrize(
   ('key', 'hint'),
   [
-    ('num_generations', r'num_generations of TRL is config\.rollout\.group_size here\.'),
-    ('inner.num_generations', r'num_generations of TRL is config\.rollout\.group_size here\.'),
+    ('num_generations', r"TRL's num_generations is config\.rollout\.group_size here\."),
+    ('inner.num_generations', r"TRL's num_generations is config\.rollout\.group_size here\."),
     ('beta', r'is config\.objective\.kl_coefficient here; config\.objective\.beta shapes rep'),
-    ('actor_rollout_ref.rollout.n', r'n of verl is config\.rollout\.group_size here\.'),
-    ('rollout.val_kwargs.n', r'n of verl is config\.evaluation\.samples here\.'),
-    ('inner.kl_loss_coef', r'kl_loss_coef of verl is config\.objective\.kl_coefficient here'),
-    ('num_iterations', r'of TRL has no setting here; each batch is used once'),
+    ('actor_rollout_ref.rollout.n', r"verl's n is config\.rollout\.group_size here\."),
+    ('rollout.val_kwargs.n', r"verl's n is config\.evaluation\.samples here\."),
+    ('inner.kl_loss_coef', r"verl's kl_loss_coef is config\.objective\.kl_coefficient here"),
+    ('num_iterations', r"TRL's num_iterations has no setting here; each batch is used once"),
   ],
 )
 def test_an_option_of_trl_or_verl_is_answered_with_its_counterpart(key, hint):

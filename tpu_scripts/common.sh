@@ -143,7 +143,7 @@ check_config() {
   (eval "$command") >&2 || status=$?
   case $status in
     0) ;;
-    2) die "training would refuse this, so nothing was done. Fix CONFIG or TRAIN_FLAGS in" \
+    2) die "training would reject this, so nothing was done. Fix CONFIG or TRAIN_FLAGS in" \
            "$variables." ;;
     *) die "PYTHON='$PYTHON' in $variables cannot check the config: $(meaning PYTHON)" ;;
   esac

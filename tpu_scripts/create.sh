@@ -21,12 +21,12 @@ while true; do
   last=$state
   case $stage in
     ready) exit 0 ;;
-    none) die "$NAME no longer exists; did somebody else delete it?" ;;
+    none) die "$NAME no longer exists. Check whether somebody else deleted it." ;;
     gone) die "$NAME has lost its VMs ($state). Run delete.sh and then create.sh, or resume.sh," \
               "which does both." ;;
-    failed) die "the request for $NAME failed, because of quota or a wrong zone or type." \
-                "'gcloud compute tpus queued-resources describe $NAME" \
-                "--project=$PROJECT --zone=$ZONE' says more. Then run delete.sh." ;;
+    failed) die "the request for $NAME failed, because of quota or a wrong zone or type. For the" \
+                "exact reason, run 'gcloud compute tpus queued-resources describe $NAME" \
+                "--project=$PROJECT --zone=$ZONE'. Then run delete.sh." ;;
     unknown) die "$state" ;;
   esac
   sleep "$POLL_SECONDS"

@@ -8,6 +8,6 @@ need PROJECT ZONE NAME
 
 if [[ $dry_run == no ]] && ! has_option --yes; then
   read -rp "Delete $NAME in $ZONE of $PROJECT? Type yes: " answer || answer=''
-  [[ $answer == yes ]] || die "nothing was deleted. --yes deletes without asking."
+  [[ $answer == yes ]] || die "nothing was deleted. To delete without being asked, add --yes."
 fi
 delete_node

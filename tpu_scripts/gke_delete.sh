@@ -10,7 +10,7 @@ victim="workload $NAME of cluster $CLUSTER"
 ! has_option --cluster || victim="cluster $CLUSTER with all of its workloads"
 if [[ $dry_run == no ]] && ! has_option --yes; then
   read -rp "Delete $victim in $ZONE of $PROJECT? Type yes: " answer || answer=''
-  [[ $answer == yes ]] || die "nothing was deleted. --yes deletes without asking."
+  [[ $answer == yes ]] || die "nothing was deleted. To delete without being asked, add --yes."
 fi
 if has_option --cluster; then
   run xpk cluster delete --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" --force

@@ -86,12 +86,12 @@ while true; do
     none.) request_node || errors=$((errors + 1)) ;;
     gone.) delete_node || errors=$((errors + 1)) ;;
     waiting.) errors=0 ;;
-    failed.) die "the request for $NAME failed; create.sh says what the reasons may be." ;;
+    failed.) die "the request for $NAME failed. Run create.sh to see the possible reasons." ;;
     ready.running) errors=0 ;;
     ready.finished)
-      say "training is done; fetch.sh copies its results here, delete.sh deletes $NAME."
+      say "training is done. Run fetch.sh to copy its results here, and delete.sh to delete $NAME."
       exit 0 ;;
-    ready.refused) die "training refused its config, a flag or a file; logs.sh shows why." ;;
+    ready.refused) die "training rejected its config, a flag or a file. Run logs.sh to see why." ;;
     ready.idle) restart_training || errors=$((errors + 1)) ;;
     ready.failed)
       latest=$(newest_checkpoint)
@@ -99,7 +99,7 @@ while true; do
       newest=$latest
       failures=$((failures + 1))
       ((failures <= MAX_FAILURES)) ||
-        die "training failed $failures times without a new checkpoint; logs.sh shows why."
+        die "training failed $failures times without a new checkpoint. Run logs.sh to see why."
       restart_training || errors=$((errors + 1)) ;;
     *) errors=$((errors + 1)) ;;  # gcloud failed, or a worker does not answer
   esac

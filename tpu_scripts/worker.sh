@@ -101,7 +101,7 @@ run_in_foreground() {
 
 check_free() {
   ! running || {
-    echo 'error: training is already running; stop.sh stops it.' >&2
+    echo 'error: training is already running. To stop it, run stop.sh.' >&2
     exit 1
   }
 }
@@ -115,7 +115,7 @@ start() {
   # A status check right after this returns must not see lost training and start it again.
   while [[ ! -e $state/pid ]]; do
     kill -0 $! 2>/dev/null || {
-      echo "error: training did not start; $state/log may say why." >&2
+      echo "error: training did not start. See $state/log for the reason." >&2
       exit 1
     }
     sleep 0.1

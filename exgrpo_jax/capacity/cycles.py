@@ -1,6 +1,6 @@
 """Estimates of a compiled program's run time, from the compiler's cycle counts and formulas.
 
-These are estimates, never measurements. libtpu's HLO text is scheduled, contains one chip's shapes,
+libtpu's HLO text is scheduled, contains one chip's shapes,
 and estimates the cycles of the operations that the compiler generates itself. This module adds
 Pallas kernels and collectives by formula and multiplies loop bodies by their trip counts. An
 asynchronous collective costs only the time that the rest of its loop's body does not hide. Other
@@ -27,6 +27,8 @@ _ELEMENT['bf16'] = 2
 
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$')
 _END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # ends a computation; v6e names its thread
+# A Pallas kernel's metadata breaks its line, and the rest of the line is not indented.
+_BREAK = re.compile(rf'\n(?!  |%|ENTRY |{_END.pattern}$)', re.MULTILINE)
 _OPERATION = re.compile(
   r'(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[\w\-]+)\((?P<operands>.*?)\)'
 )
@@ -89,7 +91,7 @@ def parse(text: str) -> Module:
   computations: dict[str, Computation] = {}
   operations: dict[str, Operation] = {}
   name = entry = root = ''
-  for line in _joined_lines(text):
+  for line in map(str.strip, _BREAK.sub('', text).splitlines()):
     start = _COMPUTATION.match(line)
     if start:
       name, operations = start[2], {}
@@ -138,9 +140,11 @@ def known_trips(module: Module, loop: Operation) -> int | None:
   if counter.kind != 'get-tuple-element' or limit.kind != 'constant':
     return None
   body = module.computations[loop.attribute('body')]
-  results = body.operations[body.root].operands
-  step = _step(body, results[int(counter.attribute('index'))])
-  return -(-int(limit.operands[0]) // step)
+  result = body.operations[body.root].operands[int(counter.attribute('index'))]
+  added = body.operations.get(result)
+  terms = map(body.operations.get, added.operands if added and added.kind == 'add' else ())
+  steps = [int(term.operands[0]) for term in terms if term and term.kind == 'constant']
+  return -(-int(limit.operands[0]) // (steps[0] if len(steps) == 1 else 1))
 
 
 def group_size(collective: Operation, num_chips: int) -> int:
@@ -158,17 +162,6 @@ def group_size(collective: Operation, num_chips: int) -> int:
     return groups['first'].count(',') + 1
   sizes = dict(re.findall(r"'(\w+)'=(\d+)", groups['mesh']))
   return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", groups['axes']))
-
-
-def _joined_lines(text: str) -> Iterator[str]:
-  """Yield unindented lines, joining lines that a Pallas kernel's metadata breaks."""
-  line = ''
-  for part in text.splitlines():
-    if part.startswith(('  ', '%', 'ENTRY ')) or _END.fullmatch(part):
-      yield line
-      line = ''
-    line += part.strip()
-  yield line
 
 
 def _operation(found: re.Match[str], line: str) -> Operation:
@@ -190,16 +183,6 @@ def _arrays(text: str) -> tuple[Array, ...]:
     (element, tuple(int(size) for size in sizes.split(',') if size))
     for element, sizes in _ARRAY.findall(text)
   )
-
-
-def _step(body: Computation, name: str) -> int:
-  """Return the constant that the body adds to its counter, or 1 if the constant is unknown."""
-  added = body.operations.get(name)
-  if added is None or added.kind != 'add':
-    return 1
-  values = [body.operations[operand] for operand in added.operands if operand in body.operations]
-  steps = [int(value.operands[0]) for value in values if value.kind == 'constant']
-  return steps[0] if len(steps) == 1 else 1
 
 
 # ---- Time ----
@@ -260,7 +243,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
         time += of(operation.attribute('to_apply'))
       elif operation.kind == 'conditional':
         branches = [of(branch) for branch in _branches(operation)]
-        time += max(branches, key=lambda branch: branch.total, default=Seconds())
+        time += max(branches, key=lambda branch: branch.total)
     for collective, is_awaited in _collectives(module, computation):
       seconds = collective_seconds(collective, chip, num_chips)
       if is_awaited:
@@ -292,29 +275,23 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
   return phases * (passing + chips // 2 * HOP_SECONDS)
 
 
-def attention_efficiency(head_size: int, chip: Chip) -> float:
-  """Return the assumed fraction of peak FLOPs in training attention."""
-  return ATTENTION_EFFICIENCY * min(1, head_size / chip.matrix_unit)
-
-
 def _own(operation: Operation, chip: Chip) -> Seconds:
-  """Return an operation's own time, excluding collectives and called computations."""
+  """Return an operation's own time, excluding collectives and called computations.
+
+  For Pallas kernels, attention is estimated by its FLOPs, other kernels by the bytes moved.
+  """
   if operation.cycles is not None:
     return Seconds(operations=operation.cycles / chip.clock)
   if operation.kind != 'custom-call' or operation.attribute('custom_call_target') != _PALLAS:
     return Seconds()
-  return Seconds(kernels=_kernel_seconds(operation, chip))
-
-
-def _kernel_seconds(operation: Operation, chip: Chip) -> float:
-  """Estimate a Pallas kernel's time: attention by its FLOPs, other kernels by the bytes moved."""
   for name, products in _SPLASH_PRODUCTS.items():
     if operation.name.startswith(name):
       query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
       flops = products * math.prod(query) * query[-2]  # causality skips half of each product
-      return flops / chip.flops / attention_efficiency(query[-1], chip)
+      efficiency = ATTENTION_EFFICIENCY * min(1, query[-1] / chip.matrix_unit)
+      return Seconds(kernels=flops / chip.flops / efficiency)
   moved = operation.bytes + sum(map(array_bytes, operation.operand_arrays))
-  return moved / chip.bandwidth / READ_EFFICIENCY
+  return Seconds(kernels=moved / chip.bandwidth / READ_EFFICIENCY)
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
@@ -339,8 +316,6 @@ def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Ope
 
 
 def _branches(operation: Operation) -> list[str]:
-  listed = operation.attributes.partition('branch_computations={')[2].partition('}')[0]
-  names = [name.strip().lstrip('%') for name in listed.split(',') if name.strip()]
-  return names or [
-    name for name in map(operation.attribute, ('true_computation', 'false_computation')) if name
-  ]
+  if listed := re.search(r'branch_computations=\{(.*?)\}', operation.attributes):
+    return re.findall(r'[\w.\-]+', listed[1])
+  return [operation.attribute('true_computation'), operation.attribute('false_computation')]

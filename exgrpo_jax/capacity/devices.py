@@ -29,16 +29,10 @@ class Chip(NamedTuple):
   matrix_unit: int  # number of rows, equal to the number of columns
 
 
-CHIPS = {
-  'v5e': Chip(
-    memory=15.75 * GIB, flops=197e12, bandwidth=819e9, link=50e9, clock=1.5e9, matrix_unit=128
-  ),
-  'v5p': Chip(
-    memory=95.74 * GIB, flops=459e12, bandwidth=2765e9, link=100e9, clock=1.75e9, matrix_unit=128
-  ),
-  'v6e': Chip(
-    memory=31.25 * GIB, flops=918e12, bandwidth=1640e9, link=100e9, clock=1.75e9, matrix_unit=256
-  ),
+CHIPS = {  # memory, flops, bandwidth, link, clock, matrix_unit
+  'v5e': Chip(15.75 * GIB, 197e12, 819e9, 50e9, 1.5e9, 128),
+  'v5p': Chip(95.74 * GIB, 459e12, 2765e9, 100e9, 1.75e9, 128),
+  'v6e': Chip(31.25 * GIB, 918e12, 1640e9, 100e9, 1.75e9, 256),
 }
 
 
@@ -56,8 +50,7 @@ def chip_of(topology: str) -> Chip:
 def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """Return a slice's devices, for compilation only: programs cannot run on them.
 
-  Raises:
-    InputError: libtpu is not installed or does not support the slice.
+  Raises InputError if libtpu is not installed or does not support the slice.
   """
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # skip the cloud's metadata server
   # Another process may be using this machine's TPU. That is fine, because nothing runs here.
@@ -79,31 +72,18 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
 # ---- GPUs ----
 
 # Name -> memory in GB (10^9 bytes) according to the data sheet; drivers report about as much.
-GPUS = {
-  'b200': 180,
-  'h200': 141,
-  'h100-nvl': 94,
-  'h100': 80,
-  'a100-80': 80,
-  'a100-40': 40,
-  'l40s': 48,
-  'l40': 48,
-  'l4': 24,
-  'a40': 48,
-  'a30': 24,
-  'a10g': 24,
-  'a10': 24,
-  'a6000': 48,
-  'rtx6000-ada': 48,
-  'rtx5090': 32,
-  'rtx4090': 24,
-  'rtx4080': 16,
-  'rtx3090ti': 24,
-  'rtx3090': 24,
-  'v100-32': 32,
-  'v100-16': 16,
-  't4': 16,
+_NAMES = {
+  180: 'b200',
+  141: 'h200',
+  94: 'h100-nvl',
+  80: 'h100 a100-80',
+  48: 'l40s l40 a40 a6000 rtx6000-ada',
+  40: 'a100-40',
+  32: 'rtx5090 v100-32',
+  24: 'l4 a30 a10g a10 rtx4090 rtx3090ti rtx3090',
+  16: 'rtx4080 v100-16 t4',
 }
+GPUS = {name: memory for memory, names in _NAMES.items() for name in names.split()}
 # Older than Ampere: XLA converts bfloat16 products to float32; cuDNN's attention rejects bfloat16.
 _WITHOUT_BFLOAT16 = ('v100-32', 'v100-16', 't4')
 
@@ -117,12 +97,9 @@ _MEMORY = re.compile(r'(?<![a-z0-9])([1-9][0-9]{0,2})\s*(gib|gb|g)?\b')
 def usable_memory(device: str) -> float:
   """Return how many bytes of a GPU's memory JAX reserves for arrays and programs.
 
-  Args:
-    device: one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or any GPU's memory: '24gb',
-      '24G' or '24' (units of 10^9 bytes), or '24 GiB'.
-
-  Raises:
-    InputError: `device` matches no GPU, or more than one.
+  `device` is one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or any GPU's memory:
+  '24gb', '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no
+  GPU or more than one.
   """
   if memory := _MEMORY.fullmatch(_lower(device)):
     size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)

@@ -36,18 +36,25 @@ class Finding(NamedTuple):
   is_problem: bool = False  # True if training cannot start
 
 
-def findings() -> list[Finding]:
-  """List everything worth knowing about the machine before starting a run."""
-  return [*_host(), *_versions(), *_devices(), *_optional()]
+def findings() -> Iterator[Finding]:
+  """Yield everything worth knowing about the machine before starting a run."""
+  yield from _host()
+  yield from _versions()
+  yield from _devices()
+  for package, use in _OPTIONAL.items():
+    is_here = importlib.util.find_spec(package) is not None
+    yield Finding(package, 'installed' if is_here else f'not installed; needed for {use}')
+  has_token = huggingface_hub.get_token() is not None
+  without = 'no token found. For gated models, run hf auth login.'
+  yield Finding('hub', 'token found' if has_token else without)
 
 
 def suggestion(device: Any) -> str:
   """Return a train command that fits the device."""
-  config, workdir = 'chains', 'chains'
   if device.platform in ('gpu', 'cuda'):
     config, workdir = _for_gpu(device), 'run'
-  elif device.platform == 'tpu':
-    config, workdir = 'smoke', 'smoke'
+  else:
+    config = workdir = 'smoke' if device.platform == 'tpu' else 'chains'
   return f'exgrpo train --config={config} --workdir=/tmp/{workdir}'
 
 
@@ -60,13 +67,9 @@ def _host() -> Iterator[Finding]:
     ('data', defaults.data.cache_dir),
     ('models', constants.HF_HUB_CACHE),
   ):
-    yield Finding(name, f'{folder}, {_free_bytes(folder) / _GB:.0f} GB free')
-
-
-def _free_bytes(folder: str) -> int:
-  """Return the free space on a folder's disk; the folder need not exist yet."""
-  path = pathlib.Path(folder).expanduser().absolute()
-  return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+    path = pathlib.Path(folder).expanduser().absolute()
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    yield Finding(name, f'{folder}, {shutil.disk_usage(existing).free / _GB:.0f} GB free')
 
 
 def _versions() -> Iterator[Finding]:
@@ -75,10 +78,8 @@ def _versions() -> Iterator[Finding]:
   yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
   for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):
     if versions.get(plugin, versions['jaxlib']) != versions['jaxlib']:
-      text = (
-        f'{plugin} {versions[plugin]} does not match jaxlib {versions["jaxlib"]}: reinstall both'
-      )
-      yield Finding('plugin', text, is_problem=True)
+      text = f'{plugin} {versions[plugin]} does not match jaxlib {versions["jaxlib"]}.'
+      yield Finding('plugin', f'{text} Reinstall both.', is_problem=True)
 
 
 def _devices() -> Iterator[Finding]:
@@ -95,31 +96,22 @@ def _devices() -> Iterator[Finding]:
   yield Finding('devices', f'{len(devices)} {device.device_kind}{of_memory}{of_driver}')
   if device.platform == 'cpu':
     for name in machine.platforms():
-      text = f'this machine has {_NAMES[name]}, but JAX uses the CPU: {_remedy(name, driver)}'
+      text = f'this machine has {_NAMES[name]}, but JAX uses the CPU. {_remedy(name, driver)}'
       yield Finding('devices', text, is_problem=True)
 
 
 def _remedy(name: str, driver: str) -> str:
   """Return a hint on how to make JAX use the devices of a platform: 'cuda', 'tpu' or 'rocm'."""
   if os.environ.get('JAX_PLATFORMS'):
-    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} is set; unset it'
+    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} is set. Unset it.'
   if name == 'rocm':
-    return 'this code has not been tested on AMD GPUs'
+    return 'This code has not been tested on AMD GPUs.'
   if name == 'tpu':
-    return "run pip install -e '.[tpu]'"
+    return "Run pip install -e '.[tpu]'."
   if not driver:
-    return 'the NVIDIA driver is not loaded: install it first'
+    return 'The NVIDIA driver is not loaded. Install it first.'
   cuda = 13 if int(driver.split('.')[0]) >= _CUDA_13_DRIVER else 12
-  return f"run pip install -e '.[cuda{cuda}]'"
-
-
-def _optional() -> Iterator[Finding]:
-  for package, use in _OPTIONAL.items():
-    is_here = importlib.util.find_spec(package) is not None
-    yield Finding(package, 'installed' if is_here else f'not installed; needed for {use}')
-  has_token = huggingface_hub.get_token() is not None
-  without = 'no token found; for gated models, run hf auth login'
-  yield Finding('hub', 'token found' if has_token else without)
+  return f"Run pip install -e '.[cuda{cuda}]'."
 
 
 def _for_gpu(device: Any) -> str:

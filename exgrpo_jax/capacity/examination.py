@@ -1,7 +1,7 @@
 """Checks of whether a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -59,7 +59,7 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
     modules[program.name, program.size] = cycles.module_of(program.lowered, program.executable)
     return memory.of_compiled(program.executable)
 
-  programs = step.needed(step.listed(whole, work, step.generations(whole, work)))
+  programs = step.listed(whole, work)
   peaks = memory.print_peaks(programs, whole.held, chip.memory, need_of)
   _print_cache(whole, peaks, chip.memory)
   speed = None
@@ -86,7 +86,7 @@ def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examinatio
     fitted = fitting.fit(config, limit)
     if not fitted:
       print('does not fit, even with the fewest slots and the smallest microbatches')
-      _print_advice(whole, may_fit=True, is_fitted=True)
+      _print_advice(config, may_fit=True, is_fitted=True)
       return Examination(fits=False, peaks={})
     print(fitted.flags)
     whole = step.of_config(fitted.applied(config))
@@ -100,7 +100,7 @@ def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examinatio
     peaks = memory.print_peaks(found, whole.held, limit, fitting.needs(whole))
     _print_cache(whole, peaks, limit)
   if not peaks or max(peaks.values()) > limit:
-    _print_advice(whole, may_fit=bool(peaks))
+    _print_advice(whole.config, may_fit=bool(peaks))
   return Examination(_print_verdict(peaks, limit), peaks)
 
 
@@ -156,36 +156,31 @@ def _print_verdict(peaks: Mapping[str, float], limit: float) -> bool:
   return fits
 
 
-def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
-  print('to use less memory on one GPU:')
-  for line in _advice(whole.config, may_fit, is_fitted):
-    print(f'  {line}')
-
-
-def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
-  """Yield ways to reduce a config's memory on one GPU, one per line.
+def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> None:
+  """Print ways to reduce a config's memory on one GPU.
 
   `may_fit` is True if the model, its moments and its gradient leave memory for other arrays.
   `is_fitted` is True if slots and microbatches are already as small as possible.
   """
-  rollout = config.rollout
+  print('to use less memory on one GPU:')
+  slots, tokens = config.rollout.slots, config.microbatch.tokens
   if config.environment.keeps_caches:
-    yield "drop episodes' caches between turns: config.environment.keep_caches=False"
+    print("  drop episodes' caches between turns: config.environment.keep_caches=False")
   if may_fit and not is_fitted:
-    yield (
-      f'lower config.rollout.slots={rollout.slots} and '
-      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both, and they '
-      'affect only memory and time'
+    print(
+      f'  lower config.rollout.slots={slots} and config.microbatch.tokens={tokens}: --fit chooses '
+      'both settings, which affect only memory and time'
     )
   if may_fit:
-    yield f'lower config.rollout.max_response={rollout.max_response} to shorten responses'
+    longest = config.rollout.max_response
+    print(f'  lower config.rollout.max_response={longest} to shorten responses')
   if not config.lora.rank:
     if config.objective.kl_coefficient:
-      yield 'drop the reference policy: config.objective.kl_coefficient=0'
+      print('  drop the reference policy: config.objective.kl_coefficient=0')
     if config.optimizer.moment_dtype == 'float32':
-      yield 'halve the moments: config.optimizer.moment_dtype=bfloat16'
-    yield "train with LoRA, which avoids the full model's moments and gradient: config.lora.rank=32"
-  yield 'use a smaller model, or a GPU with more memory'
+      print('  halve the moments: config.optimizer.moment_dtype=bfloat16')
+    print("  train with LoRA to avoid the full model's moments and gradient: config.lora.rank=32")
+  print('  use a smaller model, or a GPU with more memory')
 
 
 # ---- Time ----
@@ -207,11 +202,7 @@ def _print_time(estimate: Estimate, work: Workload, num_chips: int, num_steps: i
 
 
 def _print_partial_rollouts(
-  whole: Step,
-  work: Workload,
-  estimate: Estimate,
-  modules: Mapping[tuple[str, tuple[int, int]], cycles.Module],
-  chip: Chip,
+  whole: Step, work: Workload, estimate: Estimate, modules: step.Modules, chip: Chip
 ) -> None:
   """Print the staleness of partial rollouts or, if they are off, how they would change a step.
 
@@ -224,7 +215,7 @@ def _print_partial_rollouts(
     return
   carrying = programs.with_partial_rollouts(config.rollout)
   partial = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=carrying))
-  listed = step.needed(step.listed(partial, work, step.generations(partial, work)))
+  listed = step.listed(partial, work)
   try:
     more = {
       (one.name, one.size): cycles.module_of(one.lowered, one.executable)

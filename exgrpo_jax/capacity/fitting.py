@@ -30,9 +30,8 @@ class Fitted(NamedTuple):
   @property
   def flags(self) -> str:
     """Return the settings as command-line flags."""
-    return (
-      f'--config.rollout.slots={self.slots} --config.microbatch.tokens={self.tokens_per_microbatch}'
-    )
+    tokens = self.tokens_per_microbatch
+    return f'--config.rollout.slots={self.slots} --config.microbatch.tokens={tokens}'
 
   def applied(self, config: RunConfig) -> RunConfig:
     """Return the config with these settings."""
@@ -49,16 +48,18 @@ def fit(config: RunConfig, limit: float) -> Fitted | None:
   """
 
   def fits(list_programs: Callable[[Step], Iterable[Program]], slots: int, tokens: int) -> bool:
-    whole = step.of_config(Fitted(slots, tokens).applied(config))
-    return max(_peaks(whole, list_programs(whole)).values()) <= (1 - _SPARE) * limit
+    found = peaks(Fitted(slots, tokens).applied(config), list_programs)
+    return max(found.values()) <= (1 - _SPARE) * limit
+
+  def training(whole: Step) -> Iterator[Program]:
+    return itertools.chain(whole.scoring(), whole.updating())
 
   rollout = config.rollout
   row, rows = rollout.longest_row, rollout.questions * rollout.group_size
   most = min(_MOST_SLOTS, 1 << (rows - 1).bit_length())
   slots = _largest(_FEWEST_SLOTS, most, lambda slots: fits(Step.generating, slots, row))
-  tokens = _largest(
-    row, max(row, _MOST_TOKENS), lambda tokens: fits(_training, _FEWEST_SLOTS, tokens)
-  )
+  most = max(row, _MOST_TOKENS)
+  tokens = _largest(row, most, lambda tokens: fits(training, _FEWEST_SLOTS, tokens))
   return Fitted(slots, tokens) if slots and tokens else None
 
 
@@ -73,20 +74,16 @@ def needs(whole: Step) -> Callable[[Program], Need]:
   return functools.partial(memory.estimated, spec=whole.spec, platform=platform)
 
 
-def peaks(config: RunConfig) -> dict[str, int]:
-  """Estimate how many bytes are in use on one GPU while each of a step's programs runs."""
+def peaks(
+  config: RunConfig, list_programs: Callable[[Step], Iterable[Program]] = programs
+) -> dict[str, int]:
+  """Estimate how many bytes are in use on one GPU while each of a step's programs runs.
+
+  Returns program name -> largest peak, for programs that have a formula.
+  """
   whole = step.of_config(config)
-  return _peaks(whole, programs(whole))
-
-
-def _training(whole: Step) -> Iterator[Program]:
-  return itertools.chain(whole.scoring(), whole.updating())
-
-
-def _peaks(whole: Step, found: Iterable[Program]) -> dict[str, int]:
-  """Return a mapping from program name to largest peak, for programs that have a formula."""
   most, need_of = dict[str, int](), needs(whole)
-  for one in found:
+  for one in list_programs(whole):
     if one.name in memory.KNOWN:
       peak = memory.other_arrays(one, whole.held) + need_of(one).peak
       most[one.name] = max(most.get(one.name, 0), peak)

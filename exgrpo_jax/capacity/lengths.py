@@ -33,8 +33,8 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
     InputError: `spec` has none of these forms, or the run has no records.
   """
   rng = np.random.default_rng(0)
-  if _is_lognormal(spec):
-    median, limit = _parse(spec, limit)
+  if lognormal := _parse(spec, limit):
+    median, limit = lognormal
     normal = rng.normal(size=count)
     drawn = np.round(median * np.exp(math.log(_SPREAD) / _NORMAL_99 * normal))
   else:
@@ -44,20 +44,18 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
 
 def describe(spec: str, limit: int) -> str:
   """Return a phrase that describes where the lengths come from."""
-  if not _is_lognormal(spec):
+  if not (lognormal := _parse(spec, limit)):
     return f'drawn from the generated responses of {spec}'
-  median, limit = _parse(spec, limit)
+  median, limit = lognormal
   return f'lognormal, median {median:,.0f}, 99th percentile {_SPREAD} medians, cut at {limit:,}'
 
 
-def _is_lognormal(spec: str) -> bool:
-  return not spec or spec.partition(':')[0] == 'lognormal'
-
-
-def _parse(spec: str, limit: int) -> tuple[float, int]:
-  """Return (median, limit) for '' or 'lognormal:…'."""
+def _parse(spec: str, limit: int) -> tuple[float, int] | None:
+  """Return (median, limit) for '' or 'lognormal:…'; None for other specs."""
   if not spec:
     return limit / _SPREAD, limit
+  if spec.partition(':')[0] != 'lognormal':
+    return None
   numbers = re.fullmatch(r'lognormal:([1-9]\d*)(?:,([1-9]\d*))?', spec)
   if not numbers:
     raise InputError(f'--lengths={spec}: the value must be {_ALLOWED}.')
@@ -81,6 +79,6 @@ def _of_run(workdir: str) -> np.ndarray:
   generated = responses['length'].to_numpy()[~responses['is_replay'].to_numpy()]
   if not len(generated):
     raise InputError(
-      f'--lengths={workdir}: the run has no recorded response yet. Wait for its first step.'
+      f'--lengths={workdir}: the run has no recorded responses yet. Wait for its first step.'
     )
   return generated

@@ -66,11 +66,8 @@ def print_peaks(
   """Print the memory that each program of a step needs on a device.
 
   For `held` see `other_arrays`. `limit` is the number of bytes that programs can use. `need_of`
-  returns a program's memory and may compile it.
-
-  Returns:
-    Program name -> peak bytes on a device at the program's largest size; inf if the program
-      does not compile.
+  returns a program's memory and may compile it. Returns program name -> peak bytes on a device at
+  the program's largest size; inf if the program does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:
@@ -83,16 +80,15 @@ def print_peaks(
       peaks[program.name] = float('inf')
       continue
     other = other_arrays(program, held)
-    spare = 1 - (other + need.peak) / limit
-    verdict = 'fits, ' if spare >= 0 else 'DOES NOT FIT: '
+    peak = other + need.peak
     print(
-      f'  {name:<24} {(other + need.peak) / GIB:7.2f} GiB at its peak: arguments '
-      f'{need.arguments / GIB:.2f}, results {need.results / GIB:.2f}, temporary '
-      f'{need.temporary / GIB:.2f}, other arrays {other / GIB:.2f}; {verdict}'
-      f'{100 * spare:.0f}% to spare',
+      f'  {name:<24} {peak / GIB:7.2f} GiB at its peak: arguments {need.arguments / GIB:.2f}, '
+      f'results {need.results / GIB:.2f}, temporary {need.temporary / GIB:.2f}, other arrays '
+      f'{other / GIB:.2f}; {"fits, " if peak <= limit else "DOES NOT FIT: "}'
+      f'{100 - 100 * peak / limit:.0f}% to spare',
       flush=True,
     )
-    peaks[program.name] = max(peaks.get(program.name, 0.0), other + need.peak)
+    peaks[program.name] = max(peaks.get(program.name, 0.0), peak)
   return peaks
 
 
@@ -143,8 +139,7 @@ def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) 
   """Estimate the memory of a program in `KNOWN` on one device, without compiling it."""
   temporary = _of_update if program.name == 'update' else _of_others
   with jax.set_mesh(program.mesh):
-    size = temporary(program, spec, platform)
-  return Need(size_of(program.args), results=0, temporary=size)
+    return Need(size_of(program.args), results=0, temporary=temporary(program, spec, platform))
 
 
 KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
@@ -179,11 +174,8 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
   A microbatch's gradient exists at the same time as the sum of the earlier gradients.
   """
   shape, (count, length) = spec.model, program.size
-  layer, c, tokens = (
-    _Layer.of(program, spec, platform),
-    jnp.dtype(shape.dtype).itemsize,
-    count * length,
-  )
+  tokens, layer = count * length, _Layer.of(program, spec, platform)
+  c = jnp.dtype(shape.dtype).itemsize
   window = min(length - 1, -(-length * spec.max_response // spec.longest_row))
   of_unembedding = shape.width * shape.vocab_size * _FLOAT32
   if spec.lora.rank or not shape.tied_embeddings:

@@ -5,8 +5,8 @@ training. So a run finds all programs in the compilation cache, and their memory
 first step.
 """
 
+import functools
 import itertools
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -19,9 +19,7 @@ from exgrpo_jax.experiment.experiment import Experiment, update_spec
 from exgrpo_jax.learner import optimizer, storage
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.rollout import programs, scoring
-from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import activity, machine, randomness
-from exgrpo_jax.runtime.compilations import Program
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training.run import first_params
 
@@ -35,9 +33,15 @@ def run(experiment: Experiment) -> None:
     with activity.doing('compiling the warm start'):
       warm_start.rehearse(experiment)
   with activity.doing('compiling the programs of a step'):
-    step = _step(experiment)
-    sampled, limit = _generating(experiment, step.decode_params), _memory()
-    listed = itertools.chain(step.scoring(), sampled, step.updating())
+    step, config = _step(experiment), experiment.config
+    # Training and evaluation sample with separate engines, but shared programs compile only once.
+    make = functools.partial(generation.make_engine, experiment)
+    engines = make(resumes=config.rollout.partial), make(config.evaluation.distribution)
+    sampling = (programs.of_engine(engine, step.decode_params) for engine in engines)
+    listed = itertools.chain(step.scoring(), *sampling, step.updating())
+    # On a CPU, programs use the host's memory.
+    stats = jax.local_devices()[0].memory_stats() or {}
+    limit = stats.get('bytes_limit') or machine.host_memory()
     peaks = memory.print_peaks(
       listed, step.held, limit, lambda one: memory.of_compiled(one.executable)
     )
@@ -45,7 +49,7 @@ def run(experiment: Experiment) -> None:
   if peaks[fullest] > limit:
     raise InputError(
       f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB, but the device has '
-      f'{limit / 1e9:.1f} GB. A run would fail when it calls the program.'
+      f'{limit / 1e9:.1f} GB. A run would fail when it calls this program.'
     )
 
 
@@ -66,29 +70,3 @@ def _step(experiment: Experiment) -> Step:
   spec = update_spec(config, experiment.model, meshes.training)
   decode_params = model.decode_layout(experiment.model, policy, meshes)
   return Step(config, spec, meshes, state, initial, policy, decode_params)
-
-
-def _generating(experiment: Experiment, params: model.Params) -> Iterator[Program]:
-  """Yield the sampling programs of training and evaluation; shared programs compile only once."""
-  spans_steps, has_turns = (
-    experiment.config.rollout.partial,
-    bool(experiment.config.environment.name),
-  )
-  for distribution, resumes in (
-    (None, spans_steps or has_turns),
-    (experiment.config.evaluation.distribution, has_turns),
-  ):
-    engine = SlotEngine(
-      model=experiment.model,
-      spec=generation.decode_spec(experiment, distribution),
-      mesh=experiment.meshes.decoding,
-      step_key=jax.random.key,
-      resumes=resumes,
-    )
-    yield from programs.of_engine(engine, params)
-
-
-def _memory() -> float:
-  """Return the memory that programs can use on a device, in bytes; on a CPU, the host's memory."""
-  stats = jax.local_devices()[0].memory_stats() or {}
-  return stats.get('bytes_limit') or machine.host_memory()

@@ -5,7 +5,7 @@ Nothing is measured; cycles.py explains how a program's time is estimated.
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +15,13 @@ from exgrpo_jax.capacity import cycles, lengths
 from exgrpo_jax.capacity.cycles import Seconds
 from exgrpo_jax.capacity.devices import Chip
 from exgrpo_jax.errors import counted
-from exgrpo_jax.experiment.experiment import model_config, update_spec
+from exgrpo_jax.experiment.experiment import Experiment, model_config, update_spec
+from exgrpo_jax.experiment.generation import make_engine
 from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, ragged_cache, sharding
 from exgrpo_jax.policy.shape import check_meshes
-from exgrpo_jax.rollout import programs, scoring, settings, stages
-from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.rollout import programs, scoring, stages
 from exgrpo_jax.runtime.compilations import Program
 
 # Assumed times that the device waits for the host; not measured.
@@ -32,7 +32,7 @@ PROMPT = 150  # tokens
 CANDIDATES = 4  # stored responses of a replayed question
 EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
 
-_SAMPLED_BY = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token works
+_TOKENIZER: Any = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token works
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,24 +54,14 @@ class Step:
 
   def scoring(self, length_R: Sequence[int] | np.ndarray = ()) -> Iterator[Program]:
     """Yield the programs that score rows of these lengths."""
-    settings, spec = self.config.rollout, self.spec
-    of_scoring = settings.score_spec(spec.model, spec.mesh, spec.microbatch.tokens)
+    spec = self.spec
+    of_scoring = self.config.rollout.score_spec(spec.model, spec.mesh, spec.microbatch.tokens)
     return scoring.programs(of_scoring, self.policy, np.asarray(length_R, int))
 
   def generating(self, made: Sequence[programs.Generation] = ()) -> Iterator[Program]:
     """Yield the programs that generate responses, with the longest cache and all slots."""
-    config = self.config
-    spec = config.rollout.decode_spec(_SAMPLED_BY)  # pyright: ignore[reportArgumentType]
-    if config.environment.keeps_caches:
-      spec = dataclasses.replace(spec, parked=spec.slots)
-    engine = SlotEngine(
-      model=self.spec.model,
-      spec=spec,
-      mesh=self.meshes.decoding,
-      step_key=jax.random.key,
-      resumes=config.rollout.partial or bool(config.environment.name),
-      packs_resumed=not config.environment.name,
-    )
+    experiment = Experiment(self.config, '', _TOKENIZER, self.meshes, self.spec.model, '')
+    engine = make_engine(experiment, resumes=self.config.rollout.partial)
     return programs.of_engine(engine, self.decode_params, made, only_longest=True)
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
@@ -89,8 +79,8 @@ def of_config(
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
   check_meshes(shape, meshes)
   spec = update_spec(config, shape, meshes.training)
-  trained, uses_lora = gradients.trained_shapes(spec), spec.lora.rank > 0
-  initial = model.shapes(shape, spec.mesh, frozen=uses_lora) if config.keeps_initial else None
+  trained, is_frozen = gradients.trained_shapes(spec), spec.lora.rank > 0
+  initial = model.shapes(shape, spec.mesh, frozen=is_frozen) if config.keeps_initial else None
   return Step(
     config=config,
     spec=spec,
@@ -133,10 +123,14 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
   )
   drawn = lengths.draw(spec, sum(counts), rollout.max_response)
   fresh, of_replayed, candidates, of_evaluation = np.split(drawn, np.cumsum(counts)[:-1])
+  # In each step, `replayed` groups have one fewer fresh response.
+  num_groups = programs.num_groups(programs.with_partial_rollouts(rollout))
+  sizes = rollout.group_size - np.diff(np.arange(num_groups + 1) * replayed // rollout.questions)
+  in_groups = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
   return Workload(
     prompt=min(PROMPT, rollout.max_prompt),
     fresh=fresh,
-    groups=_groups(rollout, spec, replayed),
+    groups=np.split(in_groups, np.cumsum(sizes)[:-1]),
     replayed=of_replayed,
     candidates=candidates,
     evaluated=of_evaluation,
@@ -144,50 +138,36 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
   )
 
 
-def _groups(rollout: settings.RolloutConfig, spec: str, replayed: int) -> list[np.ndarray]:
-  """Draw response lengths for many steps; `replayed` groups per step have one fewer response."""
-  count = programs.num_groups(programs.with_partial_rollouts(rollout))
-  replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
-  sizes = rollout.group_size - np.diff(replays)
-  drawn = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
-  return np.split(drawn, np.cumsum(sizes)[:-1])
-
-
 def generations(step: Step, work: Workload) -> list[programs.Step]:
   """Return the generations of one step or, with partial rollouts, of several steady-state steps."""
-  rollout = step.config.rollout
+  rollout, block = step.config.rollout, ragged_cache.BLOCK
   if rollout.partial:
-    return programs.steady_steps(work.groups, rollout, work.prompt, ragged_cache.BLOCK)
-  whole = _at_once(rollout, work.fresh, rollout.questions, work.prompt)
+    return programs.steady_steps(work.groups, rollout, work.prompt, block)
+  whole = programs.generation_of(work.fresh, rollout.questions, work.prompt, rollout.slots, block)
   return [programs.Step(whole, [], ages=np.zeros(0, int), carried=0)]
 
 
-def _at_once(
-  rollout: settings.RolloutConfig, responses: np.ndarray, num_prompts: int, prompt: int
-) -> programs.Generation:
-  slots, block = rollout.slots, ragged_cache.BLOCK
-  return programs.generation_of(responses, num_prompts, prompt, slots, block)
-
-
-def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterator[Program]:
-  """Yield the programs of a step with this workload, in the order in which they run."""
+def listed(step: Step, work: Workload) -> list[Program]:
+  """Return the `needed` programs of a step with this workload, in the order in which they run."""
   responses = np.concatenate([work.fresh, work.replayed])
   minibatches = np.split(responses, step.spec.optimizer.minibatches)
+  passes = [gradients.passes(step.spec, part + work.prompt, part) for part in minibatches]
   convert = model.decode_conversion(step.spec.model, step.meshes)
-  yield Program('reshard', convert, (step.policy,), step.spec.mesh, runs=1)
-  yield from step.generating([one.generation for one in made])
-  yield from step.scoring(work.candidates + work.prompt)
-  yield from step.updating(
-    [gradients.passes(step.spec, part + work.prompt, part) for part in minibatches]
+  return needed(
+    [
+      Program('reshard', convert, (step.policy,), step.spec.mesh, runs=1),
+      *step.generating([one.generation for one in generations(step, work)]),
+      *step.scoring(work.candidates + work.prompt),
+      *step.updating(passes),
+    ]
   )
 
 
-def needed(programs: Iterator[Program]) -> list[Program]:
+def needed(programs: Iterable[Program]) -> list[Program]:
   """Keep the programs that a step runs, and each name's largest program for its peak memory."""
   found = list(programs)
-  largest = {
-    one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
-  }
+  by_size = sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
+  largest = {one.name: one for one in by_size}
   return [one for one in found if one.runs or one is largest[one.name]]
 
 
@@ -229,7 +209,12 @@ def estimate(
   """Estimate the time of a step that runs these programs, plus its share of an evaluation."""
 
   def timed(program: Program) -> Seconds:
-    return time(program, modules[program.name, program.size], chip, step.spec.mesh.size)
+    module, num_chips = modules[program.name, program.size], step.spec.mesh.size
+    once = cycles.estimate(module, chip, num_chips, trips=0)
+    each = cycles.estimate(module, chip, num_chips) + once * -1
+    # Kernels in loops whose length depends on data read only the filled part of the cache.
+    each = dataclasses.replace(each, kernels=each.kernels * program.filled)
+    return (once + each * program.trips) * program.runs
 
   made = generations(step, work)
   syncs = sum(len(one.generation.spans) for one in made) / len(made)
@@ -239,8 +224,15 @@ def estimate(
   ]
   parts.append(Part('syncs', syncs * SYNC_SECONDS, f'{syncs:,.0f} with the host'))
   parts.append(Part('host', HOST_SECONDS, 'assumed'))
-  if len(work.evaluated):
-    parts.append(_evaluation(step, work, timed))
+  if count := len(work.evaluated):
+    rollout, every = step.config.rollout, work.evaluation_every
+    whole = programs.generation_of(
+      work.evaluated, count, work.prompt, rollout.slots, ragged_cache.BLOCK
+    )
+    seconds = sum(timed(one).total for one in step.generating([whole]) if one.runs)
+    seconds += len(whole.spans) * SYNC_SECONDS
+    detail = f'{count:,} responses in {seconds:.0f} s every {counted(every, "step")}'
+    parts.append(Part('evaluation', seconds / every, detail))
   tokens = sum(one.generation.tokens for one in made)
   trained = sum(int(lengths.sum()) for one in made for lengths in one.trained)
   return Estimate(
@@ -251,18 +243,7 @@ def estimate(
   )
 
 
-def time(program: Program, module: cycles.Module, chip: Chip, num_chips: int) -> Seconds:
-  """Estimate the total time that a program takes in a step.
-
-  Kernels inside loops with data-dependent trip counts read only the filled part of the cache.
-  """
-  once = cycles.estimate(module, chip, num_chips, trips=0)
-  each = cycles.estimate(module, chip, num_chips) + once * -1
-  each = dataclasses.replace(each, kernels=each.kernels * program.filled)
-  return (once + each * program.trips) * program.runs
-
-
-def _part(name: str, programs: Sequence[Program], timed: Any) -> Part:
+def _part(name: str, programs: Sequence[Program], timed: Callable[[Program], Seconds]) -> Part:
   total, details = Seconds(), list[str]()
   for one in programs:
     if one.runs:
@@ -276,13 +257,3 @@ def _part(name: str, programs: Sequence[Program], timed: Any) -> Part:
     if total.total and part / total.total > 0.005
   ]
   return Part(name, total.total, '; '.join([', '.join(details), *shares]))
-
-
-def _evaluation(step: Step, work: Workload, timed: Any) -> Part:
-  """Estimate a step's share of an evaluation."""
-  rollout, every = step.config.rollout, work.evaluation_every
-  whole = _at_once(rollout, work.evaluated, len(work.evaluated), work.prompt)
-  seconds = sum(timed(one).total for one in step.generating([whole]) if one.runs)
-  seconds += len(whole.spans) * SYNC_SECONDS
-  detail = f'{len(work.evaluated):,} responses in {seconds:.0f} s every {counted(every, "step")}'
-  return Part('evaluation', seconds / every, detail)

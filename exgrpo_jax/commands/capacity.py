@@ -58,8 +58,8 @@ def main(args: command_line.Args) -> None:
   """Print how much memory a config needs on each chip. Exits with status 1 if it does not fit."""
   if args.topology and args.device:
     raise InputError(
-      f'--topology={args.topology} and --device={args.device}: only one of them can be given. '
-      'Choose a slice or a GPU.'
+      f'--topology={args.topology} and --device={args.device}: only one of these flags can be '
+      'given. Choose a slice or a GPU.'
     )
   check_given(
     {'--config': args.config, '--topology or --device': args.topology or args.device},

@@ -13,12 +13,7 @@ from etils import epath
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import tokenizer
-from exgrpo_jax.experiment.experiment import (
-  RunConfig,
-  model_config,
-  model_name,
-  with_folders,
-)
+from exgrpo_jax.experiment.experiment import model_config, model_name, with_folders
 from exgrpo_jax.huggingface import safetensors_files
 from exgrpo_jax.runtime import hub
 from exgrpo_jax.training.checks import check_command
@@ -38,23 +33,16 @@ def main(args: command_line.Args) -> None:
   local = epath.Path(config.model.path).expanduser()
   if config.model.path and '://' not in config.model.path and local.is_dir():
     safetensors_files.list_tensors(local)
-  remote = _check_model(with_folders(config, model_name(config)))
-  untried = ', '.join(['rows of the data', 'values of the weights', *remote])
-  print(f'the flags and the config are valid; not checked: {untried}, devices')
-
-
-def _check_model(config: RunConfig) -> list[str]:
-  """Check the model and the tokenizer. Return the paths in buckets, which are not read.
-
-  Raises InputError if the model or the tokenizer is missing, or if the model has a different shape.
-  """
+  config = with_folders(config, model_name(config))
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:
     model_config(config)
   path = config.tokenizer.path or config.model.path
   if path and is_read[path]:
     tokenizer.load(path)
-  return [path for path, read in is_read.items() if not read]
+  remote = [path for path, read in is_read.items() if not read]  # in buckets
+  untried = ', '.join(['rows of the data', 'values of the weights', *remote])
+  print(f'the flags and the config are valid; not checked: {untried}, devices')
 
 
 def run() -> None:

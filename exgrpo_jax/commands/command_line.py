@@ -71,14 +71,9 @@ class _Specs(flags.ListParser):
     return [spec.strip() for spec in specs if spec.strip()]
 
 
-def define_path(name: str, meaning: str) -> None:
-  """Define a flag for a file, a folder or a model on the Hub."""
-  flags.DEFINE(_Path(), name, None, meaning)
-
-
-def define_paths(name: str, meaning: str) -> None:
-  """Define a flag for several paths."""
-  flags.DEFINE(_Paths(), name, None, meaning)
+def define_path(name: str, meaning: str, several: bool = False) -> None:
+  """Define a flag for a file, a folder or a model on the Hub, or for several of them."""
+  flags.DEFINE(_Paths() if several else _Path(), name, None, meaning)
 
 
 def define_specs(name: str, meaning: str) -> None:
@@ -122,7 +117,7 @@ def define_model(
 
 
 def define_sampling() -> None:
-  """Define --temperature and --max_response, for commands that sample responses."""
+  """Define the flags that `with_sampling` applies, except --samples."""
   flags.DEFINE_float(
     'temperature',
     None,
@@ -135,11 +130,6 @@ def define_sampling() -> None:
     'The maximum response length, in tokens. The default is config.rollout.max_response.',
     lower_bound=1,
   )
-
-
-def define_out(meaning: str) -> None:
-  """Define --out, for commands that write outside a run."""
-  define_path('out', meaning)
 
 
 def define_launcher() -> None:
@@ -226,11 +216,7 @@ def run(
 
 
 def _meeting(args: Args) -> hosts.Meeting:
-  return hosts.Meeting(
-    coordinator_address=args.coordinator_address,
-    num_processes=args.num_processes,
-    process_id=args.process_id,
-  )
+  return hosts.Meeting(args.coordinator_address, args.num_processes, args.process_id)
 
 
 @contextlib.contextmanager
@@ -261,30 +247,24 @@ def refuse(error: InputError) -> NoReturn:
 
 def _parse_flags(argv: list[str]) -> list[str]:
   try:
-    for arg in argv[1:]:
-      _check_spelling(arg)
-    _check_repeats(argv[1:])
+    _check_names(argv[1:])
     return _absl_flags(config_files.resolved(argv))
   except InputError as error:
     refuse(error)
 
 
-def _check_spelling(arg: str) -> None:
-  """Reject flags with characters that only look like - or =, which some editors insert."""
-  name = arg.partition('=')[0]
-  if name and unicodedata.category(name[0]) == 'Pd':
-    for character in name:
-      if not character.isascii():
-        raise InputError(
-          f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be part "
-          'of a flag name. Type the flag again as --name=value.'
-        )
-
-
-def _check_repeats(args: Sequence[str]) -> None:
-  """Reject a flag given twice, because absl would silently use the last one."""
+def _check_names(args: Sequence[str]) -> None:
+  """Reject flags with wrong characters or given twice, because absl would use the last one."""
   typed = {}
   for arg in args:
+    name = arg.partition('=')[0]
+    # Some editors insert characters that only look like - or =.
+    wrong = next((character for character in name if not character.isascii()), None)
+    if wrong and unicodedata.category(name[0]) == 'Pd':
+      raise InputError(
+        f"{arg}: '{wrong}' ({unicodedata.name(wrong, 'without a name')}) cannot be part of a flag "
+        'name. Type the flag again as --name=value.'
+      )
     if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
       name = match[1]
       if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
@@ -356,9 +336,10 @@ def chosen_policy(args: Args) -> Source:
 
 
 def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
-  """Return a copy of the config with --temperature and --max_response applied."""
+  """Return a copy of the config with --samples, --temperature and --max_response applied."""
   changed: Any = copy.deepcopy(values)
   with changed.unlocked():
+    changed.evaluation.samples = args.samples or changed.evaluation.samples
     if args.temperature is not None:
       changed.evaluation.temperature = args.temperature
     changed.rollout.max_response = args.max_response or changed.rollout.max_response

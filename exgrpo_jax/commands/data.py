@@ -41,7 +41,7 @@ def _show(args: command_line.Args, *specs: str) -> None:
 def _define_prefilter() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
-  command_line.define_out('The folder to write.')
+  command_line.define_path('out', 'The folder to write.')
   flags.DEFINE_integer('samples', 8, 'The number of responses per question.', lower_bound=2)
   flags.DEFINE_float('above', 0.0, 'Keep questions with a pass rate above this value.', 0.0, 1.0)
   flags.DEFINE_float('below', 1.0, 'Keep questions with a pass rate below this value.', 0.0, 1.0)
@@ -63,7 +63,7 @@ def run() -> None:
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word not in ('show', 'prefilter', '--help', '-h'):
     command_line.refuse(
-      InputError(f"'{word}': the first word must be show or prefilter. See --help.")
+      InputError(f"'{word}': the word after data must be show or prefilter. See --help.")
     )
   if not word.startswith('-'):
     del sys.argv[1]

@@ -15,7 +15,7 @@ from exgrpo_jax.commands import command_line
 
 def main(_: command_line.Args) -> None:
   """Print the findings and a first command to run. Exits with status 1 if training cannot work."""
-  found = diagnosis.findings()
+  found = list(diagnosis.findings())
   for finding in found:
     print(f'{"!" if finding.is_problem else " "} {finding.name:<12}{finding.text}')
   if any(finding.is_problem for finding in found):

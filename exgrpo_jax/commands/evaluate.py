@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import questions
@@ -28,11 +27,7 @@ from exgrpo_jax.evaluation import suites
 from exgrpo_jax.evaluation.scores import compare, evaluate, of_one
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import config_files, policies
-from exgrpo_jax.experiment.experiment import (
-  load_questions,
-  open_experiment,
-  parse_config,
-)
+from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
 from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.runtime import console, machine
 
@@ -42,15 +37,17 @@ def define_flags() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_model()
-  command_line.define_out(
+  command_line.define_path(
+    'out',
     "The folder for the records of all questions; by default evaluation/ in the run's workdir. "
-    'Without a run, records are not kept by default.'
+    'Without a run, records are not kept by default.',
   )
-  command_line.define_paths(
+  command_line.define_path(
     'compare',
     "Two policies to compare, written as A,B, instead of --checkpoint and --model. Each is a run's "
     'workdir or a Hugging Face folder. B is sampled and graded like A, but with its own prompts '
     'and tokenizer.',
+    several=True,
   )
   flags.DEFINE_string(
     'suite',
@@ -84,7 +81,7 @@ def main(args: command_line.Args) -> None:
   values = policies.config_values(source, given)
   if wanted:
     values = suites.with_settings(wanted.suite, values, command_line.given_overrides(args))
-  values = _as_asked(args, values)
+  values = command_line.with_sampling(args, values)
   specs = args.data or (wanted.suite.data if wanted else parse_config(values).data.evaluated)
   _check_specs(specs)
   out = args.out or (source.kind == 'run' and os.path.join(source.path, 'evaluation')) or ''
@@ -120,14 +117,6 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
   return suites.open_table(args.suite, args.out, name if args.name is None else args.name)
 
 
-def _as_asked(args: command_line.Args, values: ConfigDict) -> ConfigDict:
-  """Return a copy of the config with the command line's sampling flags applied."""
-  changed: Any = command_line.with_sampling(args, values)
-  with changed.unlocked():
-    changed.evaluation.samples = args.samples or changed.evaluation.samples
-  return changed
-
-
 def _check_specs(specs: Sequence[str]) -> None:
   if not specs:
     raise InputError(
@@ -150,7 +139,7 @@ def _compare_two(args: command_line.Args) -> None:
       "is a run's workdir or a Hugging Face folder."
     )
   first, second = map(policies.at, args.compare)
-  of_first: Any = _as_asked(args, policies.config_values(first, args.config))
+  of_first: Any = command_line.with_sampling(args, policies.config_values(first, args.config))
   of_second: Any = policies.config_values(second, args.config)
   with of_first.unlocked(), of_second.unlocked():
     # If one policy left out a question, the other's responses would have no counterpart.

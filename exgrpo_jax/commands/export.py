@@ -34,7 +34,7 @@ def define_flags() -> None:
   """Define the flags of this command."""
   command_line.define_checkpoint()
   command_line.define_model('Its weights are written unchanged.')
-  command_line.define_out('The folder to write; it must be new or empty.')
+  command_line.define_path('out', 'The folder to write; it must be new or empty.')
   flags.DEFINE_enum(
     'dtype',
     None,
@@ -113,7 +113,7 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = 'their base is random weights or a warm start, which no other folder contains'
+    problem = "the adapters' base is random weights or a warm start, which no other folder contains"
   elif config.model.extension.rope_theta:
     problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:

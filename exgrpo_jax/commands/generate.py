@@ -24,10 +24,7 @@ def define_flags() -> None:
   command_line.define_model()
   flags.DEFINE_string('prompt', None, "The user's message. It may contain several lines.")
   flags.DEFINE_integer(
-    'row',
-    None,
-    'With an environment: the row of config.data.train to play.',
-    lower_bound=0,
+    'row', None, 'With an environment: the row of config.data.train to play.', lower_bound=0
   )
   flags.DEFINE_integer('samples', 4, 'The number of responses.', lower_bound=1)
   command_line.define_sampling()
@@ -72,19 +69,19 @@ def _summary(response: Response) -> str:
   cut = ', cut at the limit' if response.truncated else ''
   judged, turns = response.verdict, len(response.turns)
   ended = f'{turns} turns, reward {judged.reward:g}, {judged.outcome}; ' if judged else ''
-  return f'{ended}{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} a token'
+  return f'{ended}{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} per token'
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
-  """Decode a response. With `by_token`, each line has a log-probability in nats and a token."""
-  if not by_token:
-    return _transcript(tokenizer, response) if response.turns else tokenizer.decode(response.tokens)
-  pieces = tokenizer.pieces(response.tokens)
-  return '\n'.join(f'{logp:9.3f} {piece!r}' for logp, piece in zip(response.logp, pieces))
+  """Decode a response, or format an episode as a dialogue with one line per message.
 
-
-def _transcript(tokenizer: Tokenizer, response: Response) -> str:
-  """Format an episode as a dialogue, one line per message."""
+  With `by_token`, each line has a log-probability in nats and a token.
+  """
+  if by_token:
+    pieces = tokenizer.pieces(response.tokens)
+    return '\n'.join(f'{logp:9.3f} {piece!r}' for logp, piece in zip(response.logp, pieces))
+  if not response.turns:
+    return tokenizer.decode(response.tokens)
   lines = list[str]()
   for written, observed in turn_places(response.turns):
     lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')

@@ -29,7 +29,7 @@ def define_flags() -> None:
   flags.DEFINE_list(
     'data', None, 'Folders, files and Hub splits (owner/name:split) to read, in this order.'
   )
-  command_line.define_out('The parquet file to write; it must not exist yet.')
+  command_line.define_path('out', 'The parquet file to write; it must not exist yet.')
   flags.DEFINE_bool(
     'keep_target',
     False,
@@ -74,10 +74,6 @@ def main(args: command_line.Args) -> None:
   print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them distinct')
 
 
-def _define_smollm2() -> None:
-  command_line.define_out('The folder to write; it must be new or empty.')
-
-
 def _smollm2(args: command_line.Args) -> None:
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
@@ -90,7 +86,8 @@ def run() -> None:
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]
-    command_line.run(_smollm2, _define_smollm2)
+    meaning = 'The folder to write; it must be new or empty.'
+    command_line.run(_smollm2, lambda: command_line.define_path('out', meaning))
   elif word and not word.startswith('-'):
     command_line.refuse(
       InputError(f"'{word}': only smollm2 can be prepared by name. Pass data sets with --data.")

@@ -21,7 +21,9 @@ from exgrpo_jax.reporting.report import PAGE, print_written, serve, watch, write
 
 def define_flags() -> None:
   """Define the flags of this command."""
-  command_line.define_out(f'The file to write, or a folder for {PAGE}; ./{PAGE} by default.')
+  command_line.define_path(
+    'out', f'The file to write, or a folder for {PAGE}; ./{PAGE} by default.'
+  )
   flags.DEFINE_enum(
     'texts',
     'sampled',
@@ -47,19 +49,15 @@ def main(args: command_line.Args, *workdirs: str) -> None:
         f'--{name}={args[name].value}: this flag cannot be combined with --serve, because a '
         f'served page is not a file and contains all texts. Leave --{name} out.'
       )
-  out = _page_at(args.out or PAGE)
+  out = pathlib.Path(args.out or PAGE).expanduser()
+  if out.is_dir() or (args.out or '').endswith(('/', os.sep)):
+    out /= PAGE
   if args.serve:
     serve(workdirs, args.port, args.every)
   elif args.watch:
     watch(workdirs, out, args.texts == 'all', args.every)
   else:
     print_written(out, write_report(workdirs, out, args.texts == 'all'))
-
-
-def _page_at(out: str) -> pathlib.Path:
-  """Return the page's path: `out`, or a file in it if it is a folder or ends in a slash."""
-  path = pathlib.Path(out).expanduser()
-  return path / PAGE if path.is_dir() or out.endswith(('/', os.sep)) else path
 
 
 def run() -> None:

@@ -45,8 +45,8 @@ def _answer(args: argparse.Namespace) -> str:
   if len(given) == 2:
     return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
-    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5. Add both of "
-    'them, or use --file instead.'
+    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5. Add both "
+    'flags, or use --file instead.'
   )
 
 

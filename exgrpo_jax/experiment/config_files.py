@@ -6,6 +6,7 @@ libraries raise errors of many types, some only when a value is used.
 
 import copy
 import difflib
+import functools
 import importlib.util
 import os
 import pathlib
@@ -127,8 +128,7 @@ def load(path: str) -> ConfigDict:
 def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
   """Read a config by name or path, with overrides by dotted key.
 
-  Raises:
-    InputError: the config or a setting doesn't exist, or a value is not allowed.
+  Raises InputError if the config or a setting doesn't exist, or if a value is not allowed.
   """
   values = config.overridden(load(config_path(name)), overrides or {})
   parse_config(values)
@@ -168,15 +168,9 @@ def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -
     )
     alone(command)
   except (flags.Error, ValueError) as error:
-    present = f'In {path}, the value is {_value(values, key)!r}.'
+    present = f'In {path}, the value is {functools.reduce(getattr, key.split("."), values)!r}.'
     try:
       parse_config(as_text)  # its error states the allowed values and the meaning
     except InputError as refusal:
       raise InputError(f'{refusal} {present}') from error
     raise InputError(f'{" ".join(words)}: {error}. {present}') from error
-
-
-def _value(values: Any, key: str) -> Any:
-  for name in key.split('.'):
-    values = values[name]
-  return values

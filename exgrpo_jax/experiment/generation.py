@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, step_checker
 from exgrpo_jax.datatypes import QuestionSet
@@ -10,7 +13,6 @@ from exgrpo_jax.environments import pool
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.rollout import stages
-from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.episodes import EpisodeSampler
 from exgrpo_jax.rollout.sampler import Sampler
 from exgrpo_jax.rollout.scheduler import SlotEngine
@@ -77,25 +79,15 @@ def make_sampler(
 ) -> Sampler:
   """Make a slot engine for an experiment's model, wrapped in the environment if there is one.
 
-  Args:
-    experiment: its `config.rollout` sets the number of slots and the limits.
-    purpose: the purpose of the random numbers.
-    seed: the seed of the random numbers; the run's seed by default.
-    distribution: the distribution to sample; by default the softmax at the training temperature.
-    resumes: see `SlotEngine`.
+  `config.rollout` sets the number of slots and the limits. `purpose` and `seed`, by default the
+  run's seed, determine the random numbers. `distribution` is by default the softmax at the training
+  temperature. For `resumes`, see `SlotEngine`.
   """
   parsed = experiment.config
   seed = parsed.seed if seed is None else seed
-  has_turns = bool(parsed.environment.name)
-  engine = SlotEngine(
-    model=experiment.model,
-    spec=decode_spec(experiment, distribution),
-    mesh=experiment.meshes.decoding,
-    step_key=functools.partial(randomness.key, seed, purpose),
-    resumes=resumes or has_turns,
-    packs_resumed=not has_turns,
-  )
-  if not has_turns:
+  step_key = functools.partial(randomness.key, seed, purpose)
+  engine = make_engine(experiment, distribution, resumes, step_key)
+  if not parsed.environment.name:
     return engine
   return EpisodeSampler(
     engine=engine,
@@ -109,8 +101,20 @@ def make_sampler(
   )
 
 
-def decode_spec(experiment: Experiment, distribution: Distribution | None = None) -> DecodeSpec:
-  """Return the decode spec for `distribution`, by default the softmax at training temperature."""
-  config = experiment.config
+def make_engine(
+  experiment: Experiment,
+  distribution: Distribution | None = None,
+  resumes: bool = False,
+  step_key: Callable[[int], jax.Array] = jax.random.key,
+) -> SlotEngine:
+  """Make the slot engine of `make_sampler`, which always resumes if there is an environment."""
+  config, has_turns = experiment.config, bool(experiment.config.environment.name)
   spec = config.rollout.decode_spec(experiment.tokenizer, distribution)
-  return dataclasses.replace(spec, parked=spec.slots) if config.environment.keeps_caches else spec
+  return SlotEngine(
+    model=experiment.model,
+    spec=dataclasses.replace(spec, parked=spec.slots) if config.environment.keeps_caches else spec,
+    mesh=experiment.meshes.decoding,
+    step_key=step_key,
+    resumes=resumes or has_turns,
+    packs_resumed=not has_turns,
+  )

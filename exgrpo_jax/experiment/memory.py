@@ -36,7 +36,9 @@ def needs(experiment: Experiment) -> list[Need]:
   config, shape = experiment.config, experiment.model
   rollout = config.rollout
   num_rows, longest = rollout.questions * rollout.group_size, rollout.longest_row
-  row = _row_cache(shape, longest)
+  # The keys and values of a row in all layers, in bytes.
+  row = 2 * sum(shape.layer_lengths(longest)) * shape.num_kv_heads * shape.head_size
+  row *= np.dtype(shape.dtype).itemsize
   sizes = 'max_prompt', 'max_response'
   in_cache = min(rollout.slots, num_rows)
   count = sum(
@@ -74,8 +76,12 @@ def needs(experiment: Experiment) -> list[Need]:
 
 def check(experiment: Experiment) -> None:
   """Raise InputError if an array that the config always needs exceeds the memory."""
+  on_host = on_devices = machine.host_memory()
+  if jax.default_backend() != 'cpu':
+    stats = jax.local_devices()[0].memory_stats() or {}
+    on_devices = stats.get('bytes_limit', 0) * jax.device_count()
   for need in needs(experiment):
-    has = machine.host_memory() if need.is_on_host else _device_memory()
+    has = on_host if need.is_on_host else on_devices  # 0 if unknown
     if need.is_certain and has and need.size > has:
       raise InputError(
         f'{need.setting}: at least {decimal(need.size)} of memory is needed for {need.what}, but '
@@ -89,22 +95,8 @@ def largest(experiment: Experiment) -> str:
   return f'{need.setting} needs the most memory: {decimal(need.size)} for {need.what}.'
 
 
-def _row_cache(shape: model.ShapeConfig, length: int) -> int:
-  """Return the size of a row's keys and values in all layers, in bytes."""
-  positions = sum(shape.layer_lengths(length))
-  return 2 * positions * shape.num_kv_heads * shape.head_size * np.dtype(shape.dtype).itemsize
-
-
 def _largest(config: RunConfig, *names: str) -> str:
   """Return the rollout setting that exceeds its default by the largest factor."""
   defaults = {field.name: field.default for field in dataclasses.fields(settings.RolloutConfig)}
   name = max(names, key=lambda name: getattr(config.rollout, name) / defaults[name])
   return f'config.rollout.{name}={getattr(config.rollout, name)}'
-
-
-def _device_memory() -> int:
-  """Return the combined memory of all devices in bytes, or the host's on CPU; 0 if unknown."""
-  if jax.default_backend() == 'cpu':
-    return machine.host_memory()
-  stats = jax.local_devices()[0].memory_stats() or {}
-  return stats.get('bytes_limit', 0) * jax.device_count()

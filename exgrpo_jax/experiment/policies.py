@@ -32,8 +32,6 @@ from exgrpo_jax.runtime.workdir import check_workdir, read_config
 # Limits for a model without a config: tokens per prompt and per response, and bytes of the cache.
 # The cache size determines how many responses are decoded together.
 _LONGEST = 2048
-
-
 _CACHE_BYTES = 4 * 2**30
 
 

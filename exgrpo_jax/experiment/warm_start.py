@@ -27,7 +27,7 @@ from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
 from exgrpo_jax.experiment.generation import make_sampler
-from exgrpo_jax.experiment.settings import RunConfig, WarmStartConfig
+from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
@@ -43,7 +43,6 @@ from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import differences, write_json
 
 # ---- Solutions to imitate ----
-
 
 TOGETHER = 1000  # solutions loaded at a time
 
@@ -169,9 +168,8 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   if is_warm and not _is_kept(experiment):
     if data is None:
       raise InputError(
-        f'The warm-start weights that this run was trained on are missing from '
-        f'{_directory(experiment)}. The LoRA adapters need these weights. '
-        'Restore the folder.'
+        'The warm-start weights that this run was trained on are missing from '
+        f'{_directory(experiment)}. The LoRA adapters need these weights. Restore the folder.'
       )
     rows = load_solutions(experiment)  # so that errors in them come before any computation
   if name:
@@ -179,9 +177,8 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f'weights of {name}: {count:,} parameters', flush=True)
   else:
-    params = model.init(
-      experiment.model, randomness.key(config.warm_start_seed, Purpose.INIT), mesh
-    )
+    key = randomness.key(config.warm_start_seed, Purpose.INIT)
+    params = model.init(experiment.model, key, mesh)
   if is_warm:
     params = run(experiment, params, data, rows)
   if not is_frozen:
@@ -207,12 +204,15 @@ def run(
   wanted = origin(experiment.config, experiment.model)
   if _is_kept(experiment):  # without a lock, because the folder may be read-only
     return _kept(directory, wanted, params)
-  with _claimed(directory):
+  # Only one run at a time trains in the folder; other runs wait for it.
+  waiting = f'warm start: another run is training this warm start in {directory}'
+  turn = workdir.in_turn_of(directory, _LOCK, waiting)
+  with turn if hosts.is_first() else contextlib.nullcontext():
     if _is_kept(experiment):  # stored by the run that this one waited for
       return _kept(directory, wanted, params)
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
-    if hosts.is_first():  # see `_is_left_over`
+    if hosts.is_first():  # a left-over result; see `_is_kept`
       pathlib.Path(directory, _ORIGIN).unlink(missing_ok=True)
       shutil.rmtree(os.path.join(directory, 'params'), ignore_errors=True)
     params = _train(experiment, params, data, rows, directory)
@@ -224,8 +224,7 @@ def run(
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
   """Load the folder's result in the layout of `params`, if the result's origin matches `wanted`."""
-  with open(os.path.join(directory, _ORIGIN)) as file:
-    kept = json.load(file)
+  kept = json.loads(pathlib.Path(directory, _ORIGIN).read_text())
   if kept != wanted:
     changed = '; '.join(
       f'config.{_SETTINGS.get(name, name)} was {old} and is now {new}'
@@ -239,35 +238,22 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
 
 
-@contextlib.contextmanager
-def _claimed(directory: str) -> Iterator[None]:
-  """Let only one run at a time train in the folder; other runs wait for it."""
-  if not hosts.is_first():
-    yield
-    return
-  waiting = f'warm start: another run is training it in {directory}'
-  with workdir.in_turn_of(directory, _LOCK, waiting):
-    yield
-
-
 def _directory(experiment: Experiment) -> str:
   path = os.path.expanduser(experiment.config.warm_start.path)
   return path or os.path.join(experiment.workdir, 'warm_start')
 
 
 def _is_kept(experiment: Experiment) -> bool:
-  """Return True if the first host finds a stored warm start that is not left over."""
-  path = os.path.join(_directory(experiment), _ORIGIN)
-  return hosts.broadcast_from_first(os.path.exists(path) and not _is_left_over(experiment, path))
+  """Return True if the first host finds a stored warm start that is not left over.
 
-
-def _is_left_over(experiment: Experiment, path: str) -> bool:
-  """Return True if the workdir's warm start belongs to another config whose run never began."""
-  config, claim = experiment.config, os.path.join(experiment.workdir, 'config.json')
-  if config.warm_start.path or os.path.exists(claim):
-    return False
-  with open(path) as file:
-    return json.load(file) != origin(config, experiment.model)
+  A warm start in the workdir is left over from another config if that config's run never began.
+  """
+  config, path = experiment.config, pathlib.Path(_directory(experiment), _ORIGIN)
+  is_kept = path.exists()
+  if is_kept and not config.warm_start.path:
+    has_begun = os.path.exists(os.path.join(experiment.workdir, 'config.json'))
+    is_kept = has_begun or json.loads(path.read_text()) == origin(config, experiment.model)
+  return hosts.broadcast_from_first(is_kept)
 
 
 def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
@@ -296,8 +282,7 @@ def _train(
   directory: str,
 ) -> model.Params:
   config = experiment.config.warm_start
-  optimizer_config = _optimizer(experiment.config.optimizer, config)
-  state = optimizer.init(optimizer_config, config.num_updates, params)
+  state = optimizer.init(_optimizer(experiment.config), config.num_updates, params)
   longest = max(map(len, rows))
   interval = max(1, config.num_updates // REPORTS)
   update, loss = 0, jnp.inf
@@ -311,7 +296,7 @@ def _train(
       # Dispatch only one update ahead: with several CPU devices, XLA can deadlock if about 45
       # programs with collectives are queued.
       jax.block_until_ready(loss)
-      state, loss = _update_on(experiment, optimizer_config, state, arrays)
+      state, loss = _update_on(experiment, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
           raise InputError(
@@ -319,17 +304,13 @@ def _train(
             f'Lower config.warm_start.learning_rate={config.learning_rate:g}.'
           )
         writer.write(update + 1, {'loss': float(loss)})
-        print(
-          f'warm start {update + 1}/{config.num_updates}  loss {float(loss):.4f} nats/token',
-          flush=True,
-        )
+        progress = f'warm start {update + 1}/{config.num_updates}'
+        print(f'{progress}  loss {float(loss):.4f} nats/token', flush=True)
       if config.stop_at_pass_rate < 1 and (update + 1) % CHECK_EVERY == 0:
         pass_rate = _pass_rate(experiment, state.params, data, update)
         if pass_rate >= config.stop_at_pass_rate:
-          print(
-            f'warm start: stopped early after {update + 1} updates, pass rate {pass_rate:.3f}',
-            flush=True,
-          )
+          after = f'after {update + 1} updates, pass rate {pass_rate:.3f}'
+          print(f'warm start: stopped early {after}', flush=True)
           break
   return state.params
 
@@ -339,34 +320,25 @@ def rehearse(experiment: Experiment) -> None:
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
-  optimizer_config = _optimizer(experiment.config.optimizer, config)
-  state = optimizer.init(optimizer_config, config.num_updates, params)
+  state = optimizer.init(_optimizer(experiment.config), config.num_updates, params)
   lengths = list(map(len, load_solutions(experiment)))
   for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
     zeros_BT = np.zeros((config.batch_size, length))
     arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)
-    state, _ = _update_on(experiment, optimizer_config, state, arrays)
+    state, _ = _update_on(experiment, state, arrays)
   jax.block_until_ready(state)
 
 
 def _update_on(
-  experiment: Experiment,
-  optimizer_config: optimizer.OptimizerConfig,
-  state: TrainState,
-  arrays: tuple[np.ndarray, np.ndarray],
+  experiment: Experiment, state: TrainState, arrays: tuple[np.ndarray, np.ndarray]
 ) -> tuple[TrainState, jax.Array]:
   """Update on this host's (tokens_BT, mask_BT); return (state, loss). Donates `state`."""
-  config = experiment.config.warm_start
-  rows = sharding.batch(experiment.meshes.training, config.batch_size)
-  layout = sharding.layout_of(state)
-  state, loss = _update(
-    experiment.model,
-    optimizer_config,
-    config.num_updates,
-    experiment.config.rollout.logit_chunk,
-    state,
-    *sharding.put(arrays, rows),
-  )
+  config = experiment.config
+  rows = sharding.batch(experiment.meshes.training, config.warm_start.batch_size)
+  layout, put = sharding.layout_of(state), sharding.put(arrays, rows)
+  num_updates, logit_chunk = config.warm_start.num_updates, config.rollout.logit_chunk
+  settings = experiment.model, _optimizer(config), num_updates, logit_chunk
+  state, loss = _update(*settings, state, *put)
   return sharding.restore_layout(state, layout), loss
 
 
@@ -403,12 +375,11 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
   return [int(order[int(place) // size][place % size]) for place in places]
 
 
-def _optimizer(
-  config: optimizer.OptimizerConfig, warm_start: WarmStartConfig
-) -> optimizer.OptimizerConfig:
+def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
   """Return AdamW for the warm start. It clips at norm 1 because the loss is a per-token mean."""
+  warm_start = config.warm_start
   return dataclasses.replace(
-    config,
+    config.optimizer,
     learning_rate=warm_start.learning_rate,
     schedule='cosine',
     warmup_updates=int(WARMUP_SHARE * warm_start.num_updates),

@@ -23,7 +23,6 @@ from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import kv_cache, model, sharding
 from tests.helpers.tiny import SMALL
 
-STARTS_PROCESSES = ('report', 'smoke')
 TIMES_AND_RATES = ('s', 'ms', 'tokens/s', 'responses/s', 'x')
 
 
@@ -33,12 +32,7 @@ def bench():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=[pytest.mark.full] * (name in STARTS_PROCESSES)) for name in BENCHMARKS
-  ],
-)
+@pytest.mark.parametrize('name', BENCHMARKS)
 def test_a_benchmark_finds_figures_that_pass_its_checks(bench, name, monkeypatch):
   for each in (buffer, report, start):
     monkeypatch.setattr(each, 'in_own_process', lambda function, *args: function(*args))
@@ -56,21 +50,20 @@ def test_a_benchmark_finds_figures_that_pass_its_checks(bench, name, monkeypatch
 
 @pytest.mark.full
 def test_parity_sees_a_sampler_that_rounds_otherwise(bench):
-  rounded = dataclasses.replace(bench)
-  rounded.__dict__['decode_params'] = jax.tree.map(
-    lambda x: x.astype('bfloat16').astype(x.dtype), bench.decode_params
-  )
+  rounded, params = dataclasses.replace(bench), bench.decode_params
+  params = jax.tree.map(lambda x: x.astype('bfloat16').astype(x.dtype), params)
+  rounded.__dict__['decode_params'] = params
   assert [figure.passes for figure in parity.measure(rounded)] == [False, False]
 
 
 @pytest.mark.full
 def test_attention_that_sees_the_next_token_fails(bench, monkeypatch):
   attend, see = attention.attention.causal, kv_cache.attend
-  monkeypatch.setattr(
-    attention.attention,
-    'causal',
-    lambda q, k, v, **options: attend(q, *(jnp.roll(x, -1, axis=1) for x in (k, v)), **options),
-  )
+
+  def ahead(q, k, v, **options):
+    return attend(q, *(jnp.roll(x, -1, axis=1) for x in (k, v)), **options)
+
+  monkeypatch.setattr(attention.attention, 'causal', ahead)
   monkeypatch.setattr(kv_cache, 'attend', lambda q, at_B, cache: see(q, at_B + 1, cache))
   found = attention.measure(bench)
   assert [figure.passes for figure in found if figure.limit is not None] == [False, False]
@@ -133,17 +126,13 @@ def test_parameters_are_counted(config, billions):
 @pytest.mark.full
 def test_flops_by_formula_are_the_compilers(mesh):
   """On two layers, which prefill unrolls; the compiler counts all of attention, not half."""
-  tokens_BT = jax.ShapeDtypeStruct((4, 64), 'int32')
+  tokens_BT, lengths_B = jax.ShapeDtypeStruct((4, 64), 'int32'), np.full(4, 64)
   params = model.decode_shapes(SMALL, mesh)
-  lengths_B = np.full(4, 64)
-  prefill = jax.jit(
-    lambda params, tokens_BT: model.prefill(SMALL, params, tokens_BT, lengths_B, 64)
-  )
+  prefill = jax.jit(lambda params, tokens: model.prefill(SMALL, params, tokens, lengths_B, 64))
   with jax.set_mesh(mesh):
     compiled = prefill.lower(params, tokens_BT).compile()
-  assert compiled.cost_analysis()['flops'] == pytest.approx(
-    flops.forward_flops(SMALL, 256, 64, 0), rel=0.1
-  )
+  formula = flops.forward_flops(SMALL, 256, 64, 0)
+  assert compiled.cost_analysis()['flops'] == pytest.approx(formula, rel=0.1)
 
 
 @pytest.mark.full
@@ -177,9 +166,7 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass_and_lora_twice(m
   params, initial = gradients.trained_shapes(spec), model.shapes(shape, mesh) if rank else None
   with jax.set_mesh(mesh):
     zero = jax.eval_shape(functools.partial(gradients.zero_accumulator, spec), params)
-    compiled = gradients.accumulate.lower(
-      spec, params, zero, stack, count, False, True, initial
-    ).compile()
-  assert compiled.cost_analysis()['flops'] == pytest.approx(
-    flops.update_flops(shape, 8 * 64, 64, 8 * 32, frozen=rank > 0), rel=0.1
-  )
+    arguments = spec, params, zero, stack, count, False, True, initial
+    compiled = gradients.accumulate.lower(*arguments).compile()
+  formula = flops.update_flops(shape, 8 * 64, 64, 8 * 32, frozen=rank > 0)
+  assert compiled.cost_analysis()['flops'] == pytest.approx(formula, rel=0.1)

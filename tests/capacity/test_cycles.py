@@ -50,6 +50,15 @@ bf16[7,64,128]{2,1,0}}, frontend_attributes={kernel_metadata={
 """
 
 
+def program(*lines, other=''):
+  body = '\n'.join(f'  {line}' for line in lines)
+  return cycles.parse(f'{other}ENTRY %main (x: f32[8]) -> f32[8] {{\n{body}\n}}\n')
+
+
+def operations_of(module):
+  return [one for found in module.computations.values() for one in found.operations.values()]
+
+
 def test_operations_have_sizes_cycles_and_operands():
   module = cycles.parse(TEXT)
   assert list(module.computations) == ['condition', 'body', 'main.1_spmd']
@@ -92,9 +101,10 @@ def test_the_trips_of_a_loop_are_those_of_its_counter(old, new, trips):
   ],
 )
 def test_the_chips_of_a_collective_are_counted(groups, size):
-  line = f'  ROOT %sum = f32[8]{{0}} all-reduce(%x), {groups}, to_apply=%add\n'
-  module = cycles.parse(f'ENTRY %main (x: f32[8]) -> f32[8] {{\n{line}}}\n')
-  assert cycles.group_size(module.computations['main'].operations['sum'], 64) == size
+  (found,) = operations_of(
+    program(f'ROOT %sum = f32[8]{{0}} all-reduce(%x), {groups}, to_apply=%add')
+  )
+  assert cycles.group_size(found, 64) == size
 
 
 def test_what_is_no_program_is_refused():
@@ -108,31 +118,19 @@ def test_a_program_compiled_here_is_read():
 
   compiled = jax.jit(step).lower(jax.ShapeDtypeStruct((16, 16), 'float32')).compile()
   module = cycles.parse(compiled.as_text())
-  (loop,) = [
-    operation
-    for computation in module.computations.values()
-    for operation in computation.operations.values()
-    if operation.kind == 'while'
-  ]
+  (loop,) = [one for one in operations_of(module) if one.kind == 'while']
   assert cycles.known_trips(module, loop) == 5
-  operations = [
-    operation for found in module.computations.values() for operation in found.operations.values()
-  ]
-  assert any(operation.kind == 'dot' for operation in operations)
+  assert any(one.kind == 'dot' for one in operations_of(module))
 
 
 def test_computations_of_another_thread_end_too():
   """Of the SparseCore, as on v6e; else what follows would be a part of them."""
-  text = (
+  of_thread = (
     '%gather (x: f32[8]) -> f32[8] {\n  ROOT %x = f32[8]{0} parameter(0)\n'
     '}, execution_thread="sparsecore"\n\n'
-    'ENTRY %main (y: f32[8]) -> f32[8] {\n  ROOT %y = f32[8]{0} parameter(0)\n}\n'
   )
-  module = cycles.parse(text)
-  assert {name: [*found.operations] for name, found in module.computations.items()} == {
-    'gather': ['x'],
-    'main': ['y'],
-  }
+  found = program('ROOT %y = f32[8]{0} parameter(0)', other=of_thread).computations
+  assert [*found['gather'].operations, *found['main'].operations] == ['x', 'y']
 
 
 def test_what_jax_cannot_read_is_read_as_libtpu_writes_it():
@@ -160,10 +158,12 @@ def taking(seconds):
   return f'backend_config={{"estimated_cycles":"{int(seconds * 1e9)}"}}'
 
 
+def copying(seconds):
+  return f'%a = f32[8]{{0}} copy(%x), {taking(seconds)}'
+
+
 def seconds_of(*lines, trips=1, other=''):
-  body = '\n'.join(f'  {line}' for line in lines)
-  text = f'{other}ENTRY %main (x: f32[8]) -> f32[8] {{\n{body}\n}}\n'
-  return cycles.estimate(cycles.parse(text), CHIP, 64, trips)
+  return cycles.estimate(program(*lines, other=other), CHIP, 64, trips)
 
 
 def fused(name, kind='all-gather', channel=1):
@@ -184,14 +184,11 @@ def test_cycles_of_a_loop_count_as_often_as_it_runs():
     f'%d (s: (s32[])) -> (s32[]) {{\n  %f = f32[8]{{0}} fusion(%s), {taking(2)}\n'
     '  ROOT %t = (s32[]) tuple(%f)\n}\n\n'
   )
-  own, run = (
-    f'%a = f32[8]{{0}} copy(%x), {taking(1)}',
-    '%w = (s32[]) while(%a), condition=%c, body=%d',
-  )
-  assert seconds_of(own, run, other=loop).operations == pytest.approx(1 + 3 * 2)
+  lines = copying(1), '%w = (s32[]) while(%a), condition=%c, body=%d'
+  assert seconds_of(*lines, other=loop).operations == pytest.approx(1 + 3 * 2)
   unknown = loop.replace('LT', 'NE')
-  assert seconds_of(own, run, other=unknown).total == pytest.approx(1 + 2)
-  assert seconds_of(own, run, other=unknown, trips=0).total == pytest.approx(1)
+  assert seconds_of(*lines, other=unknown).total == pytest.approx(1 + 2)
+  assert seconds_of(*lines, other=unknown, trips=0).total == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -206,14 +203,12 @@ def test_cycles_of_a_loop_count_as_often_as_it_runs():
   ],
 )
 def test_a_collective_takes_what_passes_a_chips_links(kind, seconds):
-  operation = GATHER.replace('all-gather', kind)
-  module = cycles.parse(f'ENTRY %m (x: f32[8]) -> f32[8] {{\n  {operation}\n}}\n')
-  (parsed,) = module.computations['m'].operations.values()
+  (parsed,) = operations_of(program(GATHER.replace('all-gather', kind)))
   assert cycles.collective_seconds(parsed, CHIP, 64) == pytest.approx(seconds, abs=1e-5)
 
 
 def test_a_synchronous_collective_is_waited_for():
-  time = seconds_of(f'%a = f32[8]{{0}} copy(%x), {taking(1)}', GATHER)
+  time = seconds_of(copying(1), GATHER)
   assert (time.operations, time.hidden) == (pytest.approx(1), 0)
   assert time.total == pytest.approx(2.5, abs=1e-5)
 
@@ -221,12 +216,8 @@ def test_a_synchronous_collective_is_waited_for():
 @pytest.mark.parametrize(('work', 'waits'), [(2, 0.0), (1, 0.5)])
 def test_an_asynchronous_collective_costs_what_the_rest_does_not_hide(work, waits):
   """Whether it is a pair of operations or spread over fusions, which repeat it."""
-  start = GATHER.replace('all-gather', 'all-gather-start').replace(
-    'f32[1000]{0}', '(f32[250], f32[1000])'
-  )
-  pair = seconds_of(
-    start, f'%a = f32[8]{{0}} copy(%x), {taking(work)}', '%e = f32[1000]{0} all-gather-done(%g)'
-  )
+  start = GATHER.replace('f32[1000]{0} all-gather', '(f32[250], f32[1000]) all-gather-start')
+  pair = seconds_of(start, copying(work), '%e = f32[1000]{0} all-gather-done(%g)')
   other = fused('one') + fused('two')
   chain = seconds_of(
     f'%a = f32[8]{{0}} fusion(%x), calls=%one, {taking(work / 2)}',
@@ -267,10 +258,8 @@ def test_a_pallas_kernel_is_timed_by_formula():
   # Another: 2 bytes, 2,560 and 1,280 read and 2,560 written, three quarters of 10,000 a second.
   other = seconds_of(f'%kernel = bf16[2,10,64]{{2,1,0}} {call}')
   assert other.kernels == pytest.approx((2 + 2560 + 1280 + 2560) / 7.5e3)
-  not_pallas = seconds_of(
-    f'%kernel = bf16[2,10,64]{{2,1,0}} {call.replace("tpu_custom_call", "Z")}'
-  )
-  assert not_pallas.total == 0
+  call = call.replace('tpu_custom_call', 'Z')
+  assert seconds_of(f'%kernel = bf16[2,10,64]{{2,1,0}} {call}').total == 0
 
 
 # ---- Which slices are known, and GPUs by the names that people and drivers give them ----
@@ -290,32 +279,22 @@ def test_the_clock_gives_the_peak(name, units):
   assert peak == pytest.approx(chip.flops, rel=0.01)
 
 
-@pytest.mark.parametrize(
-  ('text', 'gigabytes'),
-  [
-    *devices.GPUS.items(),
-    ('L4', 24),
-    ('RTX-4090', 24),
-    ('GeForce RTX 4080', 16),
-    ('5090 32 GiB', 32),
-    ('rtx_3090_ti', 24),
-    ('RTX 6000 Ada Generation', 48),
-    ('a100-80gb', 80),
-    ('A100 40', 40),
-    ('A100 80 GB PCIe', 80),
-    ('NVIDIA A100-SXM4-80GB', 80),
-    ('H100 80GB HBM3', 80),
-    ('H100 NVL', 94),
-    ('Tesla V100-SXM2-16GB', 16),
-    ('24gb', 24),
-    ('24 GB', 24),
-    ('24G', 24),
-    ('24', 24),
-    ('24 GiB', 24 * 2**30 / 1e9),
-  ],
-)
-def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
-  assert devices.usable_memory(text) == pytest.approx(machine.SHARE * 1e9 * gigabytes)
+SPELLINGS = {
+  16: ['GeForce RTX 4080', 'Tesla V100-SXM2-16GB'],
+  24: ['L4', 'RTX-4090', 'rtx_3090_ti', '24gb', '24 GB', '24G', '24'],
+  32: ['5090 32 GiB'],
+  40: ['A100 40'],
+  48: ['RTX 6000 Ada Generation'],
+  80: ['a100-80gb', 'A100 80 GB PCIe', 'NVIDIA A100-SXM4-80GB', 'H100 80GB HBM3'],
+  94: ['H100 NVL'],
+  24 * 2**30 / 1e9: ['24 GiB'],
+}
+
+
+def test_a_gpu_is_known_in_any_spelling():
+  spelled = {text: size for size, texts in SPELLINGS.items() for text in texts}
+  for text, gigabytes in (devices.GPUS | spelled).items():
+    assert devices.usable_memory(text) == pytest.approx(machine.SHARE * 1e9 * gigabytes), text
 
 
 @pytest.mark.parametrize(
@@ -333,13 +312,10 @@ def test_what_names_no_gpu_is_refused(text, message):
     devices.usable_memory(text)
 
 
-@pytest.mark.parametrize(('device', 'dtype'), [('l4', 'bfloat16'), ('t4', 'float32')])
-def test_a_gpu_computes_in_its_dtypes(device, dtype):
-  devices.check_dtype(device, dtype)
-  devices.check_dtype('16gb', dtype)  # of which nothing else is known
-
-
 def test_a_gpu_without_bfloat16_needs_float32():
+  devices.check_dtype('l4', 'bfloat16')
+  devices.check_dtype('16gb', 'bfloat16')  # of which nothing else is known
+  devices.check_dtype('t4', 'float32')
   with pytest.raises(InputError, match=r'--device=T4: .* --config\.model\.dtype=float32'):
     devices.check_dtype('T4', 'bfloat16')
 
@@ -347,7 +323,7 @@ def test_a_gpu_without_bfloat16_needs_float32():
 # ---- What is found about a machine, and the run that is proposed ----
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_accelerator(monkeypatch):
   monkeypatch.setattr(diagnosis.machine, 'platforms', list)
 
@@ -362,7 +338,6 @@ def gpu(memory, kind='NVIDIA GeForce RTX 6090'):
   return types.SimpleNamespace(platform='gpu', device_kind=kind, memory_stats=lambda: stats)
 
 
-@pytest.mark.usefixtures('no_accelerator')
 def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
   texts = [finding.text for finding in diagnosis.findings()]
   assert problems() == []
@@ -372,13 +347,12 @@ def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
   assert suggested == 'exgrpo train --config=chains --workdir=/tmp/chains'
 
 
-@pytest.mark.usefixtures('no_accelerator')
 @pytest.mark.parametrize(
   ('platform', 'driver', 'environment', 'words'),
   [
     ('cuda', '535.104.05', '', "pip install -e '.[cuda12]'"),
     ('cuda', '580.65', '', "pip install -e '.[cuda13]'"),
-    ('cuda', '', '', 'the NVIDIA driver is not loaded'),
+    ('cuda', '', '', 'The NVIDIA driver is not loaded'),
     ('cuda', '580.65', 'cpu', 'JAX_PLATFORMS=cpu'),
     ('tpu', '', '', "pip install -e '.[tpu]'"),
     ('rocm', '', '', 'AMD GPUs'),
@@ -394,7 +368,6 @@ def test_an_accelerator_that_jax_does_not_use_is_a_problem(
   assert words in problem
 
 
-@pytest.mark.usefixtures('no_accelerator')
 def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
   monkeypatch.setattr(diagnosis.environment, 'versions', lambda: versions)
@@ -403,7 +376,6 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures('no_accelerator')
 @pytest.mark.parametrize(
   ('memory', 'config'),
   [
@@ -418,7 +390,6 @@ def test_a_gpu_is_offered_the_largest_model_that_fits_in_full(memory, config):
   assert f'--config={config}' in diagnosis.suggestion(gpu(memory))
 
 
-@pytest.mark.usefixtures('no_accelerator')
 @pytest.mark.parametrize('kind', ['Tesla T4', 'Tesla V100-SXM2-16GB'])
 def test_a_gpu_without_bfloat16_is_offered_a_run_in_float32(kind):
   suggested = diagnosis.suggestion(gpu(16.1e9, kind))

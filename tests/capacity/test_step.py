@@ -91,11 +91,13 @@ def whole(request):
 carrying = pytest.mark.parametrize('whole', [True], indirect=True)
 
 
+def modules_of(whole, work=WORK):
+  return {(one.name, one.size): TIMES[one.name] for one in step.listed(whole, work)}
+
+
 def estimated(whole, work=WORK):
-  found = step.needed(step.listed(whole, work, step.generations(whole, work)))
-  return step.estimate(
-    whole, work, found, {(one.name, one.size): TIMES[one.name] for one in found}, CHIP
-  )
+  found = step.listed(whole, work)
+  return step.estimate(whole, work, found, modules_of(whole, work), CHIP)
 
 
 def part(whole, name, work=WORK):
@@ -114,10 +116,7 @@ def test_decoding_reads_what_is_written_of_the_cache(whole):
   assert part(whole, 'syncs').seconds == pytest.approx(step.SYNC_SECONDS)
   assert part(whole, 'insert').seconds == pytest.approx(2 * 2)  # one row at a time
   assert estimated(whole).live == pytest.approx(4 / 3)
-
-
-def test_prompts_are_prefilled_together(whole):
-  """Two prompts of 10 tokens in one prefill of two rows of 12."""
+  # Two prompts of 10 tokens in one prefill of two rows of 12.
   assert part(whole, 'prefill').seconds == pytest.approx(6)
 
 
@@ -141,8 +140,7 @@ def test_an_evaluation_is_shared_out_over_its_steps(whole):
   """Four responses in two slots: a rollout of as many, and a second prefill."""
   evaluation = part(whole, 'evaluation')
   alone = dataclasses.replace(WORK, fresh=WORK.evaluated)
-  names = 'decode', 'syncs', 'insert'
-  seconds = sum(part(whole, name, alone).seconds for name in names) + 2 * 6
+  seconds = sum(part(whole, name, alone).seconds for name in ('decode', 'syncs', 'insert')) + 2 * 6
   assert evaluation.seconds == pytest.approx(seconds / 10)
   seldom = dataclasses.replace(WORK, evaluation_every=100)
   assert part(whole, 'evaluation', seldom).seconds == pytest.approx(evaluation.seconds / 10)
@@ -153,11 +151,8 @@ def test_an_evaluation_is_shared_out_over_its_steps(whole):
 def test_programs_that_a_step_does_not_run_are_left_out_unless_they_are_the_largest(whole):
   """Of scoring the long shape, which none of three rows of 4 tokens needs."""
   work = dataclasses.replace(WORK, prompt=1, candidates=np.array([3, 3, 3]))
-  found = step.needed(step.listed(whole, work, step.generations(whole, work)))
-  assert {one.size: one.runs > 0 for one in found if one.name == 'score'} == {
-    (1, 20): False,
-    (1, 5): True,
-  }
+  runs = {one.size: one.runs > 0 for one in step.listed(whole, work) if one.name == 'score'}
+  assert runs == {(1, 20): False, (1, 5): True}
 
 
 @carrying
@@ -182,9 +177,7 @@ def test_begun_responses_are_prefilled_again_in_whole_passes(whole):
 
 
 def test_the_report_says_what_partial_rollouts_bring(whole, capsys):
-  modules = {}
-  found = step.needed(step.listed(whole, WORK, step.generations(whole, WORK)))
-  modules = {(one.name, one.size): TIMES[one.name] for one in found}
+  modules = modules_of(whole)
   examination._print_partial_rollouts(whole, WORK, estimated(whole), modules, CHIP)
   brought = capsys.readouterr().out
   assert f'{part(whole, "decode").seconds:.2f} s, resume ' in brought
@@ -205,24 +198,22 @@ def test_the_report_adds_up(whole, capsys):
 
 
 def test_every_step_draws_as_many_groups_with_replay():
-  rollout = parse_config(one_gpu.get_config()).rollout
-  groups = step._groups(rollout, 'lognormal:250', replayed=5)
-  questions, samples = rollout.questions, rollout.group_size
+  config = parse_config(one_gpu.get_config())
+  work = step.workload(config, 'lognormal:250', 0)
+  questions, samples = config.rollout.questions, config.rollout.group_size
+  replayed = len(work.replayed)
+  assert 0 < replayed < questions
   for start in range(0, 3 * questions, questions):
-    sizes = [len(lengths) for lengths in groups[start : start + questions]]
-    assert sorted(sizes) == [samples - 1] * 5 + [samples] * (questions - 5)
+    sizes = [len(lengths) for lengths in work.groups[start : start + questions]]
+    assert sorted(sizes) == [samples - 1] * replayed + [samples] * (questions - replayed)
 
 
 # ---- A run compiles few programs, and none that --compile_only has not compiled before ----
 
 
 # Of both commands; sampling at two temperatures, and a KL term that needs a reference policy.
-CHANGES = {
-  'num_steps': 3,
-  'evaluation.every': 2,
-  'evaluation.temperature': 0.6,
-  'logprob_check.every': 1,
-}
+CHANGES = {'num_steps': 3, 'evaluation.every': 2, 'evaluation.temperature': 0.6}
+CHANGES |= {'logprob_check.every': 1, 'objective.kl_coefficient': 0.01}
 EPISODES = {
   'environment.name': 'tests.helpers.environments:Chance',
   'environment.max_turns': 3,
@@ -239,34 +230,6 @@ EXPERTS = {
 }
 
 
-@pytest.fixture(
-  scope='module',
-  params=[{}, EPISODES, EXPERTS],
-  ids=['turn', 'turns', 'experts'],
-)
-def said(request, data, tmp_path_factory):
-  """What --compile_only prints, and then a run in another workdir that shares its cache."""
-  folder = tmp_path_factory.mktemp('rehearsed')
-  settings = CHANGES | {
-    'compilation_cache': '{workdir}/../compiled',
-    'objective.kl_coefficient': 0.01,
-    'data.train': data.train,
-    'warm_start.data': data.train,
-    'data.evaluation': f"('{data.evaluation}',)",
-    'data.cache_dir': data.cache,
-  }
-  settings |= request.param
-  command = ['train', f'--config={TINY_CONFIG}']
-  command += [f'--config.{name}={value}' for name, value in settings.items()]
-
-  def train(name, *more):
-    outcome = forked.run_one([*command, f'--workdir={folder / name}', *more], JAX_PLATFORMS='cpu')
-    assert outcome.status == 0, outcome.err
-    return outcome.out
-
-  return train('first', '--compile_only'), train('second'), folder
-
-
 def counts(output, pattern):
   """{function: programs} of what was printed."""
   (listed,) = re.findall(pattern, output)
@@ -275,26 +238,37 @@ def counts(output, pattern):
 
 
 @pytest.mark.full
-def test_a_run_compiles_few_programs(said):
-  names = counts(said[1], r'compiled \d+ programs in \d+ s: (.*); not')
+@pytest.mark.parametrize('kind', [{}, EPISODES, EXPERTS], ids=['turn', 'turns', 'experts'])
+def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_step(
+  kind, data, tmp_path
+):
+  """The run has another workdir than --compile_only and shares its cache."""
+  settings = CHANGES | {
+    'compilation_cache': '{workdir}/../compiled',
+    'data.train': data.train,
+    'warm_start.data': data.train,
+    'data.evaluation': f"('{data.evaluation}',)",
+    'data.cache_dir': data.cache,
+  }
+  settings |= kind
+  command = ['train', f'--config={TINY_CONFIG}']
+  command += [f'--config.{name}={value}' for name, value in settings.items()]
+
+  def train(name, *more):
+    outcome = forked.run_one([*command, f'--workdir={tmp_path / name}', *more], JAX_PLATFORMS='cpu')
+    assert outcome.status == 0, outcome.err
+    return outcome.out
+
+  first, second = train('first', '--compile_only'), train('second')
+  names = counts(second, r'compiled \d+ programs in \d+ s: (.*); not')
   assert {'decode', 'insert', 'prefill', 'empty'} <= {*names}
-  listed = ', '.join(f'{name} {count}' for name, count in names.items())
-  assert sum(names.values()) < (24 if 'park' in names else 20), listed
-
-
-@pytest.mark.full
-def test_a_run_compiles_nothing_after_compile_only(said):
-  rehearsed = counts(said[0], r'not in the compilation cache: (.*)\n')
+  assert sum(names.values()) < (24 if 'park' in names else 20), names
+  rehearsed = counts(first, r'not in the compilation cache: (.*)\n')
   # In one turn 24 slots, 6 and 1; of a tiny model's update one shape.
   assert rehearsed['decode'] == (1 if 'park' in rehearsed else 3) and rehearsed['accumulate'] == 1
-  assert re.findall('not in the compilation cache: (.*)', said[1]) == ['none']
-
-
-@pytest.mark.full
-def test_compile_only_takes_no_step(said):
-  folder = said[2] / 'first'
-  assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(folder)}
-  assert (said[2] / 'second' / 'metrics.jsonl').exists()
+  assert re.findall('not in the compilation cache: (.*)', second) == ['none']
+  assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(tmp_path / 'first')}
+  assert (tmp_path / 'second' / 'metrics.jsonl').exists()
 
 
 # ---- What a config needs of a TPU slice or a GPU is said, and what does not fit ----
@@ -307,14 +281,10 @@ def test_a_small_config_compiles_for_a_slice():
   done = subprocess.run(
     [
       *(sys.executable, '-m', 'exgrpo_jax', 'capacity'),
-      *('--config=qwen2_5_math_1_5b', '--topology=v5e:2x2'),
-      *('--lengths=lognormal:40', '--evaluated=20'),
-      '--config.model.num_layers=2',
-      '--config.model.width=256',
-      '--config.model.mlp_width=512',
-      '--config.model.vocab_size=512',
-      '--config.rollout.max_response=1024',
-      '--config.rollout.slots=8',
+      *('--config=qwen2_5_math_1_5b', '--topology=v5e:2x2', '--lengths=lognormal:40'),
+      *('--evaluated=20', '--config.rollout.max_response=1024', '--config.rollout.slots=8'),
+      *('--config.model.num_layers=2', '--config.model.vocab_size=512'),
+      *('--config.model.width=256', '--config.model.mlp_width=512'),
     ],
     env=os.environ | {'XLA_FLAGS': ''},  # libtpu ends a process for a flag it does not know
     capture_output=True,

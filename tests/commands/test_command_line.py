@@ -12,7 +12,6 @@ from exgrpo_jax.__main__ import COMMANDS
 from exgrpo_jax.capacity.diagnosis import Finding
 from exgrpo_jax.commands import capacity, command_line, doctor, verify
 from exgrpo_jax.configs import one_gpu
-from exgrpo_jax.errors import InputError
 from tests.helpers import cases, forked
 
 NAMES = [name for group in COMMANDS.values() for name in group]
@@ -120,21 +119,6 @@ def test_what_does_not_fit_ends_with_status_1(capsys):
   assert exit.value.code == 1
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    (dict(config=None), '^--config is needed'),
-    (dict(device=None), '^--topology or --device is needed'),
-    (dict(topology='v5e:8x8'), '--topology=v5e:8x8 and --device=l4'),
-    (dict(topology='v5e:8x8', device=None, fit=True), '--fit: this flag needs --device'),
-    (dict(device='l5'), '--device=l5'),
-  ],
-)
-def test_flags_that_do_not_go_together_are_refused(changes, message):
-  with pytest.raises(InputError, match=message):
-    capacity.main(arguments(**changes))
-
-
 # ---- `doctor` prints its findings, and ends with status 1 where training cannot start ----
 
 
@@ -171,27 +155,8 @@ def test_one_response_is_judged(flags, verdict, capsys):
 
 def test_a_file_is_scored(capsys):
   verify.main([f'--file={cases.RESPONSES}'])
-  assert capsys.readouterr().out.endswith(
-    f'; {len(cases.rows("grading", "responses.jsonl"))} as expected\n'
-  )
-
-
-@pytest.mark.parametrize(
-  ('flags', 'named'),
-  [
-    ((), '--response and --answer are needed'),
-    (('--file=x.jsonl', '--answer=5'), '--file and --answer'),
-    (('--file=nowhere.jsonl',), '--file=nowhere.jsonl'),
-    (('--respons=5',), '--respons=5'),
-    (('--file',), '--file'),
-    (('--response=5', '--answer=5', '--verifier=nowhere:X'), "'nowhere:X'"),
-  ],
-)
-def test_wrong_usage_is_one_line(flags, named, capsys):
-  with pytest.raises(SystemExit, match=r'^2$'):
-    verify.main(list(flags))
-  out, err = capsys.readouterr()
-  assert out == '' and err.startswith('error: ') and err.count('\n') == 1 and named in err
+  count = len(cases.rows('grading', 'responses.jsonl'))
+  assert capsys.readouterr().out.endswith(f'; {count} as expected\n')
 
 
 def test_the_command_imports_no_jax():

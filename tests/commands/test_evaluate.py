@@ -27,6 +27,19 @@ from tests.helpers.paths import CHECKPOINTS
 VERIFIER = workers.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
 
 
+UNSET = dict.fromkeys(['model', 'compare', 'suite', 'name', 'data'])
+UNSET |= dict.fromkeys(['samples', 'temperature', 'max_response'])
+
+
+def rows_of(file):
+  return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def own_records(recorded, step=tiny.NUM_STEPS):
+  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{step:06d}_*.jsonl')
+  return own.read_text()
+
+
 def metric_group(recorded):
   """What the metrics of the recorded run's evaluation begin with."""
   return f'eval/{spec_name(recorded.evaluations[0].spec)}'
@@ -38,24 +51,11 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
   monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
 
   def run(step, capsys, **changes):
-    args = types.SimpleNamespace(
-      config=copy.deepcopy(values),
-      checkpoint=str(recorded.workdir),
-      model=None,
-      compare=None,
-      suite=None,
-      name=None,
-      step=step,
-      out=str(tmp_path / 'out'),
-      data=None,
-      samples=None,
-      temperature=None,
-      max_response=None,
-    )
-    vars(args).update(changes)
+    args = dict(config=copy.deepcopy(values), checkpoint=str(recorded.workdir), step=step)
+    args = UNSET | args | dict(out=str(tmp_path / 'out')) | changes
     capsys.readouterr()
     with recorded.compiling():
-      evaluate.main(args)
+      evaluate.main(types.SimpleNamespace(**args))
     newest = max((tmp_path / 'out').glob('step_*.jsonl'), key=lambda file: file.stat().st_mtime_ns)
     return newest.read_text(), capsys.readouterr().out
 
@@ -63,13 +63,17 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('step', [tiny.NUM_STEPS // 2, tiny.NUM_STEPS])
-def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_hand, capsys, step):
-  """Response for response."""
+@pytest.mark.parametrize(
+  ('step', 'changes'),
+  [(tiny.NUM_STEPS // 2, {}), (tiny.NUM_STEPS, {}), (tiny.NUM_STEPS, {'config': None})],
+)
+def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(
+  recorded, by_hand, capsys, step, changes
+):
+  """Response for response; without a config, with the run's own."""
   assert recorded.experiment.config.evaluation.temperature == 1
-  written, printed = by_hand(step, capsys)
-  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{step:06d}_*.jsonl')
-  assert written == own.read_text()
+  written, printed = by_hand(step, capsys, **changes)
+  assert written == own_records(recorded, step)
   (record,) = [record for record in metrics.read(recorded.workdir) if record['step'] == step]
   own_scores = {name: value for name, value in record.items() if name.startswith('eval/')}
   spec = recorded.evaluations[0].spec
@@ -77,29 +81,21 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_han
 
 
 @pytest.mark.full
-def test_without_a_config_it_takes_the_runs_own(recorded, by_hand, capsys):
-  written, _ = by_hand(tiny.NUM_STEPS, capsys, config=None)
-  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
-  assert written == own.read_text()
-
-
-@pytest.mark.full
 def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
   recorded, by_hand, capsys, tmp_path
 ):
   own = {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
-  by_hand(tiny.NUM_STEPS, capsys, temperature=0.5)
-  by_hand(tiny.NUM_STEPS, capsys, samples=2)
-  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
-  made = [json.loads(line) for line in lines]
-  assert [(line['temperature'], line['samples'], line['step']) for line in made] == [
-    (0.5, 1, tiny.NUM_STEPS),
-    (1.0, 2, tiny.NUM_STEPS),
-  ]
+  greedy, _ = by_hand(tiny.NUM_STEPS, capsys, temperature=0.0)
+  assert greedy != own_records(recorded)
+  _, printed = by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  assert 'avg@2' in printed and 'pass@2' in printed
+  made = rows_of(tmp_path / 'out' / 'evaluations.jsonl')
+  asked = [(line['temperature'], line['samples'], line['step']) for line in made]
+  assert asked == [(0.0, 1, tiny.NUM_STEPS), (1.0, 2, tiny.NUM_STEPS)]
   for line in made:
-    record = json.loads((tmp_path / 'out' / line['file']).read_text().splitlines()[0])
-    assert record['sampling']['temperature'] == line['temperature']
-    assert len(record['responses']) == line['samples']
+    for record in rows_of(tmp_path / 'out' / line['file']):
+      assert record['sampling']['temperature'] == line['temperature']
+      assert len(record['responses']) == line['samples']
     assert 0 <= line['scores'][f'{metric_group(recorded)}/pass@1'] <= 1
   assert own == {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
 
@@ -110,30 +106,10 @@ def test_two_data_sets_of_one_source_have_scores_and_records_of_their_own(
 ):
   spec, group = recorded.evaluations[0].spec, metric_group(recorded)
   by_hand(tiny.NUM_STEPS, capsys, data=[f'{spec}[:1]', f'{spec}[1:4]'])
-  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
-  made = [json.loads(line) for line in lines]
-  assert [
-    line['scores'][f'{group}{slicing}/questions']
-    for line, slicing in zip(made, ('_to_1', '_1_to_4'))
-  ] == [1, 3]
-  assert [len((tmp_path / 'out' / line['file']).read_text().splitlines()) for line in made] == [
-    1,
-    3,
-  ]
-
-
-@pytest.mark.full
-def test_more_samples_are_asked_for_on_the_command_line(by_hand, capsys):
-  written, printed = by_hand(tiny.NUM_STEPS, capsys, samples=3)
-  assert {len(json.loads(line)['responses']) for line in written.splitlines()} == {3}
-  assert 'avg@3' in printed and 'pass@3' in printed
-
-
-@pytest.mark.full
-def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
-  written, _ = by_hand(tiny.NUM_STEPS, capsys, temperature=0.0)
-  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
-  assert written != own.read_text()
+  made = rows_of(tmp_path / 'out' / 'evaluations.jsonl')
+  for line, slicing, count in zip(made, ('_to_1', '_1_to_4'), (1, 3), strict=True):
+    assert line['scores'][f'{group}{slicing}/questions'] == count
+    assert len(rows_of(tmp_path / 'out' / line['file'])) == count
 
 
 @pytest.mark.full
@@ -143,24 +119,13 @@ def test_two_policies_are_compared_question_by_question(
   """A model without a run against the recorded one, by the records that both leave."""
   monkeypatch.setattr(policies, 'base_config', lambda: copy.deepcopy(recorded.values))
   pair = [str(CHECKPOINTS / 'qwen2_tied'), str(recorded.workdir)]
-  _, printed = by_hand(
-    None,
-    capsys,
-    config=None,
-    checkpoint=None,
-    compare=pair,
-    data=[data.train],
-    samples=3,
-    temperature=0.7,
-  )
-  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
-  made = [json.loads(line) for line in lines]
+  unset = dict(config=None, checkpoint=None)
+  given = dict(compare=pair, data=[data.train], samples=3, temperature=0.7)
+  _, printed = by_hand(None, capsys, **unset, **given)
+  made = rows_of(tmp_path / 'out' / 'evaluations.jsonl')
   assert [line.get('model') or line.get('run') for line in made] == pair
   assert [(line['temperature'], line['samples']) for line in made] == [(0.7, 3)] * 2
-  records = [
-    [json.loads(row) for row in (tmp_path / 'out' / line['file']).read_text().splitlines()]
-    for line in made
-  ]
+  records = [rows_of(tmp_path / 'out' / line['file']) for line in made]
   first, second = ([np.mean(record['correct']) for record in of_one] for of_one in records)
   difference = np.subtract(second, first)
   error = difference.std(ddof=1) / np.sqrt(len(difference))
@@ -171,9 +136,8 @@ def test_two_policies_are_compared_question_by_question(
     printed,
   )
   assert found and len(difference) == tiny.POOL
-  assert [float(found[n]) for n in (1, 2, 3)] == pytest.approx(
-    [difference.mean(), low, high], abs=1e-4
-  )
+  shown = [float(found[n]) for n in (1, 2, 3)]
+  assert shown == pytest.approx([difference.mean(), low, high], abs=1e-4)
   assert (int(found[4]), int(found[5])) == ((difference > 0).sum(), (difference < 0).sum())
   assert found[4] != '0'
 
@@ -201,10 +165,8 @@ def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys
   entropies = [response.entropy.mean() for response in written]
   assert np.concatenate([r['entropies'] for r in records]) == pytest.approx(entropies, abs=1e-5)
   for record in records:
-    texts = [style.removeprefix(f'{record["row"]}: ') for style in record['styles']]
-    assert all(
-      response.startswith(text) for text, response in zip(texts, record['responses'], strict=True)
-    )
+    for style, response in zip(record['styles'], record['responses'], strict=True):
+      assert response.startswith(style.removeprefix(f'{record["row"]}: '))
 
 
 @pytest.mark.full
@@ -320,10 +282,8 @@ def test_a_choice_without_any_source_is_refused(config, tmp_path):
   config.data.update(dict(validation=config.data.evaluation, evaluation=()))
   config.export.update(dict(best=True, best_without=('evaluation',)))
   opened = experiment.open_experiment(config, str(tmp_path))
-  with pytest.raises(
-    InputError,
-    match=re.escape("config.export.best_without=('evaluation',): this setting leaves out eve"),
-  ):
+  message = r"config\.export\.best_without=\('evaluation',\): this setting leaves out eve"
+  with pytest.raises(InputError, match=message):
     experiment.load_evaluations(opened)
 
 
@@ -388,21 +348,11 @@ def test_a_prompt_over_the_limit_is_refused(policy):
 
 @pytest.mark.full
 def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
-  args = types.SimpleNamespace(
-    config=None,
-    checkpoint=None,
-    step=None,
-    model=str(CHECKPOINTS / 'qwen2_tied'),
-    prompt='How?',
-    row=None,
-    samples=2,
-    temperature=0.0,
-    max_response=4,
-    seed=0,
-    tokens=True,
-  )
+  policy = dict(config=None, checkpoint=None, step=None, model=str(CHECKPOINTS / 'qwen2_tied'))
+  asked = dict(prompt='How?', row=None, seed=0, tokens=True)
+  sampling = dict(samples=2, temperature=0.0, max_response=4)
   with recorded.compiling():
-    generate.main(args)
+    generate.main(types.SimpleNamespace(**policy, **asked, **sampling))
   prompt, first, second = capsys.readouterr().out.split('\n---')
   assert '<|im_start|>user\nHow?<|im_end|>' in prompt
   heads, lines = zip(*(part.strip().split('\n', 1) for part in (first, second)))
@@ -410,9 +360,8 @@ def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
   assert lines[0] == lines[1]  # the most probable tokens
   logps = [float(line.split(maxsplit=1)[0]) for line in lines[0].split('\n')]
   assert f'{len(logps)} tokens' in heads[0] and len(logps) <= 4
-  assert float(heads[0].split('log-probability ')[1].split(',')[0]) == pytest.approx(
-    sum(logps), abs=0.01
-  )
+  total = float(heads[0].split('log-probability ')[1].split(',')[0])
+  assert total == pytest.approx(sum(logps), abs=0.01)
 
 
 WORKED = {
@@ -429,10 +378,7 @@ def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path
   tiny.leave_out_pictures(monkeypatch.setattr)
   answers = {asked: re.findall(r'\{(.*)\}', solution)[0] for asked, solution in WORKED.items()}
   config.data.train = config.warm_start.data = jsonl(
-    *(
-      {'question': asked, 'answer': answers[asked], 'solution': solution}
-      for asked, solution in WORKED.items()
-    )
+    *(dict(question=q, answer=answers[q], solution=solution) for q, solution in WORKED.items())
   )
   config.data.update(dict(evaluation=(), cache_dir=str(tmp_path / 'cache')))
   config.num_steps, config.evaluation.temperature, config.tokenizer.vocab_size = 0, 0.0, 282
@@ -447,8 +393,7 @@ def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path
 
 
 @pytest.mark.parametrize(
-  ('template', 'system'),
-  [('plain', ''), ('chat', ''), ('chat', 'Brief.'), ('paper', 'Brief.')],
+  ('template', 'system'), [('plain', ''), ('chat', ''), ('chat', 'Brief.'), ('paper', 'Brief.')]
 )
 def test_training_evaluation_generation_and_preview_ask_the_same(
   jsonl, tmp_path, monkeypatch, template, system

@@ -14,7 +14,6 @@ from exgrpo_jax.data import questions
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import parse_config
-from tests.helpers import forked
 
 
 def verl_row(number, **changes):
@@ -34,12 +33,9 @@ def verl_row(number, **changes):
 
 def problem_row(number, **changes):
   """As in open-r1/OpenR1-Math-220k."""
-  return {
-    'problem': f'{number}+1?',
-    'solution': f'It is {number + 1}.',
-    'answer': str(number + 1),
-    'source': 'olympiads',
-  } | changes
+  answer = str(number + 1)
+  row = {'problem': f'{number}+1?', 'solution': f'It is {answer}.', 'answer': answer}
+  return row | {'source': 'olympiads'} | changes
 
 
 @pytest.fixture
@@ -87,9 +83,8 @@ def load(path, **settings):
 def test_a_folder_of_shards_becomes_one_file_without_the_solutions(run, folder, tmp_path):
   rows, printed = run(folder)
   assert [row['reward_model']['ground_truth'] for row in rows] == ['0', '2', '2']
-  assert [set(row) for row in rows] == [
-    {'data_source', 'prompt', 'ability', 'reward_model', 'extra_info'}
-  ] * 3
+  columns = {'data_source', 'prompt', 'ability', 'reward_model', 'extra_info'}
+  assert [set(row) for row in rows] == [columns] * 3
   for line in (
     r'columns left out: target$',
     r'train-00000-of-00002\.parquet: 2 rows, verl.s columns$',
@@ -113,13 +108,9 @@ def test_solutions_are_kept_where_they_are_asked_for(run, folder, tmp_path):
 
 @pytest.mark.parametrize('ending', ['parquet', 'jsonl'])
 def test_problems_and_answers_become_prompts_without_a_system_message(ending, run, tmp_path):
-  found = [
-    problem_row(0),
-    problem_row(1, answer='proof'),
-    problem_row(2, answer=None),
-    problem_row(3, problem=' '),
-    problem_row(4, answer='0.50'),
-  ]
+  unusable = dict(answer='proof'), dict(answer=None), dict(problem=' ')
+  found = [problem_row(number, **changes) for number, changes in enumerate(({}, *unusable))]
+  found.append(problem_row(4, answer='0.50'))
   place = tmp_path / f'default.{ending}'
   if ending == 'parquet':
     write(place, found)
@@ -200,20 +191,3 @@ def test_nothing_is_overwritten(run, folder, tmp_path):
   with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Choose'):
     run(folder)
   assert (tmp_path / 'openr1.parquet').read_text() == 'mine'
-
-
-def test_the_command_line_is_refused_in_one_line(tmp_path):
-  lines = {
-    r'--data and --out are needed': [],
-    r'--out=x\.jsonl: the name must end in \.parquet, because that is the output format\.': [
-      '--data=a',
-      '--out=x.jsonl',
-    ],
-    r'--data=nowhere: there is no such file or folder\. Write a Hub split as': [
-      '--data=nowhere',
-      f'--out={tmp_path}/x.parquet',
-    ],
-  }
-  outcomes = forked.run(['prepare', *flags] for flags in lines.values())
-  for line, outcome in zip(lines, outcomes, strict=True):
-    assert outcome.status == 2 and re.fullmatch(f'error: {line}.*\n', outcome.err), outcome.err

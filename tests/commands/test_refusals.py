@@ -31,7 +31,7 @@ FILES = {
   'syntax': ('def get_config(:\n', r':1: SyntaxError: .*\. A config is a Python file whose get_co'),
   'raises': ('\nx = nope\n', r":2: NameError: name 'nope' is not defined\. A config is"),
   'exits': ('import sys\nsys.exit(0)\n', r':2: SystemExit: 0\. A config is'),
-  'no_get_config': ('x = 1\n', r': it has no get_config\(\)\. A config is'),
+  'no_get_config': ('x = 1\n', r': the file has no get_config\(\)\. A config is'),
   'returns_none': ('def get_config(): pass\n', r': get_config\(\) returns NoneType\. A config is'),
 }
 
@@ -80,14 +80,10 @@ def place(tmp_path_factory):
 def with_settings(place, name, settings):
   """A training; the settings are in a file, for each override takes time to parse."""
   good = str(place / 'good.jsonl')
-  settings = {
-    'data.train': good,
-    'data.evaluation': (good,),
-    'data.cache_dir': str(place / 'cache'),
-    **{
-      key: value.format(place=place) if isinstance(value, str) else value
-      for key, value in settings.items()
-    },
+  data = {'train': good, 'evaluation': (good,), 'cache_dir': str(place / 'cache')}
+  settings = {f'data.{key}': value for key, value in data.items()} | {
+    key: value.format(place=place) if isinstance(value, str) else value
+    for key, value in settings.items()
   }
   settings['warm_start.data'] = settings['data.train']
   path = place / f'{name}.py'
@@ -170,9 +166,10 @@ def test_no_refusal_claims_the_workdir_or_writes_results(place):
 
 @pytest.mark.parametrize('command', ['evaluate', 'export'])
 def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_path):
-  flags = {'evaluate': [f'--config={TINY_CONFIG}'], 'export': [f'--out={tmp_path}/policy']}[command]
+  flags = [f'--out={tmp_path}/policy']
   if command == 'evaluate':
-    flags += [f'--config.{name}' for name in overrides_of(recorded)]
+    data = [f'{name}={recorded.values.data[name]}' for name in ('train', 'evaluation', 'cache_dir')]
+    flags = [f'--config={TINY_CONFIG}', *(f'--config.data.{value}' for value in data)]
   (tmp_path / 'config.json').write_text('{"seed": ')
   lines = {
     f'--checkpoint={tmp_path}/nowhere': r"nowhere: this is not a run's workdir, .* no config\.json",
@@ -187,20 +184,10 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
   commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])
   if command == 'evaluate':
     lines['model'] = r'belongs to another config: config\.model\.width was 32 and is now 64\. '
-    commands.append(
-      [command, f'--checkpoint={recorded.workdir}', *flags, '--config.model.width=64']
-    )
+    flags.append('--config.model.width=64')
+    commands.append([command, f'--checkpoint={recorded.workdir}', *flags])
   for outcome, line in zip(forked.run(commands), lines.values(), strict=True):
     assert_refused(outcome.status, outcome.err, line)
-
-
-def overrides_of(recorded):
-  data = recorded.values.data
-  return [
-    f'data.train={data.train}',
-    f'data.evaluation={data.evaluation!r}',
-    f'data.cache_dir={data.cache_dir}',
-  ]
 
 
 # ---- In a process of its own ----

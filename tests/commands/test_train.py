@@ -45,15 +45,10 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   recorded, data, tmp_path
 ):
   workdir = tmp_path / 'killed'
-  command = [
-    'train',
-    f'--config={TINY_CONFIG}',
-    f'--workdir={workdir}',
-    f'--config.data.train={data.train}',
-    f'--config.warm_start.data={data.train}',
-    f"--config.data.evaluation=('{data.evaluation}',)",
-    f'--config.data.cache_dir={data.cache}',
-  ]
+  settings = {'data.train': data.train, 'warm_start.data': data.train}
+  settings |= {'data.evaluation': f"('{data.evaluation}',)", 'data.cache_dir': data.cache}
+  command = ['train', f'--config={TINY_CONFIG}', f'--workdir={workdir}']
+  command += [f'--config.{name}={value}' for name, value in settings.items()]
   environment = caching(recorded.compiled) | {'JAX_PLATFORMS': 'cpu'}
   with forked.start(command, **environment) as process:
     while not (workdir / 'checkpoints' / str(tiny.SAVED_EVERY)).exists():
@@ -79,14 +74,14 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   buffers.assert_same(resumed.buffer, expected.buffer)
   assert resumed.cursor == expected.cursor and resumed.step == expected.step == tiny.NUM_STEPS
   assert tiny.untimed_records(workdir) == tiny.untimed_records(recorded.workdir)
-  expected_samples, samples = (
-    {path.name: path.read_text() for path in (folder / 'samples').iterdir()}
-    for folder in (recorded.workdir, workdir)
-  )
-  assert samples == expected_samples
+  assert samples_of(workdir) == samples_of(recorded.workdir)
   assert step_records.read(workdir) == step_records.read(recorded.workdir)
   assert recorded_tokens(workdir) == recorded_tokens(recorded.workdir) != []
   assert {path.name for path in (workdir / 'tokenizer').iterdir()} >= {'tokenizer.model'}
+
+
+def samples_of(workdir):
+  return {path.name: path.read_text() for path in (workdir / 'samples').iterdir()}
 
 
 def recorded_tokens(workdir):
@@ -99,9 +94,7 @@ def check_what_it_said(out, kept, done, command):
   first, second = re.split(r'^---- \S+ \S+  ', kept, flags=re.MULTILINE)[1:]
   assert 'warm start 30/30' in first and 'warm start' not in second
   python, *words = shlex.split(second.splitlines()[0])
-  assert os.path.samefile(
-    python, sys.executable
-  )  # which is not spelt as here after ../v/bin/python
+  assert os.path.samefile(python, sys.executable)  # not spelt as here after ../v/bin/python
   assert words == ['-m', 'exgrpo_jax', 'train', *command[1:]]
   printed = out.splitlines()
   assert [line for line in second.splitlines()[1:] if line in printed] == printed
@@ -115,22 +108,20 @@ def check_what_it_said(out, kept, done, command):
 @pytest.fixture
 def terminate_in(monkeypatch):
   """(phase, n, signal): sends it to this process when a run enters the phase for the nth time."""
-  entries_left = []  # the phase, once for each entry up to the signal
-  numbers = []
+  awaited = []  # the phase, once for each entry up to the signal, and the signal
   enter = Clock.__call__
 
   def enter_and_count(clock, phase, *args, **kwargs):
-    if phase in entries_left:
-      entries_left.pop()
-      if not entries_left:
-        os.kill(os.getpid(), numbers.pop())
+    if phase in awaited:
+      awaited.remove(phase)
+      if len(awaited) == 1:
+        os.kill(os.getpid(), awaited.pop())
     return enter(clock, phase, *args, **kwargs)
 
   monkeypatch.setattr(Clock, '__call__', enter_and_count)
 
   def terminate(phase, n, number):
-    entries_left.extend([phase] * n)
-    numbers.append(number)
+    awaited.extend([phase] * n + [number])
 
   # A shell's background jobs ignore Ctrl-C, and so do tests that one of them starts.
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -148,9 +139,8 @@ def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed
   opened = experiment.open_experiment(config, str(tmp_path))
 
   def run():
-    params = jax.device_put(
-      recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
-    )
+    layout = model.shardings(opened.model, opened.meshes.training)
+    params = jax.device_put(recorded.steps[1].params, layout)
     with recorded.compiling():
       recording.run_training(opened, params)
 
@@ -243,12 +233,12 @@ def test_a_gguf_becomes_a_folder_that_is_the_same_model(run, gguf):
   assert read_config(out) == read_config(STORED)
   text = '<|im_start|>\\boxed{12}\n café ###'
   given, written, stored = (policies.open_policy(str(path)) for path in (gguf, out, STORED))
-  encoded = [p.experiment.tokenizer.encode(text) for p in (given, written, stored)]
-  assert encoded[0] == encoded[1] == encoded[2]
-  for policy in (given, written):
-    assert policy.experiment.tokenizer.eos_ids == stored.experiment.tokenizer.eos_ids
-    assert policy.experiment.tokenizer.chat.template == stored.experiment.tokenizer.chat.template
-  assert given.experiment.model == written.experiment.model == stored.experiment.model
+  of_given, of_written, of_stored = (
+    (p.experiment.model, tok.encode(text), tok.eos_ids, tok.chat.template)
+    for p in (given, written, stored)
+    for tok in [p.experiment.tokenizer]
+  )
+  assert of_given == of_written == of_stored
 
 
 def test_the_dtype_is_that_of_the_flag(run, gguf):

@@ -78,7 +78,7 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
     ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),
     ('x.py', b'\nraise OSError("no")', r'x\.py:2: OSError: no\. .* whose get_task\(\) returns'),
-    ('x.py', b'', r'x\.py: it has no get_task\(\)'),
+    ('x.py', b'', r'x\.py: the file has no get_task\(\)'),
   ],
 )
 def test_a_damaged_file_is_refused_with_the_place(tmp_path, name, content, message):

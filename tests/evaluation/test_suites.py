@@ -233,7 +233,10 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', r'bad\.py: it has no get_suite\(\)\. A suite is a Python file whose get_suite\(\) r'),
+    (
+      '',
+      r'bad\.py: the file has no get_suite\(\)\. A suite is a Python file whose get_suite\(\) r',
+    ),
     ('def get_suite(): return 1 / 0', r'bad\.py:1: ZeroDivisionError: division by zero\. A suit'),
     ('def get_suite(): return []', r'get_suite\(\) must return a Suite with benchmarks, not \[\]'),
     (SUITE % "'A', 'x.jsonl', 's', 'both', 1", r"'A': group='both' must be one of "),

@@ -23,9 +23,17 @@ from tests.helpers import cases, tiny
 from tests.helpers.paths import CHECKPOINTS
 
 
-def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(config, tmp_path):
-  with pytest.raises(InputError, match=r'config\.model\.vocab_size=100: .* at least the tokenizer'):
-    experiment.open_experiment(overridden(config, {'model.vocab_size': 100}), str(tmp_path))
+@pytest.mark.parametrize(
+  ('name', 'value', 'message'),
+  [
+    ('model.vocab_size', 100, 'at least the tokenizer'),
+    ('objective.balance_coefficient', 0.1, 'a model with experts'),
+    ('rollout.router_replay', True, 'a model with experts'),
+  ],
+)
+def test_what_the_model_does_not_allow_is_refused(name, value, message, config, tmp_path):
+  with pytest.raises(InputError, match=f'config.{name}={value}: .* {message}'):
+    experiment.open_experiment(overridden(config, {name: value}), str(tmp_path))
 
 
 def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
@@ -54,9 +62,8 @@ def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path)
   opened = experiment.open_experiment(overridden(config, changes), str(tmp_path))
   data = experiment.load_questions(opened, str(path))
   assert [(q.row, q.answer) for q in data.questions] == [(row, str(9 - row)) for row in range(10)]
-  assert [opened.tokenizer.decode(prompt) for prompt in data.prompts] == [
-    f'{9 - row}+0\n' for row in range(10)
-  ]
+  prompts = [opened.tokenizer.decode(prompt) for prompt in data.prompts]
+  assert prompts == [f'{9 - row}+0\n' for row in range(10)]
 
 
 @pytest.mark.parametrize(
@@ -67,14 +74,6 @@ def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, m
   monkeypatch.setattr(experiment.machine, 'has_bfloat16_units', lambda: has_units)
   config.model.dtype = 'auto'
   assert experiment.model_config(parse_config(config), platform).dtype == dtype
-
-
-@pytest.mark.parametrize(
-  ('name', 'value'), [('objective.balance_coefficient', 0.1), ('rollout.router_replay', True)]
-)
-def test_settings_for_experts_need_a_model_that_has_some(name, value, config, tmp_path):
-  with pytest.raises(InputError, match=f'config.{name}={value}: .* a model with experts'):
-    experiment.open_experiment(overridden(config, {name: value}), str(tmp_path))
 
 
 # ---- Policies that are opened to be asked ----
@@ -157,10 +156,7 @@ def run(config, workdir):
   ('changes', 'message'),
   [
     ({}, r'row 0 has no worked solution .*config\.data\.solution_field'),
-    (
-      {'rollout.max_response': 2},
-      r'more than config\.rollout\.max_response=2\. .*config\.data\.on_overlong',
-    ),
+    ({'rollout.max_response': 2}, r'more than config\.rollout\.max_response=2\. .*\.on_overlong'),
     (
       {'rollout.max_response': 1, 'data.on_overlong': 'drop'},
       r'no solution fits config\.rollout\.max_response=1',
@@ -213,12 +209,10 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
 ):
   """The other one holds the lock; once it lets go, the result is there."""
   kept, folder = recorded.workdir / 'warm_start', tmp_path / 'shared'
-  opened = recorded.experiment
-  config = dataclasses.replace(
-    opened.config,
-    warm_start=dataclasses.replace(opened.config.warm_start, path=str(folder)),
-  )
-  opened = dataclasses.replace(opened, config=config)
+  config = recorded.experiment.config
+  shared = dataclasses.replace(config.warm_start, path=str(folder))
+  config = dataclasses.replace(config, warm_start=shared)
+  opened = dataclasses.replace(recorded.experiment, config=config)
 
   def held_by_another(_, operation):
     if operation & fcntl.LOCK_NB:
@@ -228,7 +222,9 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
   monkeypatch.setattr(fcntl, 'flock', held_by_another)
   params = warm_start.run(opened, model.shapes(opened.model, opened.meshes.training), recorded.data)
   printed = capsys.readouterr().out
-  assert f'another run is training it in {folder}' in printed and 'reused from' in printed
+  assert (
+    f'another run is training this warm start in {folder}' in printed and 'reused from' in printed
+  )
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
 

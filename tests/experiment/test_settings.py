@@ -20,13 +20,8 @@ from tests.helpers.paths import REPOSITORY
 CONFIGS = sorted(
   path.stem for path in (REPOSITORY / 'configs').glob('*.py') if path.stem != '__init__'
 )
-BACKBONES = [
-  'qwen2_5_math_1_5b',
-  'qwen2_5_math_7b',
-  'qwen2_5_7b_instruct',
-  'llama3_1_8b',
-  'llama3_1_8b_instruct',
-]
+BACKBONES = ['qwen2_5_math_1_5b', 'qwen2_5_math_7b', 'qwen2_5_7b_instruct']
+BACKBONES += ['llama3_1_8b', 'llama3_1_8b_instruct']
 
 
 def module_of(name):
@@ -83,17 +78,12 @@ def test_trl_grpo_has_the_defaults_of_trl():
     'loss_type': 'dapo',
     'scale_rewards': 'group',
     'num_iterations': 1,
-    'steps_per_generation': None,
-    'epsilon_high': None,
-    'delta': None,
     'eval_strategy': 'no',
   }
+  named |= {'steps_per_generation': None, 'epsilon_high': None, 'delta': None}
   assert {name: theirs[name] for name in named} == named
-  assert (loss.aggregation, loss.normalize_std, loss.clip_schedule) == (
-    'token_mean',
-    'sample',
-    'always',
-  )
+  ours = loss.aggregation, loss.normalize_std, loss.clip_schedule
+  assert ours == ('token_mean', 'sample', 'always')
   assert (loss.clip_epsilon_high, loss.dual_clip) == (loss.clip_epsilon, float('inf'))
   assert (config.replay.ratio, update.skip_above_norm) == (0, float('inf'))
   assert config.data.evaluated == ()
@@ -127,12 +117,6 @@ def test_what_does_not_fit_together_is_refused_by_name(changes, message, config)
     parse_config(overridden(config, changes))
 
 
-def test_a_section_that_is_missing_is_named(config):
-  del config['replay']
-  with pytest.raises(InputError, match=r"config lacks 'replay'\. Start from configs/base\.py"):
-    parse_config(config)
-
-
 def test_the_stored_config_of_an_earlier_version_opens_and_resumes(tmp_path):
   """`config.json` of smoke by version 0.1.0; what is gone or new since is read as it was then."""
   shutil.copy(pathlib.Path(__file__).with_name('earlier_config.json'), tmp_path / 'config.json')
@@ -159,11 +143,6 @@ def test_a_config_by_path_stays_as_it_is(tmp_path, monkeypatch):
   assert config_files.resolved(['x', '--config=mine.py']) == ['x', '--config=mine.py']
   with pytest.raises(InputError, match=r'--config=other\.py: there is no such file\. .* names'):
     config_files.resolved(['x', '--config=other.py'])
-
-
-def test_a_name_that_no_config_has_is_refused_with_those_there_are():
-  with pytest.raises(InputError, match=r'--config=smok: .* Did you mean .smoke.\? .*, smoke'):
-    config_files.resolved(['x', '--config=smok'])
 
 
 def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():

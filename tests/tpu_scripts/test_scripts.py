@@ -85,10 +85,9 @@ def test_a_variable_that_is_used_must_not_be_empty_and_is_explained(script, plac
 
 
 def test_a_malformed_value_is_refused(place):
-  for name, value in (
-    *(('SPOT', 'maybe'), ('NAME', 'Run_1'), ('BUCKET', 'gs://my-bucket')),
-    *(('RUN', '/runs/first'), ('POLL_SECONDS', 'a minute'), ('MAX_FAILURES', '-1')),
-  ):
+  malformed = dict(SPOT='maybe', NAME='Run_1', BUCKET='gs://my-bucket', RUN='/runs/first')
+  malformed |= dict(POLL_SECONDS='a minute', MAX_FAILURES='-1')
+  for name, value in malformed.items():
     result = run(place, 'resume.sh', '--dry_run', **{name: value})
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {name}='{value}' in ")
@@ -141,11 +140,9 @@ def test_the_cluster_has_one_slice_and_sees_the_bucket_without_caches(place):
   assert attach.words == ('storage', 'attach', 'exgrpo-bucket')
   expected = {'bucket': 'my-bucket', 'mount-point': '/mnt/my-bucket', 'readonly': 'false'}
   assert attach.flags.items() >= (CLUSTER | {'type': 'gcsfuse'} | expected).items()
-  assert set(attach.flags['mount-options'].split(',')) == {
-    'metadata-cache:ttl-secs:0',
-    'metadata-cache:negative-ttl-secs:0',
-    'write:enable-streaming-writes:false',
-  }
+  uncached = {'metadata-cache:ttl-secs:0', 'metadata-cache:negative-ttl-secs:0'}
+  options = set(attach.flags['mount-options'].split(','))
+  assert options == uncached | {'write:enable-streaming-writes:false'}
   create, _ = dry_calls(place, 'gke_create.sh', SPOT='no')
   assert 'on-demand' in create.flags and 'spot' not in create.flags
 
@@ -164,20 +161,13 @@ def test_a_pod_installs_the_tree_and_runs_the_same_training(launch, place):
   """It is restarted after preemptions and failures but not after a refusal."""
   workload, pod = launch
   assert workload.words == ('workload', 'create')
-  expected = CLUSTER | {
-    'workload': 'run-1',
-    'tpu-type': 'v5litepod-16',
-    'num-slices': '1',
-    'base-docker-image': 'python:3.12',
-    'storage': 'exgrpo-bucket',
-    'max-restarts': '50',
-    'restart-on-exit-codes': '1,75',
-  }
-  assert workload.flags.items() >= expected.items()
+  expected = {'workload': 'run-1', 'tpu-type': 'v5litepod-16', 'num-slices': '1'}
+  expected |= {'base-docker-image': 'python:3.12', 'storage': 'exgrpo-bucket'}
+  expected |= {'max-restarts': '50', 'restart-on-exit-codes': '1,75'}
+  assert workload.flags.items() >= (CLUSTER | expected).items()
   fake(place, 'python', RECORD)
-  subprocess.run(
-    ['bash', '-c', workload.flags['command']], cwd=pod, env=environment(place), check=True
-  )
+  command = ['bash', '-c', workload.flags['command']]
+  subprocess.run(command, cwd=pod, env=environment(place), check=True)
   install, train = calls(place, 'python')
   assert install.words == ('-m', 'pip', 'install', '.[tpu,gcs,wandb]')
   assert train == training() and {install.cwd, train.cwd} == {str(pod)}
@@ -248,7 +238,7 @@ def test_a_worker_runs_one_training_at_a_time_and_stops_it_with_sigterm(place):
   await_log(place, 'ready')
   second = worker(place, 'start', '/none', 'true')
   assert second.returncode == 1
-  assert second.stderr == 'error: training is already running; stop.sh stops it.\n'
+  assert second.stderr == 'error: training is already running. To stop it, run stop.sh.\n'
   assert worker(place, 'free').returncode == 1
   assert worker(place, 'stop').returncode == 0
   assert status(place) == 'exgrpo: exit_code 7\n'

@@ -45,6 +45,14 @@ def cloud(place):
   return place
 
 
+def await_marks(cloud, name):
+  """Waits until training has written the file on both workers; gives their homes and the files."""
+  homes = [cloud / number for number in '01']
+  marks = [home / 'exgrpo' / 'tree' / name for home in homes]
+  wait_until(lambda: all(mark.exists() for mark in marks), lambda: calls(cloud))
+  return homes, marks
+
+
 # Creating and deleting.
 
 
@@ -103,9 +111,8 @@ def test_set_up_installs_this_tree_and_launch_starts_the_same_training_on_all_wo
   assert run(cloud, 'set_up.sh').returncode == 0
   assert not stale.exists()
   trees = [cloud / number / 'exgrpo' / 'tree' for number in '01']
-  assert [call.words for call in calls(cloud, 'pip')] == [
-    ('install', '-e', f'{tree}[tpu,gcs,wandb]') for tree in trees
-  ]
+  installs = [('install', '-e', f'{tree}[tpu,gcs,wandb]') for tree in trees]
+  assert [call.words for call in calls(cloud, 'pip')] == installs
   assert [call.words for call in calls(cloud, 'gcsfuse')] == [('my-bucket', '/mnt/my-bucket')] * 2
   for call in calls(cloud, 'gcloud'):
     assert call.flags.items() >= (LOCATION | {'worker': 'all', 'quiet': ''}).items()
@@ -120,15 +127,9 @@ def test_set_up_packs_what_an_installation_needs_and_nothing_else(place):
   archive = place / 'exgrpo_jax_run-1' / 'tree.tar.gz'
   listing = subprocess.run(['tar', '-tzf', archive], capture_output=True, text=True, check=True)
   packed = listing.stdout.splitlines()
-  assert {path.split('/')[0] for path in packed} == {
-    'exgrpo_jax',
-    'configs',
-    'tpu_scripts',
-    'setup.cfg',
-    'pyproject.toml',
-    'README.md',
-    'LICENSE',
-  }
+  folders = {'exgrpo_jax', 'configs', 'tpu_scripts'}
+  files = {'setup.cfg', 'pyproject.toml', 'README.md', 'LICENSE'}
+  assert {path.split('/')[0] for path in packed} == folders | files
   assert not [path for path in packed if '__pycache__' in path]
   assert {'exgrpo_jax/__main__.py', 'configs/base.py', 'tpu_scripts/worker.sh'} <= set(packed)
   setup = configparser.ConfigParser()
@@ -143,9 +144,7 @@ def test_set_up_spares_a_tree_that_training_runs_from_and_stop_ends_it_on_all_wo
   fake_cloud(cloud, train=WAITS_FOR_SIGTERM)
   assert run(cloud, 'set_up.sh').returncode == 0
   assert run(cloud, 'launch.sh').returncode == 0
-  homes = [cloud / number for number in '01']
-  marks = [home / 'exgrpo' / 'tree' / 'ready' for home in homes]
-  wait_until(lambda: all(mark.exists() for mark in marks), lambda: calls(cloud))
+  homes, marks = await_marks(cloud, 'ready')
   refused = run(cloud, 'set_up.sh')
   assert refused.returncode != 0
   assert 'training is already running' in refused.stderr
@@ -170,9 +169,7 @@ def test_a_key_reaches_training_and_neither_a_command_line_nor_a_log(cloud):
     result = run(cloud, script, ENV_FILE=str(cloud / 'keys'))
     assert result.returncode == 0, result.stderr
     assert KEY not in result.stdout + result.stderr
-  homes = [cloud / number for number in '01']
-  marks = [home / 'exgrpo' / 'tree' / 'has_key' for home in homes]
-  wait_until(lambda: all(mark.exists() for mark in marks), lambda: calls(cloud))
+  homes, _ = await_marks(cloud, 'has_key')
   assert KEY not in (cloud / 'calls').read_text()
   for home in homes:
     assert (home / 'exgrpo' / 'private').stat().st_mode & 0o77 == 0
@@ -221,10 +218,8 @@ def test_fetch_copies_the_results_and_checkpoints_only_with_all(place):
   for path in ('metrics.jsonl', 'export/best/model.safetensors', 'evaluation/step_000001.jsonl'):
     assert not excluded.match(path), path
   everything = {name: value for name, value in copy.flags.items() if name != 'exclude'}
-  assert dry_calls(place, 'fetch.sh', '--all') == [
-    mkdir,
-    dataclasses.replace(copy, flags=everything),
-  ]
+  copy_all = dataclasses.replace(copy, flags=everything)
+  assert dry_calls(place, 'fetch.sh', '--all') == [mkdir, copy_all]
 
 
 # ---- tpu_scripts/resume.sh: what it does in each state of the slice and of training ----
@@ -250,48 +245,35 @@ def test_resume_goes_from_an_empty_project_to_a_finished_run(place):
   assert actions(calls(place, 'gcloud')).count('status') == 5, 'waits for all workers'
 
 
+READY = dict(requests=['ACTIVE'], nodes=['READY'], statuses=[RUNNING])
+LOST = dict(statuses=[RUNNING, IDLE, RUNNING, DONE])
+SUSPENDED = ['ACTIVE', 'SUSPENDING', 'SUSPENDED', NO_SLICE, 'PROVISIONING', 'ACTIVE']
+PREEMPTED = ['ACTIVE', 'ACTIVE', NO_SLICE, 'ACTIVE']
 RESTART = ['stop', 'copy', 'install', 'start']
 REPLACE = ['delete', 'create', *RESTART]
 
 
 @pytest.mark.parametrize(
-  ('requests', 'nodes', 'statuses', 'changes'),
+  ('answers', 'changes'),
   [
-    pytest.param(
-      ['ACTIVE', 'SUSPENDING', 'SUSPENDED', NO_SLICE, 'PROVISIONING', 'ACTIVE'],
-      ['READY'],
-      [RUNNING, IDLE, RUNNING, DONE],
-      REPLACE,
-      id='suspended',
-    ),
-    pytest.param(
-      ['ACTIVE', 'ACTIVE', NO_SLICE, 'ACTIVE'],
-      ['READY', 'PREEMPTED', 'READY'],
-      [RUNNING, IDLE, RUNNING, DONE],
-      REPLACE,
-      id='preempted',
-    ),
-    pytest.param(['ACTIVE'], ['READY'], [RUNNING, FAILED, RUNNING, DONE], RESTART, id='one_fails'),
-    pytest.param(
-      ['ACTIVE'],
-      ['READY'],
-      [r'exgrpo: exit_code 255\nexgrpo: running', DONE],
-      RESTART,
-      id='only_2_is_a_refusal',
-    ),
+    (LOST | dict(requests=SUSPENDED), REPLACE),
+    (LOST | dict(requests=PREEMPTED, nodes=['READY', 'PREEMPTED', 'READY']), REPLACE),
+    (dict(statuses=[RUNNING, FAILED, RUNNING, DONE]), RESTART),
+    # Only exit code 2 is a refusal.
+    (dict(statuses=[r'exgrpo: exit_code 255\nexgrpo: running', DONE]), RESTART),
   ],
 )
 def test_resume_replaces_a_lost_slice_and_restarts_all_workers_when_one_fails(
-  requests, nodes, statuses, changes, place
+  answers, changes, place
 ):
-  answer(place, requests=requests, nodes=nodes, statuses=statuses)
+  answer(place, **READY | answers)
   result = run(place, 'resume.sh')
   assert result.returncode == 0, result.stderr
   assert changes_by(place) == changes
 
 
 def test_resume_gives_up_on_failures_without_progress(place):
-  answer(place, requests=['ACTIVE'], nodes=['READY'], statuses=[FAILED])
+  answer(place, **READY | dict(statuses=[FAILED]))
   result = run(place, 'resume.sh', MAX_FAILURES='2')
   assert result.returncode == 2
   assert 'training failed 3 times without a new checkpoint' in result.stderr
@@ -299,26 +281,20 @@ def test_resume_gives_up_on_failures_without_progress(place):
 
 
 def test_resume_goes_on_as_long_as_there_are_new_checkpoints(place):
-  answer(place, requests=['ACTIVE'], nodes=['READY'], statuses=[FAILED] * 4 + [DONE])
-  (place / 'checkpoints').write_text(
-    ''.join(
-      rf'gs://b/r/checkpoints/9/\ngs://b/r/checkpoints/{step}/' '\n' for step in range(50, 100, 10)
-    )
-  )
+  answer(place, **READY | dict(statuses=[FAILED] * 4 + [DONE]))
+  listing = r'gs://b/r/checkpoints/9/\ngs://b/r/checkpoints/%s/' '\n'
+  (place / 'checkpoints').write_text(''.join(listing % step for step in range(50, 100, 10)))
   assert run(place, 'resume.sh', MAX_FAILURES='1').returncode == 0
   assert changes_by(place).count('start') == 4
 
 
-READY = dict(requests=['ACTIVE'], nodes=['READY'], statuses=[RUNNING])
+REFUSED = r'exgrpo: exit_code 2\nexgrpo: running'
 
 
 @pytest.mark.parametrize(
   ('answers', 'message'),
   [
-    (
-      dict(statuses=[RUNNING, r'exgrpo: exit_code 2\nexgrpo: running']),
-      'training refused its config, a flag or a file',
-    ),
+    (dict(statuses=[RUNNING, REFUSED]), 'training rejected its config, a flag or a file'),
     (dict(requests=['!ERROR: no network']), '10 attempts in a row failed (gcloud: ERROR: no net'),
     (dict(nodes=['!ERROR: no network']), '10 attempts in a row failed (gcloud: ERROR: no net'),
     (dict(statuses=['!ssh: no network']), 'unreachable (ssh: no network)'),
@@ -348,12 +324,9 @@ def test_a_dry_run_of_resume_prints_a_whole_round(place):
   for script in ('stop.sh', 'set_up.sh', 'launch.sh'):
     for command in dry_calls(place, script):
       assert command in commands, script
-  assert [command for command in commands if command in (DELETE, CREATE_SPOT)] == [
-    DELETE,
-    CREATE_SPOT,
-  ]
-  listing = commands[-1]
-  assert listing.words == ('storage', 'ls', 'gs://my-bucket/runs/first/checkpoints/')
+  replaced = [command for command in commands if command in (DELETE, CREATE_SPOT)]
+  assert replaced == [DELETE, CREATE_SPOT]
+  assert commands[-1].words == ('storage', 'ls', 'gs://my-bucket/runs/first/checkpoints/')
 
 
 # Has the slice preempted as soon as both workers train, and finishes on the next slice.
@@ -373,13 +346,9 @@ def test_a_preempted_run_finishes_on_workers_that_are_folders(place):
   result = run(place, 'resume.sh', RUN='runs/first run')
   assert result.returncode == 0, result.stderr
   states = [line.partition(' run-1: ')[2] for line in result.stderr.splitlines()]
-  assert [state for state in states if state.startswith(('NOT_FOUND', 'SUSPENDED'))] == [
-    'NOT_FOUND ',
-    'SUSPENDED ',
-    'NOT_FOUND ',
-  ]
+  without = [state for state in states if state.startswith(('NOT_FOUND', 'SUSPENDED'))]
+  assert without == ['NOT_FOUND ', 'SUSPENDED ', 'NOT_FOUND ']
   trainings = calls(place, 'python')
   assert trainings == [training('runs/first run')] * 4
-  assert sorted(call.cwd for call in trainings) == [
-    f'{place}/{number}/exgrpo/tree' for number in '0011'
-  ]
+  trees = [f'{place}/{number}/exgrpo/tree' for number in '0011']
+  assert sorted(call.cwd for call in trainings) == trees

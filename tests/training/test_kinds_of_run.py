@@ -825,8 +825,8 @@ def test_adapters_are_refused_on_another_base(run):
       {'lora.rank': 0},
       'this run trained the whole model (config.lora.rank=0) and has no adapters',
     ),
-    ({}, {'warm_start.num_updates': 9}, 'their base is random weights or a warm start'),
-    ({}, {'model.path': ''}, 'their base is random weights or a warm start'),
+    ({}, {'warm_start.num_updates': 9}, "the adapters' base is random weights or a warm start"),
+    ({}, {'model.path': ''}, "the adapters' base is random weights or a warm start"),
     ({}, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
   ],
 )
