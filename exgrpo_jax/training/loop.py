@@ -138,12 +138,7 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
     buffer = replay.record_step(
-      config.replay,
-      buffer,
-      plan,
-      experience.replays,
-      experience.responses,
-      experience.verdicts,
+      config.replay, buffer, plan, experience.replays, experience.responses, experience.verdicts
     )
   with run.clock('plan'):
     next_plan = stages.plan_step(
@@ -227,8 +222,8 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
       _write(run, snapshot)
     run.checkpoints.wait_until_finished()
     print(
-      f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; run the '
-      'same command again to resume',
+      f'stopped by {signal_name}: the run was saved after step {snapshot.step} of '
+      f'{config.num_steps}. Run the same command again to resume it.',
       file=sys.stderr,
       flush=True,
     )

@@ -241,11 +241,7 @@ def wrong(command, keys):
     found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
   found += [f'study {name}' for name in _STUDY.findall(command) if name not in protocol.names()]
   for kind, name in _CONFIG.findall(command):
-    folder = {
-      'config': 'configs',
-      'suite': 'configs/suites',
-      'sweep': 'configs/sweeps',
-    }[kind]
+    folder = {'config': 'configs', 'suite': 'configs/suites', 'sweep': 'configs/sweeps'}[kind]
     file, _, _ = name.partition(':')
     path = file if file.endswith('.py') else f'{folder}/{file}.py'
     if path != _OWN_CONFIG and not (REPOSITORY / path).is_file():

@@ -239,9 +239,7 @@ HEADINGS = (
 )
 BLOCKS = dict(
   zip(
-    HEADINGS,
-    documents.blocks((documents.DOCS / 'extending.md').read_text(), 'python'),
-    strict=True,
+    HEADINGS, documents.blocks((documents.DOCS / 'extending.md').read_text(), 'python'), strict=True
   )
 )
 

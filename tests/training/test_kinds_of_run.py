@@ -106,12 +106,8 @@ def test_every_step_is_written_and_finite(run):
   steps = list(range(1, run.experiment.config.num_steps + 1))
   assert [record['step'] for record in records][-len(steps) :] == steps == list(run.steps)
   assert all(math.isfinite(value) for record in records for value in record.values())
-  compared = [
-    record['rollout_mismatch/logprob_max']
-    for record in records
-    if 'rollout_mismatch/logprob_max' in record
-  ]
-  assert compared and max(compared) < 1e-4
+  name = 'rollout_mismatch/logprob_max'
+  assert 0 <= max(record[name] for record in records if name in record) < 1e-4
 
 
 @every_kind
@@ -293,20 +289,17 @@ def test_the_loss_of_every_update_is_the_formula(run, base):
 @of('episodes', 'lora', 'failing')
 def test_the_gradient_is_that_of_the_formula(run, base):
   """Of what is trained, over the policy's own tokens, in steps that replay."""
-  config = run.experiment.config
+  config, rules = run.experiment.config, run.experiment.config.objective
   records = {record['step']: record for record in metrics.read(run.workdir)}
-  settings = (
-    *(config.objective.beta, config.objective.entropy_bonus, config.objective.kl_coefficient),
-    config.rollout.max_response,
-  )
+  settings = rules.beta, rules.entropy_bonus, rules.kl_coefficient, config.rollout.max_response
   with_replay = 0
   policy_of = functools.partial(lora.joined, config.lora)
   for step in some(run.steps):
     update = step.updates[0]
     reference_BT = None if base is None else values_on(run, base, update.batch)[0]
+    shape, constants = run.experiment.model, (base, reference_BT)
     loss, gradient = losses.on_all_logits(
-      *(run.experiment.model, settings, policy_of),
-      *(update.params, update.batch, (base, reference_BT)),
+      shape, settings, policy_of, update.params, update.batch, constants
     )
     assert update.sums['loss'] == pytest.approx(float(loss), abs=1e-6)
     if config.optimizer.minibatches == 1:
@@ -333,10 +326,12 @@ def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
     assert record['buffer/retired'] == len(step.after.retired_epoch)
     stored = sum(value for name, value in record.items() if name.startswith('buffer/bucket_'))
     assert stored == record['buffer/questions'] == len(step.after.entries)
-    own_tokens = [
-      kinds.own_tokens(run, question, one) for question, _, own, *_ in groups(step) for one in own
+    lengths = [
+      kinds.own_tokens(run, question, one).sum()
+      for question, _, own, *_ in groups(step)
+      for one in own
     ]
-    assert record['length/total'] == sum(own_T.sum() for own_T in own_tokens)
+    assert record['length/total'] == sum(lengths)
     if ages := [step.plan.step - replayed.step for replayed in step.replays if replayed]:
       assert record['replay/age_mean'] == np.mean(ages)
     else:
@@ -455,11 +450,8 @@ def test_groups_are_shuffled_before_they_train(run):
 @partial
 def test_only_what_is_trained_is_stored_and_retires(run):
   for step in run.steps.values():
-    changed = {
-      row
-      for row in {*step.buffer.entries, *step.after.entries}
-      if step.buffer.entries.get(row) is not step.after.entries.get(row)
-    }
+    before, after = step.buffer.entries, step.after.entries
+    changed = {row for row in {*before, *after} if before.get(row) is not after.get(row)}
     assert changed <= {*numbers(step.trained)}
     retired = {*step.after.retired_epoch} - {*step.buffer.retired_epoch}
     assert retired <= {*numbers(step.trained)}
@@ -467,13 +459,11 @@ def test_only_what_is_trained_is_stored_and_retires(run):
 
 @partial
 def test_metrics_say_how_old_the_tokens_are(run):
-  for record in metrics.read(run.workdir)[1:]:
-    step = run.steps[int(record['step'])]
+  for record, step in zip(metrics.read(run.workdir)[1:], run.steps.values(), strict=True):
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
     assert record['staleness/mean'] == pytest.approx(age.mean())
-    assert record['staleness/max'] == age.max() and record['staleness/groups_left'] == len(
-      step.partial_groups
-    )
+    assert record['staleness/max'] == age.max()
+    assert record['staleness/groups_left'] == len(step.partial_groups)
     own = np.concatenate([one.own for one in trained_responses(step)])
     share = (age > 0)[own].mean()
     assert record.get('staleness/token_share', 0) == pytest.approx(share)
@@ -578,12 +568,10 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
   with run.compiling():
     policy = policies.open_policy(str(run.workdir))
     prompt, episodes = responses.play(policy, 3, samples=3)
-    args = types.SimpleNamespace(
-      **dict(config=None, checkpoint=str(run.workdir), step=None, model=None, prompt=None, row=3),
-      **dict(samples=3, temperature=None, max_response=None, seed=0, tokens=False),
-    )
+    given = dict(checkpoint=str(run.workdir), row=3, samples=3, seed=0, tokens=False)
+    names = ('config', 'step', 'model', 'prompt', 'temperature', 'max_response')
     capsys.readouterr()
-    generate.main(args)
+    generate.main(types.SimpleNamespace(**dict.fromkeys(names), **given))
   shown = capsys.readouterr().out.split('\n---')[1:]
   np.testing.assert_array_equal(prompt, run.data.prompts[3])
   (question,) = run.data.questions.read([3])
@@ -713,11 +701,13 @@ RANK, ALPHA = 2, 8.0
 def test_only_adapters_change(run, base):
   """Over steps with replay; the base stays to the bit what its files hold."""
   assert sum(record.get('replay/rows', 0) for record in metrics.read(run.workdir)) >= 4
+
+  def is_adapted(x):
+    return isinstance(x, lora.Adapted)
+
   for step in (run.steps[1], run.steps[max(run.steps)]):
     frozen = jax.tree.map(
-      lambda x: x.kernel if isinstance(x, lora.Adapted) else x,
-      step.params,
-      is_leaf=lambda x: isinstance(x, lora.Adapted),
+      lambda x: x.kernel if is_adapted(x) else x, step.params, is_leaf=is_adapted
     )
     jax.tree.map(np.testing.assert_array_equal, frozen, base)
   last = run.last_snapshot(run.workdir).state.params
@@ -734,21 +724,16 @@ def test_the_kl_term_refers_to_the_base(run):
   assert abs(records[1]['kl']) < 1e-6 < records[max(run.steps)]['kl']
 
 
-def write(run, out, **flags):
+def write(run, out, adapters):
   """What the export command writes."""
-  export.main(
-    types.SimpleNamespace(
-      **dict(checkpoint=str(run.workdir), model=None, step=None, out=str(out), dtype=None)
-      | dict(adapters=False)
-      | flags
-    )
-  )
+  flags = dict(checkpoint=str(run.workdir), out=str(out), adapters=adapters)
+  export.main(types.SimpleNamespace(model=None, step=None, dtype=None, **flags))
   return out
 
 
 @pytest.fixture(scope='module')
 def merged(run, tmp_path_factory):
-  return write(run, tmp_path_factory.mktemp('exported') / 'merged')
+  return write(run, tmp_path_factory.mktemp('exported') / 'merged', adapters=False)
 
 
 @pytest.fixture(scope='module')
@@ -804,9 +789,8 @@ def test_adapters_are_refused_on_another_base(run):
   shutil.copy(file, file + '.right')
   shutil.copy(run.workdir / 'export' / 'last' / 'model.safetensors', file)
   try:
-    with pytest.raises(
-      InputError, match=re.escape("on a different base (differing arrays: base['l")
-    ):
+    differing = re.escape("on a different base (differing arrays: base['l")
+    with pytest.raises(InputError, match=differing):
       policies.of_run(run.experiment, str(run.workdir), None)
     with pytest.raises(InputError, match='contains adapters that were trained on a different base'):
       recording.run_training(run.experiment)
@@ -817,24 +801,20 @@ def test_adapters_are_refused_on_another_base(run):
 
 @of('lora')
 @pytest.mark.parametrize(
-  ('flags', 'changes', 'message'),
+  ('dtype', 'changes', 'message'),
   [
-    (dict(dtype='bfloat16'), {}, 'adapters are always written in float32, as they were trained'),
-    (
-      {},
-      {'lora.rank': 0},
-      'this run trained the whole model (config.lora.rank=0) and has no adapters',
-    ),
-    ({}, {'warm_start.num_updates': 9}, 'their base is random weights or a warm start'),
-    ({}, {'model.path': ''}, 'their base is random weights or a warm start'),
-    ({}, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
+    ('bfloat16', {}, 'adapters are always written in float32, as they were trained'),
+    (None, {'lora.rank': 0}, 'this run trained the whole model (config.lora.rank=0) and has no ad'),
+    (None, {'warm_start.num_updates': 9}, 'their base is random weights or a warm start'),
+    (None, {'model.path': ''}, 'their base is random weights or a warm start'),
+    (None, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
   ],
 )
-def test_adapters_of_no_use_are_not_exported(run, flags, changes, message):
+def test_adapters_of_no_use_are_not_exported(run, dtype, changes, message):
   values = ConfigDict(read_config(str(run.workdir)))
   values.update_from_flattened_dict(changes)
   with pytest.raises(InputError, match=re.escape(f'--adapters: {message}')):
-    export._check_adapters(experiment.parse_config(values), flags.get('dtype'))
+    export._check_adapters(experiment.parse_config(values), dtype)
 
 
 def test_a_warm_start_that_is_gone_is_not_trained_again(config, tmp_path):
