@@ -81,9 +81,8 @@ def _has_attribute(text):
   parts = text.split('.')
   if parts[0] == 'exgrpo_jax':
     parts = parts[1:]
-    while len(parts) > 1 and (PACKAGE / parts[0]).is_dir():
-      parts = parts[1:] if (PACKAGE / parts[0] / f'{parts[1]}.py').exists() else parts
-      break
+    if len(parts) > 1 and (PACKAGE / parts[0] / f'{parts[1]}.py').exists():
+      parts = parts[1:]
     if len(parts) == 1:
       return parts[0] in documents.modules()
   first, *rest = parts
@@ -103,13 +102,16 @@ def _is_bound(path, parts):
   return first in bound and (not rest or rest[0] in bound[first])
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+each_document = pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+
+
+@each_document
 def test_names_in_code_letters_exist(path, keys):
-  texts = dict.fromkeys(text for _, text in documents.inline_code(path))
+  texts = dict.fromkeys(documents.inline_code(path))
   assert [text for text in texts if is_missing(text, keys)] == []
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+@each_document
 def test_code_letters_are_closed(path):
   paragraphs = documents.paragraphs(path.read_text())
   assert [paragraph for paragraph in paragraphs if paragraph.count('`') % 2] == []
@@ -170,7 +172,7 @@ def broken(path, target):
 
 @pytest.mark.parametrize('path', [*documents.DOCUMENTS, documents.CHANGELOG], ids=documents.place)
 def test_relative_links_lead_to_files_and_headings(path):
-  targets = [text for _, text in documents.links(path) if '://' not in text]
+  targets = [target for target in documents.links(path) if '://' not in target]
   assert list(filter(None, (broken(path, target) for target in targets))) == []
 
 
@@ -253,25 +255,17 @@ def wrong(command, keys):
   return found
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+@each_document
 def test_what_commands_name_exists(path, keys):
-  problems = [
-    f'{name} in: {command}'
-    for _, command in documents.commands(path)
-    for name in wrong(command, keys)
-  ]
-  assert problems == []
+  problems = {command: wrong(command, keys) for command in documents.commands(path)}
+  assert {command: names for command, names in problems.items() if names} == {}
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+@each_document
 def test_keys_of_sweeps_exist(path, keys):
-  swept = [
-    key
-    for block in documents.blocks(path.read_text(), 'python')
-    if 'get_sweep' in block
-    for key in _SWEPT.findall(block)
-  ]
-  assert [key for key in swept if key not in keys] == []
+  blocks = documents.blocks(path.read_text(), 'python')
+  sweeps = [block for block in blocks if 'get_sweep' in block]
+  assert {key for block in sweeps for key in _SWEPT.findall(block)} <= {*keys}
 
 
 @pytest.mark.parametrize(

@@ -352,8 +352,8 @@ def configs(tmp_path, monkeypatch, port):
   monkeypatch.syspath_prepend(str(tmp_path))
   found = []
   for command in documents.commands(REWARDS):
-    flags = dict(re.findall(r'config\.grading\.(\w+)="?([^"\s]*)"?', command.text))
-    if 'exgrpo train' in command.text:
+    flags = dict(re.findall(r'config\.grading\.(\w+)="?([^"\s]*)"?', command))
+    if 'exgrpo train' in command:
       changes = {name: ast.literal_eval(flags[name]) for name in ('rewards', 'weights')}
       changes['batched'] = (flags['batched'],) if 'batched' in flags else ()
       found.append(dataclasses.replace(tiny.GRADING, workers=1, **changes))
