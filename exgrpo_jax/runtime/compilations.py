@@ -108,7 +108,8 @@ class Counter:
 def shown() -> Iterator[None]:
   """Show in the status line which program JAX is compiling, during the block."""
 
-  def show(event: str, _: float, **details: str | int) -> None:
+  def show(event: str, duration_secs: float, **details: str | int) -> None:
+    del duration_secs
     if event in (_LOWERED, _COMPILED):
       activity.compiling(_program(details) if event == _LOWERED else '')
 

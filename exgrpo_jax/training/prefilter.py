@@ -138,7 +138,17 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
   ]
   metrics.write_rows(os.path.join(out, 'pass_rates.jsonl'), rates)
   metrics.write_rows(os.path.join(out, 'questions.jsonl'), [_row(one) for one in kept])
-  successes = [row for one in kept for row in _successes(one)]
+  successes = [  # as seeding.py reads them; a question that is always solved needs none
+    {
+      'question': last_user_message(one.question.messages),
+      'tokens': response.tokens,
+      'logp': response.logp,
+      'correctness': one.pass_rate,
+    }
+    for one in kept
+    for response, verdict in zip(one.responses, one.verdicts)
+    if verdict.correct and one.pass_rate < 1
+  ]
   if hosts.is_first():
     table = pa.Table.from_pylist(successes, _SUCCESSES)
     pq.write_table(table, os.path.join(out, 'successes.parquet'))
@@ -155,15 +165,3 @@ def _row(one: Tried) -> dict[str, Any]:
     'pass_rate': one.pass_rate,
     'columns': json.dumps(question.columns),
   }
-
-
-def _successes(one: Tried) -> Iterator[dict[str, Any]]:
-  """Yield the correct responses as seeding.py reads them, but none if all are correct."""
-  for response, verdict in zip(one.responses, one.verdicts):
-    if verdict.correct and one.pass_rate < 1:
-      yield {
-        'question': last_user_message(one.question.messages),
-        'tokens': response.tokens,
-        'logp': response.logp,
-        'correctness': one.pass_rate,
-      }

@@ -138,9 +138,9 @@ def begin(
   Returns the snapshot, `Run.initial` and `Run.base_sums`.
   """
   config = experiment.config
-  initial = params if config.keeps_initial else None
-  has_base = config.lora.rank and initial is not None
-  base_sums = storage.of_base(initial) if has_base else checkpoint.NO_BASE
+  initial, base_sums = params if config.keeps_initial else None, checkpoint.NO_BASE
+  if config.lora.rank and initial is not None:
+    base_sums = storage.of_base(initial)
   with activity.doing('reading the newest checkpoint'):
     snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), base_sums)
   if snapshot:

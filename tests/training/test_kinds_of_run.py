@@ -80,6 +80,20 @@ def groups(step):
   )
 
 
+def judged(run):
+  """(step, question, response, verdict) of each fresh response that is trained."""
+  for step in run.steps.values():
+    for question, _, own, verdicts, _ in groups(step):
+      for response, verdict in zip(own, verdicts, strict=True):
+        yield step, question, response, verdict
+
+
+def by_step(run):
+  """(metrics, step) of each step."""
+  records = metrics.read(run.workdir)[-len(run.steps) :]
+  return list(zip(records, run.steps.values(), strict=True))
+
+
 def rows(step):
   """(question, prompt, response or replayed trajectory) of each row of the batch."""
   for question, prompt, own, _, replayed in groups(step):
@@ -130,12 +144,10 @@ def test_each_token_has_the_values_of_the_policy_that_wrote_it(run):
 
 @every_kind
 def test_each_response_is_judged_by_what_it_says(run):
-  for step in run.steps.values():
-    for question, _, own, verdicts, _ in groups(step):
-      for one, verdict in zip(own, verdicts, strict=True):
-        wanted = kinds.outcome(run, question, one)
-        assert wanted is None or verdict.outcome == wanted
-        assert verdict.correct == (verdict.outcome == 'correct')
+  for _, question, one, verdict in judged(run):
+    wanted = kinds.outcome(run, question, one)
+    assert wanted is None or verdict.outcome == wanted
+    assert verdict.correct == (verdict.outcome == 'correct')
 
 
 # ---- What is replayed ----
@@ -155,13 +167,13 @@ def test_what_is_replayed_is_one_of_the_stored_ones_of_its_question(run):
 @every_kind
 def test_what_is_stored_is_what_was_trained(run):
   """The same tokens, values, turns and routes; as old as its first token."""
-  written, keeps_all = {}, run.experiment.config.replay.store == 'all'
+  keeps_all = run.experiment.config.replay.store == 'all'
+  written = {
+    (question.row, one.tokens.tobytes(), first_step(one, step)): (one, verdict)
+    for step, question, one, verdict in judged(run)
+    if verdict.correct or keeps_all
+  }
   for step in run.steps.values():
-    for question, _, own, verdicts, _ in groups(step):
-      for one, verdict in zip(own, verdicts):
-        if verdict.correct or keeps_all:
-          key = question.row, one.tokens.tobytes(), first_step(one, step)
-          written[key] = one, verdict
     entries = step.after.entries.items()
     for row, stored in [(row, one) for row, entry in entries for one in entry.trajectories]:
       one, verdict = written[row, stored.tokens.tobytes(), stored.step]
@@ -290,7 +302,7 @@ def test_the_loss_of_every_update_is_the_formula(run, base):
 def test_the_gradient_is_that_of_the_formula(run, base):
   """Of what is trained, over the policy's own tokens, in steps that replay."""
   config, rules = run.experiment.config, run.experiment.config.objective
-  records = {record['step']: record for record in metrics.read(run.workdir)}
+  norms = {step.plan.step: record['gradient_norm'] for record, step in by_step(run)}
   settings = rules.beta, rules.entropy_bonus, rules.kl_coefficient, config.rollout.max_response
   with_replay = 0
   policy_of = functools.partial(lora.joined, config.lora)
@@ -303,8 +315,8 @@ def test_the_gradient_is_that_of_the_formula(run, base):
     )
     assert update.sums['loss'] == pytest.approx(float(loss), abs=1e-6)
     if config.optimizer.minibatches == 1:
-      norm = records[step.plan.step]['gradient_norm']
-      assert norm == pytest.approx(losses.norm(gradient), rel=1e-4, abs=1e-7)
+      expected = pytest.approx(losses.norm(gradient), rel=1e-4, abs=1e-7)
+      assert norms[step.plan.step] == expected
     with_replay += bool(np.abs(step.batch.advantage_B[step.batch.is_replay_B]).sum() > 0.5)
   assert with_replay
 
@@ -314,8 +326,7 @@ def test_the_gradient_is_that_of_the_formula(run, base):
 
 @every_kind
 def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
-  for record in metrics.read(run.workdir)[-len(run.steps) :]:
-    step = run.steps[int(record['step'])]
+  for record, step in by_step(run):
     verdicts = [verdict for own in step.verdicts for verdict in own]
     correct = np.mean([verdict.correct for verdict in verdicts])
     assert record['reward'] == pytest.approx(np.mean([verdict.reward for verdict in verdicts]))
@@ -459,7 +470,7 @@ def test_only_what_is_trained_is_stored_and_retires(run):
 
 @partial
 def test_metrics_say_how_old_the_tokens_are(run):
-  for record, step in zip(metrics.read(run.workdir)[1:], run.steps.values(), strict=True):
+  for record, step in by_step(run):
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
     assert record['staleness/mean'] == pytest.approx(age.mean())
     assert record['staleness/max'] == age.max()
@@ -514,7 +525,7 @@ def test_the_run_has_episodes_of_many_forms(run):
 @of('episodes')
 def test_metrics_count_the_policys_tokens_and_the_environments(run):
   table = step_records.read(run.workdir).responses.to_pylist()
-  for record, step in zip(metrics.read(run.workdir)[1:], run.steps.values()):
+  for record, step in by_step(run):
     fresh = trained_responses(step)
     assert record['environment/tokens_mean'] == np.mean([(~one.own).sum() for one in fresh])
     assert record['environment/turns_mean'] == np.mean([len(one.turns) for one in fresh])
@@ -601,11 +612,9 @@ def test_what_is_not_there_is_not_played(run, recorded):
 def test_environments_fail_in_every_way_and_change_no_other_episode(run):
   """The contract holds the other episodes to what they say."""
   failures = set()
-  for step in run.steps.values():
-    for question, _, own, verdicts, _ in groups(step):
-      for response, verdict in zip(own, verdicts, strict=True):
-        failures.add(how := kinds.failure(run, question, response))
-        assert not (how and verdict.reward)
+  for _, question, response, verdict in judged(run):
+    failures.add(how := kinds.failure(run, question, response))
+    assert not (how and verdict.reward)
   assert failures == {'', *kinds.FAILURES}
 
 
@@ -632,16 +641,16 @@ def total(found):
 @of('rewards')
 def test_a_reward_is_the_weighted_sum_and_correctness_is_the_verifiers(run):
   seen, num_replayed = {name: set() for name in kinds.REWARDS}, 0
+  for _, question, response, verdict in judged(run):
+    expected = components(run, question.row, response.tokens)
+    assert verdict.components == pytest.approx(expected)
+    assert list(verdict.components) == list(kinds.REWARDS)
+    assert verdict.reward == pytest.approx(total(expected))
+    assert verdict.correct == bool(expected['correctness'])
+    for name, value in expected.items():
+      seen[name].add(value)
   for step in run.steps.values():
-    for question, _, own, verdicts, replayed in groups(step):
-      for response, verdict in zip(own, verdicts):
-        expected = components(run, question.row, response.tokens)
-        assert verdict.components == pytest.approx(expected)
-        assert list(verdict.components) == list(kinds.REWARDS)
-        assert verdict.reward == pytest.approx(total(expected))
-        assert verdict.correct == bool(expected['correctness'])
-        for name, value in expected.items():
-          seen[name].add(value)
+    for question, *_, replayed in groups(step):
       if replayed:
         expected = total(components(run, question.row, replayed.tokens))
         assert replayed.reward == pytest.approx(expected)
@@ -672,8 +681,7 @@ def test_what_is_stored_and_what_retires_is_up_to_the_verifier_alone(run):
 def test_each_reward_is_a_metric_and_a_column_of_the_records(run):
   table = step_records.read(run.workdir).responses
   table = table.select(['components', 'is_replay', 'step']).to_pylist()
-  for record in metrics.read(run.workdir)[1:]:
-    step = run.steps[int(record['step'])]
+  for record, step in by_step(run):
     found = [
       components(run, question.row, response.tokens)
       for question, _, own, *_ in groups(step)
@@ -683,9 +691,8 @@ def test_each_reward_is_a_metric_and_a_column_of_the_records(run):
       assert record[f'rewards/{name}'] == pytest.approx(np.mean([one[name] for one in found]))
     written = [row for row in table if row['step'] == record['step']]
     assert len(written) == tiny.QUESTIONS * K
-    assert [dict(row['components']) for row in written if not row['is_replay']] == [
-      pytest.approx(one) for one in found
-    ]
+    fresh = [dict(row['components']) for row in written if not row['is_replay']]
+    assert fresh == [pytest.approx(one) for one in found]
     assert {row['components'] for row in written if row['is_replay']} <= {None}
   (evaluated,) = (run.workdir / 'evaluation').glob(f'step_{max(run.steps):06d}_*.jsonl')
   assert all(set(json.loads(line)['correct']) <= {True, False} for line in evaluated.open())
@@ -720,8 +727,8 @@ def test_only_adapters_change(run, base):
 @of('lora')
 def test_the_kl_term_refers_to_the_base(run):
   """The policy begins as its base, so the first minibatch of all has a KL of 0."""
-  records = {record['step']: record for record in metrics.read(run.workdir)}
-  assert abs(records[1]['kl']) < 1e-6 < records[max(run.steps)]['kl']
+  (first, _), *_, (last, _) = by_step(run)
+  assert abs(first['kl']) < 1e-6 < last['kl']
 
 
 def write(run, out, adapters):
