@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import workdir
 from exgrpo_jax.runtime.replacement import replacing
@@ -22,11 +23,6 @@ from exgrpo_jax.runtime.workdir import (
   read_config,
   release_workdir,
 )
-
-
-def changed(config, changes):
-  config.update_from_flattened_dict(changes)
-  return config
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
   (folder / 'config.json').write_text(json.dumps(written))
   check_workdir(config, str(folder))
   with pytest.raises(InputError, match='verifier was built_in and is now math_verify'):
-    check_workdir(changed(config, {'grading.verifier': 'math_verify'}), str(folder))
+    check_workdir(overridden(config, {'grading.verifier': 'math_verify'}), str(folder))
 
 
 @pytest.mark.parametrize(
@@ -70,13 +66,14 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
 def test_a_workdir_of_another_config_is_refused_with_what_differs(
   config, folder, claimed, changes, sections, found
 ):
-  claim_workdir(changed(config, claimed), str(folder))
+  config = overridden(config, claimed)
+  claim_workdir(config, str(folder))
   before = (folder / 'config.json').read_text()
   differing = '; '.join('config.{} was {} and is now {}'.format(*text.split()) for text in found)
   advice = 'Choose another --workdir, or restore the config.'
   message = f'{folder} belongs to another config: {differing}. {advice}'
   with pytest.raises(InputError, match=re.escape(message)):
-    check_workdir(changed(config, changes), str(folder), sections)
+    check_workdir(overridden(config, changes), str(folder), sections)
   assert (folder / 'config.json').read_text() == before
 
 
@@ -84,7 +81,7 @@ def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder
   claim_workdir(config, str(folder))
   changes = {'num_steps': 99, 'evaluation.every': 1, 'checkpoint.keep': 1, 'rollout.slots': 3}
   changes |= {'metrics.sampled_rows': 0, 'data.validation': ('arithmetic:test',)}
-  check_workdir(changed(config, changes), str(folder))
+  check_workdir(overridden(config, changes), str(folder))
 
 
 @pytest.mark.parametrize('evaluated', [False, True])
@@ -97,7 +94,7 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
   (tmp_path / 'console.log').write_text('of the earlier start')
   if evaluated:
     (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "validation/score": 0.5}\n')
-  other = changed(config.copy_and_resolve_references(), {'seed': 3})
+  other = overridden(config, {'seed': 3})
   release_workdir(config, str(tmp_path))  # the same config goes on
   assert (tmp_path / 'config.json').exists() and capsys.readouterr().out == ''
   check_workdir(other, str(tmp_path))
@@ -110,9 +107,10 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
 def test_a_checkpoint_or_a_policy_keeps_the_workdir(config, tmp_path, finished):
   claim_workdir(config, str(tmp_path))
   (tmp_path / finished).mkdir(parents=True)
+  other = overridden(config, {'seed': 3})
   with pytest.raises(InputError, match='belongs to another config'):
-    check_workdir(changed(config, {'seed': 3}), str(tmp_path))
-  release_workdir(config, str(tmp_path))
+    check_workdir(other, str(tmp_path))
+  release_workdir(other, str(tmp_path))
   assert (tmp_path / 'config.json').exists()
 
 
