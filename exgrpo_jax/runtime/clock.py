@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases excluded from speed 
 RECENT = 20  # steps that Pace extrapolates from
 MEDIAN_STEPS = 3  # finished steps that a median needs, because the first ones compile
 FACTOR = 10  # report a step that takes this many times the median
-LEAST_SECONDS = 60.0  # but never report a step before this time
+LEAST_SECONDS = 60.0  # but never report a step that has taken less
 
 
 class Now(NamedTuple):
@@ -147,23 +147,16 @@ class Pace:
 
 
 @contextlib.contextmanager
-def watched(
-  tell: Callable[[str], None] | None = None, least_seconds: float = LEAST_SECONDS
-) -> Iterator[Clock]:
-  """Yield a clock for the steps in the block; a thread reports steps that take far too long.
+def watched() -> Iterator[Clock]:
+  """Yield a clock for the steps in the block; a thread warns about steps that take far too long.
 
-  A host that waits for another host or a file system looks the same as a busy one. Every host
-  reports its own phase, so look for the host whose phase differs from the rest.
-
-  Args:
-    tell: called with a warning once a step has taken FACTOR times the median and at least
-      `least_seconds`, and again whenever that time doubles. Prints the warning by default.
-    least_seconds: steps that take less time are never reported.
+  A warning is printed once a step has taken FACTOR times the median and at least LEAST_SECONDS, and
+  again whenever its time doubles. A host that waits for another host or a file system looks the
+  same as a busy one. Every host reports its own phase, so look for the host whose phase differs
+  from the rest.
   """
   clock, over = Clock(), threading.Event()
-  thread = threading.Thread(
-    target=_watch, args=(clock, over, tell or _print, least_seconds), daemon=True
-  )
+  thread = threading.Thread(target=_watch, args=(clock, over), daemon=True)
   thread.start()
   try:
     yield clock
@@ -172,29 +165,22 @@ def watched(
     thread.join()
 
 
-def _watch(
-  clock: Clock, over: threading.Event, tell: Callable[[str], None], least_seconds: float
-) -> None:
+def _watch(clock: Clock, over: threading.Event) -> None:
   step, limit = None, 0.0
-  while not over.wait(least_seconds / 100):
+  while not over.wait(LEAST_SECONDS / 100):
     now = clock.now()
     if now.step != step:
-      step, limit = now.step, max(FACTOR * now.median_seconds, least_seconds)
+      step, limit = now.step, max(FACTOR * now.median_seconds, LEAST_SECONDS)
     if now.step_seconds > limit:
       limit = 2 * now.step_seconds
-      where = (
-        f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s"
-        if now.phase
-        else 'is between two phases'
+      phase = f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s"
+      print(
+        f'WARNING: {socket.gethostname()}: this step has taken {now.step_seconds:.0f} s, but the '
+        f'median of the earlier steps is {now.median_seconds:.1f} s; the step '
+        + (phase if now.phase else 'is between two phases'),
+        file=sys.stderr,
+        flush=True,
       )
-      tell(
-        f'this step has taken {now.step_seconds:.0f} s, but the median of the earlier steps is '
-        f'{now.median_seconds:.1f} s; the step {where}'
-      )
-
-
-def _print(message: str) -> None:
-  print(f'WARNING: {socket.gethostname()}: {message}', file=sys.stderr, flush=True)
 
 
 def traced(steps: Iterable[int], chosen: Collection[int], workdir: str) -> Iterator[int]:

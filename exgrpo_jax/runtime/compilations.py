@@ -107,17 +107,17 @@ class Counter:
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
   """Show in the status line which program JAX is compiling, during the block."""
-  jax.monitoring.register_event_duration_secs_listener(_show)
+
+  def show(event: str, duration_secs: float, **details: str | int) -> None:
+    del duration_secs
+    if event in (_LOWERED, _COMPILED):
+      activity.compiling(_program(details) if event == _LOWERED else '')
+
+  jax.monitoring.register_event_duration_secs_listener(show)
   try:
     yield
   finally:
-    jax.monitoring.unregister_event_duration_listener(_show)
-
-
-def _show(event: str, duration_secs: float, **details: str | int) -> None:
-  del duration_secs
-  if event in (_LOWERED, _COMPILED):
-    activity.compiling(_program(details) if event == _LOWERED else '')
+    jax.monitoring.unregister_event_duration_listener(show)
 
 
 def _program(details: Mapping[str, str | int]) -> str:

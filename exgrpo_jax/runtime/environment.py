@@ -23,19 +23,8 @@ from exgrpo_jax.runtime.workdir import write_json
 FILE = 'environment.json'
 PARAMETERS = 'initial_parameters'  # key of the initial parameters' digest, see storage.digest
 
-_PACKAGES = (
-  'jax',
-  'jaxlib',
-  'libtpu',
-  'jax-cuda12-pjrt',
-  'jax-cuda13-pjrt',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'numpy',
-)
-_GIT_SECONDS = 10
-_GIB = 2**30
+_PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda12-pjrt', 'jax-cuda13-pjrt')
+_PACKAGES += ('flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
 def record_start(workdir: str, first_step: int, parameters: str = '') -> None:
@@ -57,8 +46,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
       return json.load(file)
   except ValueError as error:
     raise InputError(
-      f'{path}: this file is not valid JSON ({error}). Delete the file; the next '
-      'start writes a new one.'
+      f'{path}: this file is not valid JSON ({error}). Delete it; the next start writes a new one.'
     ) from error
 
 
@@ -72,11 +60,7 @@ def describe(first_step: int) -> dict[str, Any]:
     'commit': _commit(pathlib.Path(__file__).parents[1]),
     'python': platform.python_version(),
     'packages': versions(),
-    'device': {
-      'platform': device.platform,
-      'kind': device.device_kind,
-      'count': jax.device_count(),
-    },
+    'device': dict(platform=device.platform, kind=device.device_kind, count=jax.device_count()),
     'hosts': jax.process_count(),
     'first_host': {'name': socket.gethostname(), 'system': platform.platform()},
   }
@@ -96,15 +80,11 @@ def peak_memory() -> dict[str, float]:
 
   CPU devices do not report a peak, so on a CPU only the process's peak is returned.
   """
-  unit = 1 if sys.platform == 'darwin' else 1024  # macOS reports bytes, other systems KiB
-  host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-  peaks = [
-    stats['peak_bytes_in_use']
-    for device in jax.local_devices()
-    if 'peak_bytes_in_use' in (stats := device.memory_stats() or {})
-  ]
-  found = {'memory/host_peak': host / _GIB}
-  return found | ({'memory/device_peak': max(peaks) / _GIB} if peaks else {})
+  units = 2**30 if sys.platform == 'darwin' else 2**20  # macOS reports bytes, other systems KiB
+  found = {'memory/host_peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units}
+  all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
+  peaks = [stats['peak_bytes_in_use'] for stats in all_stats if 'peak_bytes_in_use' in stats]
+  return found | ({'memory/device_peak': max(peaks) / 2**30} if peaks else {})
 
 
 def _commit(folder: pathlib.Path) -> dict[str, Any] | None:
@@ -114,16 +94,10 @@ def _commit(folder: pathlib.Path) -> dict[str, Any] | None:
   """
 
   def git(*words: str) -> str:
-    return subprocess.run(
-      ['git', *words],
-      cwd=folder,
-      check=True,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      stdin=subprocess.DEVNULL,
-      timeout=_GIT_SECONDS,
-    ).stdout.strip()
+    null = subprocess.DEVNULL
+    return subprocess.check_output(
+      ['git', *words], cwd=folder, text=True, stdin=null, stderr=null, timeout=10
+    ).strip()
 
   try:
     git('ls-files', '--error-unmatch', '__init__.py')

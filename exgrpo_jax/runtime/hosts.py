@@ -9,9 +9,11 @@ import contextlib
 import hashlib
 import json
 import os
+import pathlib
 import re
 import socket
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -43,10 +45,9 @@ class Meeting(NamedTuple):
 def joined(meeting: Meeting) -> Iterator[None]:
   """Run the block as one of the run's hosts. Enter it before any other use of JAX.
 
-  On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If
-  neither names any, this is the only host. With several hosts, only the first host prints to
-  standard output. A host that fails exits without waiting for the other hosts, which
-  end within a minute.
+  On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If neither
+  names any, this is the only host. With several hosts, only the first host prints to standard
+  output. A host that fails exits without waiting for the other hosts, which end within a minute.
 
   Raises:
     InputError: `meeting` is incomplete or wrong, or the hosts cannot connect.
@@ -83,17 +84,40 @@ def _join(meeting: Meeting) -> None:
   # agreed to stop could be skipped.
   jax.config.update('jax_enable_preemption_service', False)
   try:
-    jax.distributed.initialize(
-      coordinator_address=meeting.coordinator_address,
-      num_processes=meeting.num_processes,
-      process_id=meeting.process_id,
-      initialization_timeout=_MEETING_SECONDS,
-      heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-    )
+    _connect(meeting)
   except ValueError as error:
     if 'coordinator_address' not in str(error):
       raise
     # Neither `meeting` nor the environment names a coordinator, so this is the only host.
+  except (RuntimeError, OSError) as error:
+    place = f'--coordinator_address={meeting.coordinator_address}: ' * (meeting != Meeting())
+    raise InputError(
+      f'{place}the hosts of the run cannot connect to each other ({error}). Start the same command '
+      'on every host, and make sure that every host can reach the first host.'
+    ) from error
+
+
+def _connect(meeting: Meeting) -> None:
+  """Call `jax.distributed.initialize`. Raises TimeoutError where XLA would abort the process."""
+  raised: list[Exception] = []
+
+  def initialize() -> None:
+    try:
+      jax.distributed.initialize(
+        **meeting._asdict(),
+        initialization_timeout=2 * _MEETING_SECONDS,  # when it expires, XLA aborts the process
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+      )
+    except Exception as error:
+      raised.append(error)
+
+  thread = threading.Thread(target=initialize, daemon=True)
+  thread.start()
+  thread.join(_MEETING_SECONDS)
+  if thread.is_alive():
+    raise TimeoutError(f'some hosts are still missing after {_MEETING_SECONDS} s')
+  if raised:
+    raise raised[0]
 
 
 def _check(meeting: Meeting) -> None:
@@ -110,11 +134,20 @@ def _check(meeting: Meeting) -> None:
       f'--process_id={number}: the value must be below --num_processes={count}, because '
       'numbering starts at 0.'
     )
-  if not re.fullmatch(r'.+:\d+', address):
+  port = re.fullmatch(r'.+:(\d+)', address)
+  if not port or int(port[1]) >= 2**16:
     raise InputError(
-      f'--coordinator_address={address}: the value must be host:port, naming the first host and a '
-      'free port on it.'
+      f'--coordinator_address={address}: the value must be host:port, where host is the first '
+      'host, and port is a free port on it.'
     )
+  if number == 0:
+    try:  # XLA crashes if the port is in use
+      socket.create_server(('', int(port[1]))).close()
+    except OSError as error:
+      raise InputError(
+        f'--coordinator_address={address}: host 0 cannot listen on this port ({error}). Choose a '
+        'free port.'
+      ) from error
 
 
 def _fail(error: Exception) -> None:
@@ -125,8 +158,8 @@ def _fail(error: Exception) -> None:
     os._exit(2)
   traceback.print_exception(error)
   print(
-    f'error: {name} failed, see above. It exits in {_LAST_WORDS_SECONDS} s. If JAX reports before '
-    'then that another host died, that host is the cause.',
+    f'error: {name} failed; see above. This host exits in {_LAST_WORDS_SECONDS} s. If JAX reports '
+    'before then that another host has died, the other host is the cause.',
     file=sys.stderr,
     flush=True,
   )
@@ -215,18 +248,15 @@ def check_shared(folder: str) -> None:
   """Raise InputError unless all hosts share `folder`."""
   if not are_several():
     return
-  token = broadcast_from_first(uuid.uuid4().hex)
-  path = os.path.join(folder, f'.hosts_{token}')
+  path = pathlib.Path(folder, f'.hosts_{broadcast_from_first(uuid.uuid4().hex)}')
   if is_first():
-    with open(path, 'w'):
-      pass
+    path.touch()
   barrier('written')
-  sees = all_gather(os.path.exists(path))
+  sees = all_gather(path.exists())
   if is_first():
-    os.remove(path)
-  if not all(sees):
-    blind = ', '.join(str(number) for number, is_seen in enumerate(sees) if not is_seen)
+    path.unlink()
+  if blind := ', '.join(str(number) for number, is_seen in enumerate(sees) if not is_seen):
     raise InputError(
-      f'--workdir={folder}: these hosts do not see what host 0 writes there: {blind}. Choose a '
-      'folder that all hosts share, such as a mounted bucket.'
+      f'--workdir={folder}: some hosts cannot see the files that host 0 writes there (hosts: '
+      f'{blind}). Choose a folder that all hosts share, such as a mounted bucket.'
     )

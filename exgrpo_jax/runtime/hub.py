@@ -62,7 +62,7 @@ class Repository(NamedTuple):
 
 
 def parse(kind: str, text: str) -> Repository | None:
-  """Parse owner/name or owner/name@revision; return None if `text` has another form."""
+  """Parse owner/name or owner/name@revision. Returns None if `text` has another form."""
   match = _NAME.fullmatch(text)
   return Repository(kind, match['name'], match['revision'] or '') if match else None
 
@@ -80,7 +80,7 @@ def recall(workdir: str) -> None:
       _recorded.update(json.load(file))
   except (OSError, ValueError, TypeError) as error:
     raise InputError(
-      f"{path}: cannot read the run's Hub commits ({error}). Restore a copy of this file."
+      f"{path}: the run's Hub commits cannot be read ({error}). Restore a copy of this file."
     ) from error
 
 
@@ -106,8 +106,8 @@ def record(workdir: str) -> None:
 def pinned(repository: Repository) -> Repository:
   """Pin the repository to its commit, and print the commit the first time.
 
-  All hosts must call this. Raises InputError if the repository or the revision does not
-  exist, or if the Hub cannot be reached and the cache is incomplete.
+  All hosts must call this. Raises InputError if the repository or the revision does not exist, or
+  if the Hub cannot be reached and the cache is incomplete.
   """
   if repository.key not in _commits:
     commit, origin = _recorded.get(repository.key), f', from {FILE}'
@@ -160,14 +160,12 @@ def _refusals(repository: Repository) -> Iterator[None]:
       f'tags or commits listed on {repository.page}.'
     ) from error
   except errors.GatedRepoError as error:
-    login = (
-      'the token in use has no access yet'
-      if huggingface_hub.get_token()
-      else "then run 'hf auth login', or set HF_TOKEN"
-    )
+    login = "Then run 'hf auth login', or set HF_TOKEN."
+    if huggingface_hub.get_token():
+      login = 'Your token does not have access yet.'
     raise InputError(
-      f'the {kind} {name} is available only after you accept its licence. Accept it on '
-      f'{repository.page}; {login}.'
+      f'the {kind} {name} is available only after you accept its licence. Accept the licence on '
+      f'{repository.page}. {login}'
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise InputError(

@@ -64,8 +64,8 @@ def _answer(reader: socket.socket) -> None:
       os._exit(128 + number[0])
     is_first = False
     print(
-      f'{signal.Signals(number[0]).name}: the run stops once this step is finished and saved; '
-      'a second signal ends it immediately',
+      f'{signal.Signals(number[0]).name}: the run will stop after this step is finished and saved. '
+      'A second signal stops the run immediately.',
       file=sys.stderr,
       flush=True,
     )

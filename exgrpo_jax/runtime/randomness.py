@@ -82,12 +82,9 @@ def row_keys(
   `step_key` is [B], or a single key for all responses.
   """
   chex.assert_equal_shape([question_row_B, sample_index_B])
-
-  def row_key(step_key: jax.Array, question_row: jax.Array, sample_index: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(step_key, question_row), sample_index)
-
-  in_axes = 0 if step_key.ndim else None, 0, 0
-  return jax.vmap(row_key, in_axes)(step_key, question_row_B, sample_index_B)
+  in_axes = 0 if step_key.ndim else None, 0
+  question_key_B = jax.vmap(jax.random.fold_in, in_axes)(step_key, question_row_B)
+  return jax.vmap(jax.random.fold_in)(question_key_B, sample_index_B)
 
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import functools
 import json
+import math
 import os
 import pathlib
 import re
@@ -28,7 +29,6 @@ from exgrpo_jax.runtime.replacement import replacing
 # An flock on a file in the folder. The kernel holds it, so stale locks never need cleaning up. On
 # NFS it applies to all hosts. A file system without flock, such as some mounted buckets, does not
 # keep out other hosts or even other processes.
-
 
 # An NFS server keeps the locks of a dead host until the host's lease ends, usually after 90 s.
 LEASE_SECONDS = 120.0
@@ -90,12 +90,13 @@ def _take(file: BinaryIO, refusal: str) -> None:
       if error.errno not in _UNSUPPORTED:
         raise
       hosts.warn(
-        f'{file.name} cannot be locked ({error}). Make sure that nothing else writes there.'
+        f'{file.name}: this file cannot be locked ({error}). Make sure that no other process '
+        'writes to its folder.'
       )
       return
     if not is_waiting:
       is_waiting = True
-      print(f'{file.name}: {taken}; waiting up to {LEASE_SECONDS:.0f} s', flush=True)
+      print(f'{file.name}: {taken}. Waiting up to {LEASE_SECONDS:.0f} s.', flush=True)
     time.sleep(_POLL_SECONDS)
 
 
@@ -110,92 +111,41 @@ def _machine() -> str:
 # Settings that a resumed run may change: its outputs and evaluations, and how it computes (mesh,
 # slots and microbatch affect only rounding). `_changes` adds num_steps. Any other change would mix
 # two experiments in one set of records.
-FREE = (
-  'evaluation.',
-  'checkpoint.',
-  'export.',
-  'metrics.',
-  'mesh.',
-  'compilation_cache',
-  'data.cache_dir',
-  'data.validation',
-  'data.evaluation',
-  'logprob_check.max',
-  'grading.workers',
-  'grading.max_failures',
-  'grading.batch_timeout',
-  'environment.workers',
-  'rollout.slots',
-  'rollout.logit_chunk',
-  'microbatch.tokens',
-  'microbatch.remat',
-)
+FREE = ('evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache')
+FREE += ('data.cache_dir', 'data.validation', 'data.evaluation', 'logprob_check.max')
+FREE += ('grading.workers', 'grading.max_failures', 'grading.batch_timeout', 'environment.workers')
+FREE += ('rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat')
 
-_STEP_0 = re.compile(r'"step": 0\b')
-
-# Settings removed since earlier versions, each with the only value it allowed.
-_RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
-# Settings newer than some runs, each with the value that matches what those runs did.
+# Settings of config.rollout removed since earlier versions, each with the only value it allowed.
+_RETIRED = {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
+# Settings newer than some runs, by section, with the values that match what those runs did.
+_MODEL_SWITCHES = ('output_bias', 'mlp_bias', 'norm_offset', 'norm_all_heads', 'scaled_embeddings')
+_MODEL_NUMBERS = ('query_scale', 'query_beta', 'attention_cap', 'logit_cap')
 _ADDED = {
-  'grading.verifier': 'built_in',
-  'replay.include_trajectory': True,
-  'replay.store': 'successes',
-  'replay.max_age': float('inf'),
-  'replay.age_decay': float('inf'),
-  'objective.replay_advantage': 'group',
-  'objective.m2po_threshold': float('inf'),
-  'environment.keep_caches': False,
-  'model.activation': 'silu',
-  'model.output_bias': False,
-  'model.mlp_bias': False,
-  'model.layers': 'f',
-  'model.window': 0,
-  'model.norms': 'before',
-  'model.norm_offset': False,
-  'model.norm_all_heads': False,
-  'model.query_scale': 0.0,
-  'model.query_beta': 0.0,
-  'model.attention_cap': 0.0,
-  'model.logit_cap': 0.0,
-  'model.scaled_embeddings': False,
-  'model.num_experts': 0,
-  'model.experts_per_token': 0,
-  'model.normalised_experts': False,
-  'objective.balance_coefficient': 0.0,
-  'rollout.router_replay': False,
-  'mesh.training.expert': 1,
-  'mesh.decoding.expert': 1,
-  'model.rope.beta_fast': 32.0,
-  'model.rope.beta_slow': 1.0,
-  'model.rope.attention_factor': 1.0,
+  'grading': dict(verifier='built_in'),
+  'replay': dict(include_trajectory=True, store='successes', max_age=math.inf, age_decay=math.inf),
+  'objective': dict(replay_advantage='group', m2po_threshold=math.inf, balance_coefficient=0.0),
+  'environment': dict(keep_caches=False),
+  'rollout': dict(router_replay=False),
+  'mesh.training': dict(expert=1),
+  'mesh.decoding': dict(expert=1),
+  'model': {
+    **dict(activation='silu', norms='before', layers='f', window=0),
+    **dict(num_experts=0, experts_per_token=0, normalised_experts=False),
+    **dict.fromkeys(_MODEL_SWITCHES, False),
+    **dict.fromkeys(_MODEL_NUMBERS, 0.0),
+  },
+  'model.rope': dict(beta_fast=32.0, beta_slow=1.0, attention_factor=1.0),
 }
 # Newer sections, with values that mean single turns and no sliding window.
-_ENVIRONMENT = {
-  'name': '',
-  'tools': [],
-  'max_turns': 8,
-  'max_turn_tokens': 0,
-  'keep_caches': True,
-  'discount': 1.0,
-  'workers': 0,
-  'time_limit': 5.0,
-  'memory_limit': 1024,
-}
-_LOCAL_ROPE = {
-  'theta': 1e4,
-  'scaling': 'none',
-  'factor': 1.0,
-  'low_frequency_factor': 1.0,
-  'high_frequency_factor': 4.0,
-  'original_positions': 4096,
-  'beta_fast': 32.0,
-  'beta_slow': 1.0,
-  'attention_factor': 1.0,
-}
+_ENVIRONMENT = dict(name='', tools=[], max_turns=8, max_turn_tokens=0, keep_caches=True)
+_ENVIRONMENT |= dict(discount=1.0, workers=0, time_limit=5.0, memory_limit=1024)
+_LOCAL_ROPE = dict(theta=1e4, scaling='none', factor=1.0, original_positions=4096)
+_LOCAL_ROPE |= dict(low_frequency_factor=1.0, high_frequency_factor=4.0) | _ADDED['model.rope']
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
-  """Raise InputError if the workdir belongs to another config; compare only `sections` if given.
+  """Raise InputError if the workdir belongs to another config. `sections` limits the comparison.
 
   A start that never finished a step does not own the workdir: see `has_begun` and
   `release_workdir`. The settings in `FREE` may change, and so may num_steps unless the learning
@@ -244,7 +194,8 @@ def has_begun(workdir: str) -> bool:
   metrics = folder / 'metrics.jsonl'
   # Step 0 is the evaluation before the first step. Damaged lines count as steps, to be safe.
   return metrics.exists() and any(
-    line.strip() and not _STEP_0.search(line) for line in metrics.read_text().splitlines()
+    line.strip() and not re.search(r'"step": 0\b', line)
+    for line in metrics.read_text().splitlines()
   )
 
 
@@ -266,20 +217,20 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
 
 
 def check_writable(workdir: str) -> None:
-  """Create the folder if it is missing; raise InputError if it is not writable."""
+  """Create the folder if it is missing. Raises InputError if it is not writable."""
   try:
     os.makedirs(workdir, exist_ok=True)
     with tempfile.TemporaryFile(dir=workdir):
       pass
   except OSError as error:
     raise InputError(
-      f'--workdir={workdir}: cannot write to this folder ({error}). Choose a writable '
-      'folder, because a run writes all its results there.'
+      f'--workdir={workdir}: cannot write to this folder ({error}). Choose a writable folder, '
+      'because a run writes all its results there.'
     ) from error
 
 
 def make_folder(key: str, folder: str) -> None:
-  """Create a folder that the config names; raise InputError if that fails.
+  """Create a folder that the config names. Raises InputError if that fails.
 
   An existing folder may be read-only, because it may already contain everything.
   """
@@ -332,21 +283,19 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
 
   Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """
-  os.makedirs(workdir, exist_ok=True)
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
   hosts.barrier('claim_workdir')
 
 
 def write_json(path: str, value: Any) -> None:
   """Write `value` as JSON, atomically. With several hosts, only the first host writes."""
-  if not hosts.is_first():
-    return
-  with replacing(path) as unfinished:
-    unfinished.write_text(json.dumps(value, indent=2))
+  if hosts.is_first():
+    with replacing(path) as unfinished:
+      unfinished.write_text(json.dumps(value, indent=2))
 
 
 def read_config(workdir: str) -> dict[str, Any]:
-  """Read the config of the run that owns a workdir; raise InputError if there is none."""
+  """Read the config of the run that owns a workdir. Raises InputError if there is none."""
   path = os.path.join(workdir, 'config.json')
   if not os.path.exists(path):
     raise InputError(
@@ -364,18 +313,15 @@ def read_config(workdir: str) -> dict[str, Any]:
       'another folder.'
     ) from error
   values = renamed.current_settings(values)
-  values.pop(
-    'alignment', None
-  )  # configured a measurement that moved to studies/; no effect on steps
+  values.pop('alignment', None)  # a measurement that moved to studies/; no effect on steps
+  rollout = values.get('rollout', {})
   for name, value in _RETIRED.items():
-    section, key = name.split('.')
-    if values.get(section, {}).get(key) == value:
-      del values[section][key]
-  for name, value in _ADDED.items():
-    *sections, key = name.split('.')
-    section = functools.reduce(lambda outer, name: (outer or {}).get(name), sections, values)
+    if rollout.get(name) == value:
+      del rollout[name]
+  for path, added in _ADDED.items():
+    section = functools.reduce(lambda outer, name: (outer or {}).get(name), path.split('.'), values)
     if isinstance(section, dict):
-      section.setdefault(key, value)
+      section |= added | section
   values.setdefault('environment', _ENVIRONMENT)
   if isinstance(values.get('model'), dict):
     values['model'].setdefault('local_rope', _LOCAL_ROPE)

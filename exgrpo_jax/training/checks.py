@@ -6,10 +6,7 @@ from exgrpo_jax.data import questions, row_files
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import check_given
-from exgrpo_jax.experiment.experiment import (
-  RunConfig,
-  parse_config,
-)
+from exgrpo_jax.experiment.experiment import RunConfig, parse_config
 from exgrpo_jax.grading import pool
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
@@ -25,16 +22,7 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   config = parse_config(values)
   check_workdir(values, workdir)
   prior_experience.check(config.experience, workdir)
-  _check_files(config)
-  metrics.check_wandb(config.metrics.wandb_project)
-  pool.check(config.grading, config.verifier)
-  if config.environment.name:
-    environments.of(config.environment).tools()
-  return config
-
-
-def _check_files(config: RunConfig) -> None:
-  """Raise InputError if a data file is missing. Does not read any files."""
+  # Data files must exist. They are not read yet.
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
   for spec in (config.data.train, *config.data.evaluated, *learnt):
     base = questions.split_spec(spec)[0]
@@ -43,6 +31,11 @@ def _check_files(config: RunConfig) -> None:
     elif base.endswith(row_files.ENDINGS) and '://' not in base:
       for path in questions.spec_files(base)[0]:
         row_files.existing(path)
+  metrics.check_wandb(config.metrics.wandb_project)
+  pool.check(config.grading, config.verifier)
+  if config.environment.name:
+    environments.of(config.environment).tools()
+  return config
 
 
 def check_start(values: ConfigDict, workdir: str) -> RunConfig:
@@ -51,8 +44,8 @@ def check_start(values: ConfigDict, workdir: str) -> RunConfig:
   check_writable(workdir)
   make_folder('config.warm_start.path', config.warm_start.path)
   make_folder('config.data.cache_dir', config.data.cache_dir)
-  compiled = compilations.folder(config.compilation_cache, workdir)
-  make_folder('config.compilation_cache', compiled)
+  cache = compilations.folder(config.compilation_cache, workdir)
+  make_folder('config.compilation_cache', cache)
   check_hosts(values, workdir)
   return config
 

@@ -63,8 +63,11 @@ def _config_json(experiment: Experiment) -> dict[str, Any]:
 
 def keep_best(experiment: Experiment, params: model.Params, step: int, score: float) -> None:
   """Export to workdir/export/best if `score` beats the score of the policy stored there."""
-  folder = os.path.join(experiment.workdir, 'export', 'best')
-  if hosts.broadcast_from_first(_score(folder)) >= score:
+  folder = epath.Path(experiment.workdir) / 'export' / 'best'
+  best = float('-inf')
+  if hosts.is_first() and (folder / _SCORE).exists():
+    best = json.loads((folder / _SCORE).read_text())['score']
+  if hosts.broadcast_from_first(best) >= score:
     return
   with completed(folder) as unfinished:
     write(experiment, params, unfinished)
@@ -92,11 +95,3 @@ def completed(folder: epath.PathLike) -> Iterator[str]:
   writing = replacing(os.path.realpath(name)) if hosts.is_first() else contextlib.nullcontext(name)
   with writing as unfinished:
     yield os.fspath(unfinished)
-
-
-def _score(folder: str) -> float:
-  try:
-    with open(os.path.join(folder, _SCORE)) as file:
-      return json.load(file)['score']
-  except FileNotFoundError:
-    return float('-inf')

@@ -71,9 +71,8 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   """Generate and grade responses to the planned questions, and pick replays. Doesn't train."""
   experiment, rollout, clock, policy = run.experiment, run.rollout, run.clock, run.policy(params)
   with clock('reshard'):
-    decode_params = jax.block_until_ready(
-      model.decode_layout(experiment.model, policy, experiment.meshes)
-    )
+    decode_params = model.decode_layout(experiment.model, policy, experiment.meshes)
+    jax.block_until_ready(decode_params)
   with clock('generate'), activity.doing(run.grader.progress):
     sampled, sampling = stages.generate(rollout, decode_params, plan, run.grader.submit)
   del decode_params  # free their memory for the update
@@ -86,10 +85,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   with clock('assemble', device_waits=True):
     batch = stages.assemble(rollout, trained, replays, replay_scores)
   return Experience(
-    plan=trained.plan,
-    responses=trained.responses,
-    verdicts=trained.verdicts,
-    partial_groups=trained.partial_groups,
+    **trained._asdict(),
     replays=replays,
     scores=replay_scores,
     batch=batch,
@@ -138,12 +134,7 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
     buffer = replay.record_step(
-      config.replay,
-      buffer,
-      plan,
-      experience.replays,
-      experience.responses,
-      experience.verdicts,
+      config.replay, buffer, plan, experience.replays, experience.responses, experience.verdicts
     )
   with run.clock('plan'):
     next_plan = stages.plan_step(
@@ -217,18 +208,18 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
 
   Raises InputError without saving if the policy's probabilities are no longer finite.
   """
-  config, is_saved = run.experiment.config, False
-  if snapshot.step % config.checkpoint.every == 0 or is_last:
+  config = run.experiment.config
+  is_due = snapshot.step % config.checkpoint.every == 0 or is_last
+  if is_due:
     with run.clock('save', device_waits=True):
       _write(run, snapshot)
-    is_saved = True
   if (signal_name := run.told_to_stop()) and not is_last:
-    if not is_saved:
+    if not is_due:
       _write(run, snapshot)
     run.checkpoints.wait_until_finished()
     print(
-      f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; run the '
-      'same command again to resume',
+      f'stopped by {signal_name}: the run was saved after step {snapshot.step} of '
+      f'{config.num_steps}. Run the same command again to resume it.',
       file=sys.stderr,
       flush=True,
     )

@@ -32,11 +32,7 @@ from exgrpo_jax.data.prompt import last_user_message
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment import policies, warm_start
-from exgrpo_jax.experiment.experiment import (
-  Experiment,
-  load_questions,
-  open_experiment,
-)
+from exgrpo_jax.experiment.experiment import Experiment, load_questions, open_experiment
 from exgrpo_jax.experiment.generation import stages_of
 from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.grading import pool
@@ -77,16 +73,9 @@ def filter_questions(
 ) -> None:
   """Try all training questions, and write the questions to keep to the folder `out`.
 
-  Args:
-    values: the config.
-    source: the run whose policy answers; None uses the initial policy of training.
-    out: the folder to write.
-    samples: the number of responses per question.
-    above: the lower bound on the pass rate of a question to keep, exclusive.
-    below: the upper bound on this pass rate, exclusive.
-
-  Raises:
-    InputError: no question remains, or the run could not start.
+  The policy of the run `source` gives `samples` responses to each question; if `source` is None,
+  the initial policy of training answers. The pass rate of each kept question is strictly between
+  `above` and `below`. Raises InputError if no question remains, or if the run could not start.
   """
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)
@@ -105,16 +94,17 @@ def filter_questions(
       decode_params = model.into_decode_layout(experiment.model, params, experiment.meshes)
     tried = tuple(_answered(experiment, data, decode_params, samples))
   kept = [one for one in tried if above < one.pass_rate < below]
-  solved = _spread(tried)
+  counts = collections.Counter(np.round([one.pass_rate for one in tried], 3).tolist())
+  spread = ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))
   if not kept:
     raise InputError(
       f'--above={above} and --below={below}: none of {counted(len(tried), "question")} in '
-      f'{data.spec} has a pass rate between these bounds. Choose other bounds; the number of '
-      f'questions at each pass rate is {solved}.'
+      f'{data.spec} has a pass rate between these bounds. Choose other bounds. Questions by pass '
+      f'rate: {spread}.'
     )
   write(out, tried, kept)
   print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')
-  print(f'questions by pass rate: {solved}')
+  print(f'questions by pass rate: {spread}')
   print(f'in {out}: questions.jsonl, successes.parquet, pass_rates.jsonl')
 
 
@@ -148,7 +138,17 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
   ]
   metrics.write_rows(os.path.join(out, 'pass_rates.jsonl'), rates)
   metrics.write_rows(os.path.join(out, 'questions.jsonl'), [_row(one) for one in kept])
-  successes = [row for one in kept for row in _successes(one)]
+  successes = [  # as seeding.py reads them; a question that is always solved needs none
+    {
+      'question': last_user_message(one.question.messages),
+      'tokens': response.tokens,
+      'logp': response.logp,
+      'correctness': one.pass_rate,
+    }
+    for one in kept
+    for response, verdict in zip(one.responses, one.verdicts)
+    if verdict.correct and one.pass_rate < 1
+  ]
   if hosts.is_first():
     table = pa.Table.from_pylist(successes, _SUCCESSES)
     pq.write_table(table, os.path.join(out, 'successes.parquet'))
@@ -165,23 +165,3 @@ def _row(one: Tried) -> dict[str, Any]:
     'pass_rate': one.pass_rate,
     'columns': json.dumps(question.columns),
   }
-
-
-def _successes(one: Tried) -> Iterator[dict[str, Any]]:
-  """Yield correct responses as seeding.py reads them. Yields none if the pass rate is 0 or 1."""
-  if not 0 < one.pass_rate < 1:
-    return
-  for response, verdict in zip(one.responses, one.verdicts):
-    if verdict.correct:
-      yield {
-        'question': last_user_message(one.question.messages),
-        'tokens': response.tokens,
-        'logp': response.logp,
-        'correctness': one.pass_rate,
-      }
-
-
-def _spread(tried: Sequence[Tried]) -> str:
-  """Format the number of questions at each pass rate."""
-  counts = collections.Counter(np.round([one.pass_rate for one in tried], 3).tolist())
-  return ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from exgrpo_jax import config
 from exgrpo_jax.data import prompt, questions, tokenizer
-from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import Experiment
@@ -47,21 +46,18 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   `data` are the training questions. All hosts must call this. Raises InputError if the experience
   cannot be used, or if none of its responses is correct.
   """
-  parsed = experiment.config
-  path = parsed.experience.path
+  parsed, decoder = experiment.config, experiment.tokenizer
+  path, limit = parsed.experience.path, parsed.rollout.max_response
   if not path:
     return []
   with activity.doing(f'reading the experience in {path}'):
     found = seeding.read(path) if parsed.experience.is_file else _of_run(experiment, path)
     proposed, counts = seeding.candidates(
-      path, found, data, experiment.tokenizer, parsed.rollout.max_response, parsed.data.on_overlong
+      path, found, data, decoder, limit, parsed.data.on_overlong
     )
-  with (
-    activity.doing(f'grading the experience in {path}'),
-    pool.Grader(parsed.grading, parsed.verifier) as grader,
-  ):
-    limit = parsed.rollout.max_response
-    right = seeding.successes(path, proposed, data, experiment.tokenizer, limit, grader)
+  grading = activity.doing(f'grading the experience in {path}')
+  with grading, pool.Grader(parsed.grading, parsed.verifier) as grader:
+    right = seeding.successes(path, proposed, data, decoder, limit, grader)
   counts['wrong'] = len(proposed) - len(right)
   left_out = [f'{count:,} {fate}' for fate, count in counts.items() if count and fate != 'traces']
   print(
@@ -77,15 +73,18 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
 def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
   """Yield the trajectories in another run's newest checkpoint. Skips retired questions."""
   values = read_config(path)
+  model = values['model']
   with hub.as_in(path):
-    own = _tokenizer_of(path, values)
-  if not _same(own, experiment.tokenizer):
-    raise InputError(
-      f'config.experience.path={path}: that run has a different tokenizer, so its tokens '
-      f'represent different text here. Set config.tokenizer.path={path}/tokenizer.model if this '
-      "file exists; otherwise set it to that run's config.tokenizer.path."
-    )
-  with hub.as_in(path):
+    named = values['tokenizer']['path'] or model['path'] or model.get('repository', '')
+    folder = hub_checkpoint.folder(named, f'config.experience.path={path}: its tokenizer')
+    own = tokenizer.load(folder or os.path.join(path, 'tokenizer.model'))
+    names = ('tokenizer.json', 'tokenizer.model')  # these files map ids to text
+    if any(own.files.get(name) != experiment.tokenizer.files.get(name) for name in names):
+      raise InputError(
+        f'config.experience.path={path}: that run has a different tokenizer, so its tokens '
+        f'represent different text here. Set config.tokenizer.path={path}/tokenizer.model if this '
+        "file exists; otherwise use the value of that run's config.tokenizer.path."
+      )
     theirs = _questions_of(experiment, path, values)
   buffer, step = checkpoint.restore_buffer(path)
   rows = sorted(buffer.entries)
@@ -115,31 +114,14 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
       )
 
 
-def _tokenizer_of(path: str, values: dict) -> Tokenizer:
-  model = values['model']
-  named = values['tokenizer']['path'] or model['path'] or model.get('repository', '')
-  folder = hub_checkpoint.folder(named, f'config.experience.path={path}: its tokenizer')
-  return tokenizer.load(folder or os.path.join(path, 'tokenizer.model'))
-
-
-def _same(first: Tokenizer, second: Tokenizer) -> bool:
-  """Return True if both tokenizers map ids to the same text. Ignores their other files."""
-  names = ('tokenizer.json', 'tokenizer.model')
-  return all(first.files.get(name) == second.files.get(name) for name in names)
-
-
 def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSet:
   """Load another run's training questions, according to that run's config."""
   theirs = config.build(questions.DataConfig, values['data'], f'{path}/config.json: data')
   theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
+  prompts = config.build(prompt.PromptConfig, values['prompt'], f'{path}/config.json: prompt')
+  longest = values['rollout']['max_prompt']
   try:
-    return questions.load_set(
-      theirs,
-      theirs.train,
-      experiment.tokenizer,
-      config.build(prompt.PromptConfig, values['prompt'], f'{path}/config.json: prompt'),
-      values['rollout']['max_prompt'],
-    )
+    return questions.load_set(theirs, theirs.train, experiment.tokenizer, prompts, longest)
   except InputError as error:
     raise InputError(
       f"config.experience.path={path}: that run's questions cannot be loaded. {error}"

@@ -131,29 +131,31 @@ def begin(
   params: model.Params | None,
   successes: Sequence[seeding.Candidate],
 ) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
-  """Restore the newest snapshot, or create a new run's first snapshot.
+  """Restore the newest snapshot, or create a new run's snapshot at step 0.
 
-  Args:
-    experiment: the run's experiment.
-    rollout: the run's stages.
-    manager: the manager of the run's checkpoints.
-    params: the initial parameters; None for a resumed run that does not keep them.
-    successes: the initial contents of a new run's buffer.
-
-  Returns:
-    The snapshot, `Run.initial` and `Run.base_sums`.
+  `params` are the initial parameters; None for a resumed run that does not keep them. Updates
+  donate them unless the run keeps them. `successes` are the initial contents of a new run's buffer.
+  Returns the snapshot, `Run.initial` and `Run.base_sums`.
   """
-  config, initial, base_sums = experiment.config, None, checkpoint.NO_BASE
-  if params is not None and config.keeps_initial:
-    initial = params
-    base_sums = storage.of_base(params) if config.lora.rank else checkpoint.NO_BASE
+  config = experiment.config
+  initial, base_sums = params if config.keeps_initial else None, checkpoint.NO_BASE
+  if config.lora.rank and initial is not None:
+    base_sums = storage.of_base(initial)
   with activity.doing('reading the newest checkpoint'):
     snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), base_sums)
   if snapshot:
     print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
     return snapshot, initial, base_sums
   assert params is not None
-  return first_snapshot(experiment, rollout, params, successes), initial, base_sums
+  _, trained = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained)
+  snapshot = Snapshot(
+    step=0,
+    state=optimizer.init(config.optimizer, config.num_updates, trained),
+    buffer=seeding.seeded(rollout, policy, successes, config.experience.missing_logprobs),
+    cursor=Cursor(),
+  )
+  return snapshot, initial, base_sums
 
 
 def first_params(
@@ -169,21 +171,3 @@ def first_params(
     key = randomness.key(config.seed, Purpose.LORA)
     return params, lora.init(state_shapes(experiment).params, key)
   return (params, model.copied(params)) if config.keeps_initial else (None, params)
-
-
-def first_snapshot(
-  experiment: Experiment,
-  rollout: RolloutSetup,
-  params: model.Params,
-  successes: Sequence[seeding.Candidate],
-) -> Snapshot:
-  """Create the first snapshot, at step 0. Updates donate `params` unless the run keeps them."""
-  config = experiment.config
-  initial, trained = first_params(experiment, params)
-  policy = lora.joined(config.lora, initial, trained)
-  return Snapshot(
-    step=0,
-    state=optimizer.init(config.optimizer, config.num_updates, trained),
-    buffer=seeding.seeded(rollout, policy, successes, config.experience.missing_logprobs),
-    cursor=Cursor(),
-  )

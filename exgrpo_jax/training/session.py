@@ -33,14 +33,7 @@ from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import RolloutSetup
-from exgrpo_jax.runtime import (
-  activity,
-  compilations,
-  hosts,
-  hub,
-  machine,
-  preemption,
-)
+from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine, preemption
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.replacement import replacing
@@ -50,6 +43,7 @@ from exgrpo_jax.training.checks import check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
 from exgrpo_jax.training.run import Callback, Run, alarm_setup, begin, bucketed
 
+# Yields the steps' clock and `Run.told_to_stop`.
 Guard = contextlib.AbstractContextManager[tuple[Clock, Callable[[], str]]]
 # Initial parameters and successes of a new run. A resumed run has parameters only if it keeps them.
 Start = tuple[model.Params | None, Sequence[seeding.Candidate]]
@@ -76,11 +70,9 @@ class Session:
   @property
   def policy(self) -> Policy:
     """Return a copy of the current policy. Later steps don't change it."""
-    experiment = self.run.experiment
-    source = Source('run', experiment.workdir)
-    params = self.run.policy(self.snapshot.state.params)
+    experiment, params = self.run.experiment, self.run.policy(self.snapshot.state.params)
     decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
-    return Policy(source, experiment, decode_params, self.snapshot.step)
+    return Policy(Source('run', experiment.workdir), experiment, decode_params, self.snapshot.step)
 
 
 @contextlib.contextmanager
@@ -90,27 +82,21 @@ def open_run(
   """Open a run to take its steps by hand. Resumes the run in the workdir, if there is one.
 
   Writes the same files as train, and saves the last step at the end of the block. The block runs
-  on the training mesh and locks the workdir, so no other run may write there.
+  on the training mesh and locks the workdir, so no other run may write there. Raises InputError for
+  anything that train rejects. `config` comes from `config_files.load_config`, for example.
 
-  Args:
-    config: a config, e.g. from `config_files.load_config`.
-    workdir: the run's workdir.
-    callbacks: called in each step before its update, with the run, the trained parameters and the
-      step's Experience. They return metrics, which are added to the step's metrics.
-
-  Raises:
-    InputError: for anything that train rejects.
+  `callbacks` are called in each step before its update, with the run, the trained parameters and
+  the step's Experience. They return metrics, which are added to the step's metrics.
   """
   check_start(config, workdir)
   with owned(workdir), explained(workdir):
-    loaded = load(config, workdir)
-    experiment, *_ = loaded
+    experiment, rollout, evaluations = load(config, workdir)
     full = machine.explained(lambda: memory.largest(experiment))
     with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
-      start = claim(config, *loaded[:2])
+      start = claim(config, experiment, rollout)
       # No hang warnings or signal handlers: a person may pause, or interrupt as usual.
       guard = contextlib.nullcontext((Clock(), lambda: ''))
-      with opened(*loaded, start, compiled, guard) as session:
+      with opened(experiment, rollout, evaluations, start, compiled, guard) as session:
         session.run.callbacks = callbacks
         yield session
 
@@ -200,7 +186,7 @@ def opened(
   """Open the run at its newest checkpoint; a new run is evaluated first. Needs the training mesh.
 
   `start` is the result of `claim`. `compiled` counts the programs compiled from now on. `guard` is
-  entered after the initial evaluation and yields the steps' clock and `Run.told_to_stop`.
+  entered after the initial evaluation. At the end, the last step is saved if it isn't saved yet.
   """
   config, workdir = experiment.config, experiment.workdir
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
@@ -242,19 +228,13 @@ def opened(
           scores=scored,
           history=alarms.history(alarm_setup(experiment, rollout), past),
         )
-        session = Session(run, snapshot)
-        yield session
-        _save_rest(session)
+        yield (session := Session(run, snapshot))
+        last = session.snapshot
+        if last.step and last.step not in manager.all_steps():
+          save(run, last, is_last=True)
+        manager.wait_until_finished()
   if hosts.is_first() and (config.num_steps or evaluations):  # otherwise there are no metrics
     write_at_end(workdir)
-
-
-def _save_rest(session: Session) -> None:
-  """Save the last step if it isn't saved yet."""
-  run, snapshot = session.run, session.snapshot
-  if snapshot.step and snapshot.step not in run.checkpoints.all_steps():
-    save(run, snapshot, is_last=True)
-  run.checkpoints.wait_until_finished()
 
 
 @contextlib.contextmanager

@@ -156,8 +156,8 @@ def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed
       run()
     assert stopped.value.code == preemption.EXIT_CODE
     err = capsys.readouterr().err
-    assert f'{number.name}: the run stops once this step is finished and saved' in err
-    assert f'stopped by {number.name}: saved after step {step} of 10' in err
+    assert f'{number.name}: the run will stop after this step is finished and saved' in err
+    assert f'stopped by {number.name}: the run was saved after step {step} of 10' in err
   run()
   snapshot = recorded.last_snapshot(tmp_path)
   assert snapshot.step == 10

@@ -7,7 +7,6 @@ import pathlib
 import re
 import types
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from tests.helpers.paths import REPOSITORY
 
@@ -16,28 +15,15 @@ SOURCES = [*sorted(PACKAGE.rglob('*.py')), *sorted(STUDIES.glob('*.py'))]
 DOCS = REPOSITORY / 'docs'
 CHANGELOG = REPOSITORY / 'CHANGELOG.md'  # it names what is no longer there
 DOCUMENTS = [
-  path
-  for path in (
-    REPOSITORY / 'README.md',
-    REPOSITORY / 'CONTRIBUTING.md',
-    REPOSITORY / 'tpu_scripts' / 'README.md',
-    *sorted(STUDIES.glob('*.md')),
-    *sorted(DOCS.glob('*.md')),
-  )
-  if path.exists()
+  *(REPOSITORY / name for name in ('README.md', 'CONTRIBUTING.md', 'tpu_scripts/README.md')),
+  *sorted(STUDIES.glob('*.md')),
+  *sorted(DOCS.glob('*.md')),
 ]
 
 _FENCE = re.compile(r'^[ \t]*```(\w*)\n(.*?)^[ \t]*```', re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r'(?<!`)`([^`]+)`(?!`)')
 _LINK = re.compile(r'(?<!!)\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)')
 _HEADING = re.compile(r'^#+ (.*)$', re.MULTILINE)
-
-
-class Mention(NamedTuple):
-  """Something that a document names."""
-
-  place: str  # the document, from the repository's top
-  text: str
 
 
 def load(name: str) -> types.ModuleType:
@@ -67,22 +53,20 @@ def paragraphs(text: str) -> list[str]:
   return [' '.join(paragraph.split()) for paragraph in re.split(r'\n\s*\n', prose(text))]
 
 
-def inline_code(path: pathlib.Path) -> list[Mention]:
+def inline_code(path: pathlib.Path) -> list[str]:
   text = path.read_text()
   if path.name == 'coming_from.md':  # two columns are of TRL and verl
     text = re.sub(r'^\|[^|]*\|[^|]*\|', '|', text, flags=re.MULTILINE)
-  return [Mention(place(path), code) for code in _inline_code(text)]
+  return _inline_code(text)
 
 
 def _inline_code(text: str) -> list[str]:
   return [code for paragraph in paragraphs(text) for code in _CODE.findall(paragraph)]
 
 
-def links(path: pathlib.Path) -> list[Mention]:
+def links(path: pathlib.Path) -> list[str]:
   """The targets of a document's links, those of code aside."""
-  return [
-    Mention(place(path), target) for target in _LINK.findall(_CODE.sub('', prose(path.read_text())))
-  ]
+  return _LINK.findall(_CODE.sub('', prose(path.read_text())))
 
 
 def anchors(path: pathlib.Path) -> set[str]:
@@ -91,16 +75,11 @@ def anchors(path: pathlib.Path) -> set[str]:
   return {re.sub(r'\s+', '-', re.sub(r'[^\w\s-]', '', text).strip().lower()) for text in texts}
 
 
-def commands(path: pathlib.Path) -> list[Mention]:
+def commands(path: pathlib.Path) -> list[str]:
   """Each command of the shell blocks and of the inline code, on one line."""
   text = path.read_text()
-  lines = [
-    line
-    for block in blocks(text, 'bash')
-    for line in block.replace('\\\n', ' ').splitlines()
-    if line.strip()
-  ]
-  return [Mention(place(path), line) for line in [*lines, *_inline_code(text)]]
+  shell = '\n'.join(blocks(text, 'bash')).replace('\\\n', ' ')
+  return [*filter(str.strip, shell.splitlines()), *_inline_code(text)]
 
 
 # ---- The package and studies/, read without importing them ----
@@ -129,7 +108,9 @@ def names(path: pathlib.Path) -> dict[str, set[str]]:
 def _bound(node: ast.stmt) -> Iterator[tuple[str, set[str]]]:
   if isinstance(node, ast.ClassDef):
     attributes = {name for inner in node.body for name, _ in _bound(inner)}
-    yield node.name, attributes | _set_on_self(node)
+    found = [x for x in ast.walk(node) if isinstance(x, ast.Attribute)]
+    stored = [x for x in found if isinstance(x.ctx, ast.Store) and ast.unparse(x.value) == 'self']
+    yield node.name, attributes | {x.attr for x in stored}
   elif isinstance(node, ast.FunctionDef):
     yield node.name, set()
   elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -140,17 +121,6 @@ def _bound(node: ast.stmt) -> Iterator[tuple[str, set[str]]]:
       for name in ast.walk(target):
         if isinstance(name, ast.Name):
           yield name.id, set()
-
-
-def _set_on_self(node: ast.ClassDef) -> set[str]:
-  return {
-    inner.attr
-    for inner in ast.walk(node)
-    if isinstance(inner, ast.Attribute)
-    and isinstance(inner.ctx, ast.Store)
-    and isinstance(inner.value, ast.Name)
-    and inner.value.id == 'self'
-  }
 
 
 @functools.cache

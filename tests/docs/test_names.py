@@ -81,9 +81,8 @@ def _has_attribute(text):
   parts = text.split('.')
   if parts[0] == 'exgrpo_jax':
     parts = parts[1:]
-    while len(parts) > 1 and (PACKAGE / parts[0]).is_dir():
-      parts = parts[1:] if (PACKAGE / parts[0] / f'{parts[1]}.py').exists() else parts
-      break
+    if len(parts) > 1 and (PACKAGE / parts[0] / f'{parts[1]}.py').exists():
+      parts = parts[1:]
     if len(parts) == 1:
       return parts[0] in documents.modules()
   first, *rest = parts
@@ -103,13 +102,16 @@ def _is_bound(path, parts):
   return first in bound and (not rest or rest[0] in bound[first])
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+each_document = pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+
+
+@each_document
 def test_names_in_code_letters_exist(path, keys):
-  texts = dict.fromkeys(text for _, text in documents.inline_code(path))
+  texts = dict.fromkeys(documents.inline_code(path))
   assert [text for text in texts if is_missing(text, keys)] == []
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+@each_document
 def test_code_letters_are_closed(path):
   paragraphs = documents.paragraphs(path.read_text())
   assert [paragraph for paragraph in paragraphs if paragraph.count('`') % 2] == []
@@ -170,7 +172,7 @@ def broken(path, target):
 
 @pytest.mark.parametrize('path', [*documents.DOCUMENTS, documents.CHANGELOG], ids=documents.place)
 def test_relative_links_lead_to_files_and_headings(path):
-  targets = [text for _, text in documents.links(path) if '://' not in text]
+  targets = [target for target in documents.links(path) if '://' not in target]
   assert list(filter(None, (broken(path, target) for target in targets))) == []
 
 
@@ -241,11 +243,7 @@ def wrong(command, keys):
     found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
   found += [f'study {name}' for name in _STUDY.findall(command) if name not in protocol.names()]
   for kind, name in _CONFIG.findall(command):
-    folder = {
-      'config': 'configs',
-      'suite': 'configs/suites',
-      'sweep': 'configs/sweeps',
-    }[kind]
+    folder = {'config': 'configs', 'suite': 'configs/suites', 'sweep': 'configs/sweeps'}[kind]
     file, _, _ = name.partition(':')
     path = file if file.endswith('.py') else f'{folder}/{file}.py'
     if path != _OWN_CONFIG and not (REPOSITORY / path).is_file():
@@ -257,53 +255,36 @@ def wrong(command, keys):
   return found
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+@each_document
 def test_what_commands_name_exists(path, keys):
-  problems = [
-    f'{name} in: {command}'
-    for _, command in documents.commands(path)
-    for name in wrong(command, keys)
-  ]
-  assert problems == []
+  problems = {command: wrong(command, keys) for command in documents.commands(path)}
+  assert {command: names for command, names in problems.items() if names} == {}
 
 
-@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+@each_document
 def test_keys_of_sweeps_exist(path, keys):
-  swept = [
-    key
-    for block in documents.blocks(path.read_text(), 'python')
-    if 'get_sweep' in block
-    for key in _SWEPT.findall(block)
-  ]
-  assert [key for key in swept if key not in keys] == []
+  blocks = documents.blocks(path.read_text(), 'python')
+  sweeps = [block for block in blocks if 'get_sweep' in block]
+  assert {key for block in sweeps for key in _SWEPT.findall(block)} <= {*keys}
 
 
 @pytest.mark.parametrize(
-  ('command', 'problem'),
+  ('command', 'problems'),
   [
-    ('exgrpo trian --config=smoke', 'exgrpo trian'),
-    ('python -m exgrpo_jax errors', 'exgrpo errors'),
-    ('exgrpo train --workdri=/tmp/x', '--workdri'),
-    ('exgrpo train --config=configs/smok.py', '--config=configs/smok.py'),
-    ('exgrpo sweep --sweep=rato', '--sweep=rato'),
-    ('python -m studies run smok --workdir=/tmp/x', 'study smok'),
-    ('--config.replay.ratoi=0', 'config.replay.ratoi'),
-    ('tpu_scripts/resum.sh --dry_run', 'tpu_scripts/resum.sh'),
+    ('exgrpo trian --config=smoke', ['exgrpo trian']),
+    ('python -m exgrpo_jax errors', ['exgrpo errors']),
+    ('exgrpo train --workdri=/tmp/x', ['--workdri']),
+    ('exgrpo train --config=configs/smok.py', ['--config=configs/smok.py']),
+    ('exgrpo sweep --sweep=rato', ['--sweep=rato']),
+    ('python -m studies run smok --workdir=/tmp/x', ['study smok']),
+    ('--config.replay.ratoi=0', ['config.replay.ratoi']),
+    ('tpu_scripts/resum.sh --dry_run', ['tpu_scripts/resum.sh']),
+    ('exgrpo train --config=configs/smoke.py --workdir=/tmp/x --config.replay.ratio=0', []),
+    ('exgrpo train --config=smoke --workdir=/tmp/x --config.data.train=x.jsonl', []),
+    ('python -m benchmarks update rollout.questions=8', []),
+    ('config.json and config.replay', []),
+    ('tpu_scripts/resume.sh --dry_run', []),
   ],
 )
-def test_what_does_not_exist_is_found(command, problem, keys):
-  assert wrong(command, keys) == [problem]
-
-
-@pytest.mark.parametrize(
-  'command',
-  [
-    'exgrpo train --config=configs/smoke.py --workdir=/tmp/x --config.replay.ratio=0',
-    'exgrpo train --config=smoke --workdir=/tmp/x --config.data.train=x.jsonl',
-    'python -m benchmarks update rollout.questions=8',
-    'config.json and config.replay',
-    'tpu_scripts/resume.sh --dry_run',
-  ],
-)
-def test_what_exists_is_not_reported(command, keys):
-  assert wrong(command, keys) == []
+def test_only_what_does_not_exist_is_found(command, problems, keys):
+  assert wrong(command, keys) == problems

@@ -1,5 +1,6 @@
 """The pages of docs/ that code makes, and the examples of those that people write."""
 
+import ast
 import dataclasses
 import http.server
 import itertools
@@ -36,6 +37,18 @@ MADE = {
   'slices': lambda page: page.page(page.read(), page.read(page.PARTS_FILE)),
   'one_gpu': lambda page: page.page(),
 }
+
+
+def python_of(page):
+  """The Python blocks of a page in docs/."""
+  return documents.blocks((documents.DOCS / page).read_text(), 'python')
+
+
+def run(block):
+  """The names that an example defines."""
+  names = {}
+  exec(block, names)
+  return names
 
 
 @pytest.mark.full
@@ -93,17 +106,8 @@ def test_keys_are_the_settings_and_their_sections(configuration):
 # ---- The page of slices ----
 
 
-ROW = {
-  'config': 'qwen2_5_math_7b',
-  'slice': 'v5e:8x8',
-  'slots': '1,024',
-  'memory': '12.0 of 15.8',
-  'program': 'decode',
-  'seconds': '90',
-  'tokens': '15,000',
-  'hours': '160',
-  'versions': 'libtpu 1',
-}
+ROW = dict(config='qwen2_5_math_7b', slice='v5e:8x8', slots='1,024', memory='12.0 of 15.8')
+ROW |= dict(program='decode', seconds='90', tokens='15,000', hours='160', versions='libtpu 1')
 
 
 @pytest.fixture(scope='module')
@@ -121,9 +125,8 @@ def test_a_row_has_all_configs_of_its_shape_and_a_dash_where_nothing_is_known(sl
 
 
 def parts_of(topology, decode):
-  values = ('decode', decode), ('host', '1.00'), ('sum', '9.0')
-  names = 'part', 'seconds'
-  return [{'slice': topology} | dict(zip(names, row, strict=True)) for row in values]
+  parts = {'decode': decode, 'host': '1.00', 'sum': '9.0'}
+  return [dict(slice=topology, part=part, seconds=value) for part, value in parts.items()]
 
 
 def test_parts_of_a_step_have_a_column_for_each_slice_that_is_known(slices):
@@ -148,7 +151,7 @@ def test_rows_are_kept_as_they_are(slices, monkeypatch, tmp_path):
 
 
 def test_the_config_of_the_page_can_be_loaded(tmp_path):
-  (block,) = documents.blocks((documents.DOCS / 'running.md').read_text(), 'python')
+  (block,) = python_of('running.md')
   path = tmp_path / re.match(r'"""(\w+\.py)', block)[1]
   path.write_text(block)
   config = parse_config(config_files.load_config(str(path)))
@@ -162,17 +165,15 @@ ANSWERS = (documents.DOCS / 'answers.md').read_text()
 
 
 def test_the_verifier_of_the_page_decides(tmp_path, monkeypatch):
-  (block,) = documents.blocks(ANSWERS, 'python')
+  (block,) = python_of('answers.md')
   (tmp_path / 'my_verifier.py').write_text(block)
   monkeypatch.syspath_prepend(str(tmp_path))
   assert '--config.grading.verifier=my_verifier:LastLine' in ANSWERS
   config = dataclasses.replace(tiny.GRADING, workers=1, verifier='my_verifier:LastLine')
   with pool.Grader(config, verifier.ANYTHING) as running:
     verdicts = running.grade(['1\n2</think>\n3', '2'], ['3', '3'])
-  assert [(verdict.outcome, verdict.answer) for verdict in verdicts] == [
-    ('correct', '3'),
-    ('wrong', '2'),
-  ]
+  assert [verdict.outcome for verdict in verdicts] == ['correct', 'wrong']
+  assert [verdict.answer for verdict in verdicts] == ['3', '2']
 
 
 def test_the_page_lists_every_kind_and_verifier():
@@ -183,16 +184,19 @@ def test_the_page_lists_every_kind_and_verifier():
 # ---- docs/environments.md ----
 
 
-EXAMPLE, SHOP, BOARDS = documents.blocks((documents.DOCS / 'environments.md').read_text(), 'python')
+EXAMPLE, SHOP, BOARDS = python_of('environments.md')
+
+
+def asked(question):
+  return [{'role': 'user', 'content': question}]
 
 
 def test_the_example_plays():
-  names = {}
-  exec(EXAMPLE, names)
+  names = run(EXAMPLE)
   environment, rows = names['HotAndCold'](), names['get_task']()['train']
   assert len({row['question'] for row in rows}) == len(rows)
-  question = [{'role': 'user', 'content': rows[39]['question']}]
-  assert environment.reset(Task(39, question, str(rows[39]['answer']), rows[39]), 0) == '1-64'
+  task = Task(39, asked(rows[39]['question']), str(rows[39]['answer']), rows[39])
+  assert environment.reset(task, 0) == '1-64'
   answers = [environment.step(said) for said in ('30', '60', 'what?', '41', ' 40')]
   assert [answer.messages for answer in answers[:4]] == ['hotter', 'colder', 'colder', 'hotter']
   assert [answer.reward for answer in answers] == [0.1, 0.0, 0.0, 0.1, 1.0]
@@ -200,11 +204,10 @@ def test_the_example_plays():
 
 
 def test_the_shop_sells():
-  names = {}
-  exec(SHOP, names)
+  names = run(SHOP)
   environment = Tools([names['Shop']])
   assert describe(names['Shop']().buy)['function']['name'] == 'buy'
-  (prompt,) = environment.reset(Task(0, [{'role': 'user', 'content': 'Buy!'}], '', {'money': 3}), 0)
+  (prompt,) = environment.reset(Task(0, asked('Buy!'), '', {'money': 3}), 0)
   assert prompt['content'] == 'Buy!\nYou have 3 coins.'
   call = '<tool_call>{"name": "buy", "arguments": {"apples": 3}}</tool_call>'
   assert environment.step(call).messages[0]['content'] == '0 coins left'
@@ -214,13 +217,10 @@ def test_the_shop_sells():
 
 def test_the_boards_can_be_played():
   pytest.importorskip('textarena')
-  names = {}
-  exec(BOARDS, names)
-  rows = names['get_task']()
+  rows = run(BOARDS)['get_task']()
   (first, *_), (held_out, *_) = rows['train'], rows['test']
   prompts = [
-    TextArena().reset(Task(0, [{'role': 'user', 'content': row['question']}], 'won', row), 0)
-    for row in (first, held_out)
+    TextArena().reset(Task(0, asked(row['question']), 'won', row), 0) for row in (first, held_out)
   ]
   assert 'Sokoban' in prompts[0] and prompts[0] != prompts[1]
 
@@ -228,29 +228,9 @@ def test_the_boards_can_be_played():
 # ---- docs/extending.md ----
 
 
-HEADINGS = (
-  'loss term',
-  'selection rule',
-  'model family',
-  'data source',
-  'verifier',
-  'sampler',
-  'callback',
-)
-BLOCKS = dict(
-  zip(
-    HEADINGS,
-    documents.blocks((documents.DOCS / 'extending.md').read_text(), 'python'),
-    strict=True,
-  )
-)
-
-
-def run(heading):
-  """The names that an example defines."""
-  names = {}
-  exec(BLOCKS[heading], names)
-  return names
+HEADINGS = ('loss term', 'selection rule', 'model family', 'data source')
+HEADINGS += ('verifier', 'sampler', 'callback')
+BLOCKS = dict(zip(HEADINGS, python_of('extending.md'), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -277,7 +257,7 @@ def test_examples_have_about_ten_lines():
 
 
 def test_a_loss_term():
-  run('loss term')
+  run(BLOCKS['loss term'])
   config = settings_with(objective=('shaping', 'truncated')).objective
   weights = objective.replay_weights(np.zeros(2), np.log([0.5, 3.0]), config)
   np.testing.assert_allclose(weights, [0.5, 1.0], rtol=1e-6)
@@ -286,7 +266,7 @@ def test_a_loss_term():
 
 
 def test_a_selection_rule():
-  run('selection rule')
+  run(BLOCKS['selection rule'])
   kind = settings_with(replay=('trajectory_selection', 'shortest')).replay.trajectory_selection
   stored = [
     Trajectory(np.zeros(length, np.int32), np.zeros(length, np.float32), 1.0, step=1)
@@ -300,7 +280,7 @@ def test_a_selection_rule():
 def test_a_model_family():
   described = families.FAMILIES['Olmo2ForCausalLM']
   families.FAMILIES['Olmo2ForCausalLM'] = None
-  run('model family')
+  run(BLOCKS['model family'])
   assert families.FAMILIES['Olmo2ForCausalLM'] == described
 
 
@@ -312,7 +292,7 @@ def test_a_data_source(tmp_path):
 
 
 def test_a_verifier():
-  judge = run('verifier')['LastLine']().judge
+  judge = run(BLOCKS['verifier'])['LastLine']().judge
   question = type('Question', (), {'answer': '3'})
   assert judge('1\n3', question) == Judgement('correct', '3')
   assert judge('3\n1', question).outcome == 'wrong'
@@ -321,16 +301,16 @@ def test_a_verifier():
 def test_a_sampler():
   finished = []
   requests = requests_for([np.int32([7, 8, 9])], [0], samples=2, step=1, limit=2)
-  responses, _ = run('sampler')['Parrot']().generate(
-    None, requests, lambda index, _: finished.append(index)
-  )
+  sampler = run(BLOCKS['sampler'])['Parrot']()
+  responses, _ = sampler.generate(None, requests, lambda index, _: finished.append(index))
   assert finished == [0, 1] and [r.tokens.tolist() for r in responses] == [[7, 8]] * 2
 
 
 def test_a_callback():
   told = [[Response(np.zeros(length), *np.zeros((2, length)), False)] for length in (3, 5)]
   experience = type('Experience', (), {'responses': told})
-  assert run('callback')['longest'](None, None, experience) == {'length/longest': 5}
+  longest = run(BLOCKS['callback'])['longest']
+  assert longest(None, None, experience) == {'length/longest': 5}
 
 
 # ---- docs/rewards.md ----
@@ -372,13 +352,9 @@ def configs(tmp_path, monkeypatch, port):
   monkeypatch.syspath_prepend(str(tmp_path))
   found = []
   for command in documents.commands(REWARDS):
-    flags = dict(re.findall(r'config\.grading\.(\w+)="?([^"\s]*)"?', command.text))
-    if 'exgrpo train' in command.text:
-      changes = {'rewards': flags['rewards'], 'weights': flags['weights']}
-      changes = {
-        name: tuple(json.loads(f'[{text[1:-1]}]'.replace("'", '"')))
-        for name, text in changes.items()
-      }
+    flags = dict(re.findall(r'config\.grading\.(\w+)="?([^"\s]*)"?', command))
+    if 'exgrpo train' in command:
+      changes = {name: ast.literal_eval(flags[name]) for name in ('rewards', 'weights')}
       changes['batched'] = (flags['batched'],) if 'batched' in flags else ()
       found.append(dataclasses.replace(tiny.GRADING, workers=1, **changes))
   return found
@@ -475,15 +451,8 @@ def test_what_a_policy_of_a_task_is_asked_is_a_question_of_that_task():
   assert wrong == []
 
 
-@pytest.mark.parametrize(
-  ('task', 'text'),
-  [
-    ('chains', 'What is 3 + 4 - 2?'),
-    ('chains', '48 + 3 - 9 + 7'),
-    ('chains', '48+3-9+3'),
-    ('arithmetic', '12 + 30 - 5'),
-    ('arithmetic', '48+9'),
-  ],
-)
-def test_other_forms_are_found(task, text):
-  assert not is_question(task, text)
+def test_other_forms_are_found():
+  for text in ('What is 3 + 4 - 2?', '48 + 3 - 9 + 7', '48+3-9+3'):
+    assert not is_question('chains', text), text
+  for text in ('12 + 30 - 5', '48+9'):
+    assert not is_question('arithmetic', text), text

@@ -36,6 +36,15 @@ from tests.rollout import test_scheduler, test_slots
 CHECKS = Checks()
 
 
+def unsharded():
+  return sharding.Meshes(one_device(), one_device())
+
+
+def assert_trees_close(actual, expected, atol=2e-5, rtol=1e-7):
+  compare = functools.partial(np.testing.assert_allclose, atol=atol, rtol=rtol)
+  jax.tree.map(compare, actual, expected)
+
+
 # ---- Sharding ----
 
 
@@ -60,12 +69,8 @@ def arrays_and_activations_are_split_where_their_sizes_divide():
 @CHECKS.add
 def training_and_decoding_have_the_same_devices_in_the_same_order():
   meshes = make_meshes((1, -1, 1), (-1, 1, 2))
-  assert dict(meshes.training.shape) == {'data': 1, 'fsdp': 8, 'expert': 1, 'tensor': 1}, (
-    meshes.training
-  )
-  assert dict(meshes.decoding.shape) == {'data': 4, 'fsdp': 1, 'expert': 1, 'tensor': 2}, (
-    meshes.decoding
-  )
+  assert dict(meshes.training.shape) == {'data': 1, 'fsdp': 8, 'expert': 1, 'tensor': 1}, meshes
+  assert dict(meshes.decoding.shape) == {'data': 4, 'fsdp': 1, 'expert': 1, 'tensor': 2}, meshes
   assert list(meshes.training.devices.flat) == list(meshes.decoding.devices.flat)
 
 
@@ -130,14 +135,14 @@ ONE_LAYER = dataclasses.replace(test_model.CONFIG, num_layers=1)
 @CHECKS.add
 def parameters_and_hidden_states_are_those_of_one_device():
   """The same parameters for the same key, and the same hidden states in every pass."""
-  expected = passes_on(sharding.Meshes(one_device(), one_device()))
+  expected = passes_on(unsharded())
   sharded = passes_on(make_meshes((2, 2, 2), (4, 1, 2)))
   kernel = sharded['params']['layers']['attention']['query_DNH']
   assert shard_shape(kernel) == (1, 16, 2, 8), kernel.sharding
   cache = sharded['cache'][0].value_BGSH
   assert shard_shape(cache) == (2, 1, 8, 8), cache.sharding
   jax.tree.map(np.testing.assert_array_equal, sharded.pop('params'), expected.pop('params'))
-  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), sharded, expected)
+  assert_trees_close(sharded, expected)
 
 
 def passes_on(meshes, config=ONE_LAYER):
@@ -165,9 +170,8 @@ def passes_on(meshes, config=ONE_LAYER):
 def windows_norms_and_caps_are_those_of_one_device():
   """Layers of several kinds, with everything that a family may have; and the gradient."""
   config = test_model.VARIANTS['gemma']
-  expected = passes_and_gradient(sharding.Meshes(one_device(), one_device()), config)
   sharded = passes_and_gradient(make_meshes((2, 2, 2), (4, 1, 2)), config)
-  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), sharded, expected)
+  assert_trees_close(sharded, passes_and_gradient(unsharded(), config))
 
 
 def passes_and_gradient(meshes, config):
@@ -186,7 +190,7 @@ def passes_and_gradient(meshes, config):
 def experts_on_an_axis_of_their_own_are_those_of_one_device():
   """Rows split over the axis too or not, and moved from a mesh that splits widths alone."""
   config = dataclasses.replace(test_model.VARIANTS['experts'], num_layers=1)
-  expected = passes_and_gradient(sharding.Meshes(one_device(), one_device()), config)
+  expected = passes_and_gradient(unsharded(), config)
   for training, decoding in (
     ((1, 2, 2, 2), (2, 1, 2, 2)),
     ((2, 1, 1, 4), (1, 1, 1, 8)),
@@ -196,8 +200,7 @@ def experts_on_an_axis_of_their_own_are_those_of_one_device():
       passes, gradient = passes_and_gradient(make_meshes(training, decoding), config)
       gate_EDF = passes['params']['layers']['mlp']['gate_EDF']
       assert shard_shape(gate_EDF)[1] == 8 // training[3], gate_EDF.sharding
-      close = functools.partial(np.testing.assert_allclose, atol=2e-5)
-      jax.tree.map(close, (passes, gradient), expected)
+      assert_trees_close((passes, gradient), expected)
   mesh, rows_BTD = make_meshes((1, 2, 1, 4), (8, 1, 1)).training, jnp.ones((3, 2, 4))
   with jax.set_mesh(mesh):  # three rows, which eight devices do not divide
     kernels = (jnp.ones((8, 4, 2)), jnp.ones((8, 4, 2)), jnp.ones((8, 2, 4)))
@@ -264,9 +267,7 @@ def the_fused_loss_and_its_gradients_are_those_of_one_device():
   for sizes in LOSS_MESHES:
     _, actual = fused_loss_on(make_mesh(*sizes))
     with case(sizes):
-      jax.tree.map(
-        functools.partial(np.testing.assert_allclose, atol=2e-6, rtol=1e-5), actual, expected
-      )
+      assert_trees_close(actual, expected, atol=2e-6, rtol=1e-5)
 
 
 @CHECKS.add
@@ -291,10 +292,8 @@ def on_no_mesh_the_loop_of_the_fused_loss_moves_the_gradient_of_the_unembedding(
   for sizes in LOSS_MESHES:
     inside, _ = collectives(fused_loss_on(make_mesh(*sizes))[0])
     # D is 8; V is 16, or a device's share of it.
-    assert not any(re.search(r'f32\[(1,)?8,(16|8|2)\]', shapes) for shapes in inside), (
-      sizes,
-      inside,
-    )
+    moved = [shapes for shapes in inside if re.search(r'f32\[(1,)?8,(16|8|2)\]', shapes)]
+    assert not moved, (sizes, moved)
 
 
 @functools.cache
@@ -344,16 +343,13 @@ def collectives(program):
 @CHECKS.add
 def sampled_tokens_are_those_of_one_device():
   """Parameters over eight devices; then rows over some and heads over the others."""
-  expected = sample_on(sharding.Meshes(one_device(), one_device()))
+  expected = sample_on(unsharded())
   for decoding in ((4, 1, 2), (1, 1, 8)):
     with case(decoding):
       actual = sample_on(make_meshes((1, 8, 1), decoding))
       assert actual == expected, (actual, expected)
-  for backend, decoding in (
-    ('dense', (4, 1, 2)),
-    ('dense', (2, 1, 4)),  # which does not divide two key/value heads
-    ('ragged', (4, 1, 2)),
-  ):
+  # Four devices do not divide two key/value heads.
+  for backend, decoding in (('dense', (4, 1, 2)), ('dense', (2, 1, 4)), ('ragged', (4, 1, 2))):
     with case((backend, decoding)), decoding_by(backend), plain_kernel():
       actual = sample_on(make_meshes((1, 8, 1), decoding))
       assert actual == expected, (actual, expected)
@@ -412,7 +408,7 @@ def gradient_on(mesh):
 
 @CHECKS.add
 def adapters_are_trained_and_merged_as_on_one_device():
-  expected = adapters_on(sharding.Meshes(one_device(), one_device()))
+  expected = adapters_on(unsharded())
   for training, decoding in (((1, 8, 1), (2, 1, 4)), ((2, 2, 2), (8, 1, 1))):
     with case((training, decoding)):
       test_gradients.assert_same(adapters_on(make_meshes(training, decoding)), expected)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.full
 
 def test_hosts_exchange_values_and_check_that_they_agree(tmp_path):
   on_two_hosts(f"""
-import os, sys, time
+import os, pytest, time
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.errors import InputError
 
@@ -51,17 +51,11 @@ with hosts.first_host_first('x'):
 hosts.check_shared({str(tmp_path)!r})
 hosts.barrier('z')
 os.makedirs(own_folder := {str(tmp_path)!r} + f'/{{me}}')
-try:
+with pytest.raises(InputError, match='files that host 0 writes there .hosts: 1.'):
   hosts.check_shared(own_folder)
-  raise AssertionError('the folder is not shared')
-except InputError as error:
-  assert 'do not see what host 0 writes there: 1.' in str(error)
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
-try:
+with pytest.raises(InputError, match='^x.jsonl: the questions on host 1 and on host 0 differ'):
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
-  raise AssertionError('they differ')
-except InputError as error:
-  assert 'x.jsonl: the questions on host 1 and on host 0 differ' in str(error)
 """)
 
 
@@ -116,31 +110,17 @@ def metadata():
 @pytest.mark.parametrize('cluster', ['Slurm', 'GKE', 'Cloud TPU'])
 def test_hosts_find_each_other_by_the_clusters_environment(cluster, metadata):
   environment = {
-    'Slurm': {
-      'SLURM_JOB_ID': '7',
-      'SLURM_STEP_NODELIST': 'localhost',
-      'SLURM_NTASKS': '2',
-      'SLURM_STEP_NUM_NODES': '1',
-    },
-    'GKE': {
-      'JAX_FORCE_TPU_INIT': '1',
-      'TPU_WORKER_HOSTNAMES': 'localhost,localhost',
-      'MEGASCALE_COORDINATOR_ADDRESS': 'localhost',
-      'MEGASCALE_NUM_SLICES': '1',
-      'MEGASCALE_SLICE_ID': '0',
-    },
-    'Cloud TPU': {'JAX_FORCE_TPU_INIT': '1'},
+    'Slurm': dict(SLURM_JOB_ID='7', SLURM_STEP_NODELIST='localhost', SLURM_NTASKS='2')
+    | dict(SLURM_STEP_NUM_NODES='1'),
+    'GKE': dict(JAX_FORCE_TPU_INIT='1', TPU_WORKER_HOSTNAMES='localhost,localhost')
+    | dict(MEGASCALE_COORDINATOR_ADDRESS='localhost')
+    | dict(MEGASCALE_NUM_SLICES='1', MEGASCALE_SLICE_ID='0'),
+    'Cloud TPU': dict(JAX_FORCE_TPU_INIT='1'),
   }[cluster]
   environment['JAX_COORDINATOR_PORT'] = str(free_port())
+  numbers = ('NUMBER', 'SLURM_PROCID', 'SLURM_LOCALID', 'TPU_WORKER_ID')
   by_host = [
-    {
-      'NUMBER': str(number),
-      'SLURM_PROCID': str(number),
-      'SLURM_LOCALID': str(number),
-      'TPU_WORKER_ID': str(number),
-      'GCE_METADATA_IP': metadata[number],
-    }
-    for number in (0, 1)
+    dict.fromkeys(numbers, str(number)) | {'GCE_METADATA_IP': metadata[number]} for number in (0, 1)
   ]
   in_two_processes(
     f"""
@@ -156,6 +136,23 @@ with hosts.joined(hosts.Meeting()):
 """,
     [environment | of_host for of_host in by_host],
   )
+
+
+@pytest.mark.parametrize('number', [0, 1])
+def test_a_host_that_waits_for_the_others_in_vain_says_so(number):
+  """XLA alone would abort the process."""
+  script = f"""
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts
+
+hosts._MEETING_SECONDS = 1
+try:
+  hosts.joined(hosts.Meeting('localhost:{free_port()}', 2, {number})).__enter__()
+except InputError as error:
+  print(error)
+"""
+  ended = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True)
+  assert 'cannot connect to each other (some hosts are still missing after 1 s)' in ended.stdout
 
 
 # ---- Training on several hosts ----
@@ -233,20 +230,25 @@ def test_more_processes_make_the_same_run(run, count):
     buffers.assert_same(buffer, expected[step], atol=1e-5)
 
 
-@pytest.mark.slow
-def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
-  flags = (*CARRY, f'--config.num_steps={ON_HOSTS}', f'--config.evaluation.every={ON_HOSTS}')
+def on_one_and_two(folder, data, compiled, *flags):
+  """Step -> metrics of a run in one process, in folder/one, and of the same in two."""
+  flags += f'--config.num_steps={ON_HOSTS}', f'--config.evaluation.every={ON_HOSTS}'
   with (
-    Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
-    Pod(tmp_path / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
+    Pod(folder / 'one', (1, 1), data, compiled, *flags) as one,
+    Pod(folder / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
   ):
     one.finish()
     two.finish()
-  expected = records_of(tmp_path / 'one')
+  return records_of(folder / 'one'), records_of(folder / 'two')
+
+
+@pytest.mark.slow
+def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
+  expected, found = on_one_and_two(tmp_path, data, compiled, *CARRY)
   assert sum(record.get('staleness/token_share', 0) for record in expected.values()) > 0.5
-  assert_close(records_of(tmp_path / 'two'), expected, range(ON_HOSTS + 1))
-  found = (stored_buffers(tmp_path / name)[ON_HOSTS] for name in ('two', 'one'))
-  buffers.assert_same(*found, atol=1e-5)
+  assert_close(found, expected, range(ON_HOSTS + 1))
+  last = (stored_buffers(tmp_path / name)[ON_HOSTS] for name in ('two', 'one'))
+  buffers.assert_same(*last, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -259,23 +261,11 @@ def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path
     '--config.environment.max_turns=3',
     '--config.environment.max_turn_tokens=3',
     '--config.environment.workers=2',
-    f'--config.num_steps={ON_HOSTS}',
-    f'--config.evaluation.every={ON_HOSTS}',
   )
-  with (
-    Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
-    Pod(tmp_path / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
-  ):
-    one.finish()
-    two.finish()
-  clock = ('environment/seconds', 'environment/idle_seconds', 'rollout/slots_busy')
-  expected, found = (
-    {
-      step: {name: value for name, value in record.items() if name not in clock}
-      for step, record in records_of(tmp_path / name).items()
-    }
-    for name in ('one', 'two')
-  )
+  expected, found = on_one_and_two(tmp_path, data, compiled, *flags)
+  for record in [*expected.values(), *found.values()]:  # what the clock decides
+    for name in ('environment/seconds', 'environment/idle_seconds', 'rollout/slots_busy'):
+      record.pop(name, None)
   assert expected[ON_HOSTS]['environment/turns_max'] > 1 and expected[ON_HOSTS]['replay/rows']
   assert_close(found, expected, range(ON_HOSTS + 1))
 
@@ -351,24 +341,8 @@ FLAGS = (
 )
 
 
-def last_saved(workdir):
-  """The step of the newest complete checkpoint, or 0."""
-  return max(checkpoint.steps(str(workdir)), default=0)
-
-
-def last_recorded(workdir):
-  """The step of the newest metrics."""
-  return tiny.untimed_records(workdir)[-1]['step']
-
-
 def has_unfinished_checkpoint(workdir):
   return any('tmp' in path.name for path in (workdir / 'checkpoints').iterdir())
-
-
-def wait_until_it_saves(workdir, seconds):
-  deadline = time.monotonic() + seconds
-  while not has_unfinished_checkpoint(workdir) and time.monotonic() < deadline:
-    time.sleep(0.0005)
 
 
 def results(workdir):
@@ -409,11 +383,14 @@ def test_twenty_kills_at_random_moments_change_nothing(more, data, compiled, tmp
       pod.wait_until(lambda pod=pod: '| reward' in pod.log())
       time.sleep(0.5 * rng.random())
       if rng.random() < 0.5:
-        wait_until_it_saves(killed, 5)
+        deadline = time.monotonic() + 5
+        while not has_unfinished_checkpoint(killed) and time.monotonic() < deadline:
+          time.sleep(0.0005)
         time.sleep(0.02 * rng.random())
     kills_while_saving += has_unfinished_checkpoint(killed)
     # A checkpoint is begun only when the one before it is complete.
-    assert last_recorded(killed) - last_saved(killed) <= 2 * EVERY
+    last_saved = max(checkpoint.steps(str(killed)), default=0)
+    assert tiny.untimed_records(killed)[-1]['step'] - last_saved <= 2 * EVERY
   with Pod(killed, (1, 1), data, compiled, *FLAGS, *more) as pod:
     pod.finish()
   assert kills_while_saving > KILLS / 4

@@ -1,7 +1,9 @@
 """A step's phases, the time that a run still takes, and steps that hang."""
 
+import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from exgrpo_jax.runtime import activity, compilations, console
+from exgrpo_jax.runtime import activity, clock, compilations, console
 from exgrpo_jax.runtime.clock import RECENT, Clock, Pace, watched
 from tests.helpers.paths import REPOSITORY
 
@@ -19,52 +21,46 @@ COMPILED = '/jax/core/compile/backend_compile_duration'
 
 
 @pytest.mark.parametrize('phase', ['grade', ''])
-def test_a_slow_step_is_reported_with_its_phase_and_again_when_it_has_taken_twice_as_long(phase):
-  reports = []
-  with watched(reports.append, least_seconds=0.1) as clock:
+def test_a_slow_step_is_reported_with_its_phase_and_again_when_it_has_taken_twice_as_long(
+  phase, monkeypatch, capsys
+):
+  monkeypatch.setattr(clock, 'LEAST_SECONDS', 0.1)
+  reports, where = '', f"has been in phase '{phase}' for" if phase else 'is between two phases'
+  deadline = time.monotonic() + 60  # for a busy machine
+  with watched() as timed:
     for _ in range(5):
-      with clock('generate'):
+      with timed('generate'):
         time.sleep(0.01)
-      clock.restart()
-    words = f"has been in phase '{phase}' for" if phase else 'is between two phases'
-    deadline = time.monotonic() + 60  # for a busy machine
-
-    def wait():
-      while sum(words in report for report in reports) < 3 and time.monotonic() < deadline:
+      timed.restart()
+    with timed(phase) if phase else contextlib.nullcontext():
+      while reports.count(where) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-
-    if phase:
-      with clock(phase):
-        wait()
-    else:
-      wait()
-    seconds = clock.now().step_seconds
-  assert sum(words in report for report in reports) == 3 and seconds > 0.4
-  assert re.match(
-    r'this step has taken \d+ s, but the median of the earlier steps is 0.0 s; the step ',
-    reports[-1],
-  )
+        reports += capsys.readouterr().err
+    seconds = timed.now().step_seconds
+  assert reports.count(where) == 3 and seconds > 0.4
+  step = r'this step has taken \d+ s, but the median of the earlier steps is 0.0 s; the step '
+  assert re.match(rf'WARNING: {socket.gethostname()}: {step}', reports.splitlines()[-1])
 
 
-def test_the_first_steps_which_compile_and_have_no_median_are_not_reported():
-  reports = []
-  with watched(reports.append, least_seconds=0.01) as clock:
-    clock.restart()
-    clock.restart()
+def test_the_first_steps_which_compile_and_have_no_median_are_not_reported(monkeypatch, capsys):
+  monkeypatch.setattr(clock, 'LEAST_SECONDS', 0.01)
+  with watched() as timed:
+    timed.restart()
+    timed.restart()
     time.sleep(0.1)
-  assert reports == []
+  assert capsys.readouterr().err == ''
 
 
 def test_a_clock_can_be_read_within_a_step():
-  clock = Clock()
-  assert clock.now().phase == '' and clock.now().median_seconds == float('inf')
-  with clock('plan'):
+  timed = Clock()
+  assert timed.now().phase == '' and timed.now().median_seconds == float('inf')
+  with timed('plan'):
     time.sleep(0.02)
-    now = clock.now()
+    now = timed.now()
     assert now.phase == 'plan' and 0.02 <= now.phase_seconds <= now.step_seconds
-  assert clock.now().phase == '' and clock.seconds()['time/plan'] >= 0.02
-  clock.restart()
-  assert clock.now().step == 1 and 'time/plan' not in clock.seconds()
+  assert timed.now().phase == '' and timed.seconds()['time/plan'] >= 0.02
+  timed.restart()
+  assert timed.now().step == 1 and 'time/plan' not in timed.seconds()
 
 
 # ---- Pace, on a clock that the tests turn ----
@@ -144,12 +140,8 @@ def test_what_is_being_done_is_named_from_the_outside_in():
     assert activity.now() == ''
     with activity.doing('a'), activity.doing(''):
       assert activity.now() == 'a (0:00:00)'
-  assert activity.now() == ''
-
-
-def test_what_failed_is_no_longer_being_done():
   with pytest.raises(KeyError), activity.doing('a'), activity.doing('b'):
-    raise KeyError
+    raise KeyError  # what failed is no longer being done
   assert activity.now() == ''
 
 
@@ -170,14 +162,11 @@ def test_the_program_that_is_compiled_is_named_until_its_block_ends():
   assert activity.now() == ''
 
 
-# ---- That the console names what JAX compiles, in this version of JAX ----
-
-
 def test_a_program_is_named_while_it_is_compiled_and_no_longer():
+  """In this version of JAX."""
   said = []
 
-  def listen(event, duration_secs, **details):
-    del duration_secs, details
+  def listen(event, _, **__):
     if event.startswith('/jax/core/compile/'):
       said.append(activity.now())
 
@@ -198,19 +187,6 @@ def test_a_program_is_named_while_it_is_compiled_and_no_longer():
 # ---- Signals ----
 
 
-def start(program):
-  """A process that has printed 'ready', which is the last thing it does before it waits."""
-  process = subprocess.Popen(
-    [sys.executable, '-c', program],
-    cwd=REPOSITORY,
-    text=True,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-  )
-  assert process.stdout.readline() == 'ready\n', process.communicate()
-  return process
-
-
 # One long call of C, during which Python runs no handler, as during a compilation.
 BUSY = """
 import hashlib, signal
@@ -225,12 +201,13 @@ with preemption.listening():
 @pytest.mark.full
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_a_process_that_is_busy_at_once(number):
-  process = start(BUSY)
+  pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  process = subprocess.Popen([sys.executable, '-c', BUSY], cwd=REPOSITORY, text=True, **pipes)
+  assert process.stdout.readline() == 'ready\n', process.communicate()
   process.send_signal(number)
-  line = process.stderr.readline()
-  assert line == (
-    f'{number.name}: the run stops once this step is finished and saved; a second signal ends it '
-    'immediately\n'
+  assert process.stderr.readline() == (
+    f'{number.name}: the run will stop after this step is finished and saved. A second signal '
+    'stops the run immediately.\n'
   )
   assert process.poll() is None
   process.send_signal(number)

@@ -18,6 +18,11 @@ from exgrpo_jax.runtime import activity, console, hosts
 NEVER = 1e9  # seconds
 
 
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / 'console.log'
+
+
 def wait_until(condition):
   deadline = time.monotonic() + 60  # for a busy machine
   while not condition():
@@ -48,8 +53,7 @@ def terminal(monkeypatch, width):
   os.close(master)
 
 
-def test_a_terminal_has_a_line_that_says_what_is_being_done(monkeypatch, tmp_path):
-  path = tmp_path / 'console.log'
+def test_a_terminal_has_a_line_that_says_what_is_being_done(monkeypatch, path):
   tokens = [1234]
   long = 'a line ' + 'that is longer than the terminal is wide ' * 3
   with terminal(monkeypatch, width=60) as written:
@@ -79,8 +83,7 @@ def test_what_is_being_done_is_wrapped_where_the_terminal_is_narrow(monkeypatch)
     wait_until(lambda: 'a line\r\n' in written())
 
 
-def test_elsewhere_a_line_says_so_after_a_silence_and_only_then(capsys, tmp_path):
-  path = tmp_path / 'console.log'
+def test_elsewhere_a_line_says_so_after_a_silence_and_only_then(capsys, path):
   with console.opened(str(path), silence=0.05), activity.doing('step 1/9'):
     wait_until(lambda: path.read_text().count('step 1/9') >= 2)
   out = capsys.readouterr().out
@@ -94,8 +97,7 @@ def test_elsewhere_a_line_says_so_after_a_silence_and_only_then(capsys, tmp_path
   assert capsys.readouterr() == ('a line\n', 'a warning\n')
 
 
-def test_a_resumed_runs_lines_come_after_the_earlier_ones(tmp_path):
-  path = tmp_path / 'console.log'
+def test_a_resumed_runs_lines_come_after_the_earlier_ones(path):
   for name in 'first', 'second':
     with console.opened(str(path), NEVER):
       print(name)
@@ -110,16 +112,14 @@ def test_a_resumed_runs_lines_come_after_the_earlier_ones(tmp_path):
   ('error', 'last'),
   [(InputError('the disk is full'), 'error: the disk is full'), (KeyError('x'), "KeyError: 'x'")],
 )
-def test_the_error_that_ends_a_run_is_kept(tmp_path, error, last):
-  path = tmp_path / 'console.log'
+def test_the_error_that_ends_a_run_is_kept(path, error, last):
   with pytest.raises(type(error)), console.opened(str(path)):
     raise error
   assert path.read_text().splitlines()[-1] == last
 
 
-def test_what_libraries_log_is_kept(tmp_path, monkeypatch):
+def test_what_libraries_log_is_kept(path, monkeypatch):
   monkeypatch.setattr(flags.FlagValues, 'is_parsed', lambda _: True)  # as in a command
-  path = tmp_path / 'console.log'
   record = logging.LogRecord('orbax', logging.ERROR, 'x.py', 1, 'cannot write', None, None)
   with console.opened(str(path)):
     absl_logging.get_absl_handler().handle(record)
@@ -132,9 +132,8 @@ def test_a_log_that_does_not_fit_on_the_disk_ends_nothing(capsys):
   assert capsys.readouterr().out == 'goes on\n'
 
 
-def test_of_several_hosts_only_the_first_says_and_keeps_anything(tmp_path, monkeypatch, capsys):
+def test_of_several_hosts_only_the_first_says_and_keeps_anything(path, monkeypatch, capsys):
   monkeypatch.setattr(hosts, 'is_first', lambda: False)
-  path = tmp_path / 'console.log'
   with console.opened(str(path), silence=0.01), activity.doing('step 1/9'):
     time.sleep(0.05)
   assert not path.exists() and capsys.readouterr().out == ''

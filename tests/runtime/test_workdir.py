@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import workdir
 from exgrpo_jax.runtime.replacement import replacing
@@ -22,12 +23,6 @@ from exgrpo_jax.runtime.workdir import (
   read_config,
   release_workdir,
 )
-from tests.helpers import tiny
-
-
-def changed(config, changes):
-  config.update_from_flattened_dict(changes)
-  return config
 
 
 @pytest.fixture
@@ -35,13 +30,6 @@ def folder(tmp_path):
   """Where a run has finished a step."""
   (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\n{"step": 1}\n')
   return tmp_path
-
-
-def test_a_workdir_keeps_the_config_that_made_it(config, tmp_path):
-  claim_workdir(config, str(tmp_path / 'new'))
-  written = json.loads((tmp_path / 'new' / 'config.json').read_text())
-  assert written['replay']['ratio'] == tiny.RATIO
-  check_workdir(config, str(tmp_path / 'new'))  # as when resuming
 
 
 def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config, folder):
@@ -63,47 +51,37 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
   (folder / 'config.json').write_text(json.dumps(written))
   check_workdir(config, str(folder))
   with pytest.raises(InputError, match='verifier was built_in and is now math_verify'):
-    check_workdir(changed(config, {'grading.verifier': 'math_verify'}), str(folder))
+    check_workdir(overridden(config, {'grading.verifier': 'math_verify'}), str(folder))
 
 
-def test_a_workdir_of_another_config_is_refused_with_what_differs(config, folder):
+@pytest.mark.parametrize(
+  ('claimed', 'changes', 'sections', 'found'),
+  [
+    ({}, {'seed': 3, 'replay.ratio': 0.25}, (), ('replay.ratio 0.5 0.25', 'seed 5 3')),
+    ({'optimizer.schedule': 'cosine'}, {'num_steps': 99}, (), ('num_steps 32 99',)),
+    ({}, {'seed': 3, 'model.width': 64}, ('model',), ('model.width 32 64',)),
+  ],
+  ids=['all settings', 'prolonging with a decaying rate', 'a section'],
+)
+def test_a_workdir_of_another_config_is_refused_with_what_differs(
+  config, folder, claimed, changes, sections, found
+):
+  config = overridden(config, claimed)
   claim_workdir(config, str(folder))
   before = (folder / 'config.json').read_text()
-  with pytest.raises(
-    InputError,
-    match=re.escape(
-      f'{folder} belongs to another config: config.replay.ratio was 0.5 and is now 0.25; '
-      'config.seed was 5 and is now 3. Choose another --workdir, or restore the config.'
-    ),
-  ):
-    check_workdir(changed(config, {'seed': 3, 'replay.ratio': 0.25}), str(folder))
+  differing = '; '.join('config.{} was {} and is now {}'.format(*text.split()) for text in found)
+  advice = 'Choose another --workdir, or restore the config.'
+  message = f'{folder} belongs to another config: {differing}. {advice}'
+  with pytest.raises(InputError, match=re.escape(message)):
+    check_workdir(overridden(config, changes), str(folder), sections)
   assert (folder / 'config.json').read_text() == before
 
 
 def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder):
   claim_workdir(config, str(folder))
-  changes = {
-    'num_steps': 99,
-    'evaluation.every': 1,
-    'checkpoint.keep': 1,
-    'metrics.sampled_rows': 0,
-    'data.validation': ('arithmetic:test',),
-    'rollout.slots': 3,
-  }
-  check_workdir(changed(config, changes), str(folder))
-
-
-def test_a_decaying_rate_forbids_prolonging(config, folder):
-  claim_workdir(changed(config, {'optimizer.schedule': 'cosine'}), str(folder))
-  with pytest.raises(InputError, match=r'config\.num_steps was 32 and is now 99'):
-    check_workdir(changed(config, {'num_steps': 99}), str(folder))
-
-
-def test_only_the_given_sections_are_compared(config, folder):
-  claim_workdir(config, str(folder))
-  check_workdir(changed(config, {'seed': 3}), str(folder), ('model',))
-  with pytest.raises(InputError, match=r'config: config\.model\.width was \d+ and is now 64\. Ch'):
-    check_workdir(changed(config, {'model.width': 64}), str(folder), ('model',))
+  changes = {'num_steps': 99, 'evaluation.every': 1, 'checkpoint.keep': 1, 'rollout.slots': 3}
+  changes |= {'metrics.sampled_rows': 0, 'data.validation': ('arithmetic:test',)}
+  check_workdir(overridden(config, changes), str(folder))
 
 
 @pytest.mark.parametrize('evaluated', [False, True])
@@ -116,7 +94,7 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
   (tmp_path / 'console.log').write_text('of the earlier start')
   if evaluated:
     (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "validation/score": 0.5}\n')
-  other = changed(config.copy_and_resolve_references(), {'seed': 3})
+  other = overridden(config, {'seed': 3})
   release_workdir(config, str(tmp_path))  # the same config goes on
   assert (tmp_path / 'config.json').exists() and capsys.readouterr().out == ''
   check_workdir(other, str(tmp_path))
@@ -129,7 +107,7 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
 def test_a_checkpoint_or_a_policy_keeps_the_workdir(config, tmp_path, finished):
   claim_workdir(config, str(tmp_path))
   (tmp_path / finished).mkdir(parents=True)
-  other = changed(config.copy_and_resolve_references(), {'seed': 3})
+  other = overridden(config, {'seed': 3})
   with pytest.raises(InputError, match='belongs to another config'):
     check_workdir(other, str(tmp_path))
   release_workdir(other, str(tmp_path))
@@ -202,7 +180,7 @@ def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkey
 
   monkeypatch.setattr(time, 'sleep', die)
   with held(tmp_path):
-    assert 'process 7 on other, at noon; waiting up to' in capsys.readouterr().out
+    assert 'process 7 on other, at noon. Waiting up to' in capsys.readouterr().out
 
 
 def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, monkeypatch):
@@ -230,10 +208,11 @@ def test_who_takes_turns_waits_and_says_so(hold, tmp_path, capsys):
   process = hold('here')
   started = time.monotonic()
   threading.Timer(0.2, process.kill).start()
-  with workdir.in_turn_of(str(tmp_path), 'lock', 'another run has it'):
+  turn = (str(tmp_path), 'lock', 'another run has it')
+  with workdir.in_turn_of(*turn):
     assert time.monotonic() - started >= 0.2
     assert capsys.readouterr().out == 'another run has it\n'
-  with workdir.in_turn_of(str(tmp_path), 'lock', 'another run has it'):
+  with workdir.in_turn_of(*turn):
     assert capsys.readouterr().out == ''
 
 

@@ -23,6 +23,7 @@ from exgrpo_jax.experiment import experiment
 from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import read_config
 from exgrpo_jax.training import export, session
 from tests.helpers import devices, forked, hub_server, tiny
@@ -71,11 +72,16 @@ def train(checkpoint_folder, workdir, data, compiled, *flags):
   )
 
 
+def bytes_of(folder):
+  """File name -> content."""
+  return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.fixture(scope='module')
 def hub(data, tmp_path_factory):
   """A stand-in for the Hub that has the stored checkpoint and the training questions."""
   with hub_server.serving() as served, served.in_use(tmp_path_factory.mktemp('huggingface')):
-    served.add('model', 'tiny/Qwen2', {p.name: p.read_bytes() for p in STORED.iterdir()})
+    served.add('model', 'tiny/Qwen2', bytes_of(STORED))
     questions, packed = pathlib.Path(data.train).read_text().splitlines(), io.BytesIO()
     parquet.write_table(pa.Table.from_pylist(list(map(json.loads, questions))), packed)
     served.add('dataset', 'tiny/sums', {'data/train-00000-of-00001.parquet': packed.getvalue()})
@@ -144,11 +150,7 @@ def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported
   start, end = (json.loads((folder / 'config.json').read_text()) for folder in (STORED, exported))
   assert end == start | {'torch_dtype': 'float32'}
   # What training exports at its end is the same.
-  last, by_hand = (
-    {path.name: path.read_bytes() for path in folder.iterdir()}
-    for folder in (run / 'export' / 'last', exported)
-  )
-  assert last == by_hand
+  assert bytes_of(run / 'export' / 'last') == bytes_of(exported)
 
 
 def test_training_can_start_from_its_own_export(exported, data, compiled, tmp_path):
@@ -181,18 +183,12 @@ def test_transformers_reads_the_export_of_a_run(exported):
 
 def test_the_best_policy_is_that_of_the_best_evaluation(run):
   """Ties go to the earliest; the evaluation before the first step does not count."""
-  records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
-  scores = {
-    record['step']: record['eval/data_evaluation/pass@1']
-    for record in records
-    if 'eval/data_evaluation/pass@1' in record and record['step'] > 0
-  }
+  records = metrics.read(run)[1:]
+  scores = {record['step']: record['eval/data_evaluation/pass@1'] for record in records}
   assert sorted(scores) == [1, 2, 3]
   best = json.loads((run / 'export' / 'best' / 'evaluation.json').read_text())
-  assert best == {
-    'step': max(scores, key=lambda step: (scores[step], -step)),
-    'score': max(scores.values()),
-  }
+  first = max(scores, key=lambda step: (scores[step], -step))
+  assert best == {'step': first, 'score': scores[first]}
 
 
 def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tmp_path):
@@ -208,6 +204,9 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
   assert sorted(path.name for path in (tmp_path / 'export').iterdir()) == ['best']
 
 
+TEXT = '1+2=3\n  4\u2581</s> so 5'
+
+
 @pytest.fixture(scope='module')
 def from_scratch(recorded, tmp_path_factory):
   """The folder that an export of the recorded run wrote."""
@@ -217,13 +216,12 @@ def from_scratch(recorded, tmp_path_factory):
 
 
 def test_a_model_from_scratch_is_exported_too(recorded, from_scratch, tmp_path):
-  out = from_scratch
-  values = tiny.values('', '')
+  out, values = from_scratch, tiny.values('', '')
   values.model.path = str(out)
   opened = experiment.open_experiment(values, str(tmp_path))
   assert opened.model == recorded.experiment.model
-  ours, text = recorded.experiment.tokenizer, '1+2=3\n  4\u2581</s> so 5'
-  assert opened.tokenizer.encode(text) == ours.encode(text)
+  ours = recorded.experiment.tokenizer
+  assert opened.tokenizer.encode(TEXT) == ours.encode(TEXT)
   assert (opened.tokenizer.eos_ids, opened.tokenizer.pad_id) == (ours.eos_ids, ours.pad_id)
   assert json.loads((out / 'generation_config.json').read_text()) == {'eos_token_id': [1]}
   assert json.loads((out / 'config.json').read_text())['torch_dtype'] == 'bfloat16'
@@ -233,9 +231,8 @@ def test_transformers_reads_the_tokenizer_of_a_model_from_scratch(recorded, from
   transformers = pytest.importorskip('transformers')
   ours = recorded.experiment.tokenizer
   theirs = transformers.AutoTokenizer.from_pretrained(from_scratch)
-  text = '1+2=3\n  4\u2581</s> so 5'
-  assert theirs.encode(text) == ours.encode(text)
-  assert theirs.decode([*ours.encode(text), *ours.eos_ids], skip_special_tokens=True) == text
+  assert theirs.encode(TEXT) == ours.encode(TEXT)
+  assert theirs.decode([*ours.encode(TEXT), *ours.eos_ids], skip_special_tokens=True) == TEXT
 
 
 def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, monkeypatch):
@@ -243,7 +240,7 @@ def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, m
   opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
   params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
   export.keep_last(opened, params)
-  before = {path.name: path.read_bytes() for path in (tmp_path / 'export' / 'last').iterdir()}
+  before = bytes_of(tmp_path / 'export' / 'last')
 
   def cut_short(*_):
     raise KeyboardInterrupt
@@ -254,8 +251,7 @@ def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, m
   with pytest.raises(KeyboardInterrupt):
     write(recorded.workdir, tmp_path / 'policy')
   assert not (tmp_path / 'policy').exists()
-  last = tmp_path / 'export' / 'last'
-  assert before == {path.name: path.read_bytes() for path in last.iterdir()} and before
+  assert before == bytes_of(tmp_path / 'export' / 'last') != {}
   monkeypatch.undo()
   write(recorded.workdir, tmp_path / 'policy')
   assert not list(tmp_path.glob('*.new'))
@@ -281,27 +277,20 @@ def values_from_stored(**model_changes):
 
 
 def test_a_config_for_a_repository_refuses_another_shape(tmp_path):
-  with pytest.raises(
-    InputError,
-    match=re.escape(
-      f'{STORED}/config.json: width is 32, but config.model.width is 64 for Qwen/Big. '
-    ),
-  ):
-    experiment.open_experiment(
-      values_from_stored(repository='Qwen/Big', vocab_size=320, width=64), str(tmp_path)
-    )
+  values = values_from_stored(repository='Qwen/Big', vocab_size=320, width=64)
+  message = f'{STORED}/config.json: width is 32, but config.model.width is 64 for Qwen/Big. '
+  with pytest.raises(InputError, match=re.escape(message)):
+    experiment.open_experiment(values, str(tmp_path))
 
 
 def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_extended(tmp_path):
   values = values_from_stored()
   values.rollout.max_response = 100
-  with pytest.raises(
-    InputError,
-    match=re.escape(
-      'config.rollout.max_prompt + config.rollout.max_response = 164 tokens exceeds '
-      f'max_position_embeddings=128 in {STORED}/config.json. Lower one'
-    ),
-  ):
+  message = (
+    'config.rollout.max_prompt + config.rollout.max_response = 164 tokens exceeds '
+    f'max_position_embeddings=128 in {STORED}/config.json. Lower one'
+  )
+  with pytest.raises(InputError, match=re.escape(message)):
     experiment.open_experiment(values, str(tmp_path))
   values.model.extension.update(dict(rope_theta=4e4, max_position_embeddings=256))
   opened = experiment.open_experiment(values, str(tmp_path))
@@ -314,7 +303,7 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
 
 
 def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(hub, tmp_path):
-  hub.add('model', 'tiny/other', {p.name: p.read_bytes() for p in STORED.iterdir()})
+  hub.add('model', 'tiny/other', bytes_of(STORED))
   shape = experiment.model_config(experiment.parse_config(values_from_stored()))
   values = values_from_stored(path='', repository='tiny/other@main', **dataclasses.asdict(shape))
   opened = experiment.open_experiment(values, str(tmp_path))

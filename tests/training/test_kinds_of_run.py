@@ -80,6 +80,20 @@ def groups(step):
   )
 
 
+def judged(run):
+  """(step, question, response, verdict) of each fresh response that is trained."""
+  for step in run.steps.values():
+    for question, _, own, verdicts, _ in groups(step):
+      for response, verdict in zip(own, verdicts, strict=True):
+        yield step, question, response, verdict
+
+
+def by_step(run):
+  """(metrics, step) of each step."""
+  records = metrics.read(run.workdir)[-len(run.steps) :]
+  return list(zip(records, run.steps.values(), strict=True))
+
+
 def rows(step):
   """(question, prompt, response or replayed trajectory) of each row of the batch."""
   for question, prompt, own, _, replayed in groups(step):
@@ -106,12 +120,8 @@ def test_every_step_is_written_and_finite(run):
   steps = list(range(1, run.experiment.config.num_steps + 1))
   assert [record['step'] for record in records][-len(steps) :] == steps == list(run.steps)
   assert all(math.isfinite(value) for record in records for value in record.values())
-  compared = [
-    record['rollout_mismatch/logprob_max']
-    for record in records
-    if 'rollout_mismatch/logprob_max' in record
-  ]
-  assert compared and max(compared) < 1e-4
+  name = 'rollout_mismatch/logprob_max'
+  assert 0 <= max(record[name] for record in records if name in record) < 1e-4
 
 
 @every_kind
@@ -134,12 +144,10 @@ def test_each_token_has_the_values_of_the_policy_that_wrote_it(run):
 
 @every_kind
 def test_each_response_is_judged_by_what_it_says(run):
-  for step in run.steps.values():
-    for question, _, own, verdicts, _ in groups(step):
-      for one, verdict in zip(own, verdicts, strict=True):
-        wanted = kinds.outcome(run, question, one)
-        assert wanted is None or verdict.outcome == wanted
-        assert verdict.correct == (verdict.outcome == 'correct')
+  for _, question, one, verdict in judged(run):
+    wanted = kinds.outcome(run, question, one)
+    assert wanted is None or verdict.outcome == wanted
+    assert verdict.correct == (verdict.outcome == 'correct')
 
 
 # ---- What is replayed ----
@@ -159,13 +167,13 @@ def test_what_is_replayed_is_one_of_the_stored_ones_of_its_question(run):
 @every_kind
 def test_what_is_stored_is_what_was_trained(run):
   """The same tokens, values, turns and routes; as old as its first token."""
-  written, keeps_all = {}, run.experiment.config.replay.store == 'all'
+  keeps_all = run.experiment.config.replay.store == 'all'
+  written = {
+    (question.row, one.tokens.tobytes(), first_step(one, step)): (one, verdict)
+    for step, question, one, verdict in judged(run)
+    if verdict.correct or keeps_all
+  }
   for step in run.steps.values():
-    for question, _, own, verdicts, _ in groups(step):
-      for one, verdict in zip(own, verdicts):
-        if verdict.correct or keeps_all:
-          key = question.row, one.tokens.tobytes(), first_step(one, step)
-          written[key] = one, verdict
     entries = step.after.entries.items()
     for row, stored in [(row, one) for row, entry in entries for one in entry.trajectories]:
       one, verdict = written[row, stored.tokens.tobytes(), stored.step]
@@ -293,25 +301,22 @@ def test_the_loss_of_every_update_is_the_formula(run, base):
 @of('episodes', 'lora', 'failing')
 def test_the_gradient_is_that_of_the_formula(run, base):
   """Of what is trained, over the policy's own tokens, in steps that replay."""
-  config = run.experiment.config
-  records = {record['step']: record for record in metrics.read(run.workdir)}
-  settings = (
-    *(config.objective.beta, config.objective.entropy_bonus, config.objective.kl_coefficient),
-    config.rollout.max_response,
-  )
+  config, rules = run.experiment.config, run.experiment.config.objective
+  norms = {step.plan.step: record['gradient_norm'] for record, step in by_step(run)}
+  settings = rules.beta, rules.entropy_bonus, rules.kl_coefficient, config.rollout.max_response
   with_replay = 0
   policy_of = functools.partial(lora.joined, config.lora)
   for step in some(run.steps):
     update = step.updates[0]
     reference_BT = None if base is None else values_on(run, base, update.batch)[0]
+    shape, constants = run.experiment.model, (base, reference_BT)
     loss, gradient = losses.on_all_logits(
-      *(run.experiment.model, settings, policy_of),
-      *(update.params, update.batch, (base, reference_BT)),
+      shape, settings, policy_of, update.params, update.batch, constants
     )
     assert update.sums['loss'] == pytest.approx(float(loss), abs=1e-6)
     if config.optimizer.minibatches == 1:
-      norm = records[step.plan.step]['gradient_norm']
-      assert norm == pytest.approx(losses.norm(gradient), rel=1e-4, abs=1e-7)
+      expected = pytest.approx(losses.norm(gradient), rel=1e-4, abs=1e-7)
+      assert norms[step.plan.step] == expected
     with_replay += bool(np.abs(step.batch.advantage_B[step.batch.is_replay_B]).sum() > 0.5)
   assert with_replay
 
@@ -321,8 +326,7 @@ def test_the_gradient_is_that_of_the_formula(run, base):
 
 @every_kind
 def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
-  for record in metrics.read(run.workdir)[-len(run.steps) :]:
-    step = run.steps[int(record['step'])]
+  for record, step in by_step(run):
     verdicts = [verdict for own in step.verdicts for verdict in own]
     correct = np.mean([verdict.correct for verdict in verdicts])
     assert record['reward'] == pytest.approx(np.mean([verdict.reward for verdict in verdicts]))
@@ -333,10 +337,12 @@ def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
     assert record['buffer/retired'] == len(step.after.retired_epoch)
     stored = sum(value for name, value in record.items() if name.startswith('buffer/bucket_'))
     assert stored == record['buffer/questions'] == len(step.after.entries)
-    own_tokens = [
-      kinds.own_tokens(run, question, one) for question, _, own, *_ in groups(step) for one in own
+    lengths = [
+      kinds.own_tokens(run, question, one).sum()
+      for question, _, own, *_ in groups(step)
+      for one in own
     ]
-    assert record['length/total'] == sum(own_T.sum() for own_T in own_tokens)
+    assert record['length/total'] == sum(lengths)
     if ages := [step.plan.step - replayed.step for replayed in step.replays if replayed]:
       assert record['replay/age_mean'] == np.mean(ages)
     else:
@@ -455,11 +461,8 @@ def test_groups_are_shuffled_before_they_train(run):
 @partial
 def test_only_what_is_trained_is_stored_and_retires(run):
   for step in run.steps.values():
-    changed = {
-      row
-      for row in {*step.buffer.entries, *step.after.entries}
-      if step.buffer.entries.get(row) is not step.after.entries.get(row)
-    }
+    before, after = step.buffer.entries, step.after.entries
+    changed = {row for row in {*before, *after} if before.get(row) is not after.get(row)}
     assert changed <= {*numbers(step.trained)}
     retired = {*step.after.retired_epoch} - {*step.buffer.retired_epoch}
     assert retired <= {*numbers(step.trained)}
@@ -467,13 +470,11 @@ def test_only_what_is_trained_is_stored_and_retires(run):
 
 @partial
 def test_metrics_say_how_old_the_tokens_are(run):
-  for record in metrics.read(run.workdir)[1:]:
-    step = run.steps[int(record['step'])]
+  for record, step in by_step(run):
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
     assert record['staleness/mean'] == pytest.approx(age.mean())
-    assert record['staleness/max'] == age.max() and record['staleness/groups_left'] == len(
-      step.partial_groups
-    )
+    assert record['staleness/max'] == age.max()
+    assert record['staleness/groups_left'] == len(step.partial_groups)
     own = np.concatenate([one.own for one in trained_responses(step)])
     share = (age > 0)[own].mean()
     assert record.get('staleness/token_share', 0) == pytest.approx(share)
@@ -524,7 +525,7 @@ def test_the_run_has_episodes_of_many_forms(run):
 @of('episodes')
 def test_metrics_count_the_policys_tokens_and_the_environments(run):
   table = step_records.read(run.workdir).responses.to_pylist()
-  for record, step in zip(metrics.read(run.workdir)[1:], run.steps.values()):
+  for record, step in by_step(run):
     fresh = trained_responses(step)
     assert record['environment/tokens_mean'] == np.mean([(~one.own).sum() for one in fresh])
     assert record['environment/turns_mean'] == np.mean([len(one.turns) for one in fresh])
@@ -578,12 +579,10 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
   with run.compiling():
     policy = policies.open_policy(str(run.workdir))
     prompt, episodes = responses.play(policy, 3, samples=3)
-    args = types.SimpleNamespace(
-      **dict(config=None, checkpoint=str(run.workdir), step=None, model=None, prompt=None, row=3),
-      **dict(samples=3, temperature=None, max_response=None, seed=0, tokens=False),
-    )
+    given = dict(checkpoint=str(run.workdir), row=3, samples=3, seed=0, tokens=False)
+    names = ('config', 'step', 'model', 'prompt', 'temperature', 'max_response')
     capsys.readouterr()
-    generate.main(args)
+    generate.main(types.SimpleNamespace(**dict.fromkeys(names), **given))
   shown = capsys.readouterr().out.split('\n---')[1:]
   np.testing.assert_array_equal(prompt, run.data.prompts[3])
   (question,) = run.data.questions.read([3])
@@ -613,11 +612,9 @@ def test_what_is_not_there_is_not_played(run, recorded):
 def test_environments_fail_in_every_way_and_change_no_other_episode(run):
   """The contract holds the other episodes to what they say."""
   failures = set()
-  for step in run.steps.values():
-    for question, _, own, verdicts, _ in groups(step):
-      for response, verdict in zip(own, verdicts, strict=True):
-        failures.add(how := kinds.failure(run, question, response))
-        assert not (how and verdict.reward)
+  for _, question, response, verdict in judged(run):
+    failures.add(how := kinds.failure(run, question, response))
+    assert not (how and verdict.reward)
   assert failures == {'', *kinds.FAILURES}
 
 
@@ -644,16 +641,16 @@ def total(found):
 @of('rewards')
 def test_a_reward_is_the_weighted_sum_and_correctness_is_the_verifiers(run):
   seen, num_replayed = {name: set() for name in kinds.REWARDS}, 0
+  for _, question, response, verdict in judged(run):
+    expected = components(run, question.row, response.tokens)
+    assert verdict.components == pytest.approx(expected)
+    assert list(verdict.components) == list(kinds.REWARDS)
+    assert verdict.reward == pytest.approx(total(expected))
+    assert verdict.correct == bool(expected['correctness'])
+    for name, value in expected.items():
+      seen[name].add(value)
   for step in run.steps.values():
-    for question, _, own, verdicts, replayed in groups(step):
-      for response, verdict in zip(own, verdicts):
-        expected = components(run, question.row, response.tokens)
-        assert verdict.components == pytest.approx(expected)
-        assert list(verdict.components) == list(kinds.REWARDS)
-        assert verdict.reward == pytest.approx(total(expected))
-        assert verdict.correct == bool(expected['correctness'])
-        for name, value in expected.items():
-          seen[name].add(value)
+    for question, *_, replayed in groups(step):
       if replayed:
         expected = total(components(run, question.row, replayed.tokens))
         assert replayed.reward == pytest.approx(expected)
@@ -684,8 +681,7 @@ def test_what_is_stored_and_what_retires_is_up_to_the_verifier_alone(run):
 def test_each_reward_is_a_metric_and_a_column_of_the_records(run):
   table = step_records.read(run.workdir).responses
   table = table.select(['components', 'is_replay', 'step']).to_pylist()
-  for record in metrics.read(run.workdir)[1:]:
-    step = run.steps[int(record['step'])]
+  for record, step in by_step(run):
     found = [
       components(run, question.row, response.tokens)
       for question, _, own, *_ in groups(step)
@@ -695,9 +691,8 @@ def test_each_reward_is_a_metric_and_a_column_of_the_records(run):
       assert record[f'rewards/{name}'] == pytest.approx(np.mean([one[name] for one in found]))
     written = [row for row in table if row['step'] == record['step']]
     assert len(written) == tiny.QUESTIONS * K
-    assert [dict(row['components']) for row in written if not row['is_replay']] == [
-      pytest.approx(one) for one in found
-    ]
+    fresh = [dict(row['components']) for row in written if not row['is_replay']]
+    assert fresh == [pytest.approx(one) for one in found]
     assert {row['components'] for row in written if row['is_replay']} <= {None}
   (evaluated,) = (run.workdir / 'evaluation').glob(f'step_{max(run.steps):06d}_*.jsonl')
   assert all(set(json.loads(line)['correct']) <= {True, False} for line in evaluated.open())
@@ -713,11 +708,13 @@ RANK, ALPHA = 2, 8.0
 def test_only_adapters_change(run, base):
   """Over steps with replay; the base stays to the bit what its files hold."""
   assert sum(record.get('replay/rows', 0) for record in metrics.read(run.workdir)) >= 4
+
+  def is_adapted(x):
+    return isinstance(x, lora.Adapted)
+
   for step in (run.steps[1], run.steps[max(run.steps)]):
     frozen = jax.tree.map(
-      lambda x: x.kernel if isinstance(x, lora.Adapted) else x,
-      step.params,
-      is_leaf=lambda x: isinstance(x, lora.Adapted),
+      lambda x: x.kernel if is_adapted(x) else x, step.params, is_leaf=is_adapted
     )
     jax.tree.map(np.testing.assert_array_equal, frozen, base)
   last = run.last_snapshot(run.workdir).state.params
@@ -730,25 +727,20 @@ def test_only_adapters_change(run, base):
 @of('lora')
 def test_the_kl_term_refers_to_the_base(run):
   """The policy begins as its base, so the first minibatch of all has a KL of 0."""
-  records = {record['step']: record for record in metrics.read(run.workdir)}
-  assert abs(records[1]['kl']) < 1e-6 < records[max(run.steps)]['kl']
+  (first, _), *_, (last, _) = by_step(run)
+  assert abs(first['kl']) < 1e-6 < last['kl']
 
 
-def write(run, out, **flags):
+def write(run, out, adapters):
   """What the export command writes."""
-  export.main(
-    types.SimpleNamespace(
-      **dict(checkpoint=str(run.workdir), model=None, step=None, out=str(out), dtype=None)
-      | dict(adapters=False)
-      | flags
-    )
-  )
+  flags = dict(checkpoint=str(run.workdir), out=str(out), adapters=adapters)
+  export.main(types.SimpleNamespace(model=None, step=None, dtype=None, **flags))
   return out
 
 
 @pytest.fixture(scope='module')
 def merged(run, tmp_path_factory):
-  return write(run, tmp_path_factory.mktemp('exported') / 'merged')
+  return write(run, tmp_path_factory.mktemp('exported') / 'merged', adapters=False)
 
 
 @pytest.fixture(scope='module')
@@ -804,9 +796,8 @@ def test_adapters_are_refused_on_another_base(run):
   shutil.copy(file, file + '.right')
   shutil.copy(run.workdir / 'export' / 'last' / 'model.safetensors', file)
   try:
-    with pytest.raises(
-      InputError, match=re.escape("on a different base (differing arrays: base['l")
-    ):
+    differing = re.escape("on a different base (differing arrays: base['l")
+    with pytest.raises(InputError, match=differing):
       policies.of_run(run.experiment, str(run.workdir), None)
     with pytest.raises(InputError, match='contains adapters that were trained on a different base'):
       recording.run_training(run.experiment)
@@ -817,24 +808,20 @@ def test_adapters_are_refused_on_another_base(run):
 
 @of('lora')
 @pytest.mark.parametrize(
-  ('flags', 'changes', 'message'),
+  ('dtype', 'changes', 'message'),
   [
-    (dict(dtype='bfloat16'), {}, 'adapters are always written in float32, as they were trained'),
-    (
-      {},
-      {'lora.rank': 0},
-      'this run trained the whole model (config.lora.rank=0) and has no adapters',
-    ),
-    ({}, {'warm_start.num_updates': 9}, "the adapters' base is random weights or a warm start"),
-    ({}, {'model.path': ''}, "the adapters' base is random weights or a warm start"),
-    ({}, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
+    ('bfloat16', {}, 'adapters are always written in float32, as they were trained'),
+    (None, {'lora.rank': 0}, 'this run trained the whole model (config.lora.rank=0) and has no ad'),
+    (None, {'warm_start.num_updates': 9}, "the adapters' base is random weights or a warm start"),
+    (None, {'model.path': ''}, "the adapters' base is random weights or a warm start"),
+    (None, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
   ],
 )
-def test_adapters_of_no_use_are_not_exported(run, flags, changes, message):
+def test_adapters_of_no_use_are_not_exported(run, dtype, changes, message):
   values = ConfigDict(read_config(str(run.workdir)))
   values.update_from_flattened_dict(changes)
   with pytest.raises(InputError, match=re.escape(f'--adapters: {message}')):
-    export._check_adapters(experiment.parse_config(values), flags.get('dtype'))
+    export._check_adapters(experiment.parse_config(values), dtype)
 
 
 def test_a_warm_start_that_is_gone_is_not_trained_again(config, tmp_path):

@@ -6,7 +6,6 @@ No expected value comes from the code under test: each is computed again from wh
 of the run read and returned.
 """
 
-import copy
 import dataclasses
 import json
 import math
@@ -126,22 +125,10 @@ def linear(recorded, minibatches):
   rate / epsilon * g.
   """
   config = recorded.experiment.config
-  return dataclasses.replace(
-    recorded.experiment,
-    config=dataclasses.replace(
-      config,
-      optimizer=dataclasses.replace(
-        config.optimizer,
-        minibatches=minibatches,
-        learning_rate=SCALE * EPSILON,
-        epsilon=EPSILON,
-        warmup_updates=0,
-        weight_decay=0.0,
-        clip_norm=math.inf,
-        skip_above_norm=math.inf,
-      ),
-    ),
-  )
+  changes = dict(learning_rate=SCALE * EPSILON, epsilon=EPSILON, warmup_updates=0, weight_decay=0.0)
+  changes |= dict(minibatches=minibatches, clip_norm=math.inf, skip_above_norm=math.inf)
+  config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **changes))
+  return dataclasses.replace(recorded.experiment, config=config)
 
 
 @pytest.fixture(scope='module')
@@ -173,8 +160,7 @@ def itself(_, params):
 
 def expected_gradient(recorded, params, batch):
   """The paper's objective on all logits at once: fresh rows at r = 1, replayed f(w)."""
-  settings = 0.1, 1e-4, 0.0, tiny.RESPONSE
-  shape = recorded.experiment.model
+  shape, settings = recorded.experiment.model, (0.1, 1e-4, 0.0, tiny.RESPONSE)
   return losses.on_all_logits(shape, settings, itself, params, batch, (None, None))[1]
 
 
@@ -205,9 +191,7 @@ def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(one_minibatc
   def learn_with_shifted_logp(rows_B):
     logp_BT = batch.old_logp_BT + (3 * batch.response_mask_BT * rows_B[:, None])
     return learn(
-      one_minibatch,
-      params,
-      dataclasses.replace(batch, old_logp_BT=logp_BT.astype(np.float32)),
+      one_minibatch, params, dataclasses.replace(batch, old_logp_BT=logp_BT.astype(np.float32))
     )
 
   change, sums = learn(one_minibatch, params, batch)
@@ -229,9 +213,7 @@ def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
   half = Q * K // 2
   first, second = (  # each half twice: the same gradient as once, and no new shape to compile
     expected_gradient(
-      recorded,
-      params,
-      jax.tree.map(lambda x, rows=rows: np.concatenate([x[rows], x[rows]]), batch),
+      recorded, params, jax.tree.map(lambda x, rows=rows: np.concatenate([x[rows], x[rows]]), batch)
     )
     for rows in (slice(half), slice(half, None))
   )
@@ -248,13 +230,12 @@ def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
 
 
 ALWAYS = """reward pass_rate/all pass_rate/fresh groups/zero_advantage entropy length/mean
-  length/max
-  length/truncated groups/solved_by_all groups/solved_by_none probability/fresh code_blocks/fresh
-  gradient_norm optimizer/skipped loss policy/clip_fraction policy/outside_clip_range epoch
-  buffer/questions
-  buffer/retired buffer/trajectories time/step time/device_wait time/pick time/reshard time/generate
-  time/old_logprobs time/grade time/assemble time/record time/plan time/records time/await_update
-  perf/tokens_per_second perf/compilations time/compile_total rollout/slots_busy"""
+  length/max length/truncated groups/solved_by_all groups/solved_by_none probability/fresh
+  code_blocks/fresh gradient_norm optimizer/skipped loss policy/clip_fraction
+  policy/outside_clip_range epoch buffer/questions buffer/retired buffer/trajectories time/step
+  time/device_wait time/pick time/reshard time/generate time/old_logprobs time/grade time/assemble
+  time/record time/plan time/records time/await_update perf/tokens_per_second perf/compilations
+  time/compile_total rollout/slots_busy"""
 WITH_REPLAY = """pass_rate/replay replay/ratio_mean replay/ratio_max replay/age_mean
   replay/effective_sample_size replay/shaped_mean replay/shaped_variance replay/times_mean
   replay/times_max length/replayed probability/replayed code_blocks/replayed"""
@@ -268,24 +249,22 @@ def test_a_run_writes_every_metric(recorded):
   for number, step in recorded.steps.items():
     record = records[number]
     assert always <= set(record)
-    assert (with_replay <= set(record)) if any(step.replays) else not with_replay & set(record)
-    is_compared = number in (1, 1 + tiny.COMPARED_EVERY)
-    assert (
-      {'rollout_mismatch/logprob_mean', 'rollout_mismatch/logprob_max'} <= set(record)
-    ) == is_compared
-    assert all(math.isfinite(value) for value in record.values())
+    assert with_replay & set(record) == (with_replay if any(step.replays) else set())
+    compared = {'rollout_mismatch/logprob_mean', 'rollout_mismatch/logprob_max'}
+    assert (compared <= set(record)) == (number in (1, 1 + tiny.COMPARED_EVERY))
+
+
+def lines(path):
+  return list(map(json.loads, path.read_text().splitlines()))
 
 
 def test_the_policy_is_evaluated_first_every_so_often_and_last(recorded):
-  evaluated = [
-    record['step']
-    for record in metrics.read(recorded.workdir)
-    if 'eval/data_evaluation/pass@1' in record
-  ]
+  records = metrics.read(recorded.workdir)
+  evaluated = [one['step'] for one in records if 'eval/data_evaluation/pass@1' in one]
   assert evaluated == [0, tiny.NUM_STEPS // 2, tiny.NUM_STEPS]
   for step in evaluated:
     (path,) = (recorded.workdir / 'evaluation').glob(f'step_{int(step):06d}_*.jsonl')
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = lines(path)
     assert [row['answer'] for row in rows] == ['0', '1', '2', '3']
     for row in rows:
       graded = re.sub('<pad>|</s>|<unk>', '', row['responses'][0])  # shown, but not graded
@@ -300,22 +279,16 @@ def test_a_run_writes_samples_and_tensorboard_files(recorded):
     f'step_{step:06d}.jsonl' for step in range(1, tiny.NUM_STEPS + 1)
   ]
   last = max(number for number, step in recorded.steps.items() if any(step.replays))
-  rows = [json.loads(line) for line in samples[last - 1].read_text().splitlines()]
+  rows = lines(samples[last - 1])
   assert {row['replayed'] for row in rows} == {True, False}
   assert any(row['replayed'] and row['written_in_step'] < last for row in rows)
 
 
 @pytest.mark.full
-def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, values, tmp_path):
-  config = copy.deepcopy(values)
+def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, config, tmp_path):
   config.grading.update(dict(rewards=('tests.helpers.misbehaving:always_fails',), workers=1))
   config.warm_start.num_updates = 0
   opened = experiment.open_experiment(config, str(tmp_path))
-  rows = Q * K
-  with (
-    recorded.compiling(),
-    pytest.raises(
-      InputError, match=rf'^step 1: grading failed for all of {rows} .*OSError: the serv'
-    ),
-  ):
+  message = rf'^step 1: grading failed for all of {Q * K} .*OSError: the serv'
+  with recorded.compiling(), pytest.raises(InputError, match=message):
     recording.run_training(opened)

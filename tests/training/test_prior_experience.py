@@ -62,21 +62,18 @@ def train(recorded, monkeypatch):
   """Runs an experiment; returns what each step replayed, as (prompt, trajectory)."""
 
   def run(opened):
-    replayed = {}
-    assemble = stages.assemble
+    replayed, assemble = {}, stages.assemble
 
     def note(rollout, trained, replays, scores):
       plan = trained.plan
       replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, replays) if t]
       return assemble(rollout, trained, replays, scores)
 
-    monkeypatch.setattr(stages, 'assemble', note)
-    params = jax.device_put(
-      recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
-    )
-    with recorded.compiling():
+    layout = model.shardings(opened.model, opened.meshes.training)
+    params = jax.device_put(recorded.steps[1].params, layout)
+    with monkeypatch.context() as patch, recorded.compiling():
+      patch.setattr(stages, 'assemble', note)
       recording.run_training(opened, params)
-    monkeypatch.setattr(stages, 'assemble', assemble)
     return replayed
 
   return run
@@ -84,10 +81,8 @@ def train(recorded, monkeypatch):
 
 def log_probabilities(recorded, prompt, tokens):
   """[T] float64 under the policy at the start, from all logits at once."""
-  sequence = np.concatenate([prompt, tokens])
-  logp_TV = tiny.full_log_probabilities(
-    recorded.steps[1].params, recorded.experiment.model, sequence
-  )
+  shape, sequence = recorded.experiment.model, np.concatenate([prompt, tokens])
+  logp_TV = tiny.full_log_probabilities(recorded.steps[1].params, shape, sequence)
   return logp_TV[len(prompt) - 1 :][np.arange(len(tokens)), tokens]
 
 
@@ -201,19 +196,17 @@ def test_questions_of_another_run_are_found_by_what_they_ask(seeded, other_run, 
   assert {candidate.row + 2 for candidate in right} == {row for row in theirs.entries if row >= 2}
 
 
-def change_config(folder, change):
+def trained_on(folder, file):
   path = folder / 'config.json'
   values = json.loads(path.read_text())
-  change(values)
+  values['data']['train'] = file
   path.write_text(json.dumps(values))
 
 
-def trained_on(data):
-  return lambda folder: change_config(folder, lambda v: v['data'].update(train=data(folder)))
-
-
-def other_tokenizer(folder):
-  (folder / 'tokenizer.model').write_bytes((folder / 'small.model').read_bytes())
+def with_longer_prompts(folder):
+  rows = [{'question': f'{n} + 0', 'answer': str(n)} for n in range(tiny.POOL)]
+  (folder / 'longer.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  trained_on(folder, str(folder / 'longer.jsonl'))
 
 
 def damaged(folder):
@@ -224,9 +217,12 @@ def damaged(folder):
 @pytest.mark.parametrize(
   ('break_it', 'message'),
   [
-    (trained_on(lambda _: 'gone.jsonl'), r'cannot be loaded\. gone\.jsonl: there is no such file'),
-    (trained_on(lambda folder: str(folder / 'longer.jsonl')), r'The prompt in row \d+ had \d+ tok'),
-    (other_tokenizer, r'that run has a different tokenizer, .* Set config\.tokenizer\.path='),
+    (lambda folder: trained_on(folder, 'gone.jsonl'), r'cannot be loaded\. gone\.jsonl: there is'),
+    (with_longer_prompts, r'The prompt in row \d+ had \d+ tok'),
+    (
+      lambda folder: tokenizer.train(['1+1=2 abc'], 300, folder / 'tokenizer.model'),
+      r'that run has a different tokenizer, .* Set config\.tokenizer\.path=',
+    ),
     (damaged, r'checkpoints/\d+ is damaged'),
   ],
   ids=['questions', 'prompts', 'tokenizer', 'damaged'],
@@ -235,9 +231,6 @@ def test_another_run_whose_tokens_or_questions_mean_something_else_is_refused(
   seeded, other_run, break_it, message
 ):
   folder, _ = other_run
-  tokenizer.train(['1+1=2 abc'], 300, folder / 'small.model')
-  rows = [{'question': f'{n} + 0', 'answer': str(n)} for n in range(tiny.POOL)]
-  (folder / 'longer.jsonl').write_text('\n'.join(map(json.dumps, rows)))
   opened = seeded(str(folder))
   data = experiment.load_questions(opened, opened.config.data.train)
   break_it(folder)
@@ -249,9 +242,8 @@ def test_another_run_whose_tokens_or_questions_mean_something_else_is_refused(
 
 
 def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, tmp_path, jsonl):
-  empty = tmp_path / 'empty'
+  empty, claimed = tmp_path / 'empty', tmp_path / 'claimed'
   empty.mkdir()
-  claimed = tmp_path / 'claimed'
   claimed.mkdir()
   (claimed / 'config.json').write_text('{}')
   for path, message in (
@@ -277,15 +269,14 @@ SAMPLES = 4
 
 @pytest.fixture
 def filter_by(recorded, config, tmp_path, monkeypatch):
-  """Filters the recorded run's questions by its first policy; gives the folder and the print."""
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  """Filters the recorded run's questions by its first policy; gives the folder."""
   tiny.leave_out_pictures(monkeypatch.setattr)
 
-  def call(capsys, **changes):
+  def call(**changes):
     settings = {'values': config, 'source': None, 'samples': SAMPLES, 'above': 0.0, 'below': 1.0}
     with recorded.compiling():
       prefilter.filter_questions(out=str(tmp_path / 'filtered'), **settings | changes)
-    return tmp_path / 'filtered', capsys.readouterr().out
+    return tmp_path / 'filtered'
 
   return call
 
@@ -299,20 +290,20 @@ def test_a_run_begins_with_what_is_known_of_the_questions_that_remain(
   filter_by, recorded, config, tmp_path, capsys
 ):
   """The same questions by number, prompt, answer and pass rate, in the file and in the buffer."""
-  out, printed = filter_by(capsys)
+  out = filter_by()
   rates = {row['row']: row['pass_rate'] for row in lines_of(out / 'pass_rates.jsonl')}
   assert list(rates) == list(range(tiny.POOL))
   assert {rate * SAMPLES % 1 for rate in rates.values()} == {0}
   kept = [row for row, rate in rates.items() if 0 < rate < 1]
   assert 0 < len(kept) < tiny.POOL
+  printed = capsys.readouterr().out
   assert f'kept {len(kept)} of {tiny.POOL} questions\nquestions by pass rate: 0: ' in printed
 
   data = str(out / 'questions.jsonl')
   before = recorded.data.questions.read(kept)
   after = list(questions.load(parse_config(config).data, data))
-  assert [(q.messages, q.answer, q.kind) for q in after] == [
-    (q.messages, q.answer, q.kind) for q in before
-  ]
+  asked, kept_ones = ([(q.messages, q.answer, q.kind) for q in qs] for qs in (before, after))
+  assert asked == kept_ones
   assert [q.columns['pass_rate'] for q in after] == [rates[row] for row in kept]
 
   config.num_steps = 1
@@ -321,13 +312,10 @@ def test_a_run_begins_with_what_is_known_of_the_questions_that_remain(
   config.experience.path = str(out / 'successes.parquet')
   with recorded.compiling(), session.open_run(config, str(tmp_path / 'run')) as begun:
     entries = begun.buffer.entries
-    assert {row: entry.correctness for row, entry in entries.items()} == pytest.approx(
-      {number: rates[row] for number, row in enumerate(kept)}
-    )
-    assert all(
-      1 <= len(entry.trajectories) <= tiny.STORED and (entry.trajectories[0].logp <= 0).all()
-      for entry in entries.values()
-    )
+    found = {row: entry.correctness for row, entry in entries.items()}
+    assert found == pytest.approx({number: rates[row] for number, row in enumerate(kept)})
+    stored = [entry.trajectories for entry in entries.values()]
+    assert all(1 <= len(own) <= tiny.STORED and (own[0].logp <= 0).all() for own in stored)
 
 
 MATH = {'problem': '1+1?', 'solution': r'So \boxed{2}.', 'level': 'Level 1', 'type': 'Algebra'}
@@ -368,21 +356,20 @@ def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields)
 
 
 @pytest.mark.full
-def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(filter_by, capsys, tmp_path):
-  with pytest.raises(
-    InputError, match=r'--below=1\.0: none of \d+ questions .* at each pass rate is 0: \d+,'
-  ):
-    filter_by(capsys, above=0.99, below=1.0)
+def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(filter_by, tmp_path):
+  message = r'--below=1\.0: none of \d+ questions .* Questions by pass rate: 0: \d+,'
+  with pytest.raises(InputError, match=message):
+    filter_by(above=0.99, below=1.0)
   assert not (tmp_path / 'filtered' / 'questions.jsonl').exists()
 
 
-def test_a_runs_own_policy_may_try_them(filter_by, recorded, capsys):
+def test_a_runs_own_policy_may_try_them(filter_by, recorded):
   source = policies.Source('run', str(recorded.workdir), None)
-  out, _ = filter_by(capsys, values=policies.config_values(source, None), source=source, samples=2)
+  out = filter_by(values=policies.config_values(source, None), source=source, samples=2)
   assert {row['samples'] for row in lines_of(out / 'pass_rates.jsonl')} == {2}
 
 
-def test_an_environment_is_refused(filter_by, config, capsys):
+def test_an_environment_is_refused(filter_by, config):
   config.environment.name = 'guess'
   with pytest.raises(InputError, match=r"environment\.name='guess': only single-turn questions"):
-    filter_by(capsys)
+    filter_by()

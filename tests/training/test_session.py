@@ -5,7 +5,6 @@ import dataclasses
 import gzip
 import json
 import os
-import pathlib
 import shutil
 
 import jax
@@ -36,6 +35,11 @@ def workdir(recorded, tmp_path, monkeypatch):
     if step > BEGUN:
       shutil.rmtree(folder / 'checkpoints' / str(step))
   return folder
+
+
+@pytest.fixture
+def opened(config, tmp_path):
+  return experiment.open_experiment(config, str(tmp_path))
 
 
 def untimed(record):
@@ -118,10 +122,8 @@ def test_a_run_whose_validation_no_longer_improves_ends(
   recorded, config, data, tmp_path, monkeypatch, capsys
 ):
   def scored(_, __, ___, at):
-    right = int(5 * SHARES[at])
-    return {'eval/v/pass@1': SHARES[at]}, [
-      {'source': 'v', 'correct': [row < right]} for row in range(5)
-    ]
+    rows = [{'source': 'v', 'correct': [row < int(5 * SHARES[at])]} for row in range(5)]
+    return {'eval/v/pass@1': SHARES[at]}, rows
 
   config.num_steps = 5
   config.warm_start.num_updates = 0
@@ -170,8 +172,7 @@ def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, m
 # ---- The tokenizer that a run keeps in its workdir ----
 
 
-def test_a_run_keeps_its_tokenizer_once(config, tmp_path):
-  opened = experiment.open_experiment(config, str(tmp_path))
+def test_a_run_keeps_its_tokenizer_once(opened, tmp_path):
   session.keep_tokenizer(opened)
   kept = tokenizer.load(tmp_path / 'tokenizer')
   assert kept.encode('12+7\n') == opened.tokenizer.encode('12+7\n')
@@ -180,12 +181,10 @@ def test_a_run_keeps_its_tokenizer_once(config, tmp_path):
   assert (tmp_path / 'tokenizer' / 'tokenizer.model').read_text() == 'kept'
 
 
-def test_a_kill_leaves_no_part_of_a_tokenizer(config, tmp_path, monkeypatch):
-  opened = experiment.open_experiment(config, str(tmp_path))
-
+def test_a_kill_leaves_no_part_of_a_tokenizer(opened, tmp_path, monkeypatch):
   def killed(folder):
-    (folder_path := pathlib.Path(folder)).mkdir()
-    (folder_path / 'half').write_text('')
+    folder.mkdir()
+    (folder / 'half').write_text('')
     raise KeyboardInterrupt
 
   monkeypatch.setattr(opened.tokenizer, 'save', killed)
@@ -204,7 +203,6 @@ def test_a_kill_leaves_no_part_of_a_tokenizer(config, tmp_path, monkeypatch):
 def test_the_score_of_a_task_is_no_reward_for_data_without_its_entries(recorded):
   grading = dataclasses.replace(tiny.GRADING, rewards=('score_answer',))
   config = dataclasses.replace(recorded.experiment.config, grading=grading)
-  with pytest.raises(
-    InputError, match=r"'score_answer' .* it asks for 'entry', which is neither a col"
-  ):
+  message = r"'score_answer' .* it asks for 'entry', which is neither a col"
+  with pytest.raises(InputError, match=message):
     checks.check_rewards(config, recorded.evaluations[0])

@@ -39,9 +39,8 @@ def test_a_run_replays_unless_its_ratio_is_0(run):
   )
   if config.replay.ratio:
     assert drawn > 6 and rows == drawn * config.replay.include_trajectory
-    has_signal = any(
-      step.batch.advantage_B[step.batch.is_replay_B].any() for step in run.steps.values()
-    )
+    batches = [step.batch for step in run.steps.values()]
+    has_signal = any(batch.advantage_B[batch.is_replay_B].any() for batch in batches)
     assert has_signal == config.replay.include_trajectory
   else:
     assert drawn == rows == sum(record['buffer/questions'] for record in records) == 0
@@ -54,21 +53,15 @@ def test_a_run_draws_and_replays_what_its_rules_say(run):
   for number, step in run.steps.items():
     drawn = {q.row for q, yes in zip(step.plan.questions, step.plan.is_drawn) if yes}
     assert drawn <= set(step.buffer.entries)
-    assert step.plan.is_replay_Q.tolist() == [
-      yes and config.include_trajectory for yes in step.plan.is_drawn
-    ]
-    of_stored = [number - stored.step for own in step.plan.candidates for stored in own]
-    ages += of_stored
-    young = {
-      row: entry
-      for row, entry in step.buffer.entries.items()
-      if number - entry.trajectories[-1].step <= config.max_age
-    }
+    replayed = [yes and config.include_trajectory for yes in step.plan.is_drawn]
+    assert step.plan.is_replay_Q.tolist() == replayed
+    ages += [number - stored.step for own in step.plan.candidates for stored in own]
+    entries = step.buffer.entries
+    age = {row: number - entry.trajectories[-1].step for row, entry in entries.items()}
+    young = {row: entry for row, entry in entries.items() if age[row] <= config.max_age}
     if in_order and drawn:
-      rank = {
-        row: number - entry.trajectories[-1].step if config.age_decay < 1 else entry.correctness
-        for row, entry in young.items()
-      }
+      by_age = config.age_decay < 1
+      rank = {row: age[row] if by_age else entry.correctness for row, entry in young.items()}
       last = max(rank[row] for row in drawn)
       others = [own for row, own in rank.items() if row not in drawn]
       assert last <= min(others, default=last)
@@ -81,27 +74,17 @@ def test_a_run_draws_and_replays_what_its_rules_say(run):
   assert (passed_over > 0) == (in_order or config.question_selection == 'advantage')
 
 
-def cost(rule, now, then):
-  """What a rule picks the least of, from log-probabilities now and when it was written.
-
-  The paper's rule has its test in test_loop.py.
-  """
-  return {'highest_perplexity': now.mean(), 'smallest_drop': (then - now).max()}[rule]
-
-
 def test_a_run_replays_what_its_rule_picks(run):
-  config = run.experiment.config.replay
-  rule = config.trajectory_selection
+  """The least of a mean or maximum over log-probabilities, now and when it was written."""
+  rule, chosen = run.experiment.config.replay.trajectory_selection, 0
   if rule not in ('highest_perplexity', 'smallest_drop'):
     pytest.skip('another rule')
-  chosen = 0
   for step in run.steps.values():
     for prompt, own, replayed in zip(step.plan.prompts, step.plan.candidates, step.replays):
       if replayed:
-        costs = [
-          cost(rule, run.values_of(step.params, prompt, stored.tokens)[0], stored.logp)
-          for stored in own
-        ]
+        now = [run.values_of(step.params, prompt, stored.tokens)[0] for stored in own]
+        drops = [(stored.logp - logp).max() for stored, logp in zip(own, now)]
+        costs = drops if rule == 'smallest_drop' else [logp.mean() for logp in now]
         place = [stored is replayed for stored in own].index(True)
         assert costs[place] <= min(costs) + 1e-4
         chosen += max(costs) > min(costs) + 1e-2
