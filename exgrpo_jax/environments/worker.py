@@ -109,8 +109,8 @@ def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(
-      'the prompt of a task must not depend on the seed: reset returned '
-      f'{prompt!r} with seed {begin.seed}, and {begin.prompt!r} with seed 0'
+      'the prompt of a task must not depend on the seed, but reset returned '
+      f'{prompt!r} with seed {begin.seed} and {begin.prompt!r} with seed 0'
     )
   return prompt
 

@@ -35,7 +35,7 @@ class VerifierConfig:
   )
 
 
-ANYTHING = VerifierConfig(require_think=False, require_box=False)
+ANYTHING = VerifierConfig()
 
 
 class Question(Protocol):
@@ -44,17 +44,14 @@ class Question(Protocol):
   @property
   def answer(self) -> str:
     """Return the ground truth."""
-    ...
 
   @property
   def kind(self) -> str:
     """Return how answers are compared, one of KINDS."""
-    ...
 
   @property
   def columns(self) -> Mapping[str, Any]:
     """Return the row's columns; a worker process has only reasoning_gym.COLUMN, if it exists."""
-    ...
 
 
 class Truth(NamedTuple):
@@ -81,7 +78,6 @@ class Verifier(Protocol):
 
   def judge(self, response: str, question: Question) -> Judgement:
     """Judge a response, stripped of its thought, against the question's answer."""
-    ...
 
 
 class BuiltIn:
@@ -119,13 +115,9 @@ def judge_with(
 
 
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
-  """Judge any text as a response with our own verifier, in bounded time.
+  """Judge any text as a response with our own verifier, in bounded time; return one of OUTCOMES.
 
-  Returns:
-    One of OUTCOMES.
-
-  Raises:
-    InputError: `kind` is not one of KINDS. Responses never cause an error.
+  Raises InputError if `kind` is not one of KINDS. Responses never cause an error.
   """
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 

@@ -66,10 +66,7 @@ def serve(load: Load) -> None:
 
 def failed(error: BaseException, place: str = '') -> Reply:
   """Return the reply to a request that raised; `place` names the code that raised."""
-  return {
-    'reason': place + summarize(error),
-    'must_be_replaced': isinstance(error, MemoryError),
-  }
+  return {'reason': place + summarize(error), 'must_be_replaced': isinstance(error, MemoryError)}
 
 
 def _die_with(parent: int) -> None:

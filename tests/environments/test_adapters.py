@@ -67,9 +67,9 @@ def test_the_row_decides_how_a_game_begins_and_the_seed_what_chance_does():
 
 def test_what_cannot_be_played_is_refused():
   pytest.importorskip('gymnasium')
-  with pytest.raises(ValueError, match="column 'seed' is None; it must be an integer"):
+  with pytest.raises(ValueError, match="column 'seed' is None, but must be an integer"):
     Gymnasium().reset(task('FrozenLake-v1'), 0)
-  with pytest.raises(ValueError, match=r'actions of Pendulum-v1 are Box.*, not numbered'):
+  with pytest.raises(ValueError, match=r'actions of Pendulum-v1 are Box.*, not numbers'):
     Gymnasium().reset(task('Pendulum-v1', seed=1), 0)
 
 

@@ -84,7 +84,7 @@ def test_episodes_of_one_worker_do_not_meet(workers):
   ('turn', 'reason'),
   [
     ('raise', 'RuntimeError: as it was told'),
-    ('die', '2 workers died of it, the last with exit status 3'),
+    ('die', '2 workers died during this request, the last with exit status 3'),
     ('strange', 'ValueError: .*is not a message'),
   ],
 )
@@ -138,7 +138,7 @@ def test_a_prompt_that_depends_on_the_seed_is_refused(workers):
   [
     ('tests.helpers.environments:not_a_class', 'TypeError: it has no arguments'),
     ('tests.helpers.environments:Absent', "AttributeError: .*'Absent'"),
-    ('tests.helpers.environments:dies', 'dies.* ended with exit status 3, while importing it'),
+    ('tests.helpers.environments:dies', 'dies.* ended with exit status 3 while importing it'),
     ('no_such_module:Game', 'ModuleNotFoundError'),
     ('nocolon:', "does not have the form 'package.module:Class'"),
   ],

@@ -99,7 +99,7 @@ def odd_type(x: complex):
   ('function', 'message'),
   [
     (no_hint, 'parameter x of no_hint has no type hint'),
-    (no_line, 'parameter x of no_line has no line below Args:'),
+    (no_line, 'parameter x of no_line is not described below Args:'),
     (no_words, 'no_words has no docstring'),
     (odd_type, 'parameter x of odd_type has the type .*complex'),
   ],

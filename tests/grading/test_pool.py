@@ -9,7 +9,7 @@ import time
 import pytest
 
 from exgrpo_jax.datatypes import Verdict
-from exgrpo_jax.grading import pool, verifier, worker, workers
+from exgrpo_jax.grading import pool, programs, verifier, worker
 from exgrpo_jax.grading.pool import Submission
 from exgrpo_jax.runtime import activity
 from tests.helpers import tiny
@@ -163,7 +163,7 @@ def test_a_reward_that_is_not_a_finite_number_counts_as_a_crash():
 def test_rewards_that_take_batches_may_load_a_model():
   config = dataclasses.replace(CONFIG, memory_limit=512, batch_timeout=7.0)
   one, batch = (
-    workers.program(config, VERIFIER, is_batched=of_batch) for of_batch in (False, True)
+    programs.program(config, VERIFIER, is_batched=of_batch) for of_batch in (False, True)
   )
   assert (one.memory_limit, one.timeout, one.standby_delay) == (512, 60, 0.1)
   assert (batch.memory_limit, batch.timeout, batch.standby_delay) == (0, 67, math.inf)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier, workers
+from exgrpo_jax.grading import pool, programs, reward_functions, rewards, settings, verifier
 from exgrpo_jax.workers import user_code
 from exgrpo_jax.workers.pool import Worker
 from tests.helpers import tiny
@@ -261,8 +261,8 @@ def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
     # No process is ready by then.
     return dataclasses.replace(started, timeout=0.01) if is_batched else started
 
-  program = workers.program
-  monkeypatch.setattr(workers, 'program', late)
+  program = programs.program
+  monkeypatch.setattr(programs, 'program', late)
   (verdict,) = grade([RIGHT])
   assert verdict.outcome == 'timed out' and 'not ready after 0.01 s' in verdict.reason
 

@@ -102,11 +102,8 @@ def proportional(x: Tree, y: Tree, positive: bool) -> bool:
   unknowns = symbols(x) | symbols(y)
   if not unknowns or symbols(x) != symbols(y):
     return False
-  ratios = [
-    ratio
-    for index in range(_NUM_POINTS)
-    if (ratio := _ratio_at(x, y, _real_point(unknowns, index))) is not None
-  ]
+  points = (_real_point(unknowns, index) for index in range(_NUM_POINTS))
+  ratios = [ratio for point in points if (ratio := _ratio_at(x, y, point)) is not None]
   if any(is_complex(r) or r == 0 or (positive and r < 0) for r in ratios):
     return False
   if not all(_is_close(ratio, ratios[0], _DIGITS[0]) for ratio in ratios[1:]):
@@ -183,9 +180,11 @@ def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[
   """
   real = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
   for node in (*nodes(x), *nodes(y)):
-    is_rounding = node[0] == 'function' and node[1] in _ROUNDING
-    if is_rounding and not symbols(node[2]) & real and _is_whole(node[2][0], unknowns):
-      real |= symbols(node[2])
+    if node[0] == 'function' and node[1] in _ROUNDING and not symbols(node[2]) & real:
+      points = (_integer_point(unknowns, index) for index in range(_NUM_POINTS))
+      values = [_value(node[2][0], point) for point in points]
+      if all(isinstance(value, Fraction) and value.denominator == 1 for value in values):
+        real |= symbols(node[2])
   return real
 
 
@@ -204,12 +203,6 @@ def _point_to_round(
       value *= 997
     point[name] = -value if _checksum(name, index + 99) % 3 == 0 else value
   return point
-
-
-def _is_whole(tree: Tree, unknowns: Iterable[str]) -> bool:
-  """Return True if a tree is an integer at all tested integer points."""
-  values = [_value(tree, _integer_point(unknowns, index)) for index in range(_NUM_POINTS)]
-  return all(isinstance(value, Fraction) and value.denominator == 1 for value in values)
 
 
 def _checksum(name: str, index: int) -> int:
