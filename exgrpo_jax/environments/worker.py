@@ -45,10 +45,6 @@ class Beginning:
   prompt: Messages | None  # what `reset` must return; None if the request asks for it
 
 
-def main() -> None:
-  """Serve until the socket is closed or the parent ends."""
-  server.serve(_load)
-
 
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str, Any]], Reply]]:
   """Import the class and its tools; see server.Load."""
@@ -130,4 +126,4 @@ def _demonstration(
 
 
 if __name__ == '__main__':
-  main()
+  server.serve(_load)

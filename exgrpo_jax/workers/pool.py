@@ -104,10 +104,9 @@ class Worker:
   def start(self) -> None:
     """Replace the process, with the standby if there is one, and wait until it is ready.
 
-    Raises:
-      InputError: the user's code is rejected, or a trial run of it hangs or ends the process.
-      RuntimeError: no process got ready, for another reason.
-      The cause of either is a TimeoutError if the time ran out.
+    Raises InputError if the user's code is rejected, or if trying it hangs or ends the process; and
+    RuntimeError if no process got ready for another reason. If the time ran out, the error's cause
+    is a TimeoutError.
     """
     failure = None
     for _ in range(self._program.starts):
@@ -132,9 +131,7 @@ class Worker:
   def ask(self, request: Any, seconds: float) -> dict[str, Any]:
     """Send a request to the ready process and return its reply.
 
-    Raises:
-      TimeoutError: there is no reply after `seconds`.
-      EOFError: the process died; the message has its exit status.
+    Raises TimeoutError after `seconds`, and EOFError with the exit status if the process dies.
     """
     assert self._process is not None
     now = time.monotonic()

@@ -19,7 +19,6 @@ _LIBRARIES = (
   os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
   *(sysconfig.get_path(name) + os.sep for name in ('purelib', 'platlib', 'stdlib')),
 )
-
 # For each setting: the form of a value, an example, and what the code must do.
 _NEEDED = {
   'grading.rewards': (
@@ -70,18 +69,13 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 def summarize(error: BaseException) -> str:
   """Summarize an error in one line with the file and line in user code; may quote the response."""
-  line = on_a_line(error)
-  return f'{line} ({place})' if (place := _place(error)) else line
+  frames = traceback.extract_tb(error.__traceback__)
+  own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
+  place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code
+  return f'{on_a_line(error)}{place}'
 
 
 def on_a_line(error: BaseException) -> str:
   """Return an error's type and text on one short line."""
   text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
   return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
-
-
-def _place(error: BaseException) -> str:
-  """Return file:line of the innermost frame in user code, or ''."""
-  frames = traceback.extract_tb(error.__traceback__)
-  own = [f for f in frames if not f.filename.startswith(('<', *_LIBRARIES))]
-  return f'{own[-1].filename}:{own[-1].lineno}' if own else ''

@@ -89,10 +89,8 @@ def _chosen_letter(given: str) -> str | None:
 def _same_decimal(given: str, truth: str) -> bool:
   """Return True if two decimals differ only in a comma, or if the truth is the rounded answer."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
-  for with_comma, other, pattern in (
-    (given, truth, _DECIMAL_COMMA),
-    (truth, given, _LONG_DECIMAL_COMMA),
-  ):
+  patterns = (given, truth, _DECIMAL_COMMA), (truth, given, _LONG_DECIMAL_COMMA)
+  for with_comma, other, pattern in patterns:
     if pattern.fullmatch(with_comma) and _DECIMAL.fullmatch(other):
       return Fraction(with_comma.replace(',', '.')) == Fraction(other)
   digits = truth.replace('-', '').replace('.', '').lstrip('0')
@@ -195,14 +193,11 @@ def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   if the other side is in degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
+  if not x_unit and y_unit:
+    return _in_one_unit(truth, given)[::-1]
   if x_unit and not y_unit:
-    if product := _unit_as_letter(given, truth):
-      return product, truth
-    return (_radians(x), truth) if _is_angle(x_unit, y) else (given, truth)
-  if y_unit and not x_unit:
-    if product := _unit_as_letter(truth, given):
-      return given, product
-    return (given, _radians(y)) if _is_angle(y_unit, x) else (given, truth)
+    is_angle = x_unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(y))
+    return _unit_as_letter(given, truth) or (_radians(x) if is_angle else given), truth
   if (x_unit, y_unit) == ('degree', 'radian'):
     return _radians(x), ('quantity', y, '')
   if (x_unit, y_unit) == ('radian', 'degree'):
@@ -226,10 +221,6 @@ def _unit_as_letter(reading: Reading, other: Reading) -> Reading | None:
   if match[2]:
     factor = ('power', factor, ('number', Fraction(match[2])))
   return 'quantity', ('multiply', (reading[1], factor)), ''
-
-
-def _is_angle(unit: str, other: Tree) -> bool:
-  return unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(other))
 
 
 def _radians(degrees: Tree) -> Reading:
@@ -344,12 +335,8 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
 
 
 def _same_label(x: Tree, y: Tree) -> bool:
-  return x == y or (
-    x[0] == y[0] == 'call'
-    and x[1] == y[1]
-    and len(x[2]) == len(y[2])
-    and all(map(quantity.same, x[2], y[2]))
-  )
+  are_calls = x[0] == y[0] == 'call' and x[1] == y[1] and len(x[2]) == len(y[2])
+  return x == y or (are_calls and all(map(quantity.same, x[2], y[2])))
 
 
 def _same_equation(given: Reading, truth: Reading) -> bool:
@@ -389,11 +376,8 @@ def _ascending(chain: Reading) -> Reading:
 
 def _same_matrix(given: Reading, truth: Reading) -> bool:
   x, y = given[1], truth[1]
-  return (
-    len(x) == len(y)
-    and len(x[0]) == len(y[0])
-    and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
-  )
+  have_one_shape = len(x) == len(y) and len(x[0]) == len(y[0])
+  return have_one_shape and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
 
 
 def _same_collection(given: Reading, truth: Reading) -> bool:

@@ -62,14 +62,10 @@ def is_vector(tree: Tree) -> bool:
 
 def in_one_face(x: Tree, y: Tree) -> tuple[Tree, Tree]:
   r"""Set letters in bold on both sides if only one side uses bold: v becomes `\mathbf{v}`."""
-  x_bold, y_bold = (
-    {name for name in symbols(tree) if name.startswith('mathbf ')} for tree in (x, y)
-  )
-  if x_bold and not y_bold:
-    return x, _in_bold(y, x_bold)
-  if y_bold and not x_bold:
-    return _in_bold(x, y_bold), y
-  return x, y
+  x_bold, y_bold = ({n for n in symbols(tree) if n.startswith('mathbf ')} for tree in (x, y))
+  if bool(x_bold) == bool(y_bold):
+    return x, y
+  return _in_bold(x, y_bold), _in_bold(y, x_bold)
 
 
 def _in_bold(tree: Any, names: set[str]) -> Any:

@@ -77,19 +77,17 @@ def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
   for end in ends:
     if _is_infinite(end):
       continue
-    place = next((trees for trees in equal if quantity.same(trees[0], end)), None)
-    if place is None:
-      equal.append([end])
-    else:
+    if place := next((trees for trees in equal if quantity.same(trees[0], end)), None):
       place.append(end)
+    else:
+      equal.append([end])
     if len(equal) > _MAX_ENDS:
       raise _NoSetError
   if len(equal) > 1:
     values = [value for trees in equal if (value := quantity.real_value(trees[0])) is not None]
     if len(set(values)) < len(equal):
       raise _NoSetError
-    order = sorted(range(len(equal)), key=values.__getitem__)
-    equal = [equal[index] for index in order]
+    equal = [trees for _, trees in sorted(zip(values, equal), key=lambda pair: pair[0])]
   ranks = {end: sympy.Integer(rank) for rank, trees in enumerate(equal) for end in trees}
   return ranks | {INFINITY: sympy.oo, MINUS_INFINITY: -sympy.oo}
 
