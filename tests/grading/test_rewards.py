@@ -71,10 +71,6 @@ def test_the_last_tokens_before_the_limit_cost_dapos_punishment(buffer, punishme
     assert rewards.overlong(length, max_response=10, overlong_buffer=buffer) == expected
 
 
-def test_the_outcome_alone_is_correctness():
-  assert [rewards.correctness(outcome) for outcome in verifier.OUTCOMES] == [1, 0, 0]
-
-
 # ---- What a reward gets by the names of its parameters ----
 
 VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)

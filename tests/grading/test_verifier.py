@@ -27,6 +27,7 @@ def read_real_data(name):
 def test_a_response_is_correct_wrong_or_without_an_answer():
   assert verifier.judge(r'\boxed{2/4}', '0.5') == 'correct'
   assert verifier.judge(r'\boxed{2/3}', '0.5') == 'wrong'
+  assert verifier.judge('The answer is 7 apples.', '7 apples') == 'correct'
   assert verifier.judge('I do not know.', '0.5') == 'no answer'
   assert verifier.judge('0.5', '0.5', BOX) == 'no answer'
   assert verifier.judge(r'\boxed{0.5}', '0.5', THINK) == 'no answer'

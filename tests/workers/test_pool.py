@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import pytest
@@ -21,10 +20,9 @@ from exgrpo_jax.workers.pool import Pool, Worker
 from tests.helpers import misbehaving, tiny
 from tests.helpers.forked import is_running
 from tests.helpers.pools import ECHO, POOLS, asking
+from tests.helpers.stand_ins import wait_until
 
 pytestmark = pytest.mark.full
-
-PATIENCE = 60.0  # seconds to wait for what happens at once unless the machine is busy
 
 
 @pytest.fixture(params=POOLS)
@@ -32,14 +30,6 @@ def opened(request):
   """Makes a pool that closes when the test ends."""
   with contextlib.ExitStack() as stack:
     yield lambda **limits: stack.enter_context(POOLS[request.param](**limits))
-
-
-def wait_until(condition):
-  """Waits until `condition()` is true; fails after PATIENCE."""
-  deadline = time.monotonic() + PATIENCE
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
 
 
 def kill_worker(path):
@@ -113,8 +103,7 @@ def test_printed_text_is_no_reply(opened, capfd):
 def test_several_workers_answer_at_once(opened, tmp_path):
   submit = opened(count=2)
   wait = submit(f'sleep_once {tmp_path / "pid"}', 'one')
-  wait_until((tmp_path / 'pid').exists)
-  os.kill(int((tmp_path / 'pid').read_text()), signal.SIGKILL)
+  kill_worker(tmp_path / 'pid')
   first, second = wait()
   assert first.pid != second.pid and first.pid and second.pid
 
@@ -232,7 +221,6 @@ def test_workers_that_do_not_start_end_the_run():
 
 
 # ---- Code that a config names is refused by its name where it cannot be used ----
-
 
 REQUIRED = verifier.VerifierConfig(require_think=False, require_box=True)
 CODE = misbehaving.__name__
