@@ -45,7 +45,6 @@ class Beginning:
   prompt: Messages | None  # what `reset` must return; None if the request asks for it
 
 
-
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str, Any]], Reply]]:
   """Import the class and its tools; see server.Load."""
   sources, described = list[Callable[..., Any]](), list[dict[str, Any]]()

@@ -304,13 +304,8 @@ def _generators(polynomial: Polynomial) -> set[int]:
 
 def _bits(polynomial: Polynomial) -> int:
   """Return the bits of the largest coefficient; 1 for 1 and -1."""
-  return max(
-    (
-      int(value.numerator).bit_length() + int(value.denominator).bit_length() - 1
-      for value in polynomial.values()
-    ),
-    default=1,
-  )
+  parts = ((int(value.numerator), int(value.denominator)) for value in polynomial.values())
+  return max((top.bit_length() + bottom.bit_length() - 1 for top, bottom in parts), default=1)
 
 
 @functools.cache

@@ -235,9 +235,8 @@ class _Algebra:
     self._letters = letters
     self._are_transposed = are_transposed  # then vectors cannot be antisymmetric matrices
     self._index = index
-    self._point: Point = {
-      name: Fraction(self._checksum(name) + 4000, 5003) for name in names - letters
-    }
+    numbers = names - letters
+    self._point: Point = {n: Fraction(self._checksum(n) + 4000, 5003) for n in numbers}
 
   def value(self, tree: Tree) -> Matrix:
     """Return the value of a tree as a matrix; raises one of ERRORS if it has no value."""
@@ -297,11 +296,10 @@ class _Algebra:
     return self._random(' '.join((head, name, *texts)))
 
   def _random(self, name: str) -> Matrix:
-    cells = [
-      [self._context.mpf(self._checksum(f'{name} {i}{j}') + 1) / 4001 - 1 for j in range(3)]
-      for i in range(3)
-    ]
-    return self._context.matrix(cells)
+    sums = [[self._checksum(f'{name} {i}{j}') for j in range(3)] for i in range(3)]
+    return self._context.matrix(
+      [[self._context.mpf(s + 1) / 4001 - 1 for s in row] for row in sums]
+    )
 
   def _number(self, value: Any) -> Matrix:
     return self._context.eye(3) * value

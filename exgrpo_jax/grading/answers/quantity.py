@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable
 from fractions import Fraction
 
+from exgrpo_jax.grading.answers import operators
 from exgrpo_jax.grading.answers.identity import proportional_expressions, same_expression
 from exgrpo_jax.grading.answers.number import (
   ERRORS,
@@ -22,13 +23,6 @@ from exgrpo_jax.grading.answers.number import (
   evaluate,
   is_complex,
   to_float,
-)
-from exgrpo_jax.grading.answers.operators import (
-  in_one_face,
-  ordered_letters,
-  proportional_in_order,
-  same_in_order,
-  without_differentials,
 )
 from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 
@@ -78,11 +72,11 @@ def same(x: Tree, y: Tree) -> bool:
     return True
   unknowns = symbols(x) | symbols(y)
   if unknowns:
-    x = without_differentials(x) if 'd' in symbols(y) else x
-    x, y = in_one_face(x, y)
+    x = operators.without_differentials(x) if 'd' in symbols(y) else x
+    x, y = operators.in_one_face(x, y)
     unknowns = symbols(x) | symbols(y)
-    if letters := ordered_letters(x, y):
-      return x == y or same_in_order(x, y, letters)
+    if letters := operators.ordered_letters(x, y):
+      return x == y or operators.same_in_order(x, y, letters)
   verdict = _same_at_all_points(x, y, unknowns) if unknowns else _same_at(x, y, {})
   if verdict is None:
     return same_expression(x, y) is True
@@ -96,9 +90,9 @@ def proportional(x: Tree, y: Tree, positive: bool) -> bool:
 
   Trees with different unknowns are not proportional. `positive` requires a positive constant.
   """
-  x, y = in_one_face(x, y)
-  if letters := ordered_letters(x, y):
-    return proportional_in_order(x, y, letters, positive)
+  x, y = operators.in_one_face(x, y)
+  if letters := operators.ordered_letters(x, y):
+    return operators.proportional_in_order(x, y, letters, positive)
   unknowns = symbols(x) | symbols(y)
   if not unknowns or symbols(x) != symbols(y):
     return False
