@@ -50,9 +50,11 @@ class Environment(Protocol):
 
     The prompt must depend only on the task. The seed is for everything after it.
     """
+    ...
 
   def step(self, response: str) -> Observation:
     """Process the policy's turn, without its end token and other special tokens."""
+    ...
 
 
 def as_messages(messages: Messages) -> list[dict[str, str]]:

@@ -116,8 +116,9 @@ class Grader:
 
     reply = worker.call(request)
     if isinstance(reply, Failure):
-      reply = {'outcome': reply.outcome, 'reason': reply.reason}
-    verdict = Verdict(reward=0.0, **reply)  # `_Round` computes the reward
+      verdict = Verdict(0.0, reply.outcome, reply.reason)
+    else:
+      verdict = Verdict(reward=0.0, **reply)  # `_Round` computes the reward
     # Computed here because each text is decoded only once, on a single host.
     verdict = verdict._replace(
       has_code_block=rewards.has_code_block(text),

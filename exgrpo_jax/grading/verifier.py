@@ -44,14 +44,17 @@ class Question(Protocol):
   @property
   def answer(self) -> str:
     """Return the ground truth."""
+    ...
 
   @property
   def kind(self) -> str:
     """Return how answers are compared, one of KINDS."""
+    ...
 
   @property
   def columns(self) -> Mapping[str, Any]:
     """Return the row's columns; a worker process has only reasoning_gym.COLUMN, if it exists."""
+    ...
 
 
 class Truth(NamedTuple):
@@ -78,6 +81,7 @@ class Verifier(Protocol):
 
   def judge(self, response: str, question: Question) -> Judgement:
     """Judge a response, stripped of its thought, against the question's answer."""
+    ...
 
 
 class BuiltIn:

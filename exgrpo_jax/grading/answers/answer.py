@@ -159,12 +159,11 @@ def _interpret_one(tree: Tree) -> Reading:
     case 'minus', left, right:
       return 'minus', interpret(left), interpret(right)
     # One set minus another: '(0, 36) - \{9\}'.
-    case 'add', (('group' | 'set' | 'union', *_) as left, ('negate', ('set', _) as right)):
+    case 'add', (('group' | 'set' | 'union', *_) | ('symbol', 'mathbb_R'), ('negate', ('set', _))):
+      left, (_, right) = tree[1]
       return 'minus', interpret(left), interpret(right)
-    case 'add', (('symbol', 'mathbb_R') as left, ('negate', ('set', _) as right)):
-      return 'minus', interpret(left), interpret(right)
-    case 'multiply', (label, ('group', *_) as group) if is_label(label):  # 't(0, 4]'
-      return make_labelled(label, interpret(group))
+    case 'multiply', (label, ('group', *_)) if is_label(label):  # 't(0, 4]'
+      return make_labelled(label, interpret(tree[1][1]))
     case 'power', ('group', _, _, items), exponent if exponent == TRANSPOSED:  # not an interval
       return 'group', '(', ')', tuple(map(interpret, items))
   if rows := rows_of(tree):
@@ -182,8 +181,8 @@ def _interpret_expression(tree: Tree) -> Reading:
       return 'quantity', value, normalize_unit(unit)
     case 'degrees', value:
       return 'quantity', value, 'degree'
-    case 'negate', ('unit' | 'degrees', *_) as positive:
-      _, value, unit = _interpret_expression(positive)
+    case 'negate', ('unit' | 'degrees', *_):
+      _, value, unit = _interpret_expression(tree[1])
       return 'quantity', ('negate', value), unit
   return 'quantity', tree, ''
 

@@ -44,7 +44,7 @@ def _describe_parts(reading: Reading) -> str:
       return f'{"interval" if is_interval else name} {opening}{_describe_items(items)}{closing}'
     case ('list' | 'set' | 'braces' | 'union' | 'intersection' | 'ratio') as head, items:
       return f'{head} of {_describe_items(items)}'
-  return _NAMES.get(reading[0], reading[0])
+  return _NAMES.get(str(reading[0]), str(reading[0]))
 
 
 def _describe_items(items: tuple[Reading, ...]) -> str:

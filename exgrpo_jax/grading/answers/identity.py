@@ -197,7 +197,7 @@ class _Algebra:
     value = top.LC / bottom.LC
     if value <= 0 or max(value.numerator, value.denominator) > _MAX_PRIME:
       return None
-    factors = factorrat(Rational(int(value.numerator), int(value.denominator)))
+    factors: Any = factorrat(Rational(int(value.numerator), int(value.denominator)))
     return [(int(prime), int(times)) for prime, times in factors.items()]
 
   def _integer_power(self, base: Quotient, count: int) -> Quotient:

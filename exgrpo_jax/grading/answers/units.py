@@ -176,7 +176,7 @@ def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
   """
   units = normalize_unit(larger), normalize_unit(smaller)
   for system in _SYSTEMS[:4] if is_list else _SYSTEMS:
-    names = system.split()
+    names = list[str](system.split())
     if set(units) <= set(names) and names.index(units[0]) < names.index(units[1]):
       return conversion(units[1], units[0])
   return None
