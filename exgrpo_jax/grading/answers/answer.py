@@ -161,7 +161,7 @@ def _interpret_one(tree: Tree) -> Reading:
     # One set minus another: '(0, 36) - \{9\}'.
     case 'add', (('group' | 'set' | 'union', *_) | ('symbol', 'mathbb_R'), ('negate', ('set', _))):
       left, (_, right) = tree[1]
-      return 'minus', interpret(left), interpret(right)
+      return 'minus', interpret(tuple(left)), interpret(right)
     case 'multiply', (label, ('group', *_)) if is_label(label):  # 't(0, 4]'
       return make_labelled(label, interpret(tree[1][1]))
     case 'power', ('group', _, _, items), exponent if exponent == TRANSPOSED:  # not an interval
@@ -182,7 +182,7 @@ def _interpret_expression(tree: Tree) -> Reading:
     case 'degrees', value:
       return 'quantity', value, 'degree'
     case 'negate', ('unit' | 'degrees', *_):
-      _, value, unit = _interpret_expression(tree[1])
+      _, value, unit = _interpret_expression(tuple(tree[1]))
       return 'quantity', ('negate', value), unit
   return 'quantity', tree, ''
 
