@@ -95,7 +95,7 @@ class Gymnasium:
     if 'ansi' in self._game.metadata['render_modes']:
       self._game = gymnasium.make(name, render_mode='ansi', **options)
     if not isinstance(self._game.action_space, gymnasium.spaces.Discrete):
-      raise ValueError(f'the actions of {name} are {self._game.action_space}, not numbered')
+      raise ValueError(f'the actions of {name} are {self._game.action_space}, not numbers')
     numbers = [str(number) for number in range(self._game.action_space.n)]
     self._actions = columns.get('actions') or numbers
     self._won = float(columns.get('won', 1))
@@ -130,7 +130,7 @@ def package(name: str) -> Any:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:
     raise InputError(
-      f"{name} environments need the {name} package: pip install 'exgrpo_jax[{name}]'."
+      f"{name} environments need the package {name}. Run pip install 'exgrpo_jax[{name}]'."
     ) from error
 
 
@@ -142,7 +142,7 @@ def _seed(task: Task) -> int:
   seed = task.columns.get('seed')
   if not isinstance(seed, int):
     raise ValueError(
-      f"column 'seed' is {seed!r}; it must be an integer, and differ between training and "
-      'evaluation, because it decides which game is played'
+      f"column 'seed' is {seed!r}, but must be an integer. The seed decides which game is played, "
+      'so training and evaluation need different seeds'
     )
   return seed

@@ -9,8 +9,6 @@ from exgrpo_jax.grading.reward_functions import LARGEST
 
 # {'role': 'user', 'content': 'higher'}, as in chat templates; plain text is a user message.
 Messages = str | Sequence[Mapping[str, str]]
-
-
 # Metrics under environment/ that every episode has; see rollout/episodes.py.
 TAKEN = ('turns_mean', 'turns_max', 'tokens_mean', 'seconds', 'idle_seconds')
 

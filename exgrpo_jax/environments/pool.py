@@ -26,6 +26,8 @@ from exgrpo_jax.workers.pool import Failure, Worker
 
 COMMAND = workers.command('exgrpo_jax.environments.worker')
 
+Values = Mapping[str, Any]  # a request or reply; worker.py describes them
+
 
 class Answer(NamedTuple):
   """The answer to an episode's last turn."""
@@ -55,7 +57,7 @@ class Pool:
     self._answers: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
 
   def submit(self, key: str, begin: Beginning, said: Sequence[str]) -> None:
-    """Request the answer to an episode's last turn. `answers` returns it under `key`."""
+    """Request the answer to an episode's last turn, which `answers` returns under `key`."""
     if key not in self._holder_of:
       self._holder_of[key] = min(self._holders, key=lambda holder: holder.waiting)
     holder, turns = self._holder_of[key], tuple(said)
@@ -85,7 +87,7 @@ class Pool:
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
       for question in questions
     ]
-    replies = self._all(questions, requests, 'reset fails on')
+    replies = self._all(questions, requests, 'reset failed')
     return [reply['messages'] for reply in replies]
 
   def demonstrations(
@@ -96,7 +98,7 @@ class Pool:
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
     ]
-    replies = self._all(questions, requests, 'cannot play an episode of')
+    replies = self._all(questions, requests, 'playing an episode failed')
     return [[(text, Observation(*said)) for text, said in reply['episode']] for reply in replies]
 
   def tools(self) -> list[dict[str, Any]]:
@@ -112,19 +114,18 @@ class Pool:
     return self._holders[0].pool.submit(described).result()
 
   def _all(
-    self, questions: Sequence[Question], requests: Sequence[Mapping[str, Any]], what: str
-  ) -> list[Mapping[str, Any]]:
+    self, questions: Sequence[Question], requests: Sequence[Values], what: str
+  ) -> list[Values]:
     """Spread requests that belong to no episode over all workers, and return the replies.
 
     Raises InputError with `what`, the question's row and the reason if a request fails.
     """
-    asked = [
-      holder.ask(request) for holder, request in zip(itertools.cycle(self._holders), requests)
-    ]
-    replies = list[Mapping[str, Any]]()
+    holders = itertools.cycle(self._holders)
+    asked = [holder.ask(request) for holder, request in zip(holders, requests)]
+    replies = list[Values]()
     for question, future in zip(questions, asked, strict=True):
       if isinstance(reply := future.result(), Failure):
-        raise InputError(f'config.environment.name: {what} row {question.row}: {reply.reason}')
+        raise InputError(f'config.environment.name: {what} for row {question.row}: {reply.reason}')
       replies.append(reply)
     return replies
 
@@ -159,9 +160,7 @@ class _Holder:
     self._time_limit = config.time_limit
     self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
 
-  def ask(
-    self, request: Mapping[str, Any]
-  ) -> concurrent.futures.Future[Mapping[str, Any] | Failure]:
+  def ask(self, request: Values) -> concurrent.futures.Future[Values | Failure]:
     """Submit a request that belongs to no episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
@@ -169,7 +168,7 @@ class _Holder:
     """Return the answer to the last turn of `said`."""
     started = time.monotonic()
 
-    def request() -> Mapping[str, Any]:
+    def request() -> Values:
       if self._held.get(key) == worker.starts:
         return {'key': key, 'begin': None, 'said': said[-1:]}
       return {'key': key, 'begin': dataclasses.asdict(begin), 'said': said}
@@ -188,9 +187,7 @@ class _Holder:
     if self._held.pop(key, None) == worker.starts:
       self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
-  def _reply(
-    self, worker: Worker, make: Callable[[], Mapping[str, Any]]
-  ) -> Mapping[str, Any] | Failure:
+  def _reply(self, worker: Worker, make: Callable[[], Values]) -> Values | Failure:
     """Send a request in worker.py's format and return the reply. `make` runs for each process."""
 
     def request() -> tuple[Any, float]:

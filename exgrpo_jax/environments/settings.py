@@ -31,10 +31,10 @@ class EnvironmentConfig:
     None,
     "functions that the model may call, 'package.module:function', such as "
     "exgrpo_jax.environments.expressions:calculate, or a class, 'package.module:Class', whose "
-    'methods it may call; needs `environment.name=tools`, or a class of yours that takes tools',
+    'methods it may call; needs `environment.name=tools` or your own class that takes tools',
   )
   max_turns: int = setting(
-    8, '[1, inf)', 'the maximum number of turns in an episode; an episode not done by then fails'
+    8, '[1, inf)', 'the maximum number of turns in an episode; an unfinished episode then fails'
   )
   max_turn_tokens: int = setting(
     0, '[0, inf)', 'the longest turn, in tokens; 0 means the rest of rollout.max_response'
@@ -53,7 +53,6 @@ class EnvironmentConfig:
   )
   time_limit: float = setting(5.0, '(0, inf)', 'seconds to answer a turn before the episode fails')
   memory_limit: int = setting(1024, '[1, inf)', 'MiB of memory that a worker may use for episodes')
-
   keep_caches: bool = setting(
     True,
     None,
@@ -85,7 +84,7 @@ def check(config: EnvironmentConfig) -> None:
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
       f'config.environment.tools={config.tools}: config.environment.name={config.name!r} gives the '
-      "model no tools. Set config.environment.name='tools', or your own class that does."
+      "model no tools. Set config.environment.name='tools' or your own class that takes tools."
     )
 
 

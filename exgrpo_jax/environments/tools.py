@@ -121,10 +121,9 @@ def _answered(results: Sequence[str]) -> Observation:
 
 
 def calls_of(text: str) -> list[Call]:
-  """Return the calls that follow a turn's reasoning, in order; empty if it makes none.
+  """Return the calls that follow a turn's reasoning, in order; empty if there are none.
 
-  Raises:
-    ValueError: a call cannot be read. The message says what a call looks like.
+  Raises ValueError if a call cannot be read. The message says what a call looks like.
   """
   text = extraction.solution(text, require_think=False, require_box=False) or ''
   found = _QWEN.findall(text)
@@ -154,9 +153,8 @@ def _call(text: str, key: str) -> Call:
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
   """Describe a function with type hints and a Google-style docstring as JSON schema.
 
-  Raises:
-    ValueError: the function has no docstring, or a parameter has no type hint, no description, or a
-      type that JSON cannot represent.
+  Raises ValueError if the function has no docstring, or if a parameter has no type hint, no
+  description, or a type that JSON cannot represent.
   """
   name = function.__name__
   purpose, described, returned = _docstring(name, inspect.getdoc(function) or '')
@@ -166,9 +164,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     if parameter.name not in hints:
       raise ValueError(f'parameter {parameter.name} of {name} has no type hint')
     if parameter.name not in described:
-      raise ValueError(
-        f'parameter {parameter.name} of {name} has no line below Args: in its docstring'
-      )
+      raise ValueError(f'parameter {parameter.name} of {name} is not described below Args:')
     schema = _schema(hints[parameter.name], f'parameter {parameter.name} of {name}')
     properties[parameter.name] = {**schema, 'description': described[parameter.name]}
     if parameter.default is parameter.empty:
@@ -187,7 +183,7 @@ def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
   pieces = re.split(rf'^\s*({"|".join(_SECTIONS)})\s*$', text, flags=re.MULTILINE)
   purpose = pieces[0].strip()
   if not purpose:
-    raise ValueError(f'{name} has no docstring: its first words tell the model what it is for')
+    raise ValueError(f'{name} has no docstring to tell the model what the tool does')
   sections = dict(zip(pieces[1::2], pieces[2::2]))
   lines = inspect.cleandoc('\n' + sections.get('Args:', '')).split('\n')
   described: dict[str, str] = {}
@@ -212,4 +208,4 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     (other,) = (argument for argument in arguments if argument is not type(None))
     return {**_schema(other, where), 'nullable': True}
   names = ', '.join(known.__name__ for known in _TYPES)
-  raise ValueError(f'{where} has the type {hint}, not one of {names}, list, Literal or None')
+  raise ValueError(f'{where} has the type {hint}, but only {names}, list, Literal and None work')

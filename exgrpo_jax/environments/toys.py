@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from exgrpo_jax.data.tasks.games import FREE, GOAL, HOLE, MOVES, PLAYER, Square, after, distances
+from exgrpo_jax.data.tasks.games import FREE, GOAL, HOLE, MOVES, PLAYER, after, distances
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.grading import verifier
 
@@ -71,8 +71,7 @@ class Calculator:
     """Return the task's prompt, a chain of sums."""
     del seed
     self._answer = int(task.answer)
-    first, *rest = re.findall(r'[+-]?\d+', task.messages[-1]['content'])
-    self._total, self._rest = first, rest
+    self._total, *self._rest = re.findall(r'[+-]?\d+', task.messages[-1]['content'])
     return task.messages
 
   def step(self, response: str) -> Observation:
@@ -81,8 +80,7 @@ class Calculator:
       is_right = int(found[1]) == self._answer
       return Observation(reward=float(is_right), done=True, success=is_right)
     if found := _CALL.fullmatch(response.strip()):
-      total = int(found[1]) + int(found[2] + found[3])
-      self._total, self._rest = str(total), self._rest[1:]
+      self._total, self._rest = str(int(found[1]) + int(found[2] + found[3])), self._rest[1:]
       return Observation(self._total)
     return Observation('?')
 
@@ -115,12 +113,15 @@ class Lake:
     """Make a move. The reward is 1 at the goal."""
     if (move := response.strip()) not in MOVES:
       return Observation('?')
-    row, column = square = after(self._square, move, len(self._lines))
-    if self._lines[row][column] == HOLE:
+    (row, column), (new_row, new_column) = self._square, after(self._square, move, len(self._lines))
+    if self._lines[new_row][new_column] == HOLE:
       return Observation(done=True)
-    if self._lines[row][column] == GOAL:
+    if self._lines[new_row][new_column] == GOAL:
       return Observation(reward=1.0, done=True, success=True)
-    self._move_to(square)
+    rows = [list(line) for line in self._lines]
+    rows[row][column] = FREE
+    rows[new_row][new_column] = PLAYER
+    self._lines, self._square = [''.join(line) for line in rows], (new_row, new_column)
     return Observation('\n'.join(self._lines))
 
   def demonstrate(self, rng: np.random.Generator) -> str:
@@ -128,18 +129,9 @@ class Lake:
     reached, moves = distances(self._lines), list(MOVES)
     if rng.random() < _STRAYS:
       return str(rng.choice(moves))
-    ways = [
-      reached.get(after(self._square, move, len(self._lines)), len(reached)) for move in moves
-    ]
-    shortest = [move for move, way in zip(moves, ways) if way == min(ways)]
-    return str(rng.choice(shortest))
-
-  def _move_to(self, square: Square) -> None:
-    (row, column), (new_row, new_column) = self._square, square
-    rows = [list(line) for line in self._lines]
-    rows[row][column] = FREE
-    rows[new_row][new_column] = PLAYER
-    self._lines, self._square = [''.join(row) for row in rows], square
+    squares = [after(self._square, move, len(self._lines)) for move in moves]
+    ways = [reached.get(square, len(reached)) for square in squares]
+    return str(rng.choice([move for move, way in zip(moves, ways) if way == min(ways)]))
 
 
 class Attempts:

@@ -45,11 +45,6 @@ class Beginning:
   prompt: Messages | None  # what `reset` must return; None if the request asks for it
 
 
-def main() -> None:
-  """Serve until the socket is closed or the parent ends."""
-  server.serve(_load)
-
-
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str, Any]], Reply]]:
   """Import the class and its tools; see server.Load."""
   sources, described = list[Callable[..., Any]](), list[dict[str, Any]]()
@@ -109,8 +104,8 @@ def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(
-      'the prompt of a task must not depend on the seed: reset returned '
-      f'{prompt!r} with seed {begin.seed}, and {begin.prompt!r} with seed 0'
+      'the prompt of a task must not depend on the seed, but reset returned '
+      f'{prompt!r} with seed {begin.seed} and {begin.prompt!r} with seed 0'
     )
   return prompt
 
@@ -130,4 +125,4 @@ def _demonstration(
 
 
 if __name__ == '__main__':
-  main()
+  server.serve(_load)

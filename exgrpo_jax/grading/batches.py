@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import reward_functions, workers
+from exgrpo_jax.grading import programs, reward_functions
 from exgrpo_jax.grading.settings import GradingConfig
 from exgrpo_jax.workers.pool import Failure, Pool, Worker
 
@@ -29,7 +29,7 @@ class Batches:
   """The batches of one round of responses, whose verdicts are collected together."""
 
   def __init__(self, config: GradingConfig, scorer: Pool) -> None:
-    """Start empty. `scorer` is a pool of one process, which calls the rewards (workers.program)."""
+    """Start empty. `scorer` is a pool of one process, which calls the rewards (programs.py)."""
     self._config, self._scorer = config, scorer
     self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch being filled
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
@@ -93,7 +93,7 @@ def _call(
   for _ in range(_TRIES):
     try:
       reply = worker.call(
-        lambda: ([index, [workers.asked(worker, known) for known in facts]], config.batch_timeout),
+        lambda: ([index, [programs.asked(worker, known) for known in facts]], config.batch_timeout),
         deaths=1,
       )
     except (InputError, RuntimeError) as error:

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from exgrpo_jax.errors import InputError, counted
@@ -54,23 +53,20 @@ class _Case(NamedTuple):
 
 
 def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
-  """Judge every case in a file and report unexpected verdicts.
+  """Judge the cases in a JSON Lines file, whose format commands/verify.py describes.
 
-  Args:
-    path: a JSON Lines file in the format that commands/verify.py describes.
-    config: the requirements that a response must meet.
-    kind: how to compare answers if a case does not specify a kind.
-    chosen: the verifier, a value of config.grading.verifier.
-
-  Returns:
-    One line per unexpected verdict, followed by the totals.
-
-  Raises:
-    InputError: the file or a case is invalid; the message names the file and the line.
+  `kind` applies to cases without a kind, and `chosen` is a value of config.grading.verifier.
+  Returns one line per unexpected verdict, followed by the totals. Raises InputError with the file
+  and the line if the file or a case is invalid.
   """
   lines, judges = [], verifier.load(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
-  cases = list(_read(path, kind))
+  try:
+    text = pathlib.Path(path).read_text(encoding='utf-8')
+  except (OSError, UnicodeDecodeError) as error:
+    raise InputError(f'--file={path}: the file cannot be read ({error}).') from None
+  numbered = [(number, line) for number, line in enumerate(text.split('\n'), 1) if line.strip()]
+  cases = [_parse(f'{path}:{number}', line, kind) for number, line in numbered]
   if not cases:
     raise InputError(f'--file={path}: the file contains no cases. Write one JSON object per line.')
   for case in cases:
@@ -83,16 +79,6 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
   totals = ', '.join(f'{count} {outcome}' for outcome, count in counts.items())
   as_expected = len(cases) - len(lines)
   return '\n'.join([*lines, f'{counted(len(cases), "case")}: {totals}; {as_expected} as expected'])
-
-
-def _read(path: str, kind: str) -> Iterator[_Case]:
-  try:
-    text = pathlib.Path(path).read_text(encoding='utf-8')
-  except (OSError, UnicodeDecodeError) as error:
-    raise InputError(f'--file={path}: the file cannot be read ({error}).') from None
-  for number, line in enumerate(text.split('\n'), 1):
-    if line.strip():
-      yield _parse(f'{path}:{number}', line, kind)
 
 
 def _parse(place: str, line: str, kind: str) -> _Case:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Self
 
 from exgrpo_jax.datatypes import FAILURES, Verdict
-from exgrpo_jax.errors import InputError, counted
-from exgrpo_jax.grading import reasoning_gym, rewards, verifier, workers
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import programs, reasoning_gym, rewards, verifier
 from exgrpo_jax.grading.batches import Batches, BatchItem
 from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, GradingConfig
 from exgrpo_jax.runtime import activity, hosts, machine
@@ -44,10 +44,9 @@ class Grader:
   def __init__(self, config: GradingConfig, required: verifier.VerifierConfig) -> None:
     count = config.workers or min(machine.count_cores(), MAX_AUTO_WORKERS)
     self._config = config
-    self._pool = Pool(workers.program(config, required), count)
-    self._scorer = (
-      Pool(workers.program(config, required, is_batched=True)) if config.batched else None
-    )
+    self._pool = Pool(programs.program(config, required), count)
+    scorer = programs.program(config, required, is_batched=True)
+    self._scorer = Pool(scorer) if config.batched else None  # for the batched rewards
     self._keys: dict[Hashable, None] = {}  # the keys that `collect` will return
     self._round = self._new_round()
 
@@ -62,8 +61,7 @@ class Grader:
   def submit(self, key: Hashable, submission: Submission) -> None:
     """Start judging a response; `collect` returns its verdict under `key`.
 
-    Raises:
-      KeyError: a response with this key is already being graded.
+    Raises KeyError if a response with this key is already being graded.
     """
     if key in self._keys:
       raise KeyError(f'a response with key {key!r} is already being graded')
@@ -71,17 +69,11 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return this host's progress since the last `collect`, such as '3 of 8 graded'.
-
-    Returns '' if this host has nothing to grade.
-    """
+    """Return this host's progress since the last `collect`: '3 of 8 graded', or '' without work."""
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
-    """Wait until all responses submitted since the last call are graded.
-
-    Returns their verdicts in submission order.
-    """
+    """Wait for the verdicts on all responses since the last call; return them as submitted."""
     keys, self._keys = self._keys, {}
     submitted, self._round = self._round, self._new_round()
     return dict(zip(keys, submitted.verdicts(), strict=True))
@@ -96,10 +88,8 @@ class Grader:
     """Grade these responses and return their verdicts in order; earlier submissions are unaffected.
 
     `answers` are the ground truths. `kinds` are values from verifier.KINDS; by default, all are
-    'math'. `facts` are callables as in Submission; by default, there are no facts.
-
-    Raises:
-      ValueError: the arguments differ in length.
+    'math'. `facts` are as in Submission; by default, there are none. Raises ValueError if the
+    arguments differ in length.
     """
     kinds = ['math'] * len(answers) if kinds is None else kinds
     facts = [dict] * len(answers) if facts is None else facts
@@ -121,7 +111,7 @@ class Grader:
     def request() -> tuple[Any, float]:
       if submission.kind == reasoning_gym.KIND:  # importing does not use up its time limit
         worker.ask([submission.kind], START_TIMEOUT)
-      known = workers.asked(worker, facts)
+      known = programs.asked(worker, facts)
       return [text, submission.answer, submission.kind, known], self._config.time_limit
 
     reply = worker.call(request)
@@ -170,16 +160,12 @@ class _Round:
         found = self._batches.verdicts()
       else:
         found = [future.result().verdict for future in self._own]
-    weighed = [self._weighed(verdict) for verdict in found]
-    return [Verdict._make(fields) for fields in hosts.merge_shares(weighed)]
-
-  def _weighed(self, verdict: Verdict) -> Verdict:
-    """Set a verdict's reward to the weighted sum of its components, or to 0 if grading failed."""
-    if verdict.components is None:
-      return verdict
-    components = {name: verdict.components[name] for name in self._weight_of}
-    reward = sum(weight * components[name] for name, weight in self._weight_of.items())
-    return verdict._replace(reward=reward, components=components)
+    for index, verdict in enumerate(found):
+      if verdict.components is not None:  # otherwise, grading failed and the reward stays 0
+        components = {name: verdict.components[name] for name in self._weight_of}
+        reward = sum(weight * components[name] for name, weight in self._weight_of.items())
+        found[index] = verdict._replace(reward=reward, components=components)
+    return [Verdict._make(fields) for fields in hosts.merge_shares(found)]
 
 
 def check(
@@ -191,7 +177,7 @@ def check(
   `stages.question_facts`), only the rewards that need a row are tried.
   """
   for is_batched in (False, True) if config.batched else (False,):
-    program = workers.program(config, required, row, is_batched)
+    program = programs.program(config, required, row, is_batched)
     with contextlib.closing(Worker(dataclasses.replace(program, starts=1))) as worker:
       worker.start()
 
@@ -204,7 +190,7 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
   """
   if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
     raise InputError(
-      f'{where}: grading failed for all of {counted(len(verdicts), "response")}, so the run stops. '
-      f'First reason: {verdicts[0].reason}. Fix config.grading (rewards, time_limit, memory_limit, '
+      f'{where}: grading failed for all {len(verdicts):,} responses, so the run stops. First '
+      f'reason: {verdicts[0].reason}. Fix config.grading (rewards, time_limit, memory_limit, '
       'batch_timeout), then run the same command again to resume from the newest checkpoint.'
     )

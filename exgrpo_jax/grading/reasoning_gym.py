@@ -111,10 +111,9 @@ def _spellings(given: str, true: str) -> list[str]:
   bare = _WRAPPER.sub(r'\1', equality.strip_delimiters(given)).strip()
   if quoted := _QUOTED.fullmatch(bare):
     bare = quoted[2].strip()
-  spellings = [given] if bare == given else [given, bare]
-  if _NUMBER.fullmatch(true) and _NAMED_NUMBER.fullmatch(normalize_spelling(bare)):
-    spellings += [true] if equality.equal(bare, true, 'math') else []
-  return spellings
+  is_number = _NUMBER.fullmatch(true) and _NAMED_NUMBER.fullmatch(normalize_spelling(bare))
+  same_number = [true] if is_number and equality.equal(bare, true, 'math') else []
+  return list(dict.fromkeys((given, bare, *same_number)))
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class VerifierConfig:
   )
 
 
-ANYTHING = VerifierConfig(require_think=False, require_box=False)
+ANYTHING = VerifierConfig()
 
 
 class Question(Protocol):
@@ -119,13 +119,9 @@ def judge_with(
 
 
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
-  """Judge any text as a response with our own verifier, in bounded time.
+  """Judge any text as a response with our own verifier, in bounded time; return one of OUTCOMES.
 
-  Returns:
-    One of OUTCOMES.
-
-  Raises:
-    InputError: `kind` is not one of KINDS. Responses never cause an error.
+  Raises InputError if `kind` is not one of KINDS. Responses never cause an error.
   """
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 

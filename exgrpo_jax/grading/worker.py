@@ -1,6 +1,6 @@
 """The worker process, which judges one response at a time.
 
-workers.py builds the setup, and ../workers/server.py delivers these requests:
+programs.py builds the setup, and ../workers/server.py delivers these requests:
 
   {'config', 'required', 'row',     the setup: the fields of both configs; a row of the data, to try
    'is_batched'}                    the rewards that read a row; and True to call batched rewards.
@@ -137,7 +137,8 @@ def _checked(judgement: Judgement) -> Judgement:
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
     raise ValueError(
-      f'judge returned {judgement!r}, not an outcome from {verifier.OUTCOMES} and a string or None'
+      f'judge returned {judgement!r}, but must return an outcome, which is one of '
+      f'{verifier.OUTCOMES}, and a string or None'
     )
   return judgement
 

@@ -88,9 +88,8 @@ class Worker:
         return Failure('timed out', self._program.late, is_lost=True)
       except EOFError as error:
         self.drop()
-        reason = (
-          f'{deaths} workers died of it, the last {error}' if deaths > 1 else f'it ended {error}'
-        )
+        died = f'{deaths} workers died during this request, the last'
+        reason = f'{died if deaths > 1 else "its process ended"} {error}'
       else:
         if reply.pop('must_be_replaced', False):
           self.drop()
@@ -105,10 +104,9 @@ class Worker:
   def start(self) -> None:
     """Replace the process, with the standby if there is one, and wait until it is ready.
 
-    Raises:
-      InputError: the user's code is rejected, or a trial run of it hangs or ends the process.
-      RuntimeError: no process got ready, for another reason.
-      The cause of either is a TimeoutError if the time ran out.
+    Raises InputError if the user's code is rejected, or if trying it hangs or ends the process; and
+    RuntimeError if no process got ready for another reason. If the time ran out, the error's cause
+    is a TimeoutError.
     """
     failure = None
     for _ in range(self._program.starts):
@@ -122,20 +120,18 @@ class Worker:
         reply = self._first_reply(process)
       except (EOFError, TimeoutError) as error:
         failure = error
-      else:
-        if 'refused' in reply:
-          raise InputError(reply['refused'])
-        self.greeting = reply
-        self.starts += 1
-        return
+        continue
+      if 'refused' in reply:
+        raise InputError(reply['refused'])
+      self.greeting = reply
+      self.starts += 1
+      return
     raise self._explained(failure) from failure
 
   def ask(self, request: Any, seconds: float) -> dict[str, Any]:
     """Send a request to the ready process and return its reply.
 
-    Raises:
-      TimeoutError: there is no reply after `seconds`.
-      EOFError: the process died; the message has its exit status.
+    Raises TimeoutError after `seconds`, and EOFError with the exit status if the process dies.
     """
     assert self._process is not None
     now = time.monotonic()
@@ -180,23 +176,23 @@ class Worker:
         if self._trying and hosts.is_first():
           doing = f'{self._trying["trying"]}: still {self._trying["how"]}'
           print(f'{doing} ({waited:.0f} s of {timeout:g})', flush=True)
-      else:
-        if 'trying' not in reply:
-          return reply
-        self._trying = reply
+        continue
+      if 'trying' not in reply:
+        return reply
+      self._trying = reply
 
   def _explained(self, failure: BaseException | None) -> Exception:
     """Return the error that explains why no process got ready."""
-    noun, timeout = self._program.noun, self._program.timeout
-    late = f'not ready after {timeout:g} s'
-    reason = late if isinstance(failure, TimeoutError) else f'its process ended {failure}'
+    program, is_late = self._program, isinstance(failure, TimeoutError)
+    ended = f'was not ready after {program.timeout:g} s' if is_late else f'ended {failure}'
     if not self._trying:
-      starts = self._program.starts
-      return RuntimeError(f'{noun} did not start (attempts: {starts}): {reason}')
+      return RuntimeError(
+        f'{program.noun} did not start (attempts: {program.starts}): the last process {ended}'
+      )
     return InputError(
-      f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}). '
-      f'{noun.capitalize()} has {timeout:g} s{self._program.timeout_note} to import what it calls '
-      'and to try it.'
+      f'{self._trying["trying"]} cannot be used (the process {ended} while '
+      f'{self._trying["how"]}). {program.noun.capitalize()} has {program.timeout:g} s'
+      f'{program.timeout_note} to import and try the code that it calls.'
     )
 
   def _start_standby(self) -> None:
@@ -226,7 +222,15 @@ class Pool:
 
   def submit(self, use: Callable[[Worker], _T]) -> concurrent.futures.Future[_T]:
     """Call `use` in a thread with exclusive use of a worker. Calls wait in order."""
-    return self._threads.submit(self._lend, use)
+
+    def lend() -> _T:
+      worker = self._free.get()
+      try:
+        return use(worker)
+      finally:
+        self._free.put(worker)
+
+    return self._threads.submit(lend)
 
   def close(self) -> None:
     """Cancel all calls and kill the processes immediately."""
@@ -236,10 +240,3 @@ class Pool:
     self._threads.shutdown()
     for worker in self._workers:
       worker.close()
-
-  def _lend(self, use: Callable[[Worker], _T]) -> _T:
-    worker = self._free.get()
-    try:
-      return use(worker)
-    finally:
-      self._free.put(worker)

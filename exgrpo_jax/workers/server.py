@@ -41,16 +41,19 @@ def serve(load: Load) -> None:
   if not (line := requests.readline()):
     return  # the parent has ended already
   first = json.loads(line)
-  _die_with(first['parent'])
+  if sys.platform == 'linux':  # end with the parent, even while this process is busy
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != first['parent']:
+    return  # the parent ended before the call above
 
   def send(value: Reply) -> None:
     replies.write(json.dumps(value).encode() + b'\n')
 
+  def say(key: str, value: str, how: str) -> None:
+    send({'trying': f'config.{key}: {value!r}', 'how': how})
+
   try:
-    greeting, answer = load(
-      first['setup'],
-      lambda key, value, how: send({'trying': f'config.{key}: {value!r}', 'how': how}),
-    )
+    greeting, answer = load(first['setup'], say)
   except InputError as error:
     send({'refused': str(error)})
     return
@@ -66,18 +69,7 @@ def serve(load: Load) -> None:
 
 def failed(error: BaseException, place: str = '') -> Reply:
   """Return the reply to a request that raised; `place` names the code that raised."""
-  return {
-    'reason': place + summarize(error),
-    'must_be_replaced': isinstance(error, MemoryError),
-  }
-
-
-def _die_with(parent: int) -> None:
-  """Make this process end with its parent, even while this one is busy."""
-  if sys.platform == 'linux':
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != parent:  # the parent ended before the call above
-    os._exit(0)
+  return {'reason': place + summarize(error), 'must_be_replaced': isinstance(error, MemoryError)}
 
 
 def _limit_memory(mebibytes: int) -> None:

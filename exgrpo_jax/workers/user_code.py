@@ -19,23 +19,23 @@ _LIBRARIES = (
   os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
   *(sysconfig.get_path(name) + os.sep for name in ('purelib', 'platlib', 'stdlib')),
 )
-
+# For each setting: the form of a value, an example, and what the code must do.
 _NEEDED = {
   'grading.rewards': (
-    "'package.module:function', importable where the run is started, and return a number "
-    'from -1e10 to 1e10 for any response, such as exgrpo_jax.grading.rewards:think_format'
+    "'package.module:function', such as exgrpo_jax.grading.rewards:think_format. The function must "
+    'return a number from -1e10 to 1e10 for any response'
   ),
   'grading.verifier': (
-    "'package.module:Class', importable where the run is started, and return a Judgement for any "
-    'response, such as exgrpo_jax.grading.verifier:BuiltIn'
+    "'package.module:Class', such as exgrpo_jax.grading.verifier:BuiltIn. Its method `judge` must "
+    'return a Judgement for any response'
   ),
   'environment.name': (
-    "'package.module:Class', importable where the run is started, and a class that is made without "
-    'arguments, or with config.environment.tools, such as exgrpo_jax.environments.toys:Guess'
+    "'package.module:Class', such as exgrpo_jax.environments.toys:Guess. The class is created "
+    'without arguments, or with config.environment.tools if there are tools'
   ),
   'environment.tools': (
-    "'package.module:function', importable where the run is started, with a docstring and type "
-    'hints, such as exgrpo_jax.environments.expressions:calculate, or a class of such methods'
+    "'package.module:function', such as exgrpo_jax.environments.expressions:calculate. The "
+    'function, or each public method of a class, needs a docstring and type hints'
   ),
 }
 
@@ -62,24 +62,20 @@ def refusing(key: str, spec: str) -> Iterator[None]:
     raise
   except ERRORS as error:
     raise InputError(
-      f'config.{key}: {spec!r} cannot be used ({summarize(error)}). It must be {_NEEDED[key]}.'
+      f'config.{key}: {spec!r} cannot be used ({summarize(error)}). Set a value of the form '
+      f'{_NEEDED[key]}, and its module must be importable where the run is started.'
     ) from error
 
 
 def summarize(error: BaseException) -> str:
   """Summarize an error in one line with the file and line in user code; may quote the response."""
-  line = on_a_line(error)
-  return f'{line} ({place})' if (place := _place(error)) else line
+  frames = traceback.extract_tb(error.__traceback__)
+  own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
+  place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code
+  return f'{on_a_line(error)}{place}'
 
 
 def on_a_line(error: BaseException) -> str:
   """Return an error's type and text on one short line."""
   text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
   return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
-
-
-def _place(error: BaseException) -> str:
-  """Return file:line of the innermost frame in user code, or ''."""
-  frames = traceback.extract_tb(error.__traceback__)
-  own = [f for f in frames if not f.filename.startswith(('<', *_LIBRARIES))]
-  return f'{own[-1].filename}:{own[-1].lineno}' if own else ''

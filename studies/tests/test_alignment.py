@@ -13,7 +13,7 @@ import pytest
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
-from exgrpo_jax.grading import workers
+from exgrpo_jax.grading import programs
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
@@ -144,7 +144,7 @@ def train(values, workdir, compiled, callbacks):
   run = recording.Recording(workdir, compiled, values, steps={})
   compared, applied = [], []
   with pytest.MonkeyPatch.context() as patch, run.compiling():
-    patch.setattr(workers, 'COMMAND', tiny.WORKER)
+    patch.setattr(programs, 'COMMAND', tiny.WORKER)
     policy_gradient, apply_gradient = alignment.policy_gradient, gradients.apply_gradient
 
     def note_compared(spec, params, batch, clip, initial):

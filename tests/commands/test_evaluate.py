@@ -15,7 +15,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import preview, responses, scores
 from exgrpo_jax.experiment import experiment, policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment
-from exgrpo_jax.grading import workers
+from exgrpo_jax.grading import programs
 from exgrpo_jax.grading.verifier import judge
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.rollout import stages
@@ -24,7 +24,7 @@ from exgrpo_jax.training import session
 from tests.helpers import decoding, recording, tiny
 from tests.helpers.paths import CHECKPOINTS
 
-VERIFIER = workers.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
+VERIFIER = programs.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
 
 
 UNSET = dict.fromkeys(['model', 'compare', 'suite', 'name', 'data'])
@@ -48,7 +48,7 @@ def metric_group(recorded):
 @pytest.fixture
 def by_hand(recorded, values, tmp_path, monkeypatch):
   """Evaluates a step of the recorded run; gives (the newest file's text, what is printed)."""
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
 
   def run(step, capsys, **changes):
     args = dict(config=copy.deepcopy(values), checkpoint=str(recorded.workdir), step=step)
@@ -231,7 +231,7 @@ def test_evaluation_has_its_own_think_and_box(
   changed.evaluation.update(dict(require_think=think, require_box=box))
   changed.verifier.update(dict(require_think=not think, require_box=not box))
   decoding.scripted(monkeypatch, scores, lambda _: tokenizer.encode(next(texts)))
-  monkeypatch.setattr(workers, 'COMMAND', VERIFIER)
+  monkeypatch.setattr(programs, 'COMMAND', VERIFIER)
   text, _ = by_hand(tiny.NUM_STEPS, capsys, config=changed, samples=2, data=[file])
   correct = [value for line in text.splitlines() for value in json.loads(line)['correct']]
   assert (len(correct), sum(correct)) == (8, right)
@@ -269,7 +269,7 @@ def test_the_best_policy_is_chosen_by_the_validation_set_alone(
     return shown, [row for source, share in shares.items() for row in records(source, share)]
 
   monkeypatch.setattr(scores, 'score_policy', scored)
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
   with recorded.compiling():
     recording.run_training(experiment.open_experiment(config, str(tmp_path)))
   best = json.loads((tmp_path / 'export' / 'best' / 'evaluation.json').read_text())
@@ -293,7 +293,7 @@ def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monke
   config.evaluation.every = 1
   config.warm_start.num_updates = 0
   config.data.evaluation = ()
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
   opened = experiment.open_experiment(config, str(tmp_path))
   assert 'evaluation' not in messages.banner(recorded.rollout, (), 1, 0, 2, str(tmp_path))
   with recorded.compiling():

@@ -17,7 +17,7 @@ from pyarrow import compute
 
 from exgrpo_jax.commands import export, train
 from exgrpo_jax.experiment import experiment, policies
-from exgrpo_jax.grading import workers
+from exgrpo_jax.grading import programs
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.runtime import activity, preemption
@@ -133,7 +133,7 @@ def terminate_in(monkeypatch):
 def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed(
   recorded, values, tmp_path, monkeypatch, terminate_in, capsys
 ):
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
   config.num_steps = 10
   opened = experiment.open_experiment(config, str(tmp_path))

@@ -36,10 +36,8 @@ def test_a_board_is_shown_as_text_and_actions_have_names():
   asked = 'Answer with one of: left, down, right, up.'
   assert prompt == f'Cross the lake.\n{asked}\n[S]FFF\nFHFH\nFFFH\nHFFG'
   assert strange == Observation(asked)
-  assert [move.messages for move in moves[:2]] == [
-    '  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG',
-    '  (Down)\nSFFF\nFHFH\n[F]FFH\nHFFG',
-  ]
+  boards = ['SFFF\n[F]HFH\nFFFH\nHFFG', 'SFFF\nFHFH\n[F]FFH\nHFFG']
+  assert [move.messages for move in moves[:2]] == [f'  (Down)\n{board}' for board in boards]
   assert last[1:4] == (1.0, True, True)
   fallen = play(Gymnasium, question, 0, 'down', 'right')[-1]
   assert fallen[1:4] == (0.0, True, False)
@@ -67,9 +65,9 @@ def test_the_row_decides_how_a_game_begins_and_the_seed_what_chance_does():
 
 def test_what_cannot_be_played_is_refused():
   pytest.importorskip('gymnasium')
-  with pytest.raises(ValueError, match="column 'seed' is None; it must be an integer"):
+  with pytest.raises(ValueError, match="column 'seed' is None, but must be an integer"):
     Gymnasium().reset(task('FrozenLake-v1'), 0)
-  with pytest.raises(ValueError, match=r'actions of Pendulum-v1 are Box.*, not numbered'):
+  with pytest.raises(ValueError, match=r'actions of Pendulum-v1 are Box.*, not numbers'):
     Gymnasium().reset(task('Pendulum-v1', seed=1), 0)
 
 
@@ -114,16 +112,12 @@ def test_a_wrong_answer_may_be_given_anew():
   for number in range(3):
     environments.submit('key', begin, said[: number + 1])
     answers += [answer.result for answer in environments.answers(wait=True)]
-  assert [answer.messages for answer in answers] == [
-    [{'role': 'user', 'content': 'I find no answer in that. Try again.'}],
-    [{'role': 'user', 'content': 'That is not right. Try again.'}],
-    [],
-  ]
+  shown = [message['content'] for answer in answers for message in answer.messages]
+  assert shown == ['I find no answer in that. Try again.', 'That is not right. Try again.']
   assert answers[2] == Observation([], 1.0, True, True)
 
 
 # ---- Our environments: their rules, and the players whom a warm start learns from ----
-
 
 WON = Observation(reward=1.0, done=True, success=True)
 MAP = '@.o\n...\no.G'
@@ -160,40 +154,24 @@ def test_a_calculator_adds_two_numbers_at_a_time():
   said = answers(environment, '4821+377', '5198-5300', '7', '4*5', '1+2+3', '=x')
   assert said == ['5198', '-102', '?', '?', '?', '?']
   assert environment.step('=-102') == WON
-
-
-def test_a_wrong_answer_ends_the_episode():
   assert begun(Calculator, '1+2', '3').step('=4') == Observation(done=True)
 
 
 def test_a_lake_is_crossed_square_by_square():
   environment = begun(Lake, MAP)
-  assert answers(environment, 'right', 'up', 'jump', 'down', ' right ') == [
-    '.@o\n...\no.G',
-    '.@o\n...\no.G',  # the edge
-    '?',
-    '..o\n.@.\no.G',
-    '..o\n..@\no.G',
-  ]
+  edge = '.@o\n...\no.G'  # the move up changes nothing
+  said = answers(environment, 'right', 'up', 'jump', 'down', ' right ')
+  assert said == [edge, edge, '?', '..o\n.@.\no.G', '..o\n..@\no.G']
   assert environment.step('down') == WON
-
-
-def test_a_hole_ends_the_episode():
   environment = begun(Lake, MAP)
   environment.step('right')
-  assert environment.step('right') == Observation(done=True)
+  assert environment.step('right') == Observation(done=True)  # a hole
 
 
 def test_the_way_to_the_goal_goes_around_holes():
-  assert games.distances(['@o.', '...', 'oG.']) == {
-    (2, 1): 0,
-    (1, 1): 1,
-    (2, 2): 1,
-    (1, 0): 2,
-    (1, 2): 2,
-    (0, 0): 3,
-    (0, 2): 3,
-  }
+  ways = {0: [(2, 1)], 1: [(1, 1), (2, 2)], 2: [(1, 0), (1, 2)], 3: [(0, 0), (0, 2)]}
+  distances = {square: way for way, squares in ways.items() for square in squares}
+  assert games.distances(['@o.', '...', 'oG.']) == distances
 
 
 @pytest.fixture(scope='module')

@@ -24,9 +24,8 @@ def question(row=0, **columns):
 
 @pytest.mark.parametrize('reward', [float('nan'), float('-inf'), 1e39, -2e10])
 def test_a_reward_that_float32_cannot_compute_with_is_refused(reward):
-  with pytest.raises(
-    ValueError, match=f'the reward is {re.escape(repr(reward))}, not a number from'
-  ):
+  message = f'the reward is {re.escape(repr(reward))}, not a number from'
+  with pytest.raises(ValueError, match=message):
     checked(Observation(reward=reward))
 
 
@@ -35,9 +34,9 @@ def workers():
   return pool.Pool(CONFIG)
 
 
-def play(workers, *said, key='a', seed=7, row=0):
+def play(workers, *said, key='a', seed=7, asked=None):
   """The answer to the last turn of an episode, all of which the pool may have to play."""
-  workers.submit(key, pool.beginning(question(row), seed), said)
+  workers.submit(key, pool.beginning(asked or question(), seed), said)
   (answer,) = workers.answers(wait=True)
   assert answer.key == key
   return answer.result
@@ -84,7 +83,7 @@ def test_episodes_of_one_worker_do_not_meet(workers):
   ('turn', 'reason'),
   [
     ('raise', 'RuntimeError: as it was told'),
-    ('die', '2 workers died of it, the last with exit status 3'),
+    ('die', '2 workers died during this request, the last with exit status 3'),
     ('strange', 'ValueError: .*is not a message'),
   ],
 )
@@ -120,17 +119,13 @@ def test_an_episode_begins_with_what_the_data_says(workers):
   assert prompt == said('begin and more')
   data = types.SimpleNamespace(read=lambda rows: [asked for _ in rows])
   (begun,) = Begun(data, [(Message(**prompt[0]),)])
-  workers.submit('more', pool.beginning(begun, 3), ['seed'])
-  (answer,) = workers.answers(wait=True)
-  assert not isinstance(answer.result, pool.Failure), answer.result
+  assert not isinstance(play(workers, 'seed', key='more', asked=begun), Failure)
 
 
 def test_a_prompt_that_depends_on_the_seed_is_refused(workers):
   random = dataclasses.replace(question(prompt='random'), messages=(Message('user', '0'),))
-  workers.submit('a', pool.beginning(random, 7), ('x',))
-  (answer,) = workers.answers(wait=True)
-  assert isinstance(answer.result, Failure)
-  assert 'must not depend on the seed' in answer.result.reason
+  failure = play(workers, 'x', asked=random)
+  assert isinstance(failure, Failure) and 'must not depend on the seed' in failure.reason
 
 
 @pytest.mark.parametrize(
@@ -138,7 +133,7 @@ def test_a_prompt_that_depends_on_the_seed_is_refused(workers):
   [
     ('tests.helpers.environments:not_a_class', 'TypeError: it has no arguments'),
     ('tests.helpers.environments:Absent', "AttributeError: .*'Absent'"),
-    ('tests.helpers.environments:dies', 'dies.* ended with exit status 3, while importing it'),
+    ('tests.helpers.environments:dies', 'dies.* ended with exit status 3 while importing it'),
     ('no_such_module:Game', 'ModuleNotFoundError'),
     ('nocolon:', "does not have the form 'package.module:Class'"),
   ],

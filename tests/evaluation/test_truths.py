@@ -225,5 +225,5 @@ def test_with_an_environment_an_episode_is_shown(tmp_path):
   assert re.search('prompt   [|] a number in 1-64\n', text) and '| policy: 1\n' in text
   values.environment.name = 'tests.helpers.environments:Chance'
   text = preview.describe('guess:test[:1]', parse_config(values), None)
-  assert '  episode  | none: config.environment.name: cannot play an episode of row 0: ' in text
+  assert '  episode  | none: config.environment.name: playing an episode failed for row 0: ' in text
   assert 'TypeError: Chance has no method demonstrate(rng)' in text

@@ -4,15 +4,15 @@ import dataclasses
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 
 from exgrpo_jax.datatypes import Verdict
-from exgrpo_jax.grading import pool, verifier, worker, workers
+from exgrpo_jax.grading import pool, programs, verifier, worker
 from exgrpo_jax.grading.pool import Submission
 from exgrpo_jax.runtime import activity
 from tests.helpers import tiny
+from tests.helpers.stand_ins import wait_until
 
 VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
 CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0)
@@ -20,7 +20,6 @@ QUICK = dataclasses.replace(CONFIG, time_limit=1.0)
 RIGHT = Verdict(reward=1.0, outcome='correct', answer='1', components={'correctness': 1.0})
 WRONG = Verdict(reward=0.0, outcome='wrong', answer='1', components={'correctness': 0.0})
 NONE = Verdict(reward=0.0, outcome='no answer', components={'correctness': 0.0})
-PATIENCE = 60.0  # seconds to wait for what happens at once unless the machine is busy
 
 
 def grader(reward='', config=CONFIG, **changes):
@@ -49,14 +48,6 @@ def rewarded(reward, outcome, answer=None, name='reward'):
 
 def outcomes(verdicts):
   return [verdict.outcome for verdict in verdicts]
-
-
-def wait_until(condition):
-  """Waits until `condition()` is true; fails after PATIENCE."""
-  deadline = time.monotonic() + PATIENCE
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
 
 
 # Order, keys and outcomes.
@@ -163,14 +154,13 @@ def test_a_reward_that_is_not_a_finite_number_counts_as_a_crash():
 def test_rewards_that_take_batches_may_load_a_model():
   config = dataclasses.replace(CONFIG, memory_limit=512, batch_timeout=7.0)
   one, batch = (
-    workers.program(config, VERIFIER, is_batched=of_batch) for of_batch in (False, True)
+    programs.program(config, VERIFIER, is_batched=of_batch) for of_batch in (False, True)
   )
   assert (one.memory_limit, one.timeout, one.standby_delay) == (512, 60, 0.1)
   assert (batch.memory_limit, batch.timeout, batch.standby_delay) == (0, 67, math.inf)
 
 
 # ---- What a worker judges of a long response, and what it imports ----
-
 
 # What the benchmark of grading judges, and most of what models write.
 COMMON = (

@@ -35,43 +35,32 @@ def judge(response, known):
   return verifier.judge_with(verifier.BuiltIn(), response, truth).outcome
 
 
-@needs_package
-@pytest.mark.parametrize(
-  ('known', 'responses'),
-  [
-    (EQUATION, [r'\boxed{5}', 'The answer is 5.', '5', 'so 2 + 3 is 5', '#### 5', '**5**']),
-    (EQUATION, [r'\boxed{x = 5}', 'The answer is x = 5.', '$x = 5$', r'\boxed{5.0}', '+5']),
-    (EQUATION, [r'\boxed{\text{5}}', r'\boxed{5 \text{ apples}}', '<think>4</think> 5']),
-    (SUM, [r'\boxed{−35}', 'The answer is $-35$.', '-35.00']),
-    (entry('count_primes', '1234'), ['1,234', r'\boxed{1{,}234}', '1234.0']),
-    (WORD, [r'\boxed{olleh}', 'The answer is "olleh".', 'It is\n\nolleh', '`olleh`', '**olleh**']),
-    (WORD, [r'\boxed{\text{olleh}}', r'$\boxed{\texttt{olleh}}$', 'OLLEH']),  # its own tolerance
-    (LIST, ['[3, 5]', r'\boxed{[3, 5]}', 'The answer is [3, 5].']),
-  ],
-)
-def test_what_a_user_takes_for_right_is_right(known, responses):
-  assert {response: judge(response, known) for response in responses} == dict.fromkeys(
-    responses, 'correct'
-  )
+RIGHT = [  # what a user takes for right
+  (EQUATION, [r'\boxed{5}', 'The answer is 5.', '5', 'so 2 + 3 is 5', '#### 5', '**5**']),
+  (EQUATION, [r'\boxed{x = 5}', 'The answer is x = 5.', '$x = 5$', r'\boxed{5.0}', '+5']),
+  (EQUATION, [r'\boxed{\text{5}}', r'\boxed{5 \text{ apples}}', '<think>4</think> 5']),
+  (SUM, [r'\boxed{−35}', 'The answer is $-35$.', '-35.00']),
+  (entry('count_primes', '1234'), ['1,234', r'\boxed{1{,}234}', '1234.0']),
+  (WORD, [r'\boxed{olleh}', 'The answer is "olleh".', 'It is\n\nolleh', '`olleh`', '**olleh**']),
+  (WORD, [r'\boxed{\text{olleh}}', r'$\boxed{\texttt{olleh}}$', 'OLLEH']),  # its own tolerance
+  (LIST, ['[3, 5]', r'\boxed{[3, 5]}', 'The answer is [3, 5].']),
+]
+WRONG = [
+  (EQUATION, ['6', r'\boxed{50}', r'\boxed{5.5}', '5 6', r'\boxed{5 or 6}', r'\boxed{5\%}']),
+  (EQUATION, [r'\boxed{2+3}', r'\boxed{10/2}', r'\boxed{5} no, \boxed{6}']),
+  (SUM, [r'\boxed{32 - 67}', '32 - 67 = -3', r'\boxed{35}', r'\boxed{nan}', r'\boxed{-35,000}']),
+  (WORD, ['hello', 'olleh it is', r'\boxed{olle}', 'The answer is hello, not olleh.']),
+  (LIST, ['5', '[5, 3]', '[3, 5, 7]']),
+  (entry('bitwise_arithmetic', '0x4', problem='(0x2 + 0x2)'), [r'\boxed{(0x2 + 0x2)}']),
+  (entry('prime_factorization', '2 × 3'), [r'\boxed{two}']),  # its score_answer raises
+]
 
 
 @needs_package
-@pytest.mark.parametrize(
-  ('known', 'responses'),
-  [
-    (EQUATION, ['6', r'\boxed{50}', r'\boxed{5.5}', '5 6', r'\boxed{5 or 6}', r'\boxed{5\%}']),
-    (EQUATION, [r'\boxed{2+3}', r'\boxed{10/2}', r'\boxed{5} no, \boxed{6}']),
-    (SUM, [r'\boxed{32 - 67}', '32 - 67 = -3', r'\boxed{35}', r'\boxed{nan}', r'\boxed{-35,000}']),
-    (WORD, ['hello', 'olleh it is', r'\boxed{olle}', 'The answer is hello, not olleh.']),
-    (LIST, ['5', '[5, 3]', '[3, 5, 7]']),
-    (entry('bitwise_arithmetic', '0x4', problem='(0x2 + 0x2)'), [r'\boxed{(0x2 + 0x2)}']),
-    (entry('prime_factorization', '2 × 3'), [r'\boxed{two}']),  # its score_answer raises
-  ],
-)
-def test_what_is_wrong_is_wrong_and_so_is_a_formula(known, responses):
-  assert {response: judge(response, known) for response in responses} == dict.fromkeys(
-    responses, 'wrong'
-  )
+@pytest.mark.parametrize(('cases', 'expected'), [(RIGHT, 'correct'), (WRONG, 'wrong')])
+def test_a_response_is_judged_by_the_tasks_own_score(cases, expected):
+  judged = {(known['task'], text): judge(text, known) for known, texts in cases for text in texts}
+  assert judged == dict.fromkeys(judged, expected)
 
 
 @pytest.mark.parametrize('response', ['', 'I do not know.', r'\boxed{5', '<think>5'])

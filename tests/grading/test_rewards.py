@@ -8,31 +8,54 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier, workers
+from exgrpo_jax.grading import pool, programs, reward_functions, rewards, settings, verifier
 from exgrpo_jax.workers import user_code
 from exgrpo_jax.workers.pool import Worker
 from tests.helpers import tiny
 
+VALUES = {  # by reward, of responses
+  rewards.think_format: {
+    'So it is 2.\n</think>\nThe answer is 2.': 1.0,
+    'So it is 2.': 0.0,
+    '<think>\nSo it is 2.\n</think>\nThe answer is 2.': 1.0,
+    ' \n<think>So it is 2.</think>The answer is 2.': 1.0,
+    '<think><think>So it is 2.</think>The answer is 2.': 0.0,
+    'Well: <think>So it is 2.</think>The answer is 2.': 0.0,
+    '<think>\n</think>The answer is 2.': 0.0,
+    '<think>So it is 2.': 0.0,
+    'a</think>b</think>c': 0.0,
+    'a</think>b<think>': 0.0,
+    '\n</think>The answer is 2.': 0.0,
+    'So it is 2.</think>\n': 0.0,
+  },
+  rewards.boxed_format: {
+    r'</think>So \boxed{2}.': 1.0,
+    r'\boxed{2}</think>It is 2.': 0.0,  # only in the thought
+    r'\boxed{2': 0.0,
+    r'\boxed{ }': 0.0,
+    'The answer is 2.': 0.0,
+  },
+  rewards.latin_script: {
+    'So x = 3, déjà vu': 1.0,
+    '所以': 0.0,
+    'да ab cd ef': 0.75,
+    '𝑥 + α = π': 1.0,  # no letters but those of formulas
+    '3 + 4 = 7': 1.0,
+  },
+  rewards.has_code_block: {
+    '```python\nprint(1)\n```': True,
+    'Let us compute it.\n\n  ```\nx = 1': True,  # indented, and cut before its end
+    'the function `f`, ``g`` and ```h``` in a line': False,
+    '``\n`': False,
+  },
+}
+
 
 @pytest.mark.parametrize(
-  ('response', 'expected'),
-  [
-    ('So it is 2.\n</think>\nThe answer is 2.', 1.0),
-    ('So it is 2.', 0.0),
-    ('<think>\nSo it is 2.\n</think>\nThe answer is 2.', 1.0),
-    (' \n<think>So it is 2.</think>The answer is 2.', 1.0),
-    ('<think><think>So it is 2.</think>The answer is 2.', 0.0),
-    ('Well: <think>So it is 2.</think>The answer is 2.', 0.0),
-    ('<think>\n</think>The answer is 2.', 0.0),
-    ('<think>So it is 2.', 0.0),
-    ('a</think>b</think>c', 0.0),
-    ('a</think>b<think>', 0.0),
-    ('\n</think>The answer is 2.', 0.0),
-    ('So it is 2.</think>\n', 0.0),
-  ],
+  ('reward', 'expected'), VALUES.items(), ids=lambda x: getattr(x, '__name__', '')
 )
-def test_the_papers_format_is_one_end_of_thought_between_two_texts(response, expected):
-  assert rewards.think_format(response) == expected
+def test_a_reward_of_the_text_alone(reward, expected):
+  assert {response: reward(response) for response in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -48,53 +71,7 @@ def test_the_last_tokens_before_the_limit_cost_dapos_punishment(buffer, punishme
     assert rewards.overlong(length, max_response=10, overlong_buffer=buffer) == expected
 
 
-def test_the_outcome_alone_is_correctness():
-  assert [rewards.correctness(outcome) for outcome in verifier.OUTCOMES] == [1, 0, 0]
-
-
-@pytest.mark.parametrize(
-  ('response', 'expected'),
-  [
-    (r'</think>So \boxed{2}.', 1.0),
-    (r'\boxed{2}</think>It is 2.', 0.0),  # only in the thought
-    (r'\boxed{2', 0.0),
-    (r'\boxed{ }', 0.0),
-    ('The answer is 2.', 0.0),
-  ],
-)
-def test_a_box_is_a_closed_one_after_the_thought_with_something_in_it(response, expected):
-  assert rewards.boxed_format(response) == expected
-
-
-@pytest.mark.parametrize(
-  ('response', 'expected'),
-  [
-    ('So x = 3, déjà vu', 1.0),
-    ('所以', 0.0),
-    ('да ab cd ef', 0.75),
-    ('𝑥 + α = π', 1.0),  # no letters but those of formulas
-    ('3 + 4 = 7', 1.0),
-  ],
-)
-def test_a_language_is_as_pure_as_its_letters_are_latin(response, expected):
-  assert rewards.latin_script(response) == expected
-
-
-@pytest.mark.parametrize(
-  ('text', 'expected'),
-  [
-    ('```python\nprint(1)\n```', True),
-    ('Let us compute it.\n\n  ```\nx = 1', True),  # indented, and cut before its end
-    ('the function `f`, ``g`` and ```h``` in a line', False),
-    ('``\n`', False),
-  ],
-)
-def test_a_line_that_begins_with_three_backticks_is_a_code_block(text, expected):
-  assert rewards.has_code_block(text) == expected
-
-
 # ---- What a reward gets by the names of its parameters ----
-
 
 VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
 
@@ -175,7 +152,6 @@ def test_only_what_is_asked_for_is_sent(monkeypatch):
 
 
 # ---- Rewards that take a batch get the right ones ----
-
 
 SERVICE = 'tests.helpers.misbehaving:service'
 CONFIG = dataclasses.replace(
@@ -261,14 +237,13 @@ def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
     # No process is ready by then.
     return dataclasses.replace(started, timeout=0.01) if is_batched else started
 
-  program = workers.program
-  monkeypatch.setattr(workers, 'program', late)
+  program = programs.program
+  monkeypatch.setattr(programs, 'program', late)
   (verdict,) = grade([RIGHT])
   assert verdict.outcome == 'timed out' and 'not ready after 0.01 s' in verdict.reason
 
 
 # ---- Which verifiers and rewards fit each other ----
-
 
 MINE = 'mine:score'
 

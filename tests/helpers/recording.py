@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.experiment import experiment, generation, warm_start
-from exgrpo_jax.grading import workers
+from exgrpo_jax.grading import programs
 from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
@@ -105,7 +105,7 @@ def record(values, folder, compiled, draws=False):
   """Trains in folder/recorded, and writes the steps beside it; `draws` as for `run_training`."""
   run = Recording(folder / 'recorded', compiled, values, steps={})
   with pytest.MonkeyPatch.context() as patch, run.compiling():
-    patch.setattr(workers, 'COMMAND', tiny.WORKER)
+    patch.setattr(programs, 'COMMAND', tiny.WORKER)
     _listen(patch, run.steps)
     run_training(run.experiment, values=values, draws=draws)
   del run.steps[values.num_steps + 1]  # planned ahead, never taken
@@ -152,7 +152,7 @@ def resume(run, workdir, step):
   (workdir / 'metrics.jsonl').write_text(''.join(line + '\n' for line in kept))
   opened = experiment.open_experiment(run.values, str(workdir))
   with run.compiling(), pytest.MonkeyPatch.context() as patch:
-    patch.setattr(workers, 'COMMAND', tiny.WORKER)
+    patch.setattr(programs, 'COMMAND', tiny.WORKER)
     run_training(opened)
 
 

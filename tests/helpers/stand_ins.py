@@ -285,7 +285,7 @@ def background(place, command, **options):
     process.communicate()
 
 
-def wait_until(condition, what, seconds=30):
+def wait_until(condition, what=str, seconds=60):
   """Polls until `condition()` is true; fails with `what()` after a while."""
   deadline = time.monotonic() + seconds
   while not condition():

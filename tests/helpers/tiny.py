@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from exgrpo_jax.configs import smoke
-from exgrpo_jax.grading import settings, workers
+from exgrpo_jax.grading import programs, settings
 from exgrpo_jax.policy import model, rotary
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.training import session
@@ -45,7 +45,7 @@ WORKER = (
   sys.executable,
   '-P',
   str(pathlib.Path(__file__).with_name('chance.py')),
-)  # workers.COMMAND
+)  # programs.COMMAND
 SEED = 5  # with it the run exercises what the tests check: see test_train.py
 NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 
@@ -55,7 +55,7 @@ def get_config():
 
   Its runs end without pictures.
   """
-  workers.COMMAND = WORKER
+  programs.COMMAND = WORKER
   leave_out_pictures(setattr)
   return values('', '')
 

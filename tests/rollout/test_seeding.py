@@ -11,7 +11,7 @@ import pytest
 from exgrpo_jax.data.prompt import THINK, last_user_message
 from exgrpo_jax.datatypes import Message, QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, workers
+from exgrpo_jax.grading import pool, programs
 from exgrpo_jax.rollout import seeding
 from tests.helpers import tiny
 from tests.helpers.chance import is_correct
@@ -114,7 +114,7 @@ def test_overlong_traces_are_left_out_if_so_configured(propose):
 def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
   recorded, propose, monkeypatch
 ):
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
   texts = [f'{n}' for n in range(60)]
   right = [text for text in texts if is_correct(text, '3')]
   assert len(right) > tiny.STORED and '1' in right

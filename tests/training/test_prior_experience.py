@@ -13,7 +13,7 @@ from exgrpo_jax.data import questions, tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment, generation, policies
 from exgrpo_jax.experiment.experiment import parse_config
-from exgrpo_jax.grading import workers
+from exgrpo_jax.grading import programs
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import seeding, stages
@@ -27,7 +27,7 @@ TRACES = 2  # of each, that are right
 
 @pytest.fixture(autouse=True)
 def chance(monkeypatch):
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
 
 
 def right_texts(question, count=TRACES):

@@ -15,7 +15,7 @@ from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import experiment
-from exgrpo_jax.grading import workers
+from exgrpo_jax.grading import programs
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime import environment
@@ -28,7 +28,7 @@ BEGUN = 8  # steps of the recorded run that are kept; the next ones replay
 @pytest.fixture
 def workdir(recorded, tmp_path, monkeypatch):
   """The recorded run as it was after some steps."""
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
   folder = tmp_path / 'run'
   shutil.copytree(recorded.workdir, folder)
   for step in checkpoint.steps(str(folder)):
@@ -130,7 +130,7 @@ def test_a_run_whose_validation_no_longer_improves_ends(
   config.data.update(dict(validation=(data.train,), evaluation=()))
   config.evaluation.update(dict(every=1, patience=2))
   monkeypatch.setattr(scores, 'score_policy', scored)
-  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
 
   def train():
     with recorded.compiling():

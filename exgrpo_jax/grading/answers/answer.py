@@ -16,6 +16,7 @@ from exgrpo_jax.grading.answers.tree import (
   REALS,
   Reading,
   Tree,
+  heads,
   is_label,
   is_name,
   make_interval,
@@ -53,7 +54,9 @@ def read(text: str) -> Reading:
   is_money, text = r'\$' in text, normalize_spelling(_unquoted(text.strip()))
   if reading := _read_numeral(text) or _read_time(text):
     return reading
-  tokens = None if _is_prose(text) else tokenize(text)
+  words = _TWO_WORDS.match(text)
+  is_prose = words and not {words[1], words[2]} & _MATHEMATICAL  # not a product of letters
+  tokens = None if is_prose else tokenize(text)
   if not tokens:
     return 'text', normalize_text(text)
   try:
@@ -87,12 +90,6 @@ def _read_cycles(text: str) -> tuple[int, ...] | None:
     step = dict(zip(digits, [*digits[1:], digits[0]], strict=True))
     images = [step.get(image, image) for image in images]
   return tuple(images)
-
-
-def _is_prose(text: str) -> bool:
-  """Return True if a text begins with two words, so it is not a product of letters."""
-  words = _TWO_WORDS.match(text)
-  return words is not None and not {words[1], words[2]} & _MATHEMATICAL
 
 
 def normalize_text(text: str) -> str:
@@ -147,7 +144,10 @@ def interpret(tree: Tree) -> Reading:
       return interpret(total)  # '1 hour and 30 minutes'
     return _share_labels([interpret(item) for item in tree[1]])
   if head in ('set', 'braces', 'union', 'intersection', 'ratio'):
-    return _interpret_collection(head, tree[1])
+    readings = [interpret(item) for item in tree[1]]
+    if head == 'set' and readings and all(reading[0] == 'labelled' for reading in readings):
+      return _share_labels(readings)  # '{x = 1, y = 2}'
+    return head, tuple(_flatten(readings))
   if head == 'group':
     return 'group', tree[1], tree[2], tuple(map(interpret, tree[3]))
   return _interpret_one(with_forms(plain(tree)))
@@ -155,65 +155,35 @@ def interpret(tree: Tree) -> Reading:
 
 def _interpret_one(tree: Tree) -> Reading:
   """Interpret a tree that is neither a relation nor a collection."""
-  if tree[0] == 'minus':
-    return 'minus', interpret(tree[1]), interpret(tree[2])
-  if _is_difference_of_sets(tree):
-    left, (_, right) = tree[1]
-    return 'minus', interpret(left), interpret(right)
-  if _is_labelled_group(tree):
-    label, group = tree[1]
-    return make_labelled(label, interpret(group))
-  if reading := _interpret_matrix(tree):
-    return reading
-  if _has_plusminus(tree):
+  match tree:
+    case 'minus', left, right:
+      return 'minus', interpret(left), interpret(right)
+    # One set minus another: '(0, 36) - \{9\}'.
+    case 'add', (('group' | 'set' | 'union', *_) | ('symbol', 'mathbb_R'), ('negate', ('set', _))):
+      left, (_, right) = tree[1]
+      return 'minus', interpret(tuple(left)), interpret(right)
+    case 'multiply', (label, ('group', *_)) if is_label(label):  # 't(0, 4]'
+      return make_labelled(label, interpret(tree[1][1]))
+    case 'power', ('group', _, _, items), exponent if exponent == TRANSPOSED:  # not an interval
+      return 'group', '(', ')', tuple(map(interpret, items))
+  if rows := rows_of(tree):
+    return 'matrix', rows
+  if 'plusminus' in heads(tree):
     return 'list', tuple(interpret(_choose_sign(tree, sign)) for sign in (1, -1))
   return _interpret_expression(tree)
 
 
-def _interpret_matrix(tree: Tree) -> Reading | None:
-  """Interpret a matrix, or a vector such as '(1, 2)^T' (not an interval); else return None."""
-  if rows := rows_of(tree):
-    return 'matrix', rows
-  if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == TRANSPOSED:
-    return 'group', '(', ')', tuple(map(interpret, tree[1][3]))
-  return None
-
-
-def _interpret_collection(head: str, items: Sequence[Tree]) -> Reading:
-  readings = [interpret(item) for item in items]
-  if head == 'set' and readings and all(reading[0] == 'labelled' for reading in readings):
-    return _share_labels(readings)  # '{x = 1, y = 2}'
-  return head, tuple(_flatten(readings))
-
-
-def _is_difference_of_sets(tree: Tree) -> bool:
-  r"""Return True if a sum is one set minus another: '(0, 36) - \{9\}'."""
-  if tree[0] != 'add' or len(tree[1]) != 2:
-    return False
-  left, right = tree[1]
-  is_set = left[0] in ('group', 'set', 'union') or left == ('symbol', 'mathbb_R')
-  return is_set and right[0] == 'negate' and right[1][0] == 'set'
-
-
-def _is_labelled_group(tree: Tree) -> bool:
-  """Return True if a product is a name followed by an interval or a point: 't(0, 4]'."""
-  if tree[0] != 'multiply' or len(tree[1]) != 2:
-    return False
-  label, group = tree[1]
-  return group[0] == 'group' and is_label(label)
-
-
 def _interpret_expression(tree: Tree) -> Reading:
-  head = tree[0]
-  if tree == ('symbol', 'mathbb_R'):
-    return REALS
-  if head == 'unit':
-    return 'quantity', tree[1], normalize_unit(tree[2])
-  if head == 'degrees':
-    return 'quantity', tree[1], 'degree'
-  if head == 'negate' and tree[1][0] in ('unit', 'degrees'):
-    _, value, unit = _interpret_expression(tree[1])
-    return 'quantity', ('negate', value), unit
+  match tree:
+    case 'symbol', 'mathbb_R':
+      return REALS
+    case 'unit', value, unit:
+      return 'quantity', value, normalize_unit(unit)
+    case 'degrees', value:
+      return 'quantity', value, 'degree'
+    case 'negate', ('unit' | 'degrees', *_):
+      _, value, unit = _interpret_expression(tuple(tree[1]))
+      return 'quantity', ('negate', value), unit
   return 'quantity', tree, ''
 
 
@@ -233,14 +203,6 @@ def _share_labels(items: Sequence[Reading]) -> Reading:
   if None not in labels:
     return 'assigned', tuple((item[1], item[2]) for item in items)
   return 'list', tuple(_flatten(items))
-
-
-def _has_plusminus(tree: Any) -> bool:
-  return (
-    isinstance(tree, tuple)
-    and bool(tree)
-    and (tree[0] == 'plusminus' or any(_has_plusminus(child) for child in tree))
-  )
 
 
 def _choose_sign(tree: Any, sign: int) -> Any:
@@ -274,12 +236,9 @@ def _interpret_sides(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
     return make_labelled(sides[0], interpret(sides[1]))
   if set(operators) <= {'=', '~'}:
     return _interpret_equation(operators, sides)
-  if operators == ('!=',):
-    return _interpret_unequal(sides[0], sides[1])
-  return interpret_inequality(operators, sides)
-
-
-def _interpret_unequal(left: Tree | None, right: Tree) -> Reading:
+  if operators != ('!=',):
+    return _interpret_inequality(operators, sides)
+  left, right = sides
   if left is None:
     return 'differs', interpret(right)
   if not symbols(left) and symbols(right):
@@ -308,16 +267,13 @@ def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Readi
 
 # ---- Inequalities ----
 
-
 _REVERSED = {'>': '<', '>=': '<='}
 
 
-def interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
+def _interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
   """Solve an inequality for the interval of its unknown; return a 'chain' if it cannot be solved.
 
-  Args:
-    operators: the relations between the sides, which may be any except membership.
-    sides: the expressions around the operators; a missing side, as in '< 5', is None.
+  A missing side, as in '< 5', is None.
   """
   directions = {operator[0] for operator in operators}
   if directions not in ({'<'}, {'>'}):
@@ -397,16 +353,13 @@ def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
     return None
   (unknown,) = unknowns
   line = quantity.linear(tree, unknown)
-  if not line or not line[0]:
-    return None
-  return ('symbol', unknown), *line
+  return (('symbol', unknown), *line) if line and line[0] else None
 
 
 # ---- Matrices ----
 
 # sympy computes powers and inverses symbolically, once per size and exponent. Then the actual cells
 # are substituted for the symbols.
-
 
 Rows = tuple[tuple[Tree, ...], ...]
 
@@ -427,10 +380,8 @@ def rows_of(tree: Tree) -> Rows | None:
     return tree[1]
   if head == 'power' and (rows := rows_of(tree[1])):
     return tuple(zip(*rows, strict=True)) if tree[2] == TRANSPOSED else _power(rows, tree[2])
-  if head == 'negate' and (rows := rows_of(tree[1])):
-    return tuple(tuple(('negate', cell) for cell in row) for row in rows)
-  if head == 'divide' and (rows := rows_of(tree[1])):
-    return tuple(tuple(('divide', cell, tree[2]) for cell in row) for row in rows)
+  if head in ('negate', 'divide') and (rows := rows_of(tree[1])):
+    return tuple(tuple((head, cell, *tree[2:]) for cell in row) for row in rows)
   if head not in ('add', 'multiply'):
     return None
   operands = [rows_of(operand) for operand in tree[1]]
@@ -462,20 +413,14 @@ def _multiply(scalars: Sequence[Tree], matrices: Sequence[Rows]) -> Rows | None:
   for rows in others:
     if len(product[0]) != len(rows):
       return None
-    product = _dot(product, rows)
+    columns = tuple(zip(*rows, strict=True))
+    product = tuple(
+      tuple(('add', tuple(('multiply', pair) for pair in zip(row, column))) for column in columns)
+      for row in product
+    )
   if not scalars:
     return product
   return tuple(tuple(('multiply', (*scalars, cell)) for cell in row) for row in product)
-
-
-def _dot(left: Rows, right: Rows) -> Rows:
-  return tuple(
-    tuple(
-      ('add', tuple(('multiply', (row[k], right[k][j])) for k in range(len(right))))
-      for j in range(len(right[0]))
-    )
-    for row in left
-  )
 
 
 def _power(rows: Rows, exponent: Tree) -> Rows | None:

@@ -1,61 +1,54 @@
 """Short descriptions of readings, which explain a verdict to a person."""
 
+import re
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers import quantity
 from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
 _MAX_BITS = 300  # larger rational numbers are not written out
-_NAMES = {
-  'differs': 'any value except one',
-  'chain': 'relation',
-}  # other readings are named by their heads
+_NAMES = {'differs': 'any value except one', 'chain': 'relation'}  # others have their head's name
 
 
 def describe(reading: Reading) -> str:
   """Describe a reading in a few words, e.g. 'fraction 10/9' or 'interval [0, 1)'."""
-  head: str = reading[0]
-  if head == 'quantity':
-    return _describe_quantity(reading[1], reading[2])
-  if head == 'text':
-    return f'text: {reading[1]}'
-  if head in ('letters', 'dashed', 'time'):
-    return _describe_as_written(reading)
-  if head == 'numeral':
-    return f'numeral {reading[1]} in base {reading[2]}'
-  if head == 'labelled':
-    return f'{_abbreviate(reading[1])}: {describe(reading[2])}'
-  if head == 'assigned':
-    return '; '.join(f'{_abbreviate(label)}: {describe(value)}' for label, value in reading[1])
-  if head == 'group':
-    return _describe_group(*reading[1:])
-  if head in ('list', 'set', 'braces', 'union', 'intersection', 'ratio'):
-    return f'{head} of {_describe_items(reading[1])}'
-  if head == 'matrix':
-    return f'matrix of {len(reading[1])} by {len(reading[1][0])}'
-  return _NAMES.get(head, head)
+  match reading:
+    case 'quantity', tree, unit:
+      return _describe_quantity(tree, unit)
+    case 'text', text:
+      return f'text: {text}'
+    case 'letters', text, _:
+      return f'word {text}'
+    case 'dashed', items, difference:
+      return f'{"date" if difference is None else "row"} {"-".join(map(str, items))}'
+    case 'time', hour, minute, half:
+      return f'time {hour}:{minute:02} {half}m'
+    case 'numeral', digits, base:
+      return f'numeral {digits} in base {base}'
+    case 'matrix', rows:
+      return f'matrix of {len(rows)} by {len(rows[0])}'
+    case _:
+      return _describe_parts(reading)
 
 
-def _describe_as_written(reading: Reading) -> str:
-  if reading[0] == 'letters':
-    return f'word {reading[1]}'
-  if reading[0] == 'time':
-    return f'time {reading[1]}:{reading[2]:02} {reading[3]}m'
-  return f'{"date" if reading[2] is None else "row"} {"-".join(map(str, reading[1]))}'
-
-
-def _describe_group(opening: str, closing: str, items: tuple[Reading, ...]) -> str:
-  if opening + closing not in ('()', '[]'):
-    name = 'interval'
-  else:
-    name = 'tuple or interval' if len(items) == 2 else 'tuple'
-  return f'{name} {opening}{_describe_items(items)}{closing}'
+def _describe_parts(reading: Reading) -> str:
+  """Describe a reading that consists of readings."""
+  match reading:
+    case 'labelled', label, value, *_:
+      return f'{_abbreviate(label)}: {describe(value)}'
+    case 'assigned', assignments:
+      return '; '.join(f'{_abbreviate(label)}: {describe(value)}' for label, value in assignments)
+    case 'group', opening, closing, items:
+      is_interval = opening + closing not in ('()', '[]')
+      name = 'tuple or interval' if len(items) == 2 else 'tuple'
+      return f'{"interval" if is_interval else name} {opening}{_describe_items(items)}{closing}'
+    case ('list' | 'set' | 'braces' | 'union' | 'intersection' | 'ratio') as head, items:
+      return f'{head} of {_describe_items(items)}'
+  return _NAMES.get(str(reading[0]), str(reading[0]))
 
 
 def _describe_items(items: tuple[Reading, ...]) -> str:
-  return ', '.join(
-    describe(item).removeprefix('integer ').removeprefix('fraction ') for item in items
-  )
+  return ', '.join(re.sub('^(integer|fraction) ', '', describe(item)) for item in items)
 
 
 def _describe_quantity(tree: Tree, unit: str) -> str:
@@ -70,9 +63,7 @@ def _describe_quantity(tree: Tree, unit: str) -> str:
       return f'rational number with many digits{suffix}'
     return f'{"integer" if value.denominator == 1 else "fraction"} {value}{suffix}'
   number = quantity.real_value(tree)
-  if number is not None:
-    return f'number near {float(number):.12g}{suffix}'
-  return f'{_abbreviate(tree)}{suffix}'
+  return f'{_abbreviate(tree) if number is None else f"number near {float(number):.12g}"}{suffix}'
 
 
 def _abbreviate(tree: Tree) -> str:

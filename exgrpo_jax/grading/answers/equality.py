@@ -37,11 +37,8 @@ _MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational n
 def equal(given: str, truth: str, kind: str) -> bool:
   """Return True if an answer is equivalent to the ground truth, both as written.
 
-  Args:
-    given: the model's answer.
-    truth: the ground truth, a worked solution or sentence that contains it, or a JSON list of
-      accepted answers.
-    kind: 'math', 'choice' or 'text'.
+  The truth may also be a worked solution or sentence that contains it, or a JSON list of accepted
+  answers. `kind` is 'math', 'choice' or 'text'.
   """
   return any(_equal(given, accepted, kind) for accepted in accepted_answers(truth))
 
@@ -92,10 +89,8 @@ def _chosen_letter(given: str) -> str | None:
 def _same_decimal(given: str, truth: str) -> bool:
   """Return True if two decimals differ only in a comma, or if the truth is the rounded answer."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
-  for with_comma, other, pattern in (
-    (given, truth, _DECIMAL_COMMA),
-    (truth, given, _LONG_DECIMAL_COMMA),
-  ):
+  patterns = (given, truth, _DECIMAL_COMMA), (truth, given, _LONG_DECIMAL_COMMA)
+  for with_comma, other, pattern in patterns:
     if pattern.fullmatch(with_comma) and _DECIMAL.fullmatch(other):
       return Fraction(with_comma.replace(',', '.')) == Fraction(other)
   digits = truth.replace('-', '').replace('.', '').lstrip('0')
@@ -114,7 +109,6 @@ def _same_decimal(given: str, truth: str) -> bool:
 # Labels and units matter only if both sides have one. 20% equals both 0.2 and 20.
 # Order matters in tuples, but not in lists and sets. (0, 1) is a pair or an interval, whichever
 # the other side is. '1, 2' equals '(1, 2)', in this order.
-
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
@@ -163,27 +157,15 @@ def _same_as_written(given: Reading, truth: Reading) -> bool:
   return same(written[2], truth) if written is given else same(given, written[2])
 
 
-def _as_product(reading: Reading) -> Reading:
-  """Read 'P = IV' in the truth as a product, but 'n = XIV' as a Roman numeral."""
-  if reading[0] != 'labelled' or reading[2][0] != 'letters':
-    return reading
-  _, text, product = reading[2]
-  return reading if len(text) > 2 and is_roman(text) else (*reading[:2], product, *reading[3:])
-
-
 def _same_time(given: Reading, truth: Reading) -> bool:
   """Compare times of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
   time, other = (given, truth) if given[0] == 'time' else (truth, given)
   if other[0] == 'ratio':
     parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity']
-    return any(parts == [hour, time[2]] for hour in _hours(time))
+    hours = time[1], time[1] % 12 + 12 * (time[3] == 'p')  # on a 12-hour and a 24-hour clock
+    return any(parts == [hour, time[2]] for hour in hours)
   is_number = other[0] == 'quantity' and not other[2]
   return is_number and time[2] == 0 and quantity.exact(other[1]) == time[1]
-
-
-def _hours(time: Reading) -> tuple[int, int]:
-  """Return the hour on a 12-hour clock and on a 24-hour clock."""
-  return time[1], time[1] % 12 + 12 * (time[3] == 'p')
 
 
 # Quantities.
@@ -211,14 +193,12 @@ def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   if the other side is in degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
+  if not x_unit and y_unit:
+    truth, given = _in_one_unit(truth, given)
+    return given, truth
   if x_unit and not y_unit:
-    if product := _unit_as_letter(given, truth):
-      return product, truth
-    return (_radians(x), truth) if _is_angle(x_unit, y) else (given, truth)
-  if y_unit and not x_unit:
-    if product := _unit_as_letter(truth, given):
-      return given, product
-    return (given, _radians(y)) if _is_angle(y_unit, x) else (given, truth)
+    is_angle = x_unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(y))
+    return _unit_as_letter(given, truth) or (_radians(x) if is_angle else given), truth
   if (x_unit, y_unit) == ('degree', 'radian'):
     return _radians(x), ('quantity', y, '')
   if (x_unit, y_unit) == ('radian', 'degree'):
@@ -242,10 +222,6 @@ def _unit_as_letter(reading: Reading, other: Reading) -> Reading | None:
   if match[2]:
     factor = ('power', factor, ('number', Fraction(match[2])))
   return 'quantity', ('multiply', (reading[1], factor)), ''
-
-
-def _is_angle(unit: str, other: Tree) -> bool:
-  return unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(other))
 
 
 def _radians(degrees: Tree) -> Reading:
@@ -314,7 +290,10 @@ def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
 
 def _same_labelled(given: Reading, truth: Reading) -> bool:
   """Return True if labels and values match; a label on only one side is ignored."""
-  truth = _as_product(truth)
+  if truth[0] == 'labelled' and truth[2][0] == 'letters':
+    _, text, product = truth[2]
+    if len(text) < 3 or not is_roman(text):  # 'P = IV' is a product, but 'n = XIV' is not
+      truth = (*truth[:2], product, *truth[3:])
   if given[0] == 'labelled' and truth[0] == 'labelled':
     if _same_label(given[1], truth[1]):
       return same(given[2], truth[2])
@@ -349,24 +328,16 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
   labels, values = zip(*assignments, strict=True)
-  if unlabelled[0] in ('list', 'set') and _are_numbered(labels):
+  letter = labels[0][1][0]
+  are_numbered = all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
+  if unlabelled[0] in ('list', 'set') and are_numbered:  # 'x_1 = 5, x_2 = 3' solves for one unknown
     return _same_in_any_order(unlabelled[1], values)
   return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)
 
 
-def _are_numbered(labels: Sequence[Tree]) -> bool:
-  """Return True if labels number the solutions for one unknown, as in 'x_1 = 5, x_2 = 3'."""
-  letter = labels[0][1][0]
-  return all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
-
-
 def _same_label(x: Tree, y: Tree) -> bool:
-  return x == y or (
-    x[0] == y[0] == 'call'
-    and x[1] == y[1]
-    and len(x[2]) == len(y[2])
-    and all(map(quantity.same, x[2], y[2]))
-  )
+  are_calls = x[0] == y[0] == 'call' and x[1] == y[1] and len(x[2]) == len(y[2])
+  return x == y or (are_calls and all(map(quantity.same, x[2], y[2])))
 
 
 def _same_equation(given: Reading, truth: Reading) -> bool:
@@ -406,17 +377,16 @@ def _ascending(chain: Reading) -> Reading:
 
 def _same_matrix(given: Reading, truth: Reading) -> bool:
   x, y = given[1], truth[1]
-  return (
-    len(x) == len(y)
-    and len(x[0]) == len(y[0])
-    and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
-  )
+  have_one_shape = len(x) == len(y) and len(x[0]) == len(y[0])
+  return have_one_shape and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
 
 
 def _same_collection(given: Reading, truth: Reading) -> bool:
   kinds = {given[0], truth[0]}
   if kinds == {'group'}:
-    return _same_brackets(given, truth) and _same_in_order(given[3], truth[3])
+    # [0, 1] is an interval, and (0, 1) may be one, but more than two items are always a vector.
+    are_vectors = len(given[3]) > 2 and all(x[1] + x[2] in '()[]' for x in (given, truth))
+    return (given[1:3] == truth[1:3] or are_vectors) and _same_in_order(given[3], truth[3])
   if kinds == {'group', 'matrix'}:
     group, matrix = (given, truth) if given[0] == 'group' else (truth, given)
     if group[1:3] != ('(', ')') or len(matrix[1][0]) > 1:
@@ -451,14 +421,6 @@ def _same_ratio(ratio: Reading, number: Reading) -> bool:
     return number[1] == ('divide', top, bottom)
   is_fraction = number[1][0] == 'divide' or (value is not None and value.denominator > 1)
   return is_fraction and not number[2] and quantity.same(('divide', top, bottom), number[1])
-
-
-def _same_brackets(x: Reading, y: Reading) -> bool:
-  """Compare brackets: (0, 1) may be an interval or a pair, but [0, 1] is an interval.
-
-  The type of bracket does not matter around more than two items, because the items form a vector.
-  """
-  return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
 
 
 def _same_union(given: Reading, truth: Reading) -> bool:

@@ -106,12 +106,17 @@ def extract_number(response: str) -> str | None:
 
   Otherwise '1 - 1 + 8 =', which only repeats the question, could be right by luck.
   """
-  return _answer(solution(response, False, False) or '', _last_result)
+  return _answer(
+    solution(response, False, False) or '',
+    lambda text: None if _WITHOUT_RESULT.search(text) else _last_number(text),
+  )
 
 
 def extract_text(response: str) -> str | None:
   """Extract an answer that is not a number, using the last line instead of the last number."""
-  return _answer(solution(response, False, False) or '', _last_line)
+  return _answer(
+    solution(response, False, False) or '', lambda text: text.strip().rpartition('\n')[2]
+  )
 
 
 def final_answer(truth: str) -> str:
@@ -176,21 +181,20 @@ def _number_of_things(number: str, words: str) -> str | None:
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
   """Return the boxed answer, else an answer in prose; `unmarked` finds one without a marker."""
-  boxed = read_boxes(text)
-  answer = boxed.answer if boxed else _extract_from_prose(text[-_WINDOW:], unmarked)
-  return (answer or '').strip() or None
-
-
-# Prose.
-
-
-def _extract_from_prose(text: str, unmarked: Callable[[str], str | None]) -> str | None:
-  text = _FENCE.sub('', text)
+  if boxed := read_boxes(text):
+    return boxed.answer.strip() or None
+  text = _FENCE.sub('', text[-_WINDOW:])
   before, marker, tail = text.rpartition('####')
   if marker:
     answer = _bare(tail.strip().partition('\n')[0])
-    return _with_hedge(before.rpartition('####')[2], answer) if '####' in before else answer
-  return _stated_answer(text) or unmarked(text)
+    if '####' in before:
+      answer = _with_hedge(before.rpartition('####')[2], answer)
+  else:
+    answer = _stated_answer(text) or unmarked(text) or ''
+  return answer.strip() or None
+
+
+# Prose.
 
 
 def _stated_answer(text: str) -> str | None:
@@ -254,14 +258,6 @@ def _last_number(text: str) -> str | None:
   return _with_hedge(text[:start], answer)
 
 
-def _last_result(text: str) -> str | None:
-  return None if _WITHOUT_RESULT.search(text) else _last_number(text)
-
-
-def _last_line(text: str) -> str:
-  return text.strip().rpartition('\n')[2]
-
-
 def _with_hedge(before: str, answer: str) -> str:
   """Prepend 'or' to an answer if the text before it ends in 'or', which hedges the answer."""
   return f'or {answer}' if _OR_BEFORE.search(before[-_HEDGE_WINDOW:]) else answer
@@ -298,7 +294,6 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 #
 # A box that isn't closed, or doesn't open with a brace, is not an answer. Neither is a later box on
 # the same line, because it is inside the first box: '\boxed{3 or \boxed{4}'.
-
 
 # Number of characters, far more than any answer has. A longer box counts as unclosed.
 _BOX_WINDOW = 20_000

@@ -1,6 +1,7 @@
 """The parser's grammar, from lists of relations down to powers; latex.py reads the operands."""
 
 import abc
+import itertools
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -27,7 +28,6 @@ from exgrpo_jax.grading.answers.units import (
 )
 
 # ---- Reading tokens one by one ----
-
 
 _MAX_DEPTH = 40  # levels of nested brackets and sums
 
@@ -116,21 +116,14 @@ _NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either
 unless parts score"""
 _NON_UNITS = OPERATION_WORDS.union(_NON_UNIT_WORDS.split())
 
-_OPERAND_COMMANDS = (
-  FUNCTIONS
-  | SYMBOLS
-  | ACCENTS
-  | BIG_OPERATORS
-  | {'frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline'}
+_OPERAND_COMMANDS = FUNCTIONS.union(SYMBOLS, ACCENTS, BIG_OPERATORS).union(
+  ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline')
 )
-
 
 FUNCTION_LETTERS = frozenset('fgh')
 _ITEM_ENDS = frozenset(',;)]}&\\') | {'end'}
-_SMALL_WORDS = frozenset(('ii', 'iv', 'vi', 'ix', 'xi', 'no', 'on', 'up', 'go', 'so', 'do', 'ok'))
-_WORDS_WITH_X = frozenset(
-  ('axe', 'box', 'fix', 'fox', 'max', 'mix', 'six', 'tax', 'wax', 'zip', 'zoo')
-)
+_SMALL_WORDS = ('ii', 'iv', 'vi', 'ix', 'xi', 'no', 'on', 'up', 'go', 'so', 'do', 'ok')
+_WORDS_WITH_X = ('axe', 'box', 'fix', 'fox', 'max', 'mix', 'six', 'tax', 'wax', 'zip', 'zoo')
 _ROMAN = re.compile('M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})')
 
 
@@ -163,9 +156,7 @@ def is_word(text: str) -> bool:
 def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
   """Add quantities such as 1 hour and 30 minutes; return None if that is impossible.
 
-  Args:
-    trees: the quantities in order.
-    is_list: True if a comma or 'and' separates the quantities.
+  `is_list` means that a comma or 'and' separates the quantities.
   """
   if any(tree[0] != 'unit' for tree in trees):
     return None
@@ -262,20 +253,15 @@ class Grammar(Cursor, abc.ABC):
 
   def _end_of_item(self, *kinds: str) -> int:
     """Return the position after tokens of these kinds if the item ends there; otherwise `_at`."""
-    end = self._at
-    while end < len(self._tokens) and (
-      self._tokens[end].kind in kinds or self._tokens[end].text in kinds
-    ):
+    tokens, end = self._tokens, self._at
+    while end < len(tokens) and (tokens[end].kind in kinds or tokens[end].text in kinds):
       end += 1
     return end if self._ends_item(end) else self._at
 
   def _ends_item(self, at: int) -> bool:
-    if at >= len(self._tokens):
-      return True
-    token = self._tokens[at]
-    return token.kind in ('mark', 'command') and (
-      token.text in _ITEM_ENDS or token.text in _RELATIONS
-    )
+    kind, text, *_ = self._tokens[at] if at < len(self._tokens) else _END
+    is_end = text in _ITEM_ENDS or text in _RELATIONS
+    return kind == 'end' or (kind in ('mark', 'command') and is_end)
 
   def _next_relation(self) -> str | None:
     token = self.peek()
@@ -296,32 +282,24 @@ class Grammar(Cursor, abc.ABC):
 
   def _sets(self) -> Tree:
     """Read a sum, an intersection of sets, or a union, possibly minus other sets."""
-    members = [self._sum()]
-    if self._next_is('cap'):
-      tree = 'intersection', tuple(self._members('cap', members))
-      if self._next_is('cup', 'setminus'):
-        raise UnreadableError('unions and intersections need brackets')
-      return tree
-    self._members('cup', members)
-    tree = members[0] if len(members) == 1 else ('union', tuple(members))
-    while self._accept('setminus'):
-      tree = ('minus', tree, self._sum())
-    if self._next_is('cup', 'cap'):
-      raise UnreadableError('unions and differences need brackets')
-    return tree
-
-  def _members(self, operator: str, members: list[Tree]) -> list[Tree]:
+    members, operator = [self._sum()], 'cap' if self._next_is('cap') else 'cup'
     while self._accept(operator):
       members.append(self._sum())
-    return members
+    head = 'intersection' if operator == 'cap' else 'union'
+    tree = members[0] if len(members) == 1 else (head, tuple(members))
+    while operator == 'cup' and self._accept('setminus'):
+      tree = ('minus', tree, self._sum())
+    if self._next_is('cup', 'cap', 'setminus'):
+      raise UnreadableError('a mix of unions, intersections and differences needs brackets')
+    return tree
 
   # Sums and products.
 
   def _sum(self) -> Tree:
     self._enter()
-    terms: list[Tree] = [] if self._next_is('pm', 'mp') else [self._product()]
+    terms: list[Tree] = [] if self._next_is('pm', 'mp') else [self._signed(self._factors)]
     while sign := self._accept('+', '-', 'pm', 'mp'):
-      term = self._product()
+      term = self._signed(self._factors)
       if sign in '+-':
         terms.append(('negate', term) if sign == '-' else term)
       else:
@@ -329,9 +307,6 @@ class Grammar(Cursor, abc.ABC):
         terms = [('plusminus', 1 if sign == 'pm' else -1, left, term)]
     self._depth -= 1
     return make_sum(terms)
-
-  def _product(self) -> Tree:
-    return self._signed(self._factors)
 
   def _signed(self, operand: Callable[[], Tree]) -> Tree:
     """Read any leading '+' and '-' signs and the operand after them."""
@@ -413,11 +388,19 @@ class Grammar(Cursor, abc.ABC):
 
   def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
     """Read a multiplier or unit and return the factors including it; else return None."""
-    if self._multiplier_is_next(factors):
+    kind, text, *_ = self.peek()
+    may_be_unit = kind in ('text', 'word') and factors[-1][0] != 'unit'
+    may_be_unit = may_be_unit and not symbols(tuple(factors))  # letters after letters are factors
+    if may_be_unit and text.lower() in MULTIPLIERS:
       return [*factors, ('number', MULTIPLIERS[self._advance().text.lower()])]
     if unit := self._letter_unit(factors):
       return [('unit', make_product(factors), unit)]
-    if self._unit_is_next(factors):
+    is_volume = text == 'hr' and factors[-1] == ('symbol', 'pi')  # of a cylinder
+    if kind == 'text':
+      is_unit = re.match(r'[A-Za-z]', text) is not None
+    else:
+      is_unit = len(text) > 1 and (text.lower() in UNITS or text.islower())
+    if may_be_unit and is_unit and not is_volume:
       return [('unit', make_product(factors), self._unit())]
     return None
 
@@ -431,11 +414,6 @@ class Grammar(Cursor, abc.ABC):
       raise UnreadableError('a number cannot follow another')
     return total
 
-  def _multiplier_is_next(self, factors: Sequence[Tree]) -> bool:
-    token = self.peek()
-    is_word = token.kind in ('text', 'word') and token.text.lower() in MULTIPLIERS
-    return is_word and factors[-1][0] != 'unit' and not symbols(tuple(factors))
-
   def _letter_unit(self, factors: Sequence[Tree]) -> str | None:
     """Read a unit that could be a variable, as in '5 m/s' and '20°C'; None for anything else."""
     token, start = self.peek(), self._at
@@ -443,15 +421,16 @@ class Grammar(Cursor, abc.ABC):
       return 'ohm' if self._ends_item(self._at + 1) and self._advance() else None
     if token.kind not in ('word', 'text'):
       return None
-    if (
-      len(factors) == 1
-      and factors[0][0] == 'degrees'
-      and token.text in ('C', 'F')
-      and self._ends_item(self._at + 1)
-    ):
+    is_temperature = len(factors) == 1 and factors[0][0] == 'degrees' and token.text in ('C', 'F')
+    if is_temperature and self._ends_item(self._at + 1):
       return f'degree {self._advance().text}'
     are_numbers = all((f[1] if f[0] == 'power' else f)[0] == 'number' for f in factors)
-    if not are_numbers or not token.spaced or self._letters_in_row() not in LETTERS:
+    if not are_numbers or not token.spaced:
+      return None
+    rest = itertools.takewhile(
+      lambda after: after.kind == 'word' and not after.spaced, self._tokens[start + 1 :]
+    )
+    if ''.join((token.text, *(after.text for after in rest))) not in LETTERS:  # such as 'kPa'
       return None
     try:
       unit = self._unit()
@@ -465,26 +444,6 @@ class Grammar(Cursor, abc.ABC):
       return unit
     self._at = start
     return None
-
-  def _letters_in_row(self) -> str:
-    """Return the run of unspaced letters ahead, such as 'kPa'."""
-    end = self._at + 1
-    while end < len(self._tokens) and self._tokens[end].kind == 'word':
-      if self._tokens[end].spaced:
-        break
-      end += 1
-    return ''.join(token.text for token in self._tokens[self._at : end])
-
-  def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
-    """Return True if a unit follows these factors; letters after letters are factors instead."""
-    token = self.peek()
-    if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
-      return False
-    if token.text == 'hr' and factors[-1] == ('symbol', 'pi'):
-      return False  # as in a cylinder's volume
-    if token.kind == 'text':
-      return bool(re.match(r'[A-Za-z]', token.text))
-    return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())
 
   def _unit(self) -> str:
     unit = self._advance().text

@@ -9,7 +9,7 @@ differ. The work is bounded by a limit on the number of term products.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -38,10 +38,7 @@ def same_expression(x: Tree, y: Tree) -> bool | None:
 
 
 def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
-  """Return True if x is a constant times y and neither is zero.
-
-  `positive` requires a positive constant.
-  """
+  """Return True if x is a (positive, if `positive`) constant times y and neither is zero."""
 
   def are_proportional(a: Polynomial, b: Polynomial) -> bool:
     if not a or not b or a.monic() != b.monic():
@@ -117,10 +114,7 @@ class _Algebra:
   def _add(self, x: Quotient, y: Quotient) -> Quotient:
     if x[1] == y[1]:
       return x[0] + y[0], x[1]
-    return (
-      self.multiply(x[0], y[1]) + self.multiply(y[0], x[1]),
-      self.multiply(x[1], y[1]),
-    )
+    return self.multiply(x[0], y[1]) + self.multiply(y[0], x[1]), self.multiply(x[1], y[1])
 
   def _inverse(self, x: Quotient) -> Quotient:
     """Return 1/x; raises _UndecidedError if x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
@@ -195,16 +189,16 @@ class _Algebra:
 
   def _positive_factors(self, base: Quotient) -> list[tuple[Any, int]] | None:
     """Factor a positive rational number into primes and exponents; None for any other base."""
+    from sympy import Rational, factorrat
+
     top, bottom = base
     if not (top.is_ground and bottom.is_ground):
       return None
-    value = Fraction(int(top.LC.numerator), int(top.LC.denominator)) / Fraction(
-      int(bottom.LC.numerator), int(bottom.LC.denominator)
-    )
+    value = top.LC / bottom.LC
     if value <= 0 or max(value.numerator, value.denominator) > _MAX_PRIME:
       return None
-    primes = [*_factor(value.numerator)]
-    return primes + [(prime, -times) for prime, times in _factor(value.denominator)]
+    factors: Any = factorrat(Rational(int(value.numerator), int(value.denominator)))
+    return [(int(prime), int(times)) for prime, times in factors.items()]
 
   def _integer_power(self, base: Quotient, count: int) -> Quotient:
     if count < 0:
@@ -243,10 +237,8 @@ class _Algebra:
       return
     for child in tree:
       self.find_factorials(child)
-    arguments = ()
-    if tree[0] == 'factorial':
-      arguments = (tree[1],)
-    elif tree[:2] == ('function', 'binom'):
+    arguments = (tree[1],) if tree[0] == 'factorial' else ()
+    if tree[:2] == ('function', 'binom'):
       arguments = (*tree[2], subtract(*tree[2]))
     for argument in arguments:
       if not heads(argument) & {'factorial', 'binom'}:
@@ -305,13 +297,6 @@ class _Algebra:
     return (top * (1 / bottom.LC), self._ring.one) if bottom.is_ground and bottom else x
 
 
-def _factor(number: int) -> Iterator[tuple[int, int]]:
-  from sympy import factorint
-
-  for prime, times in factorint(number).items():
-    yield int(prime), int(times)
-
-
 def _generators(polynomial: Polynomial) -> set[int]:
   """Return the indices of the generators that occur in a polynomial."""
   return {index for monomial in polynomial for index, power in enumerate(monomial) if power}
@@ -319,13 +304,8 @@ def _generators(polynomial: Polynomial) -> set[int]:
 
 def _bits(polynomial: Polynomial) -> int:
   """Return the bits of the largest coefficient; 1 for 1 and -1."""
-  return max(
-    (
-      int(value.numerator).bit_length() + int(value.denominator).bit_length() - 1
-      for value in polynomial.values()
-    ),
-    default=1,
-  )
+  parts = ((int(value.numerator), int(value.denominator)) for value in polynomial.values())
+  return max((top.bit_length() + bottom.bit_length() - 1 for top, bottom in parts), default=1)
 
 
 @functools.cache

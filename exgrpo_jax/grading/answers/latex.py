@@ -218,8 +218,7 @@ class _Parser(Grammar):
 
   def _big_operator(self, name: str) -> Tree:
     """Read a sum, integral or limit as a call on its upper bound and operand; never evaluate it."""
-    lower = ''
-    upper: Tree = ('number', Fraction(0))
+    lower, upper = '', ('number', Fraction(0))
     while self._next_is('_', '^'):
       if self._advance().text == '_':
         lower = self._subscript()
@@ -237,7 +236,7 @@ class _Parser(Grammar):
       else:
         exponent = self._argument(split=False)
     has_brackets = any(self._next_is_mark(mark) for mark in '{([')
-    argument = self._atom() if has_brackets else self._unbracketed_argument()
+    argument = self._atom() if has_brackets else self._signed(self._unbracketed)
     if name in ('gcd', 'lcm') and argument[0] == 'group':
       tree = ('function', name, argument[3])
     elif name == 'log' and base is not None:
@@ -256,20 +255,13 @@ class _Parser(Grammar):
     argument = self._argument(split=False) if self._next_is_mark('{') else self._atom()
     return 'function', 'sqrt', (argument,) if index is None else (argument, index)
 
-  def _unbracketed_argument(self) -> Tree:
-    """Read the argument in 'sin 2 t', which ends at a sign, a bracket or another function."""
-
-    def product() -> Tree:
-      factors = [self._power()]
-      while (
-        self._starts_factor()
-        and self.peek().text not in FUNCTIONS
-        and not self._next_is('(', '[', '|')
-      ):
-        factors.append(self._power())
-      return make_product(factors)
-
-    return self._signed(product)
+  def _unbracketed(self) -> Tree:
+    """Read the product in 'sin 2 t', which ends at a sign, a bracket or another function."""
+    factors = [self._power()]
+    ends = (*FUNCTIONS, '(', '[', '|')
+    while self._starts_factor() and self.peek().text not in ends:
+      factors.append(self._power())
+    return make_product(factors)
 
   def _matrix(self) -> Tree:
     environment = self._subscript()

@@ -23,7 +23,6 @@ _MAX_INTEGER_BITS = 33_300  # 10^4 digits
 _MAX_FRACTION_BITS = 8_000
 _MAX_FACTORIAL = 1000
 _DIVISORS = {'gcd': math.gcd, 'lcm': math.lcm}
-_OPERATIONS = frozenset({'negate', 'divide', 'power', 'factorial', 'percent', 'degrees'})
 _RECIPROCALS = {'sec': 'cos', 'csc': 'sin', 'cot': 'tan'}
 _MPMATH_NAMES = {'arcsin': 'asin', 'arccos': 'acos', 'arctan': 'atan'}
 
@@ -53,53 +52,41 @@ def is_complex(value: Number) -> bool:
 
 def evaluate(tree: Tree, point: Point, context: Context) -> Number:
   """Return the value of a tree at a point; raises one of ERRORS if it has no value."""
-  head = tree[0]
-  if head == 'number':
-    return _check_bounds(tree[1], context)
-  if head == 'symbol':
-    return _evaluate_symbol(tree[1], point, context)
-  if head == 'function':
-    return _evaluate_function(tree[1], tree[2], point, context)
-  if head == 'call':
-    return _evaluate_call(tree, point, context)
-  if head == 'multiply':  # lazily, to stop as soon as the product is too large
-    return _product((evaluate(child, point, context) for child in tree[1]), context)
-  if head == 'add':
-    return _sum([evaluate(child, point, context) for child in tree[1]], context)
-  if head not in _OPERATIONS:
-    raise UndefinedError(f'{head!r} is not a number')
-  return _operate(head, [evaluate(child, point, context) for child in tree[1:]], context)
+  match tree:
+    case 'number', value:
+      return _check_bounds(value, context)
+    case 'symbol', ('pi' | 'e') as name:
+      return +getattr(context, name)
+    case 'symbol', name:
+      return context.mpc(0, 1) if name == 'i' else point[name]
+    case 'function', name, arguments:
+      return _evaluate_function(name, arguments, point, context)
+    case 'call', name, arguments:  # pseudo-random, but the same for the same name and arguments
+      values = [to_float(evaluate(child, point, context), context) for child in arguments]
+      checksum = zlib.crc32(' '.join([name, *(context.nstr(v, 25) for v in values)]).encode())
+      return Fraction(checksum % 100_003 + 40_000, 50_021)
+    case 'multiply', factors:  # lazily, to stop as soon as the product is too large
+      return _product((evaluate(child, point, context) for child in factors), context)
+    case 'add', terms:
+      return _sum([evaluate(child, point, context) for child in terms], context)
+  return _operate(tree, point, context)
 
 
-def _operate(head: str, values: Sequence[Number], context: Context) -> Number:
-  if head == 'negate':
-    return -values[0]
-  if head == 'divide':
-    return divide(values[0], values[1], context)
-  if head == 'power':
-    return _power(values[0], values[1], context)
-  if head == 'factorial':
-    return Fraction(math.factorial(_count(values[0])))
-  if head == 'percent':
-    return divide(values[0], Fraction(100), context)
-  return values[0]  # degrees: only functions of an angle convert them
-
-
-def _evaluate_symbol(name: str, point: Point, context: Context) -> Number:
-  if name == 'pi':
-    return +context.pi
-  if name == 'e':
-    return +context.e
-  if name == 'i':
-    return context.mpc(0, 1)
-  return point[name]
-
-
-def _evaluate_call(tree: Tree, point: Point, context: Context) -> Fraction:
-  """Return a pseudo-random value of an unknown function, derived from its name and arguments."""
-  values = [context.nstr(to_float(evaluate(a, point, context), context), 25) for a in tree[2]]
-  checksum = zlib.crc32(' '.join([tree[1], *values]).encode())
-  return Fraction(checksum % 100_003 + 40_000, 50_021)
+def _operate(tree: Tree, point: Point, context: Context) -> Number:
+  match tree:
+    case 'negate', x:
+      return -evaluate(x, point, context)
+    case 'divide', x, y:
+      return divide(evaluate(x, point, context), evaluate(y, point, context), context)
+    case 'power', x, y:
+      return _power(evaluate(x, point, context), evaluate(y, point, context), context)
+    case 'factorial', x:
+      return Fraction(math.factorial(_count(evaluate(x, point, context))))
+    case 'percent', x:
+      return divide(evaluate(x, point, context), Fraction(100), context)
+    case 'degrees', x:
+      return evaluate(x, point, context)  # only functions of an angle convert degrees
+  raise UndefinedError(f'{tree[0]!r} is not a number')
 
 
 def _sum(values: Sequence[Number], context: Context) -> Number:
@@ -157,18 +144,14 @@ def _power(base: Number, exponent: Number, context: Context) -> Number:
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
   """Return the rational root of a nonnegative number; None if it is irrational or too large."""
-  parts = []
-  for part in (value.numerator, value.denominator):
-    if index == 2:
-      root = math.isqrt(part)
-    elif part.bit_length() < 900:
-      root = round(part ** (1 / index))
-    else:
-      return None
-    if root**index != part:
-      return None
-    parts.append(root)
-  return Fraction(*parts)
+  parts = value.numerator, value.denominator
+  if index == 2:
+    roots = tuple(map(math.isqrt, parts))
+  elif max(parts).bit_length() < 900:
+    roots = tuple(round(part ** (1 / index)) for part in parts)
+  else:
+    return None
+  return Fraction(*roots) if all(r**index == part for r, part in zip(roots, parts)) else None
 
 
 def _root(value: Number, index: Number, context: Context) -> Number:
@@ -198,11 +181,13 @@ def _evaluate_function(
   if name == 'sqrt':
     return _root(values[0], values[1] if values[1:] else Fraction(2), context)
   if name == 'binom':
-    return _binomial(*values)
+    return Fraction(math.comb(*map(_count, values)))
   if name in ('floor', 'ceil'):
     return _floor_or_ceil(name, values[0], context)
   if name in _DIVISORS:
-    return Fraction(_DIVISORS[name](*map(_whole, values)))
+    if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values):
+      raise UndefinedError('only integers have divisors')
+    return Fraction(_DIVISORS[name](*map(int, values)))
   if name == 'abs':
     return abs(values[0])
   if name == 'log' and values[1:]:
@@ -239,16 +224,6 @@ def _count(value: Number) -> int:
   if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= _MAX_FACTORIAL:
     raise UndefinedError(f'a count must be an integer from 0 to {_MAX_FACTORIAL}')
   return int(value)
-
-
-def _whole(value: Number) -> int:
-  if not isinstance(value, Fraction) or value.denominator != 1:
-    raise UndefinedError('only integers have divisors')
-  return int(value)
-
-
-def _binomial(n: Number, k: Number) -> Fraction:
-  return Fraction(math.comb(_count(n), _count(k)))
 
 
 def _floor_or_ceil(name: str, value: Number, context: Context) -> Fraction:

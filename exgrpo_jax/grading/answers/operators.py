@@ -8,6 +8,7 @@ commutator is their cross product.
 """
 
 import functools
+import itertools
 import operator
 import zlib
 from collections.abc import Sequence
@@ -61,14 +62,10 @@ def is_vector(tree: Tree) -> bool:
 
 def in_one_face(x: Tree, y: Tree) -> tuple[Tree, Tree]:
   r"""Set letters in bold on both sides if only one side uses bold: v becomes `\mathbf{v}`."""
-  x_bold, y_bold = (
-    {name for name in symbols(tree) if name.startswith('mathbf ')} for tree in (x, y)
-  )
-  if x_bold and not y_bold:
-    return x, _in_bold(y, x_bold)
-  if y_bold and not x_bold:
-    return _in_bold(x, y_bold), y
-  return x, y
+  x_bold, y_bold = ({n for n in symbols(tree) if n.startswith('mathbf ')} for tree in (x, y))
+  if bool(x_bold) == bool(y_bold):
+    return x, y
+  return _in_bold(x, y_bold), _in_bold(y, x_bold)
 
 
 def _in_bold(tree: Any, names: set[str]) -> Any:
@@ -145,14 +142,12 @@ def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
     return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
   found: set[str] = set()
-  for index, (x, is_negative) in enumerate(products):
-    for y, other_is_negative in products[:index]:
-      if (
-        x[0] == y[0] == 'multiply' and x != y and sorted(map(repr, x[1])) == sorted(map(repr, y[1]))
-      ):
-        letters = {name for factor in x[1] for name in _letters(factor)}
-        if is_negative != other_is_negative or all(map(_is_capital, letters)):
-          found |= letters
+  for (y, y_is_negative), (x, x_is_negative) in itertools.combinations(products, 2):
+    are_products = x[0] == y[0] == 'multiply'
+    if are_products and x != y and sorted(map(repr, x[1])) == sorted(map(repr, y[1])):
+      letters = {name for factor in x[1] for name in _letters(factor)}
+      if x_is_negative != y_is_negative or all(map(_is_capital, letters)):
+        found |= letters
   return found
 
 
@@ -240,15 +235,16 @@ class _Algebra:
     self._letters = letters
     self._are_transposed = are_transposed  # then vectors cannot be antisymmetric matrices
     self._index = index
-    self._point: Point = {
-      name: Fraction(self._checksum(name) + 4000, 5003) for name in names - letters
-    }
+    numbers = names - letters
+    self._point: Point = {n: Fraction(self._checksum(n) + 4000, 5003) for n in numbers}
 
   def value(self, tree: Tree) -> Matrix:
     """Return the value of a tree as a matrix; raises one of ERRORS if it has no value."""
     head = tree[0]
     if head == 'symbol' and tree[1] in self._letters:
-      return self._letter(tree[1])
+      value, name = self._random(tree[1]), tree[1]
+      is_small = name.startswith(_VECTORS) and not name.removeprefix('mathbf ')[:1].isupper()
+      return value - value.T if is_small and not self._are_transposed else value
     if not symbols(tree) & self._letters and not heads(tree) & _ORDERED:
       return self._number(to_float(evaluate(tree, self._point, self._context), self._context))
     if head == 'negate':
@@ -261,34 +257,29 @@ class _Algebra:
       values = map(self.value, tree[1])
       return functools.reduce(operator.add if head == 'add' else operator.mul, values)
     if head == 'compose':
-      outer, inner = tree[1]
-      return self.value(outer) * self._composition() * self.value(inner)
+      # The matrix in between makes f after g differ from fg. The matrix is its own inverse, so
+      # inverting a composition inverts and swaps the functions.
+      outer, inner = map(self.value, tree[1])
+      base = self._random('compose')
+      between = base * self._context.diag([1, 1, -1]) * base**-1
+      return outer * between * inner
     if head in ('dot', 'cross'):
       return self._product_of_vectors(head, tree[1], tree[2])
     if head in ('function', 'call'):
       return self._unknown(head, tree[1], tree[2])
     raise UndefinedError(f'{head!r} is not a matrix')
 
-  def _composition(self) -> Matrix:
-    """Return the matrix to put between composed functions, so that f after g differs from fg.
-
-    The matrix is its own inverse, so inverting a composition inverts and swaps the functions.
-    """
-    base = self._random('compose')
-    return base * self._context.diag([1, 1, -1]) * base**-1
-
   def _power(self, base: Tree, exponent: Tree) -> Matrix:
     value = self.value(base)
     if exponent in _TRANSPOSES:
       return value.T
-    if symbols(exponent):
-      return self._unknown('power', repr(exponent), (base,))
-    number = evaluate(exponent, {}, self._context)
-    if not isinstance(number, Fraction) or number.denominator != 1 or abs(number) > _MAX_EXPONENT:
-      return self._unknown('power', repr(exponent), (base,))
-    if number < 0 and base[0] in ('add', 'multiply') and _has_transpose(base):
-      return self._unknown('power', repr(exponent), (base,))  # the matrix may not be square
-    return value ** int(number)
+    number: Any = None if symbols(exponent) else evaluate(exponent, {}, self._context)
+    is_square = base[0] not in ('add', 'multiply') or not _has_transpose(base)
+    lowest = -_MAX_EXPONENT if is_square else 0  # another matrix has no inverse
+    is_integer = isinstance(number, Fraction) and number.denominator == 1
+    if is_integer and lowest <= number <= _MAX_EXPONENT:
+      return value ** int(number)
+    return self._unknown('power', repr(exponent), (base,))
 
   def _product_of_vectors(self, head: str, x: Tree, y: Tree) -> Matrix:
     if any(name.startswith(_DERIVATIVES) for name in symbols(x) | symbols(y)):
@@ -299,25 +290,16 @@ class _Algebra:
   def _unknown(self, head: str, name: str, arguments: Sequence[Tree]) -> Matrix:
     """Return a pseudo-random matrix derived from a function's name and argument values."""
     values = list(map(self.value, arguments))
-    if name == 'abs' and self._is_vector_value(values[0]):
+    if name == 'abs' and _is_zero(values[0] + values[0].T, (values[0],)):  # a vector
       return self._number(self._context.sqrt(_dot(values[0], values[0])))
     texts = [self._context.nstr(cell, 20) for value in values for cell in value]
     return self._random(' '.join((head, name, *texts)))
 
-  def _is_vector_value(self, value: Matrix) -> bool:
-    return _is_zero(value + value.T, (value,))
-
-  def _letter(self, name: str) -> Matrix:
-    value = self._random(name)
-    is_small_vector = name.startswith(_VECTORS) and not name.removeprefix('mathbf ')[:1].isupper()
-    return value - value.T if is_small_vector and not self._are_transposed else value
-
   def _random(self, name: str) -> Matrix:
-    cells = [
-      [self._context.mpf(self._checksum(f'{name} {i}{j}') + 1) / 4001 - 1 for j in range(3)]
-      for i in range(3)
-    ]
-    return self._context.matrix(cells)
+    sums = [[self._checksum(f'{name} {i}{j}') for j in range(3)] for i in range(3)]
+    return self._context.matrix(
+      [[self._context.mpf(s + 1) / 4001 - 1 for s in row] for row in sums]
+    )
 
   def _number(self, value: Any) -> Matrix:
     return self._context.eye(3) * value
@@ -337,7 +319,6 @@ def _dot(a: Matrix, b: Matrix) -> Any:
 # Derivatives, differentials and integrals become calls of unknown functions: `\frac{ds}{dt}` calls
 # 'd/dt' on s, and `dx` calls 'd' on x. Therefore, they match regardless of how the operand is
 # written, but never equal a product of letters.
-
 
 _SIGNS = ('d', 'partial', 'delta')
 # Variables allowed in a differential outside a fraction or an integral.
@@ -369,8 +350,7 @@ def _replace(tree: Any, has_differentials: bool) -> Any:
   if tree[0] == 'call' and tree[1].startswith('int_'):
     return 'call', tree[1], tuple(_replace(argument, True) for argument in tree[2])
   if tree[0] == 'multiply':
-    factors = [_replace(factor, has_differentials) for factor in tree[1]]
-    factors = _applied(factors)
+    factors = _applied([_replace(factor, has_differentials) for factor in tree[1]])
     return make_product(_differentials(factors) if has_differentials else factors)
   return tuple(_replace(child, has_differentials) for child in tree)
 

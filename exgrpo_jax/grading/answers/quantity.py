@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable
 from fractions import Fraction
 
+from exgrpo_jax.grading.answers import operators
 from exgrpo_jax.grading.answers.identity import proportional_expressions, same_expression
 from exgrpo_jax.grading.answers.number import (
   ERRORS,
@@ -22,13 +23,6 @@ from exgrpo_jax.grading.answers.number import (
   evaluate,
   is_complex,
   to_float,
-)
-from exgrpo_jax.grading.answers.operators import (
-  in_one_face,
-  ordered_letters,
-  proportional_in_order,
-  same_in_order,
-  without_differentials,
 )
 from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 
@@ -78,11 +72,11 @@ def same(x: Tree, y: Tree) -> bool:
     return True
   unknowns = symbols(x) | symbols(y)
   if unknowns:
-    x = without_differentials(x) if 'd' in symbols(y) else x
-    x, y = in_one_face(x, y)
+    x = operators.without_differentials(x) if 'd' in symbols(y) else x
+    x, y = operators.in_one_face(x, y)
     unknowns = symbols(x) | symbols(y)
-    if letters := ordered_letters(x, y):
-      return x == y or same_in_order(x, y, letters)
+    if letters := operators.ordered_letters(x, y):
+      return x == y or operators.same_in_order(x, y, letters)
   verdict = _same_at_all_points(x, y, unknowns) if unknowns else _same_at(x, y, {})
   if verdict is None:
     return same_expression(x, y) is True
@@ -96,17 +90,14 @@ def proportional(x: Tree, y: Tree, positive: bool) -> bool:
 
   Trees with different unknowns are not proportional. `positive` requires a positive constant.
   """
-  x, y = in_one_face(x, y)
-  if letters := ordered_letters(x, y):
-    return proportional_in_order(x, y, letters, positive)
+  x, y = operators.in_one_face(x, y)
+  if letters := operators.ordered_letters(x, y):
+    return operators.proportional_in_order(x, y, letters, positive)
   unknowns = symbols(x) | symbols(y)
   if not unknowns or symbols(x) != symbols(y):
     return False
-  ratios = [
-    ratio
-    for index in range(_NUM_POINTS)
-    if (ratio := _ratio_at(x, y, _real_point(unknowns, index))) is not None
-  ]
+  points = (_real_point(unknowns, index) for index in range(_NUM_POINTS))
+  ratios = [ratio for point in points if (ratio := _ratio_at(x, y, point)) is not None]
   if any(is_complex(r) or r == 0 or (positive and r < 0) for r in ratios):
     return False
   if not all(_is_close(ratio, ratios[0], _DIGITS[0]) for ratio in ratios[1:]):
@@ -183,9 +174,11 @@ def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[
   """
   real = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
   for node in (*nodes(x), *nodes(y)):
-    is_rounding = node[0] == 'function' and node[1] in _ROUNDING
-    if is_rounding and not symbols(node[2]) & real and _is_whole(node[2][0], unknowns):
-      real |= symbols(node[2])
+    if node[0] == 'function' and node[1] in _ROUNDING and not symbols(node[2]) & real:
+      points = (_integer_point(unknowns, index) for index in range(_NUM_POINTS))
+      values = [_value(node[2][0], point) for point in points]
+      if all(isinstance(value, Fraction) and value.denominator == 1 for value in values):
+        real |= symbols(node[2])
   return real
 
 
@@ -204,12 +197,6 @@ def _point_to_round(
       value *= 997
     point[name] = -value if _checksum(name, index + 99) % 3 == 0 else value
   return point
-
-
-def _is_whole(tree: Tree, unknowns: Iterable[str]) -> bool:
-  """Return True if a tree is an integer at all tested integer points."""
-  values = [_value(tree, _integer_point(unknowns, index)) for index in range(_NUM_POINTS)]
-  return all(isinstance(value, Fraction) and value.denominator == 1 for value in values)
 
 
 def _checksum(name: str, index: int) -> int:

@@ -4,7 +4,6 @@ sympy decides whether two sets are equal. Only the order of their endpoints matt
 replaced with its rank among all endpoints, and sympy sees only small integers.
 """
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,15 +37,10 @@ def same_set(x: Reading, y: Reading) -> bool:
 
 def is_interval(reading: Reading) -> bool:
   """Return True if a pair in brackets can only be an interval: [0, 1) or (0, ∞), but not (0, 1)."""
-  return (
-    reading[0] == 'group'
-    and len(reading[3]) == 2
-    and (
-      '[' in reading[1]
-      or ']' in reading[2]
-      or any(end[:1] == ('quantity',) and _is_infinite(end[1]) for end in reading[3])
-    )
-  )
+  if reading[0] != 'group' or len(reading[3]) != 2:
+    return False
+  is_closed = '[' in reading[1] or ']' in reading[2]
+  return is_closed or any(end[0] == 'quantity' and _is_infinite(end[1]) for end in reading[3])
 
 
 def _is_infinite(tree: Tree) -> bool:
@@ -54,13 +48,13 @@ def _is_infinite(tree: Tree) -> bool:
 
 
 def _members(reading: Reading) -> Sequence[Reading]:
-  head = reading[0]
-  if head == 'group':
-    return reading[3]
-  if head in ('set', 'braces', 'list', 'union', 'intersection'):
-    return reading[1]
-  if head in ('minus', 'differs'):
-    return reading[1:]
+  match reading:
+    case 'group', _, _, members:
+      return members
+    case 'set' | 'braces' | 'list' | 'union' | 'intersection', members:
+      return members
+    case 'minus' | 'differs', *members:
+      return members
   raise _NoSetError
 
 
@@ -77,32 +71,38 @@ def _ends(reading: Reading) -> Iterator[Tree]:
 
 def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
   """Rank the endpoints; raises _NoSetError if there are several and not all have a real value."""
-  sympy = _sympy()
+  import sympy
+
   equal: list[list[Tree]] = []  # endpoints that are the same number
   for end in ends:
     if _is_infinite(end):
       continue
-    place = next((trees for trees in equal if quantity.same(trees[0], end)), None)
-    if place is None:
-      equal.append([end])
-    else:
+    if place := next((trees for trees in equal if quantity.same(trees[0], end)), None):
       place.append(end)
+    else:
+      equal.append([end])
     if len(equal) > _MAX_ENDS:
       raise _NoSetError
   if len(equal) > 1:
     values = [value for trees in equal if (value := quantity.real_value(trees[0])) is not None]
     if len(set(values)) < len(equal):
       raise _NoSetError
-    order = sorted(range(len(equal)), key=values.__getitem__)
-    equal = [equal[index] for index in order]
+    equal = [trees for _, trees in sorted(zip(values, equal), key=lambda pair: pair[0])]
   ranks = {end: sympy.Integer(rank) for rank, trees in enumerate(equal) for end in trees}
   return ranks | {INFINITY: sympy.oo, MINUS_INFINITY: -sympy.oo}
 
 
 def _build(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
-  sympy, head, members = _sympy(), reading[0], _members(reading)
+  import sympy
+
+  head, members = reading[0], _members(reading)
   if head == 'group':
-    return _interval(reading, ranks)
+    if len(members) != 2 or any(end[0] != 'quantity' for end in members):
+      raise _NoSetError
+    low, high = (ranks[end[1]] for end in members)
+    if low > high or (low == high and reading[1:3] != ('[', ']')):
+      raise _NoSetError
+    return sympy.Interval(low, high, reading[1] == '(', reading[2] == ')')
   if head in ('set', 'braces'):
     return sympy.FiniteSet(*(_point(member, ranks) for member in members))
   if head == 'differs':
@@ -118,7 +118,8 @@ def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
 
   Both 'and' and 'or' have become commas here, so overlapping intervals are ambiguous and rejected.
   """
-  sympy = _sympy()
+  import sympy
+
   if any(condition[0] == 'differs' for condition in conditions[1]):
     return sympy.Intersection(*sets)
   if not all(map(is_interval, conditions[1])):
@@ -133,29 +134,10 @@ def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
 
 def _excluded(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
   r"""Return the set to subtract; '\setminus 9' is read as '\setminus \{9\}'."""
-  if reading[0] == 'quantity':
-    return _sympy().FiniteSet(_point(reading, ranks))
-  return _build(reading, ranks)
+  return _build(('set', (reading,)) if reading[0] == 'quantity' else reading, ranks)
 
 
 def _point(reading: Reading, ranks: Mapping[Tree, Any]) -> Any:
   if reading[0] != 'quantity' or _is_infinite(reading[1]):
     raise _NoSetError
   return ranks[reading[1]]
-
-
-def _interval(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
-  _, opening, closing, ends = reading
-  if len(ends) != 2 or any(end[0] != 'quantity' for end in ends):
-    raise _NoSetError
-  low, high = (ranks[end[1]] for end in ends)
-  if low > high or (low == high and (opening, closing) != ('[', ']')):
-    raise _NoSetError
-  return _sympy().Interval(low, high, opening == '(', closing == ')')
-
-
-@functools.cache
-def _sympy() -> Any:
-  import sympy
-
-  return sympy

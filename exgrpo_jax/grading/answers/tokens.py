@@ -58,11 +58,7 @@ _REPLACEMENTS = tuple(
     # A backslash escaped twice, as in JSON, but not the end of a matrix row.
     (_DOUBLED_BACKSLASH, r'\\'),
     (r'\$\s*([,;])\s*\$', r'\1 '),
-    (
-      r'\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|limits)(?![a-zA-Z])'
-      r'\s?\.?',
-      '',
-    ),
+    (r'\\(?:left|right|[bB]igg?|[bB]ig[lr]|displaystyle|limits)(?![a-zA-Z])\s?\.?', ''),
     # '@' marks an unambiguous thousands separator until `_remove_thousands` runs.
     (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
@@ -203,21 +199,20 @@ def tokenize(text: str) -> list[Token] | None:
 
 
 def _make_tokens(match: re.Match[str], spaced: bool) -> list[Token]:
-  groups = match.groupdict('')
-  if groups['number']:
-    return [Token('number', groups['number'], spaced)]
-  if groups['wrapper']:
-    return _unwrap(groups['wrapper'], groups['inner'], spaced)
-  if command := groups['command']:
-    name = _COMMANDS.get(command, command)
-    is_mark = name in _COMMAND_MARKS and command not in ('{', '}')
+  kind, text = match.lastgroup, match[match.lastgroup or 0]
+  if kind == 'number':
+    return [Token('number', text, spaced)]
+  if kind == 'inner':
+    return _unwrap(match['wrapper'], text, spaced)
+  if kind == 'word':
+    return _split_letters(text, spaced)
+  if kind == 'command':
+    name = _COMMANDS.get(text, text)
+    is_mark = name in _COMMAND_MARKS and text not in ('{', '}')
     return [Token('mark' if is_mark else 'command', name, spaced)]
-  if groups['word']:
-    return _split_letters(groups['word'], spaced)
-  mark = groups['mark']
-  if mark in _COMPARISONS:
-    return [Token('command', _COMPARISONS[mark], spaced)]
-  return [Token('mark', _MARKS.get(mark, mark), spaced)]
+  if text in _COMPARISONS:
+    return [Token('command', _COMPARISONS[text], spaced)]
+  return [Token('mark', _MARKS.get(text, text), spaced)]
 
 
 def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:

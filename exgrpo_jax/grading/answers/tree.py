@@ -34,6 +34,7 @@ A label is a tree. lhs and rhs are the sides of an equation as trees, or None if
 equation.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
@@ -77,31 +78,26 @@ def subtract(left: Tree, right: Tree) -> Tree:
 
 def symbols(tree: Any) -> frozenset[str]:
   """Return the names of the unknowns in a tree or tuple of trees; a call counts as 'f()'."""
-  if not isinstance(tree, tuple) or not tree:
-    return frozenset()
-  if tree[0] == 'symbol':
-    return frozenset() if tree[1] in _CONSTANTS else frozenset({tree[1]})
-  called = frozenset({f'{tree[1]}()'}) if tree[0] == 'call' else frozenset()
-  return called.union(*(symbols(child) for child in tree if isinstance(child, tuple)))
+  found = (node for node in nodes(tree) if node[0] in ('symbol', 'call'))
+  names = frozenset(name if head == 'symbol' else f'{name}()' for head, name, *_ in found)
+  return names.difference(_CONSTANTS)
 
 
 def heads(tree: Any) -> frozenset[str]:
   """Return all heads and function names in a tree."""
-  if not isinstance(tree, tuple) or not tree:
-    return frozenset()
-  names = {tree[0]} if isinstance(tree[0], str) else set()
-  if tree[0] == 'function':
-    names.add(tree[1])
-  return frozenset(names).union(*(heads(child) for child in tree if isinstance(child, tuple)))
+  names = (node[:2] if node[0] == 'function' else node[:1] for node in nodes(tree))
+  return frozenset(itertools.chain.from_iterable(names))
 
 
 def nodes(tree: Any) -> Iterator[Tree]:
   """Yield a tree and all its subtrees."""
-  if isinstance(tree, tuple) and tree:
-    if isinstance(tree[0], str):
-      yield tree
-    for child in tree:
-      yield from nodes(child)
+  waiting = [tree]
+  while waiting:
+    node = waiting.pop()
+    if isinstance(node, tuple) and node:
+      if isinstance(node[0], str):
+        yield node
+      waiting += node[::-1]
 
 
 def plain(tree: Any) -> Any:
@@ -120,21 +116,20 @@ def size(tree: Tree) -> int:
 
 def is_label(tree: Tree) -> bool:
   """Return True if a tree only names an equation's other side, as in 'x = 5', 'dy/dx = 2x'."""
-  head = tree[0]
-  if head == 'symbol':
-    return tree[1] not in _CONSTANTS
-  if head == 'call':
-    return True
-  if head == 'function':
-    return tree[1] == 'abs' and is_name(tree[2][0])  # a segment's length
-  if head == 'multiply' and tree[1][0][0] == 'compose':
-    return True  # '(f \circ g)(x)'
-  if head == 'divide':
-    return all(map(is_name, tree[1:])) or all(map(_is_differential, tree[1:]))
-  if head == 'ratio':
-    return all(map(is_label, tree[1]))
-  if head == 'group':
-    return all(item[0] == 'symbol' for item in tree[3])
+  match tree:
+    case 'symbol', name:
+      return name not in _CONSTANTS
+    case ('call', *_) | ('multiply', (('compose', *_), *_)):  # '(f \circ g)(x)'
+      return True
+    case 'function', name, arguments:
+      return name == 'abs' and is_name(arguments[0])  # a segment's length
+    case 'divide', *parts:
+      are_differentials = all(x[0] == 'multiply' and x[1][0] == ('symbol', 'd') for x in parts)
+      return are_differentials or all(map(is_name, parts))
+    case 'ratio', parts:
+      return all(map(is_label, parts))
+    case 'group', _, _, items:
+      return all(item[0] == 'symbol' for item in items)
   return is_name(tree)
 
 
@@ -143,10 +138,6 @@ def is_name(tree: Tree) -> bool:
   if tree[0] == 'symbol':
     return len(tree[1]) > 3 and tree[1].isalpha()
   return tree[0] == 'multiply' and all(f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
-
-
-def _is_differential(tree: Tree) -> bool:
-  return tree[0] == 'multiply' and tree[1][0] == ('symbol', 'd')
 
 
 def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) -> Reading:

@@ -66,27 +66,10 @@ _DIMENSION = re.compile(
   r'(length|mass|time|calendar|angle|money|voltage|temperature|current|amount|information)'
   r'(?:\^(-?[0-9]))?'
 )
-
-
 # Symbols that take a prefix, and the prefixes with their names and powers of ten.
 _PREFIXED = 'm g s l L N J W V A Pa Hz mol eV cal Wh B'
-_PREFIXES = {
-  'n': ('nano', -9),
-  'u': ('micro', -6),
-  'm': ('milli', -3),
-  'c': ('centi', -2),
-  'k': ('kilo', 3),
-  'M': ('mega', 6),
-  'G': ('giga', 9),
-  'T': ('tera', 12),
-}
-
-
-class Measure(NamedTuple):
-  """The size and the dimensions of a unit."""
-
-  size: Fraction  # in units of its dimensions
-  dimensions: tuple[tuple[str, int], ...]  # names and nonzero exponents, sorted by name
+_PREFIXES = {'n': ('nano', -9), 'u': ('micro', -6), 'm': ('milli', -3), 'c': ('centi', -2)}
+_PREFIXES |= {'k': ('kilo', 3), 'M': ('mega', 6), 'G': ('giga', 9), 'T': ('tera', 12)}
 
 
 class _Unit(NamedTuple):
@@ -131,24 +114,11 @@ _WITH_PREFIX = _add_prefixes(_UNITS)
 # not '5m'.
 LETTERS = frozenset('mgshlLNJWVKAB').union(_WITH_PREFIX, ('in', 'Pa', 'Hz', 'eV', 'Wh'))
 # Units that can be combined in one quantity, largest first: '1 hour 30 minutes'.
-_SYSTEMS: tuple[str, ...] = (
-  'week day h min s',
-  'year month',
-  'mi yd ft in',
-  'lb oz',
-  'km m cm mm',
-  'kg g mg',
-)
+_SYSTEMS = ('week day h min s', 'year month', 'mi yd ft in', 'lb oz', 'km m cm mm', 'kg g mg')
 # Words that multiply the number before them.
-_SCALES = {'dozen': 12, 'hundred': 100, 'thousand': 10**3, 'million': 10**6}
-_SCALES |= {
-  'billion': 10**9,
-  'trillion': 10**12,
-  'gross': 144,
-  'lakh': 10**5,
-  'crore': 10**7,
-  'quadrillion': 10**15,
-}
+_SCALES = {'dozen': 12, 'hundred': 100, 'gross': 144, 'thousand': 10**3, 'lakh': 10**5}
+_SCALES |= {'million': 10**6, 'crore': 10**7, 'billion': 10**9, 'trillion': 10**12}
+_SCALES |= {'quadrillion': 10**15}
 MULTIPLIERS = {name + end: Fraction(scale) for name, scale in _SCALES.items() for end in ('', 's')}
 
 # Words that change the number before them: '5 squared' is not 5 of some unit.
@@ -174,8 +144,8 @@ def normalize_unit(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def measure(unit: str) -> Measure | None:
-  """Return the size and dimensions of a normalized unit; None if a part is unknown."""
+def measure(unit: str) -> tuple[Fraction, dict[str, int]] | None:
+  """Return a normalized unit's size and its dimensions' nonzero exponents; None if unknown."""
   size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
   while at < len(unit):
     match = _PART.match(unit, at)
@@ -189,26 +159,24 @@ def measure(unit: str) -> Measure | None:
     size *= part.size**exponent
     for dimension, power in part.dimensions.items():
       dimensions[dimension] += power * exponent
-  return Measure(size, tuple(sorted((name, n) for name, n in dimensions.items() if n)))
+  return size, {name: power for name, power in dimensions.items() if power}
 
 
 def conversion(unit: str, other: str) -> Fraction | None:
   """Return the size of one `unit` in units of `other`; None if their dimensions differ."""
   x, y = measure(unit), measure(other)
-  return x.size / y.size if x and y and x.dimensions == y.dimensions else None
+  return x[0] / y[0] if x and y and x[1] == y[1] else None
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
   """Return the smaller unit's size in larger units; None if a quantity may not use both units.
 
-  Args:
-    larger: the unit that comes first, such as 'hour'.
-    smaller: the unit that comes next, such as 'minutes'.
-    is_list: True if a comma or 'and' separates the units; '5 m, 3 cm' is then two answers.
+  The larger unit comes first, as in '1 hour 30 minutes'. `is_list` means that a comma or 'and'
+  separates the units; '5 m, 3 cm' is then two answers.
   """
   units = normalize_unit(larger), normalize_unit(smaller)
   for system in _SYSTEMS[:4] if is_list else _SYSTEMS:
-    names = system.split()
+    names = list[str](system.split())
     if set(units) <= set(names) and names.index(units[0]) < names.index(units[1]):
       return conversion(units[1], units[0])
   return None

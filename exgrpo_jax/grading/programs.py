@@ -1,6 +1,7 @@
 """Programs for the grading workers, and the facts about a response that they receive."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,6 @@ from exgrpo_jax.workers import pool
 from exgrpo_jax.workers.pool import START_TIMEOUT, Program, Worker
 
 COMMAND = pool.command('exgrpo_jax.grading.worker')
-
-_NOUN = 'a grading process'
 
 
 def program(
@@ -28,11 +27,9 @@ def program(
   """
   known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
   setup = {**known, 'row': row, 'is_batched': is_batched}
+  make = functools.partial(Program, COMMAND, setup, 'a grading process')
   if not is_batched:
-    return Program(
-      COMMAND,
-      setup,
-      _NOUN,
+    return make(
       late=f'no verdict after {config.time_limit:g} s',
       memory_limit=config.memory_limit,
       starts=3,
@@ -40,10 +37,7 @@ def program(
     )
   # This process may load a model, so it has no memory limit, no standby process and more time to
   # start.
-  return Program(
-    COMMAND,
-    setup,
-    _NOUN,
+  return make(
     late=f'no rewards after {config.batch_timeout:g} s',
     timeout=START_TIMEOUT + config.batch_timeout,
     timeout_note=' (config.grading.batch_timeout included)',
