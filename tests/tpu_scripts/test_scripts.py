@@ -248,7 +248,7 @@ def test_a_worker_runs_one_training_at_a_time_and_stops_it_with_sigterm(place):
   await_log(place, 'ready')
   second = worker(place, 'start', '/none', 'true')
   assert second.returncode == 1
-  assert second.stderr == 'error: training is already running; stop.sh stops it.\n'
+  assert second.stderr == 'error: training is already running. To stop it, run stop.sh.\n'
   assert worker(place, 'free').returncode == 1
   assert worker(place, 'stop').returncode == 0
   assert status(place) == 'exgrpo: exit_code 7\n'
