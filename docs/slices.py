@@ -154,10 +154,9 @@ longest length, on 64 shards:
 per token.
 
 The estimate has one known error. If the pass with short sequences is compiled by itself, the
-estimate is 1.15 s instead of the 1.00 s that its number of tokens suggests, because the time spent
+estimate is 1.15 s, although its number of tokens suggests 1.00 s. The reason is that the time spent
 waiting for other chips does not shrink with the number of tokens. So an update takes half a second
-longer than the table shows.
-"""
+longer than the table shows. """
 
 Row = dict[str, str]
 COLUMNS: tuple[str, ...] = (
