@@ -62,7 +62,8 @@ numbers are estimates. Nothing on this page was measured on a TPU.**
 """
 _TAIL = """
 - **Source.** A step's programs were compiled for each slice by `exgrpo capacity --config=…
-  --topology=…` ({versions}). The command prints each part of a step and its assumptions.
+  --topology=…` ({versions}). The command prints each part of a step and its
+  assumptions.
 - **A step** has 128 questions with 8 rows each and the full share of replay. Its time includes a
   tenth of an evaluation with 2,259 responses, which runs every ten steps.
 - **Response lengths** follow the default of `--lengths`. They are lognormal with a median of 1,024
@@ -156,7 +157,8 @@ per token.
 The estimate has one known error. If the pass with short sequences is compiled by itself, the
 estimate is 1.15 s, although its number of tokens suggests 1.00 s. The reason is that the time spent
 waiting for other chips does not shrink with the number of tokens. So an update takes half a second
-longer than the table shows. """
+longer than the table shows.
+"""
 
 Row = dict[str, str]
 COLUMNS: tuple[str, ...] = (
