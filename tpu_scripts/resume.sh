@@ -3,9 +3,10 @@
 # starts over when the slice is preempted or training fails. You can stop and start this script at
 # any time.
 #
-# Training is done when it exits with code 0 on every worker. Exit code 2 means that training rejected
-# its input, such as a wrong flag or file. It would do so again, so the loop stops. Before the script
-# requests a slice, it checks on this machine everything that requires neither data nor weights.
+# Training is done when it exits with code 0 on every worker. Exit code 2 means that training has
+# rejected its input, such as a wrong flag or file. Training would reject it again, so the loop stops.
+# Before the script requests a slice, it checks everything that requires neither data nor weights on
+# this machine.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
