@@ -4,7 +4,7 @@
 # any time.
 #
 # Training is done when it exits with code 0 on every worker. Exit code 2 means that training has
-# rejected its input, such as a wrong flag or file. Training would reject it again, so the loop stops.
+# rejected its input, such as a wrong flag or file. Training would do so again, so the loop ends.
 # Before the script requests a slice, it checks everything that requires neither data nor weights on
 # this machine.
 set -euo pipefail
