@@ -245,7 +245,7 @@ def test_what_cannot_be_is_refused_in_one_line(recorded, tmp_path):
   (tmp_path / 'file').touch()
   cases = {
     '--out is missing. Pass a folder for the figures': [recorded.workdir],
-    'cannot make this folder': [recorded.workdir, f'--out={tmp_path}/file/x'],
+    'cannot create this folder': [recorded.workdir, f'--out={tmp_path}/file/x'],
   }
   outcomes = forked.run(['studies.__main__', 'figures', *words] for words in cases.values())
   for message, outcome in zip(cases, outcomes, strict=True):
