@@ -46,8 +46,8 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 {rows}
 
 - **GiB needed** is the memory for the program in parentheses, which needs the most memory of all
-  programs. It includes everything else that stays in memory while this program runs. JAX uses nine
-  tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
+  programs. This number includes everything else that stays in memory while this program runs. JAX
+  uses nine tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
 - **Training the whole model** takes 16 bytes per parameter: the parameter, AdamW's two moments in
   bfloat16, the gradient, and the accumulated gradient of the previous microbatches. With moments in
   float32, training takes 20 bytes per parameter.

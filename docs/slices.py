@@ -66,11 +66,11 @@ _TAIL = """
   assumptions.
 - **A step** has 128 questions with 8 rows each and the full share of replay. Its time includes a
   tenth of an evaluation with 2,259 responses, which runs every ten steps.
-- **Response lengths** follow the default of `--lengths`. They are lognormal with a median of 1,024
-  tokens and a mean of about 1,400, and 1% of the responses are truncated at the limit of 8,192
-  tokens.
+- **Response lengths** follow the default of `--lengths`. The lengths are lognormal with a median of
+  1,024 tokens and a mean of about 1,400. At the limit of 8,192 tokens, 1% of the responses are
+  truncated.
 - **GiB per chip** is the memory for the program in the next column, which needs the most memory of
-  all programs. It includes everything else that stays in memory while this program runs.
+  all programs. This number includes everything else that stays in memory while this program runs.
 - **Chip-hours** are for 100 steps.
 - **Slots** is the config's number of slots (`--config.rollout.slots`). If this number does not fit,
   or if more slots fit, the table uses the number that fits.
