@@ -1,1 +1,1 @@
-"""Experiments, one config file each. `--config=NAME` finds them in any installation."""
+"""Experiments, with one config file each. `--config=NAME` finds them in any installation."""

@@ -1,10 +1,10 @@
-"""ExGRPO on sums with written-out steps, after a warm start. Takes ten minutes on two cores.
+"""ExGRPO on sums with written-out steps, after a warm start. A run takes ten minutes on two cores.
 
 exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
-For plain GRPO add --config.replay.ratio=0.
-Held-out pass@1 at temperature 1, over 3 seeds: .26 to .27 after the warm start and .80 to .92 at
-the end. Plain GRPO ends at .83 to .90 and reads twice as many fresh questions. Steps are valid as
-often as answers are correct. See docs/results.md for the table.
+For plain GRPO, add --config.replay.ratio=0.
+Over 3 seeds, held-out pass@1 at temperature 1 is .26 to .27 after the warm start and .80 to .92 at
+the end. Plain GRPO ends at .83 to .90 and uses twice as many fresh questions. Steps are valid as
+often as answers are correct. See docs/results.md for a table of results.
 """
 
 from exgrpo_jax.configs import base
@@ -16,7 +16,7 @@ def get_config():
 
   config.rollout.update(dict(questions=32, max_prompt=24, max_response=64))
   # Once replay has started, half of a step's questions are fresh, so this pool lasts for 80 to 160
-  # steps. A smaller pool would be read many times and emptied by retirement.
+  # steps. A smaller pool would be used many times, and retirement would empty it.
   config.data.train = 'arithmetic:train[20000:22560]'
   config.data.evaluation = ('arithmetic:test[:1000]', 'arithmetic:ood[:1000]')
   config.warm_start.update(

@@ -2,7 +2,7 @@
 
 exgrpo train --config=calculator --workdir=/tmp/calculator
 The warm start learns from a player who sometimes stops early and sometimes copies a wrong number.
-Expect half a minute of training on two cores after the warm start. In the study `episodes` (eight
+After the warm start, training takes half a minute on two cores. In the study `episodes` (eight
 seeds, learning rate 2e-4, replay from the first step, fresh rows unclipped), pass@1 went from .23
 to .47 (.45 to .50).
 """

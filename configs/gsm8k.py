@@ -4,11 +4,11 @@ exgrpo train --config=gsm8k --workdir=/tmp/gsm8k \
     --config.data.train=gsm8k_train.jsonl --config.warm_start.data=gsm8k_train.jsonl \
     --config.data.evaluation='("gsm8k_test.jsonl",)'
 Get the files from github.com/openai/grade-school-math. On two CPU cores, the warm start takes about
-28 minutes and the rest 12.
+28 minutes, and the rest takes 12 minutes.
 This is an example of training on real data; don't expect a good score. The model has 1.5 million
-parameters and is trained on nothing else. It writes English sentences with sums and solves very few
-questions: in one run, test pass@1 was .015 (.010 to .023) after the warm start and .026 (.018 to
-.036) at the end.
+parameters and is trained only on this data. It writes English sentences with sums, but solves very
+few questions: in one run, test pass@1 was .015 (.010 to .023) after the warm start and .026 (.018
+to .036) at the end.
 """
 
 from exgrpo_jax.configs import base

@@ -1,10 +1,10 @@
 """Llama 3.1 8B: the paper's weak backbone, which collapses in on-policy training.
 
 exgrpo train --config=llama3_1_8b --workdir=/tmp/run
-Accept the licence on the model's page, then run 'hf auth login'. The data is the same as in
+Accept the license on the model's page, then run 'hf auth login'. The data is the same as in
 qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
-Not yet run here. The paper's scores (in / out of distribution): on-policy 3.4 / 1.2 (collapsed),
-ExGRPO 6.1 / 30.8.
+We have not run this config yet.
+The paper's scores (in / out of distribution): on-policy 3.4 / 1.2 (collapsed), ExGRPO 6.1 / 30.8.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_1_5b

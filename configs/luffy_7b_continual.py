@@ -1,10 +1,10 @@
-"""The paper's continual training: ExGRPO from a stronger policy, LUFFY's (arXiv:2504.14945).
+"""The paper's continual training: ExGRPO from LUFFY's stronger policy (arXiv:2504.14945).
 
 exgrpo train --config=luffy_7b_continual --workdir=/tmp/run
-The data is the same as in qwen2_5_math_1_5b.py. Not yet run here.
+The data is the same as in qwen2_5_math_1_5b.py. We have not run this config yet.
 To add the off-policy traces that LUFFY itself was trained on, run prepare with --keep_target, which
-puts them into the target column, and set --config.experience.path=openr1.parquet. With
---config.experience.missing_logprobs=zero, they get the same weights as in LUFFY.
+puts the traces into the target column, and set --config.experience.path=openr1.parquet. With
+--config.experience.missing_logprobs=zero, the traces get the same weights as in LUFFY.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_7b

@@ -1,7 +1,7 @@
 """A checkpoint on GSM8K or MATH on one GPU (T4, 24, 40 or 80 GB), with full training or LoRA.
 
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
-After the colon, give a model, a memory size and a data set, in any order. The defaults are
+After the colon, pass a model, a memory size and a data set, in any order. The defaults are
 qwen2_5_0_5b, 24gb and gsm8k. `exgrpo doctor` suggests a choice for your machine.
 docs/one_gpu.md lists the combinations that fit, by formula. None of these configs has been run yet.
 """
@@ -39,7 +39,7 @@ MODELS = {
     ),
   ),
 }
-MEMORIES = ('t4', '24gb', '40gb', '80gb')  # a T4 has 16 GB and no bfloat16
+MEMORIES = ('t4', '24gb', '40gb', '80gb')  # a T4 has 16 GB and does not support bfloat16
 DATA = {
   'gsm8k': dict(train='openai/gsm8k:main:train', evaluation=('openai/gsm8k:main:test',)),
   'math': dict(

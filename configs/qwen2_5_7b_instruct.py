@@ -2,8 +2,8 @@
 
 exgrpo train --config=qwen2_5_7b_instruct --workdir=/tmp/run
 The data is the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
-Not yet run here. The paper's scores (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO
-39.3 / 62.2.
+We have not run this config yet.
+The paper's scores (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO 39.3 / 62.2.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_7b

@@ -5,8 +5,8 @@ exgrpo train --config=qwen2_5_math_1_5b --workdir=/tmp/run
 exgrpo evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
 First put the authors' valid.parquet and the suite's files into the current folder (docs/data.md).
 docs/slices.md estimates memory and time.
-Not yet run here. The paper's scores (in / out of distribution): on-policy 30.0 / 38.9, ExGRPO
-35.3 / 40.2.
+We have not run this config yet.
+The paper's scores (in / out of distribution): on-policy 30.0 / 38.9, ExGRPO 35.3 / 40.2.
 """
 
 from exgrpo_jax.configs import base
@@ -15,7 +15,7 @@ from exgrpo_jax.configs import base
 def get_config():
   config = base.get_config()
   config.model.repository = 'Qwen/Qwen2.5-Math-1.5B'
-  # The checkpoint supports 4,096 tokens. The authors extend it like this for prompt and response.
+  # The checkpoint supports 4,096 tokens. The authors extend it to fit prompt and response.
   config.model.extension.update(dict(rope_theta=4e4, max_position_embeddings=16384))
   config.rollout.slots = 512  # for v5e:4x4 (16 chips); see docs/slices.md
   config.rollout.logit_chunk = 1024  # 0.6 GB of float32 logits per chip
@@ -26,9 +26,9 @@ def get_config():
     dict(
       train='openr1.parquet',
       validation=('valid.parquet',),
-      evaluation=(),  # the suite 'paper' does this; it is too large to run every ten steps
+      evaluation=(),  # use the suite 'paper', which is too large to run every ten steps
       on_overlong='drop',
-      default_kind='math',  # for OpenR1-Math-46k, whatever the source names
+      default_kind='math',  # for OpenR1-Math-46k, regardless of the rows' sources
     )
   )
   # The authors' average leaves out Minerva, too.

@@ -2,8 +2,8 @@
 
 exgrpo train --config=qwen2_5_math_7b --workdir=/tmp/run
 The data is the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
-Not yet run here. The paper's scores (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO
-48.3 / 58.3.
+We have not run this config yet.
+The paper's scores (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO 48.3 / 58.3.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_1_5b

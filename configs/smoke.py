@@ -1,7 +1,7 @@
-"""Runs every part once, in under a minute, to test the installation.
+"""A run that uses every part once, in under a minute, to test the installation.
 
 exgrpo train --config=smoke --workdir=/tmp/smoke
-The model learns next to nothing; use configs/arithmetic.py to see one learn.
+The model learns next to nothing. Use configs/arithmetic.py to see a model learn.
 """
 
 from exgrpo_jax.configs import arithmetic

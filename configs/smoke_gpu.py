@@ -1,4 +1,4 @@
-"""Tests bfloat16 training on this GPU, on the arithmetic task with a wider model.
+"""A test of bfloat16 training on this GPU: the arithmetic task with a wider model.
 
 exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 To train a checkpoint on a GPU, use configs/one_gpu.py.

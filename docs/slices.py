@@ -62,14 +62,15 @@ numbers are estimates. Nothing on this page was measured on a TPU.**
 """
 _TAIL = """
 - **Source.** A step's programs were compiled for each slice by `exgrpo capacity --config=…
-  --topology=…`, with {versions}. The command prints each part of a step and its
+  --topology=…` ({versions}). The command prints each part of a step and its
   assumptions.
 - **A step** has 128 questions with 8 rows each and the full share of replay. Its time includes a
   tenth of an evaluation with 2,259 responses, which runs every ten steps.
-- **Response lengths** follow the default of `--lengths`. They are lognormal with a median of 1,024
-  tokens and a mean of about 1,400, and 1% of the responses are cut at the limit of 8,192.
+- **Response lengths** follow the default of `--lengths`. The lengths are lognormal with a median of
+  1,024 tokens and a mean of about 1,400. At the limit of 8,192 tokens, 1% of the responses are
+  truncated.
 - **GiB per chip** is the memory for the program in the next column, which needs the most memory of
-  all programs. It includes everything else that stays in memory while this program runs.
+  all programs. This number includes everything else that stays in memory while this program runs.
 - **Chip-hours** are for 100 steps.
 - **Slots** is the config's number of slots (`--config.rollout.slots`). If this number does not fit,
   or if more slots fit, the table uses the number that fits.
@@ -118,8 +119,8 @@ _PARTS_TAIL = """
 
 ## Which optimizations would not help much?
 
-**A third sequence length in training**, an eighth of the longest length. This table shows the
-effect on 64 shards:
+**A third sequence length in training.** This table shows the effect of adding an eighth of the
+longest length, on 64 shards:
 
 | median response length | reduction of the tokens computed per step |
 | --- | --- |
@@ -130,13 +131,13 @@ effect on 64 shards:
 - On 8 shards or one shard, the third length reduces the number of tokens by at most 1.1%.
 - A pass with short sequences takes longer per token, because the weights are gathered for fewer
   tokens: .64 ms per token and chip instead of .50 ms. So for the three rows of the table, an update
-  is only 3.0%, 1.5% and 0% shorter. This saves half a second at best and requires two more
-  programs.
-- A third length that is half of the longest length saves nothing below a median of 2,048 tokens,
-  and 3 to 4% above.
-- If rows share their prompts, as they do on GPUs, a length of an eighth saves at most 1.2% on 8
-  shards. On 64 shards, a length of a half saves 13 to 19% at medians of 1,024 and 1,500, and
-  nothing at other medians.
+  is shorter by only 3.0%, 1.5% and 0%, respectively. The third length saves half a second at best
+  and requires two more programs.
+- A third length that is half of the longest length saves nothing if the median is below 2,048
+  tokens, and 3 to 4% if it is above.
+- If rows share their prompts, as they do on GPUs, a third length of an eighth saves at most 1.2% on
+  8 shards. On 64 shards, a third length of a half saves 13 to 19% at medians of 1,024 and 1,500,
+  and nothing at other medians.
 
 **Attention that skips the blocks of other rows.**
 
@@ -144,16 +145,17 @@ effect on 64 shards:
   kernel's block map is an array, so the map could be built from the segments. On average, half of
   the blocks would then be skipped.
 - But the chips wait for each other in every layer. With one sequence on each of 64 chips, at least
-  one chip has a response of 8,192 tokens and needs .9 of its blocks. So skipping blocks would save
+  one chip has a response of 8,192 tokens and needs 90% of its blocks. So skipping blocks would save
   only a tenth of the 2.1 s that attention takes in an update.
 - On 16 shards, the slowest chip needs half of its blocks, so skipping blocks would be worthwhile.
-  According to the formula, it would shorten an update of the 1.5B backbone by about a sixth.
+  According to the formula, skipping blocks would shorten an update of the 1.5B backbone by about a
+  sixth.
 
 **More padded lengths for resumed rows.** With eight lengths, 1.38 tokens would still be computed
 per token.
 
 The estimate has one known error. If the pass with short sequences is compiled by itself, the
-estimate is 1.15 s instead of the 1.00 s that its number of tokens suggests, because the time spent
+estimate is 1.15 s, although its number of tokens suggests 1.00 s. The reason is that the time spent
 waiting for other chips does not shrink with the number of tokens. So an update takes half a second
 longer than the table shows.
 """

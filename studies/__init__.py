@@ -1,1 +1,1 @@
-"""The research record: studies by protocol, their measurements, and figures of runs."""
+"""The research record: studies with their protocols, their measurements, and figures of runs."""

@@ -8,16 +8,18 @@ from studies import protocol
 
 COMMANDS = {
   'run': 'runs or resumes a study, and reports its results',
-  'figures': 'draws a measured study again, or the workdirs of runs',
-  'train': 'is exgrpo train with a comparison of gradients',
+  'figures': 'draws the figures of a measured study or of runs',
+  'train': 'runs exgrpo train with gradient comparisons',
 }
 
 
 def main() -> None:
-  """Run the command that the first word names; without one, list commands and studies."""
+  """Run the command named by the first word, or list commands and studies if there is no word."""
   word = sys.argv[1] if len(sys.argv) > 1 else '--help'
   if word in ('--help', '-h', 'help'):
-    print('python -m studies COMMAND; python -m studies COMMAND --help says more.\n')
+    print(
+      'Usage: python -m studies COMMAND. For its flags, run python -m studies COMMAND --help.\n'
+    )
     print('\n'.join(f'  {name:<8} {does}' for name, does in COMMANDS.items()))
     print(f'\nStudies: {", ".join(protocol.names())}')
     return

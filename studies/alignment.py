@@ -1,10 +1,11 @@
 """Gradient alignment: do the gradients of a step's parts agree with held-out questions?
 
-Each row of a step belongs to one part: 'fresh', in groups without replay; 'replayed', the stored
-successes; 'fresh_in_mixed_groups', the fresh rows in groups with a stored success. The policy
-gradients of the parts add up to the step's. Each is compared with the on-policy gradient of
-held-out questions, at the parameters before the update. So the step counts as one minibatch, in
-which fresh tokens have ratio 1. Entropy bonus and KL term belong to no part and are left out.
+Each row of a step belongs to one of three parts. 'fresh' contains the rows of groups without
+replay, 'replayed' contains the stored successes, and 'fresh_in_mixed_groups' contains the fresh
+rows of groups with a stored success. The policy gradients of the parts add up to the step's
+gradient. Each part's gradient is compared with the on-policy gradient of held-out questions, at the
+parameters before the update. So the step is treated as one minibatch in which fresh tokens have
+ratio 1. The entropy bonus and the KL term do not belong to any part and are left out.
 """
 
 import dataclasses
@@ -29,21 +30,21 @@ from exgrpo_jax.training.run import Run
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-  """A callback of the loop that compares gradients in some steps, without changing any.
+  """A callback that compares gradients in some steps without changing the run.
 
-  The held-out questions come from the first set of config.data.validation or, without one, of
-  config.data.evaluation.
+  The held-out questions come from the first data set in config.data.validation or, if this setting
+  is empty, in config.data.evaluation.
   """
 
   every: int  # steps between two comparisons
-  questions: int = 32  # held-out ones, drawn again for each comparison
-  samples: int = 8  # responses to each of them, at the training temperature
+  questions: int = 32  # held-out questions, drawn again for each comparison
+  samples: int = 8  # responses to each held-out question, at the training temperature
 
   def __call__(self, run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
-    """Return `measure` of the step, and 'alignment/zero_variance'; nothing if it is not due.
+    """Return the metrics of `measure` and 'alignment/zero_variance', or {} if none are due.
 
-    'alignment/zero_variance' is the share of held-out groups that teach nothing. Raises InputError
-    in the first step if there are too few held-out questions.
+    'alignment/zero_variance' is the share of held-out groups whose rewards are all equal. Raises
+    InputError in the first step if there are too few held-out questions.
     """
     self._check(run)
     plan, config = experience.plan, run.experiment.config
@@ -54,7 +55,7 @@ class Alignment:
     advantage_QK = held_out.advantage_B.reshape(-1, self.samples)
     samples = config.rollout.group_size
     return {
-      # If it is 1, there is no held-out gradient, and `measure` returns nothing.
+      # If this share is 1, there is no held-out gradient, and `measure` returns no metrics.
       'alignment/zero_variance': float((advantage_QK == 0).all(axis=1).mean()),
       **measure(run.update, params, experience.batch, samples, clip, held_out, run.initial),
     }
@@ -63,21 +64,20 @@ class Alignment:
     given = f'--align_every={self.every}'
     if not run.evaluations:
       raise InputError(
-        f'{given} needs config.data.validation or config.data.evaluation: their questions are the '
-        'held-out ones.'
+        f'{given} needs held-out questions. Set config.data.validation or config.data.evaluation.'
       )
     data = run.evaluations[0]
     if len(data.questions) < self.questions:
       raise InputError(
-        f'{given} draws {self.questions} questions for a comparison, none twice, and {data.spec} '
-        f'has {counted(len(data.questions), "question")}.'
+        f'{given} needs {self.questions} distinct questions for a comparison, but {data.spec} has '
+        f'only {counted(len(data.questions), "question")}. Use a larger data set.'
       )
 
   def collect(self, run: Run, params: model.Params, step: int) -> Batch:
     """Sample, grade and assemble fresh responses to held-out questions, as a step does.
 
-    `params` are the trained parameters. The questions depend only on seed and step, so a resumed
-    run draws the same.
+    `params` are the trained parameters. The questions depend only on the seed and the step, so a
+    resumed run draws the same questions.
     """
     config, data = run.experiment.config, run.evaluations[0]
     rollout = stages_of(
@@ -85,7 +85,7 @@ class Alignment:
       data,
       Purpose.ALIGNMENT,
       rollout=dataclasses.replace(config.rollout, group_size=self.samples, partial=False),
-      # Held-out questions count at any difficulty.
+      # Held-out questions of any difficulty count.
       replay=dataclasses.replace(config.replay, difficulty='all'),
     )
     rng = randomness.generator(config.seed, Purpose.ALIGNMENT, step)
@@ -113,17 +113,18 @@ def measure(
   Args:
     spec: the step's updates.
     params: the trained parameters before the step's first update.
-    batch: all rows of the step, NumPy; groups of `num_rollouts` consecutive rows.
+    batch: all rows of the step as NumPy arrays; each group is `num_rollouts` consecutive rows.
     num_rollouts: K.
     clip: whether the step clips fresh ratios.
-    held_out: fresh rows of other questions, written by the policy of `params`, with advantages.
+    held_out: fresh rows for other questions, sampled from the policy of `params`, with advantages.
     initial: see `gradients.minibatch_gradient`.
 
   Returns:
     'alignment/{part}', the cosine of the two gradients, in [-1, 1], and
-    'alignment/{part}_projection', the part's gradient along the held-out direction, in the unit of
-    'gradient_norm'. The projections of all parts add up to the step's. A part is absent if its
-    gradient is 0 or not finite. All parts are absent if the held-out gradient is.
+    'alignment/{part}_projection', the component of the part's gradient along the held-out gradient,
+    in the unit of 'gradient_norm'. The projections of all parts add up to the projection of the
+    step's gradient. A part is omitted if its gradient is 0 or not finite. All parts are omitted if
+    the held-out gradient is 0 or not finite.
   """
   metrics = {}
   if not _has_signal(held_out):
@@ -141,7 +142,7 @@ def measure(
 def parts(batch: Batch, num_rollouts: int) -> dict[str, Batch]:
   """Copy the batch once for each part, with advantage 0 for all other rows.
 
-  The tokens of the other rows stay, and so do the normalisers of the whole batch.
+  The copies keep the tokens of the other rows and the normalizers of the whole batch.
   """
   is_replay_B = np.asarray(batch.is_replay_B)
   is_mixed_B = np.repeat(is_replay_B.reshape(-1, num_rollouts).any(axis=1), num_rollouts)
@@ -163,7 +164,7 @@ def policy_gradient(
   clip: bool,
   initial: model.Params | None = None,
 ) -> model.Params:
-  """Compute the gradient of a batch's policy terms only; rows of advantage 0 cost nothing."""
+  """Compute the gradient of a batch's policy terms, skipping rows with advantage 0."""
   alone = dataclasses.replace(
     spec,
     microbatch=dataclasses.replace(spec.microbatch, drop_zero_advantage=True),
@@ -182,9 +183,9 @@ def _has_signal(batch: Batch) -> bool:
 
 @jax.jit
 def _compare(gradient: model.Params, towards: model.Params) -> tuple[jax.Array, jax.Array]:
-  """Return (cosine, projection) of `gradient` with respect to `towards`; NaN if that is 0."""
+  """Return (cosine, projection) of `gradient` with respect to `towards`, or NaN if that is 0."""
 
-  # Sums are in float32. There is no dot because an accelerator may compute it in bfloat16.
+  # Sums are in float32. There is no dot product, which an accelerator may compute in bfloat16.
   def inner(left: model.Params, right: model.Params) -> jax.Array:
     products = jax.tree.map(lambda x, y: jnp.sum(x * y, dtype=jnp.float32), left, right)
     return jax.tree.reduce(jnp.add, products)

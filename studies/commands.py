@@ -1,21 +1,21 @@
-"""Runs studies, draws figures, and trains with a comparison of gradients, in a clone.
+"""Commands that run studies, draw figures, and train with gradient comparisons, in a clone.
 
 python -m studies run smoke --workdir=/tmp/smoke_study --parallel=2
 python -m studies figures weak_start --out=/tmp/figures
 python -m studies figures /tmp/first /tmp/second --out=/tmp/figures
 python -m studies train --config=smoke --workdir=/tmp/smoke --align_every=10
 
-run compares arms in settings over seeds, by a protocol fixed before the first run. Every run is
-`exgrpo train` in a folder of its name; runs with the same warm start share it. The same command
-again skips finished runs and resumes the others. Results are computed once every run has ended.
-Exit statuses are the same as for sweep.
+run compares arms in settings over seeds, following a protocol that is fixed before the first run.
+Every run is an `exgrpo train` run in a folder with the run's name. Runs with the same warm start
+share it. If you run the same command again, it skips finished runs and resumes the others. Results
+are computed once every run has ended. Exit statuses are the same as for sweep.
 
-figures makes tables, curves and differences of a study again from its CSV, or draws the figures of
-runs. Runs that differ only in their seed are one setting; settings are named after what differs
-between them. Each figure is written as PNG, SVG and PDF, and its numbers as CSV.
+figures recreates a study's tables, curves and differences from its CSV, or draws the figures of
+runs. Runs that differ only in their seed form one setting, which is named after the values that
+distinguish it. Each figure is written as PNG, SVG and PDF, and its numbers are written as CSV.
 
-train is `exgrpo train`; every so many steps metrics.jsonl gets alignment/…, which studies/README.md
-explains.
+train runs `exgrpo train` and adds the metrics alignment/… to metrics.jsonl at regular intervals.
+studies/README.md explains these metrics.
 """
 
 import functools
@@ -60,7 +60,9 @@ def _define_run() -> None:
 def run(args: command_line.Args, *names: str) -> None:
   """Run the unfinished trials of a study and report it, or print their commands."""
   if len(names) != 1:
-    raise InputError(f"'{' '.join(names)}': run one study at a time. Each needs its own --workdir.")
+    raise InputError(
+      f"'{' '.join(names)}': run one study at a time. Each study needs its own --workdir."
+    )
   check_given({'--workdir': args.workdir}, '--workdir=/tmp/smoke_study')
   chosen = protocol.load(names[0])
   values, planned = study.plan(chosen, args.workdir)
@@ -75,13 +77,13 @@ def run(args: command_line.Args, *names: str) -> None:
 
 
 def _define_figures() -> None:
-  command_line.define_path('out', 'The folder for the figures. It is made if it is missing.')
+  command_line.define_path('out', 'Folder for the figures. It is created if it does not exist.')
 
 
 def figures(args: command_line.Args, *names: str) -> None:
-  """Draw every figure that has data, and print which ones are left out and why."""
+  """Draw every figure for which there is data, and print which figures are omitted and why."""
   if not args.out:
-    raise InputError('--out is needed: the folder for the figures, e.g. --out=/tmp/figures.')
+    raise InputError('--out is missing. Pass a folder for the figures, such as --out=/tmp/figures.')
   out = pathlib.Path(args.out)
   if len(names) == 1 and names[0].partition(':')[0] in protocol.names():
     chosen = protocol.load(names[0])
@@ -100,16 +102,18 @@ def _make(out: pathlib.Path) -> None:
   try:
     out.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise InputError(f'--out={out}: cannot make this folder ({error}). Name another.') from error
+    raise InputError(
+      f'--out={out}: cannot create this folder ({error}). Choose another one.'
+    ) from error
 
 
 def _define_train() -> None:
   train.define_flags()
   flags.DEFINE_integer(
-    'align_every', 10, 'Steps between two comparisons of gradients.', lower_bound=1
+    'align_every', 10, 'Number of steps between two gradient comparisons.', lower_bound=1
   )
 
 
 def train_aligned(args: command_line.Args) -> None:
-  """Train with the comparison of gradients as a callback."""
+  """Train with a callback that compares gradients."""
   train.main(args, [Alignment(args.align_every)])

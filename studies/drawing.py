@@ -19,7 +19,7 @@ Row = Mapping[str, Any]  # of the table that belongs to a figure
 
 
 class NothingToDrawError(Exception):
-  """An error for runs without data for a figure; the message says what is missing."""
+  """An error for runs that lack the data for a figure. The message says what is missing."""
 
 
 class Drawing(NamedTuple):
@@ -30,19 +30,19 @@ class Drawing(NamedTuple):
 
 
 def caption(figure: Figure, text: str) -> None:
-  """Write lines as wide as the figure below its panels; for figures without a legend."""
+  """Write lines as wide as the figure below its panels. This is for figures without a legend."""
   width = int(figure.get_figwidth() / canvas.INCH)
   figure.supxlabel(canvas.wrap(text, width), fontsize=8, color=canvas.GREY)
 
 
 def rows(**columns: Any) -> list[Row]:
-  """Make the rows of a table; a column is an array, or one value for all rows."""
+  """Make the rows of a table. A column is an array or a single value for all rows."""
   arrays = np.broadcast_arrays(*(np.asarray(column, object) for column in columns.values()))
   return [dict(zip(columns, row)) for row in zip(*arrays)]
 
 
 def write_all(figures: Mapping[str, Callable[[], Drawing]], out: pathlib.Path) -> None:
-  """Draw each figure and write it under its name; print which are left out, and why."""
+  """Draw each figure and write it under its name. Print which figures are omitted and why."""
   for name, draw in figures.items():
     try:
       with canvas.style():
@@ -54,7 +54,7 @@ def write_all(figures: Mapping[str, Callable[[], Drawing]], out: pathlib.Path) -
 
 
 def write(drawing: Drawing, out: pathlib.Path, name: str) -> list[pathlib.Path]:
-  """Write a figure in every format, and its numbers as CSV; return the files."""
+  """Write a figure in every format and its numbers as CSV. Return the files."""
   paths = [out / f'{name}.{kind}' for kind in KINDS]
   for path in paths:
     canvas.save(drawing.figure, path)
@@ -79,7 +79,7 @@ class Means(NamedTuple):
 
 
 def mean_by(key: np.ndarray, value: np.ndarray) -> Means:
-  """Average the finite values of each key; the interval treats them as independent."""
+  """Average the finite values of each key. The interval treats these values as independent."""
   kept = np.isfinite(value)
   keys, inverse = np.unique(key[kept], return_inverse=True)
   value = value[kept].astype(float)
@@ -103,7 +103,7 @@ def num_rollouts(group: Group) -> int:
 
 
 def responses(group: Group, *names: str) -> list[np.ndarray]:
-  """Return columns of the responses of all runs of a setting; missing numbers are NaN."""
+  """Return columns of all responses in a setting's runs. Missing numbers are NaN."""
   return [_joined([run.responses[name] for run in group.runs]) for name in names]
 
 
@@ -119,7 +119,7 @@ def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
 
 
 def visits(group: Group) -> np.ndarray:
-  """Return for each response the number of its visit: one question in one step of one run."""
+  """Return each response's visit as a number. A visit is one question in one step of one run."""
   step, place = responses(group, 'step', 'group')
   run = np.repeat(range(len(group.runs)), [run.responses.num_rows for run in group.runs])
   if not len(step):
@@ -130,7 +130,7 @@ def visits(group: Group) -> np.ndarray:
 
 
 def successes(group: Group) -> np.ndarray:
-  """Return for each response how many of the K responses of its visit are right."""
+  """Return, for each response, how many of the K responses in its visit are right."""
   (outcome,) = responses(group, 'outcome')
   visit = visits(group)
   return np.bincount(visit, outcome == 'correct').astype(int)[visit]

@@ -1,10 +1,11 @@
-"""The gradient of a stored success relative to the fresh rows of its group, measured and predicted.
+"""Gradients of stored successes relative to their groups' fresh rows, measured and predicted.
 
 python -m studies.gradients /tmp/replay_pays studies/measured/replay_pays_gradients.csv
 
-It reads the runs of a study that replay stored successes and measure `alignment`, writes a row for
-each comparison, and prints the table of README.md. theory.md derives the prediction for one
-question, s(1 - p)/(p(K - 1)). Questions are weighted by their gradients, taken as p(1 - p).
+This script reads a study's runs that replay stored successes and measure `alignment`. It writes a
+row for each comparison and prints the table in README.md. theory.md derives the prediction for one
+question, s(1 - p)/(p(K - 1)). Questions are weighted by their gradients, which are taken as
+p(1 - p).
 """
 
 import csv
@@ -19,7 +20,7 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.reporting import metrics, step_records
 
 SAMPLES = 8  # K
-NEIGHBOURS = SAMPLES - 1  # fresh rows in a group with a stored one
+NEIGHBOURS = SAMPLES - 1  # fresh rows in a group with a stored row
 PAPER, NORMALISED = (
   objective.replay_slope(objective.ObjectiveConfig(shaping=shaping))
   for shaping in ('policy_shaping', 'unit_slope')
@@ -34,15 +35,15 @@ PULLS = {
   'normalised_hardest': NORMALISED / NEIGHBOURS,
 }
 NUMBERS = ('stored', 'fresh', 'harder', 'even')
-Row = dict[str, float]  # by these names
+Row = dict[str, float]  # a value for each name in NUMBERS
 
 
 def comparisons(workdir: pathlib.Path) -> Iterator[tuple[int, Row]]:
   """Yield (step, numbers) for each step of a run with stored and fresh projections.
 
   'stored' and 'fresh' are the projections. 'harder' and 'even' are unbiased estimates of the sums
-  of (1 - p)^2 and p(1 - p) over the replayed questions, from the c successes among each question's
-  K - 1 fresh responses.
+  of (1 - p)^2 and p(1 - p) over the replayed questions. They are computed from the number of
+  successes among each question's K - 1 fresh responses.
   """
   steps = {int(record['step']): record for record in metrics.read(workdir)}
   fresh = _fresh_successes(workdir)
@@ -60,7 +61,7 @@ def comparisons(workdir: pathlib.Path) -> Iterator[tuple[int, Row]]:
 
 
 def _fresh_successes(workdir: pathlib.Path) -> dict[int, list[int]]:
-  """Read step -> the successes among the fresh responses to each replayed question."""
+  """Map each step to the number of fresh successes for each of its replayed questions."""
   found: dict[int, list[int]] = {}
   for path in step_records.files(workdir, 'questions'):
     for row in step_records.read_file(path, 'questions').to_pylist():
@@ -80,7 +81,7 @@ def quotient(runs: Sequence[Sequence[Row]], of: str, by: str) -> tuple[float, fl
 
 
 def write(study: pathlib.Path, path: pathlib.Path) -> None:
-  """Write the rows of all runs of the study."""
+  """Write the rows for all of the study's runs."""
   with open(path, 'w', encoding='utf-8', newline='') as file:
     writer = csv.writer(file)
     writer.writerow(['setting', 'arm', 'seed', 'step', *NUMBERS])
@@ -94,7 +95,7 @@ def write(study: pathlib.Path, path: pathlib.Path) -> None:
 def table(path: pathlib.Path) -> Iterator[str]:
   """Yield lines of Markdown with the measurement and the prediction for each arm and setting.
 
-  There is no quotient if the fresh rows' projection is at most two standard errors above 0.
+  The quotient is '-' if the fresh rows' projection is at most two standard errors above 0.
   """
   by_arm: dict[tuple[str, str], dict[str, list[Row]]] = {}
   with open(path, encoding='utf-8', newline='') as file:

@@ -1,7 +1,8 @@
-"""The protocol of a study: arms, settings and seeds, fixed before the first of its runs.
+"""The protocol of a study: its arms, settings and seeds, which are fixed before its first run.
 
 A file in studies/protocols/ defines a `get_study()` that returns a `Study`. The file's docstring is
-the protocol in words. The first start writes it to protocol.json; after that it cannot change.
+the protocol in words. The first start writes the file to protocol.json. After that, the protocol
+cannot change.
 """
 
 import collections
@@ -34,22 +35,22 @@ class Study:
   config: str  # the name of a config that ships with the package, or a path
   arms: Mapping[str, Overrides]  # the compared variants, by name
   settings: Mapping[str, Overrides]  # the conditions of the comparison, by name
-  seeds: Sequence[int]  # of every arm in every setting
-  baseline: str  # the arm that all others are compared with
-  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting if settings differ.
+  seeds: Sequence[int]  # the seeds of every arm in every setting
+  baseline: str  # the arm with which all other arms are compared
+  # The primary measure, such as 'eval/arithmetic_test_to_1000/pass@1', or one for each setting.
   measure: str | Mapping[str, str]
   smallest_difference: float  # the smallest that would matter, in the measure's unit
-  # The measure's mean over this many first generated tokens is compared; 0: its last value.
-  tokens: int | Mapping[str, int] = 0  # by setting if settings differ
-  # Setting -> arm -> settings tuned for the arm there, such as its learning rate.
+  # Compare the measure's mean over this many generated tokens from the start; 0: its last value.
+  tokens: int | Mapping[str, int] = 0  # a single value, or one for each setting
+  # Setting -> arm -> overrides tuned for this arm in this setting, such as its learning rate.
   tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
-  takes_off: float = 0.0  # the measure of a run that has taken off; 0: no such table
-  # Steps between two comparisons of gradients (alignment.py); 0: none. By setting like tokens.
+  takes_off: float = 0.0  # a run takes off when its measure reaches this value; 0: not reported
+  # Steps between two gradient comparisons (alignment.py); 0: none. May differ between settings.
   align_every: int | Mapping[str, int] = 0
 
   @property
   def num_comparisons(self) -> int:
-    """Count the comparisons of an arm with the baseline, over all settings."""
+    """Count the comparisons between an arm and the baseline over all settings."""
     return len(self.settings) * (len(self.arms) - 1)
 
   def measure_of(self, setting: str) -> str:
@@ -57,16 +58,16 @@ class Study:
     return self.measure if isinstance(self.measure, str) else self.measure[setting]
 
   def tokens_of(self, setting: str) -> int:
-    """Return how many first generated tokens count in a setting; 0: only the last value counts."""
+    """Return how many generated tokens count in a setting, or 0 if only the last value counts."""
     return self.tokens[setting] if isinstance(self.tokens, Mapping) else self.tokens
 
   def align_every_of(self, setting: str) -> int:
-    """Return the steps between two comparisons of gradients in a setting; 0 is never."""
+    """Return the number of steps between two gradient comparisons in a setting, or 0 for none."""
     every = self.align_every
     return every[setting] if isinstance(every, Mapping) else every
 
   def overrides_of(self, setting: str, arm: str) -> list[tuple[str, Any]]:
-    """List (config key, value) changed by the setting, the arm and their tuning, in this order."""
+    """List the (config key, value) overrides, in this order: setting, arm, tuned values."""
     tuned = self.tuned.get(setting, {}).get(arm, {})
     return [*self.settings[setting].items(), *self.arms[arm].items(), *tuned.items()]
 
@@ -94,20 +95,20 @@ class Protocol(NamedTuple):
 
 
 def names() -> list[str]:
-  """List the studies of this folder."""
+  """List the names of the studies in studies/protocols/."""
   return sorted(path.stem for path in PROTOCOLS.glob('*.py') if path.stem != '__init__')
 
 
 def load(given: str) -> Protocol:
   """Load a study by name or path, with get_study's argument after a colon, as in `lake:6`.
 
-  Raises InputError if there is no such study or it cannot be run.
+  Raises InputError if the study does not exist or cannot be run.
   """
   file, *argument = given.split(':', 1)
   path = file if file.endswith('.py') else os.fspath(PROTOCOLS / f'{file}.py')
   if not os.path.isfile(path) or file == '__init__':
     raise InputError(
-      f'{given}: there is no such study. Name a file that ends in .py, or one of: '
+      f'{given}: there is no such study. Pass a file that ends in .py, or one of these names: '
       f'{", ".join(names())}.'
     )
   returned = 'a protocol.Study, as studies/protocols/smoke.py does'
@@ -117,8 +118,9 @@ def load(given: str) -> Protocol:
       raise InputError(f'get_study() must return a protocol.Study, not {study!r}.')
     if not words:
       raise InputError(
-        'it has no docstring. Write one with the question, the arms, the primary measure, the '
-        'number of seeds and its reason, the choice of the learning rate, and the stopping rule.'
+        'the study file has no docstring. Write one that states the question, the arms, the '
+        'primary measure, the number of seeds and the reason for it, how the learning rate is '
+        'chosen, and the stopping rule.'
       )
     _check(study)
   except InputError as error:
@@ -129,7 +131,7 @@ def load(given: str) -> Protocol:
 
 
 def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
-  """Return cell -> (trial name, overrides) for every run; seeds vary fastest."""
+  """Return cell -> (trial name, overrides) for every run. Seeds vary fastest."""
   return {
     Cell(setting, arm, seed): (
       f'{setting},{arm},seed={seed}',
@@ -142,9 +144,9 @@ def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
 
 
 def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
-  """Write protocol.json at the first start; later raise InputError if the protocol has changed.
+  """Write protocol.json at the first start. Later, raise InputError if the protocol has changed.
 
-  `config` has the nested values of the config file, before arms and settings override them.
+  `config` contains the config file's nested values before arms and settings override them.
   """
   path = os.path.join(workdir, FILE)
   fields = dataclasses.asdict(protocol.study) | {'seeds': list(protocol.study.seeds)}
@@ -153,8 +155,8 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
     for name, _ in cells(protocol.study).values():
       if os.path.exists(os.path.join(workdir, name, 'config.json')):
         raise InputError(
-          f"--workdir={workdir} holds the run '{name}' but no {FILE}: a protocol must be older "
-          'than its results, so use another --workdir.'
+          f"--workdir={workdir} contains the run '{name}' but no {FILE}. A protocol must be "
+          'written before its runs start, so use another --workdir.'
         )
     check_writable(workdir)
     written = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
@@ -162,7 +164,7 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
     write_json(path, entry)
     return
   saved = read(workdir)
-  # A file from an earlier version lacks newer fields, which had their defaults.
+  # Files from earlier versions lack newer fields, which had their default values at the time.
   defaults = dataclasses.asdict(Study('', {}, {}, (), '', '', 0.0))
   changes = [
     f'{name} was {old}, is {new}'
@@ -173,29 +175,29 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
   if changes:
     raise InputError(
       f'{path} was written at {saved["written"]}, and the protocol has changed since: '
-      f'{"; ".join(changes)}. A study keeps the protocol that it began with: restore it, or use '
-      'another --workdir for a new study.'
+      f'{"; ".join(changes)}. A study keeps the protocol that it began with. Restore this '
+      'protocol, or use another --workdir for a new study.'
     )
 
 
 def read(workdir: str) -> dict[str, Any]:
-  """Read protocol.json: 'written', 'sha256', 'text', 'study'; InputError if it is damaged."""
+  """Read 'written', 'sha256', 'text' and 'study' from protocol.json, or raise InputError."""
   path = os.path.join(workdir, FILE)
   try:
     with open(path, encoding='utf-8') as file:
       saved = json.load(file)
     if not isinstance(saved, dict) or not {'written', 'sha256', 'text', 'study'} <= set(saved):
-      raise ValueError('it lacks a field')
+      raise ValueError('a field is missing')
   except (OSError, ValueError) as error:
     raise InputError(
-      f'{path} cannot be read as the protocol of a study ({error}). Restore a copy of it, or use '
+      f'{path} cannot be read as a study protocol ({error}). Restore a copy of this file, or use '
       'another --workdir.'
     ) from error
   return saved
 
 
 def _check(study: Study) -> None:
-  """Raise an InputError that begins with the field if the study cannot run or be evaluated."""
+  """Raise an InputError that names the field if the study cannot be run or evaluated."""
   _check_named('arms', study.arms)
   _check_named('settings', study.settings)
   _check_comparison(study)
@@ -205,45 +207,48 @@ def _check(study: Study) -> None:
       count = collections.Counter(['seed', *(key for key, _ in study.overrides_of(setting, arm))])
       if twice := sorted(key for key, times in count.items() if times > 1):
         raise InputError(
-          f"'{twice[0]}' is set by more than one of setting '{setting}', arm '{arm}', what was "
-          'tuned for both, and seeds. Arms must differ in the same way in every setting, except '
-          'for tuned settings.'
+          f"'{twice[0]}' is set more than once by setting '{setting}', arm '{arm}', their tuned "
+          'values and the seeds. Set it only once. Except for tuned values, arms must differ in '
+          'the same way in every setting.'
         )
   trials.check_names('get_study()', dict(cells(study).values()))
 
 
 def _check_tuned(study: Study) -> None:
   if not isinstance(study.tuned, Mapping):
-    raise InputError(f'tuned must be setting -> arm -> overrides, not {study.tuned!r}.')
+    raise InputError(f'tuned must map setting -> arm -> overrides, not {study.tuned!r}.')
   for setting, of_arms in study.tuned.items():
     if setting not in study.settings:
       raise InputError(
-        f"tuned names the setting '{setting}'. Use one of: {', '.join(study.settings)}."
+        f"tuned names the unknown setting '{setting}'. Use one of: {', '.join(study.settings)}."
       )
     _check_named(f"tuned['{setting}']", of_arms)
     if unknown := sorted({*of_arms} - {*study.arms}):
       raise InputError(
-        f"tuned['{setting}'] names the arm '{unknown[0]}'. Use one of: {', '.join(study.arms)}."
+        f"tuned['{setting}'] names the unknown arm '{unknown[0]}'. Use one of: "
+        f'{", ".join(study.arms)}.'
       )
 
 
 def _check_named(field: str, named: Any) -> None:
-  """Refuse anything except name -> overrides."""
+  """Reject anything except a mapping name -> overrides."""
   if not isinstance(named, Mapping) or not all(isinstance(o, Mapping) for o in named.values()):
-    raise InputError(f'{field} must be name -> {{dotted config key: value}}, not {named!r}.')
+    raise InputError(f'{field} must map name -> {{dotted config key: value}}, not {named!r}.')
   if not named:
-    raise InputError(f'{field} is empty. Name at least one.')
+    raise InputError(f'{field} is empty. Add at least one entry.')
   for name in named:
     if not isinstance(name, str) or not name or ',' in name:
-      raise InputError(f'{field} has the name {name!r}. It must be text without a comma.')
+      raise InputError(
+        f'{field} has the name {name!r}. Names must be non-empty text without commas.'
+      )
 
 
 def _check_comparison(study: Study) -> None:
   seeds = list(study.seeds) if isinstance(study.seeds, Sequence) else []
   if len(set(seeds)) < len(seeds) or len(seeds) < 2 or not all(type(s) is int for s in seeds):
     raise InputError(
-      f'seeds={study.seeds!r} must be two or more different whole numbers, because intervals are '
-      'over seeds.'
+      f'seeds={study.seeds!r} must be two or more distinct whole numbers, because intervals are '
+      'computed over seeds.'
     )
   if study.baseline not in study.arms or len(study.arms) < 2:
     raise InputError(
@@ -253,21 +258,21 @@ def _check_comparison(study: Study) -> None:
     value = getattr(study, field)
     if isinstance(value, Mapping) and set(value) != set(study.settings):
       raise InputError(
-        f'{field}={value!r} must name one for each setting: {", ".join(study.settings)}.'
+        f'{field}={value!r} must have one value for each setting: {", ".join(study.settings)}.'
       )
   for setting in study.settings:
     _check_measured(study, setting)
   if not 0 <= study.takes_off < math.inf:
-    raise InputError(f'takes_off={study.takes_off!r} must be a finite number, at least 0.')
+    raise InputError(f'takes_off={study.takes_off!r} must be a finite number of at least 0.')
   if not 0 < study.smallest_difference < math.inf:
     raise InputError(
-      f'smallest_difference={study.smallest_difference!r} must lie in (0, inf): it is the '
-      'difference of the measure that would matter.'
+      f'smallest_difference={study.smallest_difference!r} must be a finite number above 0, the '
+      'smallest difference in the measure that would matter.'
     )
 
 
 def _check_measured(study: Study, setting: str) -> None:
-  """Refuse an invalid measure of a setting, and counts that are not whole numbers from 0."""
+  """Reject a setting's invalid measure, and counts that are not whole numbers of at least 0."""
   measure = study.measure_of(setting)
   if not isinstance(measure, str) or not measure.startswith('eval/'):
     raise InputError(
@@ -277,7 +282,7 @@ def _check_measured(study: Study, setting: str) -> None:
   counts = {'tokens': study.tokens_of(setting), 'align_every': study.align_every_of(setting)}
   for field, count in counts.items():
     if type(count) is not int or count < 0:
-      raise InputError(f'{field}={count!r} must be a whole number, at least 0.')
+      raise InputError(f'{field}={count!r} must be a whole number of at least 0.')
 
 
 def _first_difference(old: str, new: str) -> str:

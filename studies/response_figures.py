@@ -31,9 +31,9 @@ _STYLES = {
 
 
 def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
-  """Draw for each setting the entropy over steps, and by the successes in the question's group.
+  """Draw each setting's entropy over steps, and by the number of successes in the group.
 
-  Only generated responses count, because replayed ones are chosen by their entropy.
+  Only generated responses count, because replayed responses are selected by their entropy.
   """
   shown = [group for group in groups if np.isfinite(responses(group, 'valid_steps')[0]).any()]
   if not shown:
@@ -62,7 +62,7 @@ def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
 
 
 def _kinds(group: Group) -> Mapping[str, np.ndarray]:
-  """Return a mask for each kind; a right response with unchecked steps has no kind."""
+  """Return a mask for each kind. A correct response with unchecked steps has no kind."""
   outcome, valid, is_replay = responses(group, 'outcome', 'valid_steps', 'is_replay')
   fresh, right = is_replay == 0, outcome == 'correct'
   return dict(
@@ -71,7 +71,7 @@ def _kinds(group: Group) -> Mapping[str, np.ndarray]:
 
 
 def _rows(group: Group, name: str, over: str, means: drawing.Means, line: np.ndarray) -> list[Row]:
-  """Make table rows of one kind's means and of the line drawn through them."""
+  """Make table rows that contain a kind's means and the values of the line drawn through them."""
   return drawing.rows(
     setting=group.label,
     responses=name,
@@ -88,15 +88,15 @@ def _rows(group: Group, name: str, over: str, means: drawing.Means, line: np.nda
 
 
 def correctness_entropy(groups: Sequence[Group]) -> Drawing:
-  """Draw for each setting a histogram of visits over their successes and entropy.
+  """Draw a histogram for each setting: the visits by their successes and entropy.
 
-  The entropy is the mean over the right generated responses. A visit without any is not shown. The
-  topmost cells also count everything above them.
+  The entropy is the mean over a visit's correct generated responses. Visits without a correct
+  response are not shown. The topmost cells also count all visits above them.
   """
   points = {group.label: _visits(group) for group in groups}
   shown = [group for group in groups if len(points[group.label][0])]
   if not shown:
-    raise NothingToDrawError('no run has records of right responses')
+    raise NothingToDrawError('no run has records of correct responses')
   top = max(np.percentile(points[group.label][1], 99.5) for group in shown)
   edges = np.linspace(0, top, _BINS + 1)
   figure, axes = canvas.grid(1, len(shown), sharey='row')
@@ -122,7 +122,7 @@ def correctness_entropy(groups: Sequence[Group]) -> Drawing:
     ax.plot(means.keys, means.mean, color=canvas.ORANGE, marker='o', label='mean', linewidth=1.8)
     canvas.label(ax, group.label, '', f'successes of {num_rollouts(group)} responses')
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlim(left=0.5)  # without a success there is no right response
+    ax.set_xlim(left=0.5)  # visits without a success are not shown
     rows += [
       {
         'setting': group.label,
@@ -142,7 +142,7 @@ def correctness_entropy(groups: Sequence[Group]) -> Drawing:
 
 
 def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
-  """Return (successes, mean entropy of right responses) of each visit that has one."""
+  """Return (successes, mean entropy of correct responses) for visits with a correct response."""
   outcome, is_replay, entropy = responses(group, 'outcome', 'is_replay', 'entropy')
   kept = (outcome == 'correct') & (is_replay == 0)
   if not kept.any():
@@ -155,7 +155,7 @@ def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
 
 
 def code_share(groups: Sequence[Group]) -> Drawing:
-  """Draw a panel for each setting: shares at each step over the responses of all its seeds."""
+  """Draw a panel for each setting, with shares over all seeds' responses at each step."""
   if not any(len(responses(group, 'step')[0]) for group in groups):
     raise NothingToDrawError('no run has records of its responses')
   if not any(responses(group, 'has_code_block')[0].any() for group in groups):

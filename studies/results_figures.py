@@ -1,4 +1,4 @@
-"""The figures of a study's results: curves against costs, and differences to the baseline."""
+"""Figures of a study's results: curves against costs, and differences from the baseline."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ _thousands = EngFormatter(sep='').format_eng  # 75k
 
 
 def curves(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawing:
-  """Draw a row of panels for each setting and a line for each arm: the mean of finished seeds.
+  """Draw a row of panels for each setting, with a line for each arm's mean over finished seeds.
 
-  A point is an evaluation that all of these seeds have. If its cost differs between them, the point
-  stands at their mean cost. `measure_of` gives a setting's measure.
+  A point is an evaluation that exists for all of these seeds. If the seeds' costs differ, the point
+  is drawn at the mean cost. `measure_of` returns a setting's measure.
   """
   settings = list(dict.fromkeys(run.setting for run in runs))
   arms = list(dict.fromkeys(run.arm for run in runs))
@@ -57,7 +57,7 @@ def curves(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawin
 
 
 def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
-  """Compute costs, mean and interval at each step at which all seeds were evaluated."""
+  """Compute costs, mean and interval for each step at which all seeds were evaluated."""
   if not seeds:
     return []
   by_step = [{evaluation.step: evaluation for evaluation in one} for one in seeds]
@@ -74,8 +74,8 @@ def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
 def differences(runs: Sequence[StudyRun], study: Study) -> Drawing:
   """Draw a panel for each setting and a line for each arm except the baseline.
 
-  Differences are of the compared measure, seed by seed. Intervals are the deciding ones: Student's
-  t, corrected for all comparisons of the study.
+  The differences in the compared measure are paired by seed. The intervals are the ones that the
+  verdicts use: Student's t intervals, corrected for all of the study's comparisons.
   """
   arms = [arm for arm in study.arms if arm != study.baseline]
   rows = [row for setting in study.settings for row in _compared(runs, study, setting, arms)]
@@ -112,7 +112,7 @@ def differences(runs: Sequence[StudyRun], study: Study) -> Drawing:
 def _compared(
   runs: Sequence[StudyRun], study: Study, setting: str, arms: Sequence[str]
 ) -> list[dict]:
-  """Compute for each arm the difference of every seed, their mean and its interval."""
+  """Compute each arm's differences by seed, their mean, and the mean's interval."""
   measure, tokens = study.measure_of(setting), study.tokens_of(setting)
   value_of = {
     arm: compared(finished(runs, setting, arm, measure), measure, tokens) for arm in study.arms

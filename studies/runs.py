@@ -1,4 +1,4 @@
-"""The runs of a study: their scores, and the questions, tokens and time spent by then."""
+"""A study's runs: their scores, and the questions, tokens and time used up to each score."""
 
 import csv
 import dataclasses
@@ -16,7 +16,7 @@ from exgrpo_jax.runtime import environment
 from exgrpo_jax.runtime.clock import NO_TRAINING
 from exgrpo_jax.runtime.replacement import replacing
 
-# The costs of training up to an evaluation, fields of Evaluation, and their units.
+# The costs of training up to an evaluation, as fields of Evaluation, and their units.
 COSTS = {
   'step': 'training step',
   'fresh_questions': 'fresh questions read',
@@ -24,7 +24,7 @@ COSTS = {
   'training_seconds': 'training seconds',
 }
 
-# Metrics of training steps that explain the scores, and the first parts of other names.
+# Metrics of training steps that explain the scores, and prefixes of further metrics.
 EXPLAINING = (
   'entropy',
   'pass_rate/replay',
@@ -38,42 +38,42 @@ _APART = (*NO_TRAINING, 'alignment')  # the callback's name in runs of earlier v
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """The scores of one step of a run, and the cost of training until then."""
+  """The scores after one step of a run, and the cost of training up to this step."""
 
   step: int
   fresh_questions: int  # visits of questions that were not replayed
   generated_tokens: int
-  training_seconds: float  # of steps, without warm start and clock.NO_TRAINING
-  # Different questions in the steps until then, replayed ones included; None if the records of a
-  # step are missing.
+  training_seconds: float  # duration of the steps, without warm start and clock.NO_TRAINING
+  # Number of distinct questions in the steps so far, including replayed questions; None if a step's
+  # records are missing.
   distinct_questions: int | None
-  # Mean of each metric that explains the scores, over the steps since the last evaluation that have
-  # the metric; metrics that no step has are absent.
+  # Mean of each metric that explains the scores, over the steps since the last evaluation in which
+  # the metric was recorded. Metrics that were not recorded in any of these steps are left out.
   explaining: Mapping[str, float]
-  scores: Mapping[str, float]  # by the name of the metric, 'eval/…'
+  scores: Mapping[str, float]  # by metric name, 'eval/…'
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyRun:
-  """The recorded part of a run of a study."""
+  """The recorded results of one of a study's runs."""
 
   setting: str
   arm: str
   seed: int
   command: str
-  commits: tuple[str, ...]  # on which it ran; '+' marks uncommitted changes
+  commits: tuple[str, ...]  # the commits of its starts; '+' marks uncommitted changes
   warm_start: str  # digest of the parameters after the warm start; '' if not recorded
   is_finished: bool
   evaluations: tuple[Evaluation, ...]  # by step
 
 
 def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
-  """Read the evaluations of a run with `questions` per step; empty if it has not begun."""
+  """Read the evaluations of a run with `questions` per step, or () if the run has not begun."""
   found, fresh, tokens, seconds = [], 0, 0, 0.0
   distinct, since = _distinct_questions(workdir), []
   for record in metrics.read(workdir):
-    if 'replay/rows' in record:  # a training step; evaluation before the first is step 0
-      # Earlier versions drew no question without a row.
+    if 'replay/rows' in record:  # a training step; step 0 is the evaluation before the first one
+      # In earlier versions, each replayed question had a replayed row.
       fresh += questions - int(record.get('replay/questions', record['replay/rows']))
       tokens += int(record['length/total'])
       apart = sum(record.get(f'time/{phase}', 0.0) for phase in _APART)
@@ -90,7 +90,7 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
 
 
 def _explaining(steps: Run) -> dict[str, float]:
-  """Average each metric over the steps that have it."""
+  """Average each metric over the steps in which it was recorded."""
   names = {
     name
     for step in steps
@@ -101,7 +101,7 @@ def _explaining(steps: Run) -> dict[str, float]:
 
 
 def _distinct_questions(workdir: str) -> dict[int, int]:
-  """Count step -> different questions up to it, until a step's records are missing."""
+  """Count the distinct questions up to each step, until a step's records are missing."""
   seen, count = set(), {0: 0}
   for path in step_records.files(workdir, 'questions'):
     table = step_records.read_file(path, 'questions')
@@ -114,14 +114,14 @@ def _distinct_questions(workdir: str) -> dict[int, int]:
 
 
 def commits(workdir: str) -> tuple[str, ...]:
-  """List the commits of a run's starts, each once; empty if it was not started from a clone."""
+  """List the distinct commits of a run's starts, or () if the run was not started from a clone."""
   found = [start['commit'] for start in environment.read(workdir) if start.get('commit')]
   names = [c['hash'] + '+' * c['has_uncommitted_changes'] for c in found]
   return tuple(dict.fromkeys(names))
 
 
 def warm_start(workdir: str) -> str:
-  """Read the digest of the parameters that a run began with; '' if not recorded."""
+  """Read the digest of a run's initial parameters, or '' if it was not recorded."""
   found = [start.get(environment.PARAMETERS, '') for start in environment.read(workdir)]
   return next(filter(None, found), '')
 
@@ -131,7 +131,7 @@ def finished(
 ) -> dict[int, tuple[Evaluation, ...]]:
   """Return seed -> evaluations with the measure, for finished runs of the arm in the setting.
 
-  Raises InputError if a finished run has none.
+  Raises InputError if a finished run has no evaluation with the measure.
   """
   found = {}
   for run in runs:
@@ -140,8 +140,8 @@ def finished(
       if not found[run.seed]:
         names = sorted({name for one in run.evaluations for name in one.scores})
         raise InputError(
-          f"measure='{measure}' was not measured by '{setting},{arm},seed={run.seed}', which has: "
-          f'{", ".join(names)}. Name one of them in a new study, in another --workdir.'
+          f"measure='{measure}' was not measured by the run '{setting},{arm},seed={run.seed}'. "
+          f'In a new study, with another --workdir, use one of these: {", ".join(names)}.'
         )
   return found
 
@@ -149,10 +149,10 @@ def finished(
 def compared(
   evaluations: Mapping[int, Sequence[Evaluation]], measure: str, tokens: int = 0
 ) -> dict[int, float]:
-  """Return seed -> the last value of the measure, or its mean over the first `tokens` generated.
+  """Return seed -> the measure's last value, or its mean over the first `tokens` generated tokens.
 
-  The mean is the area under the measure against tokens, divided by the tokens. The curve is
-  straight between evaluations and constant after the last one.
+  The mean is the area under the curve of the measure against tokens, divided by `tokens`. The
+  curve is linear between evaluations and constant after the last evaluation.
   """
   if not tokens:
     return {seed: found[-1].scores[measure] for seed, found in evaluations.items()}
@@ -170,9 +170,9 @@ def _mean_over(at: Sequence[int], values: Sequence[float], tokens: int) -> float
 
 
 def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
-  """Write a row for each evaluation of each run, finished or not, atomically.
+  """Write a row for each evaluation of each run, finished or not. The file is replaced atomically.
 
-  Facts about the whole run stand in its first row. Numbers have six digits.
+  Each run's first row also contains the facts about the whole run. Numbers have six digits.
   """
   written = [evaluation for run in runs for evaluation in run.evaluations]
   explaining = sorted({*EXPLAINING, *itertools.chain(*(one.explaining for one in written))})
@@ -210,7 +210,7 @@ def _rows(runs: Sequence[StudyRun]) -> Iterator[dict[str, object]]:
 
 
 def read_csv(path: str | os.PathLike) -> list[StudyRun]:
-  """Read the runs that `write_csv` wrote; numbers have only the digits in the file."""
+  """Read the runs that `write_csv` wrote. Numbers have only the digits that the file contains."""
   with open(path, encoding='utf-8', newline='') as file:
     rows = list(csv.DictReader(file))
   of_run: dict[tuple[str, str, int], list[dict[str, str]]] = {}

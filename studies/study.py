@@ -1,4 +1,4 @@
-"""The trials of a study, planned by a protocol, and its results."""
+"""A study's trials, planned according to its protocol, and its results."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ MEASURED = pathlib.Path(__file__).parent / 'measured'  # results.csv of each stu
 
 
 def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Trial]]:
-  """Plan a study's config and trials, and check all; an InputError names the first bad one."""
+  """Plan and check a study's config and trials. An InputError names the first invalid trial."""
   study = chosen.study
   try:
     config_path = config_files.config_path(study.config)
@@ -48,14 +48,15 @@ def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Tria
     names = [spec_name(spec) for spec in parse_config(trial.values).data.evaluation]
     if not any(measure.startswith(f'eval/{name}/') for name in names):
       raise InputError(
-        f"study {chosen.name}: trial '{trial.name}': measure='{measure}' is of no set that the run "
-        f'is evaluated on: {", ".join(f"eval/{name}/…" for name in names) or "there is none"}.'
+        f"study {chosen.name}: trial '{trial.name}': measure='{measure}' is not a measure of "
+        "the run's evaluation data. Use a measure that begins with one of: "
+        f'{", ".join(f"eval/{name}/" for name in names) or "(config.data.evaluation is empty)"}.'
       )
   return values, planned
 
 
 def _aligned(trial: Trial, every: int) -> Trial:
-  """Return the trial; if it compares gradients, the `train` command of studies runs it."""
+  """Return the trial, using the studies' `train` command if the trial compares gradients."""
   if not every:
     return trial
   flags = trial.arguments[1 + len(sweep.TRAINER) :]
@@ -65,14 +66,14 @@ def _aligned(trial: Trial, every: int) -> Trial:
 def _shared_warm_start(
   values: ConfigDict, overrides: Mapping[str, Any], workdir: str
 ) -> dict[str, str]:
-  """Return config.warm_start.path, so that runs with the same warm start train it only once.
+  """Return an override of config.warm_start.path, so that equal warm starts are trained only once.
 
-  Empty if a run has no warm start, sets the path itself, or cannot run at all.
+  Returns {} if a run has no warm start, sets the path itself, or has an invalid config.
   """
   try:
     parsed = parse_config(config.overridden(values, overrides))
   except InputError:
-    return {}  # planning the trials refuses this run by name
+    return {}  # planning the trials rejects this run by name
   if not parsed.warm_start.num_updates or parsed.warm_start.path:
     return {}
   shape = model_config(with_folders(parsed, parsed.model.path))
@@ -82,7 +83,7 @@ def _shared_warm_start(
 
 
 def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:
-  """Print the results of the finished runs; write them, and their curves, to `workdir`."""
+  """Print the finished runs' results, and write them and their curves to `workdir`."""
   found = [
     StudyRun(
       *cell,
@@ -101,10 +102,12 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
 
 
 def read(name: str) -> list[StudyRun]:
-  """Read the measured runs of a study; InputError if it has not been run."""
+  """Read a study's measured runs. Raises InputError if the study has not been run."""
   path = MEASURED / f'{name}.csv'
   if not path.is_file():
-    raise InputError(f'{name}: studies/measured has no {path.name}, so nothing can be drawn.')
+    raise InputError(
+      f'{name}: studies/measured/{path.name} does not exist, so there is nothing to draw.'
+    )
   return runs.read_csv(path)
 
 
@@ -113,7 +116,7 @@ def write(
 ) -> None:
   """Print the tables of these runs, and write them and the figures to a folder.
 
-  `written` says when the protocol was written.
+  `written` is a sentence about when the protocol was written.
   """
   study = chosen.study
   text = '\n\n'.join(tables.setting(name, found, study) for name in study.settings)
@@ -137,10 +140,12 @@ def _head(chosen: Protocol, found: Sequence[StudyRun], written: str) -> str:
       f'# Study {chosen.name}',
       chosen.words,
       f'{written}{finished} of {len(found)} '
-      f'runs finished. Commits: {", ".join(commits) or "unknown"}{changed}. Intervals: 95%, '
-      f'percentile bootstrap over seeds, {comparison.RESAMPLES:,} resamples; of differences, '
-      f'paired by seed. With few seeds they are too narrow; fewer than {comparison.FEWEST}, or '
-      'values that are all equal, have none. The t interval of a difference, which decides, is at '
-      f'1 - .05 / {chosen.study.num_comparisons}: all of the study together hold in 95% of cases.',
+      f'runs finished. Commits: {", ".join(commits) or "unknown"}{changed}. Intervals are 95% '
+      f'percentile bootstrap intervals over seeds, with {comparison.RESAMPLES:,} resamples. '
+      'Differences are paired by seed. With few seeds, bootstrap intervals are too narrow. There '
+      f'is no interval for fewer than {comparison.FEWEST} values or for values that are all equal. '
+      "The verdict depends on a difference's t interval. Its confidence level is 1 - .05 / "
+      f'{chosen.study.num_comparisons}, so that all t intervals of the study together hold in 95% '
+      'of cases.',
     ]
   )

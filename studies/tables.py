@@ -1,4 +1,4 @@
-"""The results of a study in Markdown: every arm, every seed, and paired differences."""
+"""A study's results in Markdown: every arm, every seed, and paired differences."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ Scored = Mapping[int, Sequence[Evaluation]]  # seed -> evaluations, of an arm
 def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
   """Write the section of one setting.
 
-  `runs` has all runs of the study, including those that have not begun.
+  `runs` contains all of the study's runs, including runs that have not begun.
 
   Raises:
     InputError: a finished run does not have the measure.
@@ -33,18 +33,21 @@ def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
     at = f'mean over the first {tokens:,} generated tokens' if tokens else 'at the last evaluation'
     parts += [f'`{measure}`, {at}:', *_compared(scored, measure, tokens, seeds, study)]
   if study.takes_off:
-    said = f'Runs in which `{measure}` reaches {study.takes_off:g}, and medians over the seeds:'
+    said = (
+      f'Number of runs in which `{measure}` reaches {study.takes_off:g}, and medians over seeds:'
+    )
     parts += [said, _taking_off(scored, measure, study.takes_off)]
   if missing := [f'`{run.arm},seed={run.seed}`' for run in mine if not run.is_finished]:
-    parts.append(f'Missing, because not finished: {", ".join(missing)}.')
+    parts.append(f'Missing because they have not finished: {", ".join(missing)}.')
   return '\n\n'.join(parts)
 
 
 def judgement(difference: Estimate, smallest_difference: float) -> str:
   """Compare a difference's interval with the smallest difference that would matter, s.
 
-  'larger' or 'smaller' if the whole interval is at least s or at most -s; 'no difference that
-  matters' if it lies within (-s, s); 'cannot be told' without an interval; else 'undecided'.
+  Returns 'larger' or 'smaller' if the whole interval is at least s or at most -s, 'no difference
+  that matters' if the interval lies within (-s, s), 'cannot be told' if there is no interval, and
+  'undecided' otherwise.
   """
   _, low, high = difference
   if math.isnan(low):
@@ -59,10 +62,10 @@ def judgement(difference: Estimate, smallest_difference: float) -> str:
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-  """Average without the lowest and the highest N // 4 values, [..., N] -> [...].
+  """Average all but the lowest and the highest N // 4 values, [..., N] -> [...].
 
-  As in Agarwal et al. (arXiv:2108.13264): an outlier does not move it, and it wastes fewer values
-  than the median.
+  Recommended by Agarwal et al. (arXiv:2108.13264): outliers do not affect this mean, and it uses
+  more of the values than the median does.
   """
   return stats.trim_mean(values, 0.25, axis=axis)
 
@@ -70,8 +73,8 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def student_t(values: np.ndarray, comparisons: int) -> Estimate:
   """Compute the mean of `values` [N], N >= 1, and its t interval at 1 - .05 / comparisons.
 
-  With this width, all `comparisons` intervals together hold the truth in 95% of cases (Bonferroni),
-  if values are normal.
+  If the values are normally distributed, all `comparisons` intervals together contain the true
+  values in 95% of cases (Bonferroni).
   """
   value = float(comparison.mean(values))
   if len(values) < comparison.FEWEST or math.isclose(
@@ -85,14 +88,14 @@ def student_t(values: np.ndarray, comparisons: int) -> Estimate:
 def _compared(
   scored: Mapping[str, Scored], measure: str, tokens: int, seeds: Sequence[int], study: Study
 ) -> list[str]:
-  """Write arms, differences and every seed by `measure`: the last value or the mean over tokens."""
+  """Write tables of arms, differences and seeds by the last value or the mean over tokens."""
   value_of = {arm: compared(found, measure, tokens) for arm, found in scored.items()}
   step_of = {
     arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
   }
   return [
     _arms(value_of, step_of, len(seeds)),
-    f'Difference to `{study.baseline}`, seed by seed:',
+    f'Difference from `{study.baseline}`, seed by seed:',
     _differences(value_of, study),
     'Every seed:',
     _seeds(value_of, seeds),
@@ -156,7 +159,7 @@ def _seeds(value_of: Mapping[str, Mapping[int, float]], seeds: Sequence[int]) ->
 
 
 def _both(values: Sequence[float], sign: str = '') -> tuple[str, str, str, str]:
-  """Format mean and interquartile mean, each with its interval."""
+  """Format the mean and the interquartile mean, each with its interval."""
   if not values:
     return '-', '-', '-', '-'
   cells = []

@@ -2,7 +2,7 @@
 
 python -m studies.theory
 
-theory.md derives the curves; slopes are derivatives of the loss's own terms.
+theory.md derives the curves. Slopes are derivatives of the terms in the code's own loss.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ SHAPINGS = {
 def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
   """Differentiate a replayed token's term by its log-probability, for an advantage of 1.
 
-  `ratio_N` are importance ratios w, float32 [N].
+  `ratio_N` contains the importance ratios w, float32 [N].
   """
   config = objective.ObjectiveConfig(shaping=shaping)
 
@@ -38,22 +38,22 @@ def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
 
 
 def quotient(slope_N: np.ndarray, pass_rate_N: np.ndarray) -> np.ndarray:
-  """Return a stored success's expected gradient over the replaced fresh response's."""
+  """Return a stored success's expected gradient relative to the fresh response that it replaces."""
   return slope_N * (1 - pass_rate_N) / pass_rate_N
 
 
 def break_even(slope_N: np.ndarray) -> np.ndarray:
-  """Return the pass rate at which the two are equal; below it the stored success's is larger."""
+  """Return the pass rate below which a stored success outweighs a fresh response."""
   return slope_N / (1 + slope_N)
 
 
 def draw() -> Figure:
-  """Draw the quotient by pass rate at w = 1 (left), and the break-even pass rate by w (right)."""
+  """Draw the quotient by pass rate at w = 1 (left) and the break-even pass rate by w (right)."""
   figure, ((by_rate, by_age),) = canvas.grid(1, 2)
   pass_rate_N = np.linspace(0.02, 0.98, 193)
   ratio_N = np.geomspace(0.01, 10, 241, dtype=np.float32)
   for (shaping, name), style in zip(SHAPINGS.items(), canvas.styles()):
-    if shaping != 'none':  # at w = 1 it equals unit_slope
+    if shaping != 'none':  # at w = 1, its curve equals the curve of unit_slope
       here = quotient(slope(shaping, np.array([1.0], np.float32)), pass_rate_N)
       by_rate.plot(pass_rate_N, here, label=name, linewidth=1.5, **style)
     by_age.plot(ratio_N, break_even(slope(shaping, ratio_N)), label=name, linewidth=1.5, **style)

@@ -35,7 +35,7 @@ _MEAN = 'mean over benchmarks'
 
 
 def dynamics(groups: Sequence[Group]) -> Drawing:
-  """Draw a line for each setting: the mean over its seeds, with a band from lowest to highest."""
+  """Draw each setting's mean over seeds as a line, with a band from the lowest to the highest."""
   series = {
     (name, group.label): found
     for group in groups
@@ -78,7 +78,7 @@ def _seeds(group: Group) -> str:
 
 
 def _evaluation(groups: Sequence[Group], group: Group) -> Series | None:
-  """Average over all benchmarks, at the steps that have a score for each."""
+  """Average over all benchmarks at the steps that have a score for each benchmark."""
   found = [over_seeds(group.metrics, name) for name in scores(groups).values()]
   complete = [one for one in found if one is not None]
   if not found or len(complete) < len(found):
@@ -92,7 +92,7 @@ def _evaluation(groups: Sequence[Group], group: Group) -> Series | None:
 
 
 def buffer(groups: Sequence[Group]) -> Drawing:
-  """Draw a row of panels for each setting that has a buffer: means over its seeds."""
+  """Draw a row of panels for each setting with a buffer, showing means over its seeds."""
   shown = [group for group in groups if _counts(group).any()]
   if not shown:
     raise NothingToDrawError('no run has stored anything in a buffer yet')
@@ -123,7 +123,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
 
 
 def _counts(group: Group) -> np.ndarray:
-  """Average the questions of each bucket at each step over seeds, [K, S]."""
+  """Average the number of questions in each bucket at each step over seeds, [K, S]."""
   found = [over_seeds(group.metrics, f'buffer/bucket_{k}') for k in range(num_rollouts(group))]
   return np.array([one.mean for one in found if one])
 
@@ -132,7 +132,7 @@ def _counts(group: Group) -> np.ndarray:
 
 
 def evaluations(groups: Sequence[Group]) -> Drawing:
-  """Draw means over seeds; a band joins the mean ends of 95% intervals over questions."""
+  """Draw means over seeds, with a band between the mean ends of 95% intervals over questions."""
   names = scores(groups)
   if not names:
     raise NothingToDrawError('no run has been evaluated')
@@ -173,14 +173,14 @@ class _Bar(NamedTuple):
 def ablation(groups: Sequence[Group]) -> Drawing:
   """Draw bars at the last step after 0 at which all runs have been evaluated.
 
-  A bar is the mean over seeds. Its whiskers are a 95% interval by Student's t or, for one seed,
-  over questions. Seeds that are all equal have no whiskers.
+  A bar is the mean over seeds. Its whiskers show Student's 95% t interval over seeds or, for a
+  single seed, the 95% interval over questions. If all seeds are equal, there are no whiskers.
   """
   names = scores(groups)
   if not names:
     raise NothingToDrawError('no run has been evaluated')
   if len(groups) < 2:
-    raise NothingToDrawError('all runs are of one setting, so there is nothing to compare')
+    raise NothingToDrawError('all runs have the same setting, so there is nothing to compare')
   step = _last_common_step(groups, list(names.values()))
   bars: dict[str, list[_Bar | None]] = {
     source: [_bar(group, name, step) for group in groups] for source, name in names.items()
@@ -230,7 +230,7 @@ def ablation(groups: Sequence[Group]) -> Drawing:
 
 
 def _extent(bars: Sequence[_Bar | None]) -> float:
-  """Return the panel's extent, without the whiskers of two seeds, which are 9 times as wide."""
+  """Return the panel's extent, ignoring whiskers of two seeds, which are 9 times as wide."""
   ends = [end for bar in bars if bar for end in (*bar.seeds, bar.high * (len(bar.seeds) != 2))]
   return max(ends) or 1.0
 
@@ -259,7 +259,7 @@ def _bar(group: Group, name: str, step: int) -> _Bar | None:
 
 
 def _average(group: Group, names: Sequence[str], step: int) -> _Bar:
-  """Average over benchmarks; one seed has no interval, because its scores share a policy."""
+  """Average over benchmarks. One seed has no interval because all its scores are of one policy."""
   seeds = np.mean([_at(over_seeds(group.metrics, name), step) for name in names], axis=0).tolist()
   return _over_seeds(seeds) if len(seeds) > 1 else _Bar(seeds[0], seeds[0], seeds[0], seeds)
 

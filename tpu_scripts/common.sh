@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by all scripts: arguments, variables, and commands, which --dry_run prints instead.
+# Code that all scripts share: arguments, variables, and commands, which --dry_run only prints.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$(dirname "$here")
@@ -15,7 +15,7 @@ die() {
   exit 2
 }
 
-# begin USAGE FLAGS ARGUMENT...: parses the arguments, then sources the file of variables.
+# begin USAGE FLAGS ARGUMENT...: parses the arguments, then sources the variables file.
 #
 # FLAGS are the script's own flags, separated by spaces, as patterns such as --worker=*.
 begin() {
@@ -128,11 +128,11 @@ python_command() {
     ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}
 }
 
-# Prints the training command; worker.sh puts the right python on the PATH.
+# Prints the training command. worker.sh puts the right python on the PATH.
 train_command() { python_command python train; }
 
-# check_config: exits with an error if training would refuse its flags or its config. It needs
-# neither the data nor the weights, and takes seconds on this machine.
+# check_config: exits with an error if training would reject its flags or its config. The check
+# needs neither the data nor the weights, and takes seconds on this machine.
 check_config() {
   local status=0 command
   command="cd $(show "$tree") && $(python_command "$PYTHON" check)"
@@ -149,7 +149,7 @@ check_config() {
   esac
 }
 
-# check_env_file: exits with an error if ENV_FILE names no file.
+# check_env_file: exits with an error if the file in ENV_FILE does not exist.
 check_env_file() {
   [[ -z ${ENV_FILE:-} || -f $ENV_FILE ]] ||
     die "ENV_FILE='$ENV_FILE' in $variables is not a file: $(meaning ENV_FILE)"

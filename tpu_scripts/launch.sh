@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts training on all workers, detached. It resumes from the newest checkpoint in the workdir.
+# Starts training on all workers as a detached process. Training resumes from the newest checkpoint.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'launch.sh' '' "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Follows the output of training on worker 0, or on another with --worker=3, or with --worker=all.
+# Follows the output of training on worker 0, on another worker (--worker=3), or on all workers.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'logs.sh [--worker=N|all]' '--worker=*' "$@"

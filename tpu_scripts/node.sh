@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The slice as a queued resource: functions to request it, to get its state and to delete it.
+# Functions that request the slice as a queued resource, get its state, and delete it.
 
 request_node() {
   local capacity=()
@@ -35,7 +35,7 @@ node_state_command() {
 #
 # none: there is no queued resource. waiting: it is being provisioned or taken away. ready: ssh
 # works. gone: it has lost its VMs and must be deleted. failed: it will never be provisioned.
-# unknown: gcloud itself failed; `state` has its message.
+# unknown: gcloud itself failed, and `state` contains its message.
 # shellcheck disable=SC2034
 check_node() {
   describe request_state_command

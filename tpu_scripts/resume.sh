@@ -3,9 +3,10 @@
 # starts over when the slice is preempted or training fails. You can stop and start this script at
 # any time.
 #
-# Training is done when it exits with code 0 on every worker. Exit code 2 means that it refused its
-# input, such as a wrong flag or file. It would refuse it again, so the loop stops. Before it
-# requests a slice, the script checks on this machine everything that needs no data and no weights.
+# Training is done when it exits with code 0 on every worker. Exit code 2 means that training has
+# rejected its input, such as a wrong flag or file. Training would do so again, so the loop ends.
+# Before the script requests a slice, it checks everything that requires neither data nor weights on
+# this machine.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
@@ -21,7 +22,7 @@ list_checkpoints() {
   run gcloud storage ls "gs://$BUCKET/$RUN/checkpoints/" --project="$PROJECT"
 }
 
-# Stops training first: after a failure on one worker it may still run on others.
+# Stops training first, because it may still be running on other workers after one worker fails.
 restart_training() {
   local script
   for script in stop set_up launch; do
@@ -89,7 +90,7 @@ while true; do
     failed.) die "the request for $NAME failed. Run create.sh to see the possible reasons." ;;
     ready.running) errors=0 ;;
     ready.finished)
-      say "training is done. Run fetch.sh to copy its results here, and delete.sh to delete $NAME."
+      say "training is done. Run fetch.sh to copy the results here, and delete.sh to delete $NAME."
       exit 0 ;;
     ready.refused) die "training rejected its config, a flag or a file. Run logs.sh to see why." ;;
     ready.idle) restart_training || errors=$((errors + 1)) ;;

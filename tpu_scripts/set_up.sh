@@ -13,7 +13,7 @@ run gcloud compute tpus tpu-vm scp "$packed" "$NAME:exgrpo_tree.tar.gz" --projec
 on_workers all "if [ -e $remote ]; then bash $remote free; fi && \
 rm -rf exgrpo/tree && mkdir -p exgrpo/tree && tar -xzf exgrpo_tree.tar.gz -C exgrpo/tree && \
 bash $remote install && bash $remote mount $BUCKET"
-# Comes last, because `install` makes the folder, which only the worker's user can read.
+# This comes last because `install` creates the folder, which only the worker's user can read.
 [[ -z ${ENV_FILE:-} ]] ||
   run gcloud compute tpus tpu-vm scp "$ENV_FILE" "$NAME:exgrpo/private/env" --project="$PROJECT" \
     --zone="$ZONE" --worker=all --quiet

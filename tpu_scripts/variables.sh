@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034
-# The variables of the scripts in this folder. They read this file, or the one that
-# --variables=FILE names. Fill it in, or keep a copy per run. A script refuses to start if a
-# variable that it needs is empty.
+# The variables of the scripts in this folder. The scripts read this file, or the file that you pass
+# as --variables=FILE. Fill in this file, or make a copy for each run. A script refuses to start if
+# a variable that it needs is empty.
 
 # The id of the Google Cloud project, as `gcloud projects list` prints it.
 PROJECT=''
@@ -9,11 +9,11 @@ PROJECT=''
 # A zone in which you have quota for ACCELERATOR_TYPE, such as us-west4-a.
 ZONE=''
 
-# The name of the slice, of its queued resource and, on GKE, of the workload. Use another name for
-# each run: lower-case letters, digits and dashes.
+# The name of the slice, of its queued resource and, on GKE, of the workload. Use a different name
+# for each run, with lowercase letters, digits and dashes.
 NAME=''
 
-# The type of the slice. v5litepod-16 is v5e:4x4 in the table of README.md; CONFIG must fit on it.
+# The type of the slice. v5litepod-16 is called v5e:4x4 in docs/slices.md. CONFIG must fit on it.
 ACCELERATOR_TYPE='v5litepod-16'
 
 # The image of the TPU VMs, by TPU generation: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e.
@@ -25,25 +25,26 @@ SPOT=''
 # The bucket for checkpoints, data and results, without gs://. It needs a hierarchical namespace.
 BUCKET=''
 
-# The folder of the run in BUCKET, such as runs/qwen2_5_math_1_5b; it is --workdir of training.
+# The run's folder in BUCKET, such as runs/qwen2_5_math_1_5b. Training uses it as --workdir.
 RUN=''
 
-# The email address of the service account that the TPU VMs run as; it may read and write BUCKET.
+# The email address of the service account that the TPU VMs run as. It may read and write BUCKET.
 SERVICE_ACCOUNT=''
 
-# --config of training: a file of this repository, or the name of one in configs/.
+# The --config flag for training: a file in this repository, or the name of a file in configs/.
 CONFIG='configs/qwen2_5_math_1_5b.py'
 
-# The other flags of training. Paths that begin with gs:// are read from the bucket.
+# The other flags for training. Paths that begin with gs:// are read from the bucket.
 TRAIN_FLAGS=(
   "--config.model.path=gs://$BUCKET/Qwen2.5-Math-1.5B"
   "--config.data.train=gs://$BUCKET/openr1.parquet"
   "--config.data.validation=(\"gs://$BUCKET/valid.parquet\",)"
 )
 
-# A file of lines NAME=value, which become environment variables of training only. Put secrets here,
-# such as WANDB_API_KEY=… if TRAIN_FLAGS set config.metrics.wandb_project: they must not be on a
-# command line or in a log. Only you should be able to read it (chmod 600). Empty: no file.
+# A file with lines NAME=value, which become environment variables for training only. Put secrets
+# here, such as WANDB_API_KEY=… if TRAIN_FLAGS sets config.metrics.wandb_project, because secrets
+# must not appear on a command line or in a log. Only you should be able to read the file (chmod
+# 600). Empty: no file.
 ENV_FILE=''
 
 # The Python on this machine in which this tree is installed (pip install -e .): a path, absolute or
@@ -53,15 +54,15 @@ PYTHON='.venv/bin/python'
 # Seconds between two checks of the slice while a script waits.
 POLL_SECONDS=60
 
-# resume.sh gives up after more than this many failures of training in a row without a new
-# checkpoint. A preemption is not a failure.
+# resume.sh gives up if training fails more than this many times in a row without a new checkpoint.
+# A preemption is not a failure.
 MAX_FAILURES=5
 
 # GKE only: the name of the cluster.
 CLUSTER=''
 
-# GKE only: the image that provides Python; this tree is installed in it when a pod starts.
+# GKE only: the image that provides Python. This tree is installed in it when a pod starts.
 DOCKER_IMAGE='python:3.12'
 
-# GKE only: how many times the workload is restarted in total, preemptions included.
+# GKE only: how many times the workload is restarted in total, including after preemptions.
 MAX_RESTARTS=50

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs on a worker; the other scripts copy this file there and call it.
+# Runs on a worker. The other scripts copy this file to the workers and call it there.
 #
 #   install                    installs Python and this tree with its libraries in ~/exgrpo/venv,
-#                              and makes the folder of ENV_FILE
+#                              and creates the folder for ENV_FILE
 #   mount BUCKET               mounts the bucket at /mnt/BUCKET
 #   free                       fails if training is running
 #   start WORKDIR COMMAND...   runs the command detached; its output goes to ~/exgrpo/log
@@ -115,7 +115,7 @@ start() {
   # A status check right after this returns must not see lost training and start it again.
   while [[ ! -e $state/pid ]]; do
     kill -0 $! 2>/dev/null || {
-      echo "error: training did not start. See $state/log for the reason." >&2
+      echo "error: training did not start. Check $state/log for the reason." >&2
       exit 1
     }
     sleep 0.1

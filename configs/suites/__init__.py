@@ -1,1 +1,1 @@
-"""Benchmark suites, one file each. `evaluate --suite=NAME` finds them."""
+"""Benchmark suites, with one file each. `evaluate --suite=NAME` finds them."""

@@ -1,1 +1,1 @@
-"""The paper's ablations, one file each. `--sweep=NAME` finds them."""
+"""The paper's ablations, with one file each. `--sweep=NAME` finds them."""

@@ -2,7 +2,7 @@ r"""Vary the policy-shaping constant; smaller values give rare replayed tokens m
 
 exgrpo sweep --sweep=beta \
     --config=arithmetic --workdir=/tmp/beta
-The paper's value is 0.1. The others, a factor of about 3 apart, are ours.
+The paper's value is 0.1. The other values, spaced by a factor of about 3, are ours.
 12 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 

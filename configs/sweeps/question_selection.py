@@ -1,4 +1,4 @@
-r"""Vary which questions are replayed: mostly half-solved ones, other weightings, or uniform.
+r"""Vary which questions are replayed: mostly half-solved questions, other weightings, or uniform.
 
 exgrpo sweep --sweep=question_selection \
     --config=arithmetic --workdir=/tmp/question_selection

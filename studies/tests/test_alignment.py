@@ -238,8 +238,8 @@ def test_measuring_changes_nothing_else(run, values, compiled, tmp_path):
 @pytest.mark.parametrize(
   ('data', 'message'),
   [
-    ((), r'--align_every=1 needs config\.data\.validation or config\.data\.evaluation'),
-    (('few',), r'draws 32 questions for a comparison, none twice, and few has 4 questions'),
+    ((), r'--align_every=1 needs held-out questions\. Set config\.data\.validation'),
+    (('few',), r'needs 32 distinct questions for a comparison, but few has only 4 questions'),
   ],
 )
 def test_too_few_held_out_questions_are_refused_in_the_first_step(data, message):

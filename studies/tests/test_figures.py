@@ -233,7 +233,7 @@ def test_a_figure_without_data_is_left_out_with_a_line_that_says_why(recorded, t
   for line in (
     'ExGRPO, replay.ratio=0.5: ',
     'reasoning_entropy: left out because no run has a task with steps that can be checked',
-    'ablation: left out because all runs are of one setting, so there is nothing to compare',
+    'ablation: left out because all runs have the same setting, so there is nothing to compare',
   ):
     assert line in outcome.out
   assert not (tmp_path / 'out' / 'ablation.png').exists()
@@ -244,8 +244,8 @@ def test_a_figure_without_data_is_left_out_with_a_line_that_says_why(recorded, t
 def test_what_cannot_be_is_refused_in_one_line(recorded, tmp_path):
   (tmp_path / 'file').touch()
   cases = {
-    '--out is needed: the folder for the figures': [recorded.workdir],
-    'cannot make this folder': [recorded.workdir, f'--out={tmp_path}/file/x'],
+    '--out is missing. Pass a folder for the figures': [recorded.workdir],
+    'cannot create this folder': [recorded.workdir, f'--out={tmp_path}/file/x'],
   }
   outcomes = forked.run(['studies.__main__', 'figures', *words] for words in cases.values())
   for message, outcome in zip(cases, outcomes, strict=True):

@@ -191,7 +191,7 @@ def test_a_failed_run_is_named_and_its_pair_left_out(write_study, start, tmp_pat
   assert start(write_study()) == 1
   text = (tmp_path / 'runs' / 'results.md').read_text()
   assert '3 of 4 runs finished' in text
-  assert 'Missing, because not finished: `grpo,seed=1`.' in text
+  assert 'Missing because they have not finished: `grpo,seed=1`.' in text
   assert ['grpo', '1 of 2', '2', '0.0200', '-', '0.0200', '-'] in tables(text)
   assert ['exgrpo', '1', '+0.5000', '-', '+0.5000', '-', '-', 'cannot be told'] in tables(text)
   assert ['grpo', '0.0200', '-'] in tables(text)
@@ -248,7 +248,9 @@ def test_a_protocol_or_config_that_has_changed_is_refused(write_study, start, tm
 def test_results_older_than_the_protocol_are_refused(finished):
   written = finished / 'runs' / 'protocol.json'
   kept = written.rename(finished / 'kept.json')
-  with pytest.raises(InputError, match=r"holds the run 'sums,exgrpo,seed=0' but no protocol\.json"):
+  with pytest.raises(
+    InputError, match=r"contains the run 'sums,exgrpo,seed=0' but no protocol\.json"
+  ):
     started(finished, str(finished / 'which.py'))
   kept.rename(written)
 
@@ -258,26 +260,38 @@ def test_results_older_than_the_protocol_are_refused(finished):
   [
     ({'words': ''}, 'no docstring'),
     ({'seeds': '[1]'}, r'seeds=\[1\] must be two or more'),
-    ({'seeds': '[1, 1]'}, r'seeds=\[1, 1\] must be two or more different'),
+    ({'seeds': '[1, 1]'}, r'seeds=\[1, 1\] must be two or more distinct'),
     ({'baseline': "'ppo'"}, r"baseline='ppo' must be one of two or more arms: exgrpo, grpo"),
     ({'arms': "{'a,b': {}, 'grpo': {}}"}, r"arms has the name 'a,b'"),
-    ({'arms': "['grpo']"}, r'arms must be name ->'),
+    ({'arms': "['grpo']"}, r'arms must map name ->'),
     ({'settings': '{}'}, r'settings is empty'),
-    ({'settings': "{'x': {'seed': 1}}"}, r"'seed' is set by more than one of setting 'x', arm"),
-    ({'settings': "{'x': {'replay.ratio': 1}}"}, r"'replay.ratio' is set by more than one of"),
+    ({'settings': "{'x': {'seed': 1}}"}, r"'seed' is set more than once by setting 'x', arm"),
+    ({'settings': "{'x': {'replay.ratio': 1}}"}, r"'replay.ratio' is set more than once by"),
     ({'measure': "'reward'"}, r"measure='reward' must be the name of an evaluation"),
-    ({'measure': "{'other': 'eval/sums/pass@1'}"}, r'must name one for each setting: sums'),
-    ({'measure': "'eval/sum/pass@1'"}, r"measure='eval/sum/pass@1' is of no set .*: eval/sums/…"),
-    ({'smallest_difference': '0'}, r'smallest_difference=0 must lie in \(0, inf\)'),
-    ({'tokens': '-1'}, r'tokens=-1 must be a whole number, at least 0'),
-    ({'tokens': "{'other': 8}"}, r"tokens=\{'other': 8\} must name one for each setting: sums"),
-    ({'align_every': '1.5'}, r'align_every=1\.5 must be a whole number, at least 0'),
+    ({'measure': "{'other': 'eval/sums/pass@1'}"}, r'must have one value for each setting: sums'),
+    (
+      {'measure': "'eval/sum/pass@1'"},
+      r"measure='eval/sum/pass@1' is not a measure of .*: eval/sums/",
+    ),
+    ({'smallest_difference': '0'}, r'smallest_difference=0 must be a finite number above 0'),
+    ({'tokens': '-1'}, r'tokens=-1 must be a whole number of at least 0'),
+    (
+      {'tokens': "{'other': 8}"},
+      r"tokens=\{'other': 8\} must have one value for each setting: sums",
+    ),
+    ({'align_every': '1.5'}, r'align_every=1\.5 must be a whole number of at least 0'),
     ({'takes_off': '-.1'}, r'takes_off=-0\.1 must be a finite number'),
-    ({'tuned': '1'}, 'tuned must be setting -> arm -> overrides, not 1'),
-    ({'tuned': "{'other': {}}"}, r"tuned names the setting 'other'. Use one of: sums"),
-    ({'tuned': "{'sums': {'ppo': {}}}"}, r"tuned\['sums'\] names the arm 'ppo'. Use one of: ex"),
-    ({'tuned': "{'sums': {'grpo': 1}}"}, r"tuned\['sums'\] must be name ->"),
-    ({'tuned': "{'sums': {'exgrpo': {'replay.ratio': 1}}}"}, r"'replay.ratio' is set by more than"),
+    ({'tuned': '1'}, 'tuned must map setting -> arm -> overrides, not 1'),
+    ({'tuned': "{'other': {}}"}, r"tuned names the unknown setting 'other'. Use one of: sums"),
+    (
+      {'tuned': "{'sums': {'ppo': {}}}"},
+      r"tuned\['sums'\] names the unknown arm 'ppo'. Use one of: ex",
+    ),
+    ({'tuned': "{'sums': {'grpo': 1}}"}, r"tuned\['sums'\] must map name ->"),
+    (
+      {'tuned': "{'sums': {'exgrpo': {'replay.ratio': 1}}}"},
+      r"'replay.ratio' is set more than once by",
+    ),
     ({'config': "'smok'"}, r'study which: --config=smok: there is no config with this name'),
     ({'arms': "{'a': {'replay.ratoi': 1}, 'grpo': {}}"}, r"config\.replay has no 'ratoi'"),
     ({'arms': "{'a': {}, 'grpo': {}}"}, r'are the same run'),
@@ -346,11 +360,11 @@ def test_commands_are_refused_in_one_line():
       'run',
       'smok',
       '--workdir=w',
-    ): 'smok: there is no such study. Name a file that ends in',
+    ): 'smok: there is no such study. Pass a file that ends in',
     ('run', 'smoke'): '--workdir is needed, e.g. --workdir=/tmp/smoke_study',
     ('run', 'smoke', 'why', '--workdir=w'): "'smoke why': run one study at a time",
     ('run', '--workdir=w'): 'must be followed by at least one STUDY',
-    ('figures', 'smoke', '--out=w'): 'smoke: studies/measured has no smoke.csv',
+    ('figures', 'smoke', '--out=w'): 'smoke: studies/measured/smoke.csv does not exist',
     ('train', '--align_every=0'): '--align_every=0: the value must be a positive integer',
     ('study',): "'study' is not a command. Use one of: run, figures, train.",
   }

@@ -130,7 +130,7 @@ def test_the_shift_of_fresh_advantages_is_no_force_on_entropy_but_noise():
     assert change / step == pytest.approx(formula, rel=3e-3)
     mean = chance @ (fresh + stored)
     variance[name] = chance @ ((fresh + stored - mean) ** 2).sum(axis=1)
-  assert 'it is .72 instead of .61' in ' '.join(PAGE.split())
+  assert 'is .72 instead of .61' in ' '.join(PAGE.split())
   assert variance == pytest.approx({'paper': 0.72, 'fresh': 0.61}, abs=0.005)
 
 

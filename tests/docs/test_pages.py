@@ -120,7 +120,7 @@ def test_a_row_has_all_configs_of_its_shape_and_a_dash_where_nothing_is_known(sl
   first, second = [line for line in made.splitlines() if line.startswith('| qwen')]
   assert '| v5e:4x4 | 1,024 | 12.0 of 15.8 | decode | — | 15,000 |' in first
   assert second.startswith('| qwen2_5_math_7b, qwen2_5_7b_instruct | v5e:8x8 |')
-  assert 'with libtpu 1.' in made
+  assert '(libtpu 1).' in made
   assert 'qwen2_5_math_7b on v6e:4x8' in made and 'qwen2_5_math_7b on v5e:8x8' not in made
 
 
