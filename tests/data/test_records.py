@@ -353,12 +353,7 @@ PUBLISHED = {
     'solution': OTHER_BOX,
     'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}],
   },
-  'MATH': {
-    'problem': 'What is 1+1?',
-    'level': 'Level 1',
-    'type': 'Algebra',
-    'solution': OTHER_BOX,
-  },
+  'MATH': {'problem': 'What is 1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': OTHER_BOX},
   'MATH-500': {
     'problem': 'What is 1+1?',
     'solution': WORKED,

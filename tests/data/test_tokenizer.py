@@ -313,8 +313,7 @@ def byte_level(folder):
   model.decoder = decoders.ByteLevel()
   alphabet = pre_tokenizers.ByteLevel.alphabet()
   model.train_from_iterator(
-    PIECE_TEXTS,
-    trainers.BpeTrainer(vocab_size=310, show_progress=False, initial_alphabet=alphabet),
+    PIECE_TEXTS, trainers.BpeTrainer(vocab_size=310, show_progress=False, initial_alphabet=alphabet)
   )
   # Not of the alphabet: DeepSeek has such ones.
   model.add_special_tokens(['<｜end▁of▁sentence｜>'])

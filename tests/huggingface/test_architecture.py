@@ -182,10 +182,7 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
       {'query_key_norm': True},
       'attention_bias=True, query_key_norm=True, so it cannot be exported',
     ),
-    (
-      {'attention_bias': False, 'output_bias': True},
-      'output_bias=True, so it cannot be exported',
-    ),
+    ({'attention_bias': False, 'output_bias': True}, 'output_bias=True, so it cannot be exported'),
     (
       {'layers': 'fs', 'window': 8, 'local_rope': rotary.RopeConfig(theta=1e3)},
       "attention_bias=True, layers='fs', local_rope different from rope, so .* cannot be exported",
