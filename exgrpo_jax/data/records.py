@@ -430,8 +430,8 @@ def _text(value: Any, name: str, place: str) -> str:
       value = value.decode()
     except UnicodeDecodeError as error:
       raise InputError(
-        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Save it "
-        'as UTF-8 text.'
+        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Save the "
+        'file as UTF-8.'
       ) from error
   is_number = isinstance(value, (int, float, np.integer, np.floating))
   if is_number and not isinstance(value, bool) and not _is_nan(value):

@@ -129,7 +129,7 @@ THERE = 'main: test, train; socratic: train'
       'me/sums:train',
       {'train.jsonl': ''},
       r'no parquet files .* not converted it to parquet \(refs/convert/parquet\)\. Only parquet is '
-      r'read from the Hub, so download its files from http://\S+/datasets/me/sums and list',
+      r'read from the Hub, so download its files from http://\S+/datasets/me/sums, convert',
     ),
     (
       'me/sums@main:train',
@@ -139,7 +139,7 @@ THERE = 'main: test, train; socratic: train'
     ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. .* http://\S+/datasets/"),
     ('me/sums', SEVERAL, rf'Write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
     ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT if .* \(default: train\)'),
-    ('me/sums', {'train.jsonl': ''}, r'it has none in parquet\)'),
+    ('me/sums', {'train.jsonl': ''}, r'has no split in parquet\)'),
     ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* splits could not .*: there is no folder'),
   ],
 )

@@ -31,7 +31,9 @@ SPLITS = ('train', 'validation', 'test')
 
 def test_without_the_package_the_extra_is_named(config, monkeypatch):
   monkeypatch.setattr(reasoning_gym.importlib.util, 'find_spec', lambda _: None)
-  with pytest.raises(InputError, match=r"gcd:train needs .* 'exgrpo_jax\[reasoning-gym\]'"):
+  with pytest.raises(
+    InputError, match=r"gcd:train: the package reasoning-gym is .* 'exgrpo_jax\[reasoning-gym\]'"
+  ):
     questions.load(config, 'reasoning_gym:gcd:train')
 
 
@@ -184,11 +186,14 @@ def test_what_cannot_be_is_refused_in_one_line(tasks, message):
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('gcd', "reasoning_gym:gcd: it must end in a split, such as 'reasoning_gym:gcd:train'"),
+    (
+      'gcd',
+      "reasoning_gym:gcd: a data spec must end in a split, such as 'reasoning_gym:gcd:train'",
+    ),
     ('gcd(size=4):ood', r"gcd\(size=4\) has no split 'ood' \(has: train, validation, test\)"),
     (
       'complex_arithmetic(size=4):train',
-      "complex_arithmetic: none of its questions can be used: score_answer gives 1 to .* 'nan'",
+      "complex_arithmetic: none of the questions can be used: score_answer gives 1 to .* 'nan'",
     ),
     ('game_of_life_halting(size=4):train', r"score_answer gives 1 to the answer '\?'"),
   ],

@@ -187,7 +187,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypa
 
   monkeypatch.setattr(records, 'of_file', changed_after)
   with pytest.raises(
-    InputError, match=r'train\.jsonl: the file changed while it was being read\. Rerun'
+    InputError,
+    match=r'train\.jsonl: the file changed while it was being read\. Run the command again',
   ):
     questions.load(config, path)
   monkeypatch.undo()
@@ -207,10 +208,9 @@ def test_a_long_preparation_says_how_far_it_is(config, jsonl, monkeypatch, capsy
 
 
 CONFLICTING = [
-  {'question': '1+1', 'answer': '2'},
-  {'question': '2+2', 'answer': '4'},
+  {'question': '1+1', 'answer': '2'}, {'question': '2+2', 'answer': '4'},
   {'question': '1+1', 'answer': '3'},
-]
+]  # fmt: skip
 
 
 def test_conflicting_answers_are_refused_with_both_lines_and_values(config, jsonl):

@@ -340,14 +340,14 @@ DAMAGES = {
   'no_file': (
     SHARDED,
     lambda folder: (folder / SECOND).unlink(),
-    f'{INDEX}: it lists {SECOND} as the file with model.',
+    f'{INDEX}: the index lists {SECOND} as the file with model.',
   ),
   'index_no_json': (SHARDED, write_index('{'), f'{INDEX}: not an index of safetensors files'),
   'index_without_map': (SHARDED, write_index('{}'), f'{INDEX}: not an index of safetensors files'),
   'no_safetensors': (
     SINGLE,
     lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
-    f': it contains neither {FILE} nor {INDEX}. Weights must be safetensors',
+    f': the folder contains neither {FILE} nor {INDEX}. Weights must be safetensors',
   ),
 }
 
