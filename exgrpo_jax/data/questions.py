@@ -39,8 +39,7 @@ COLUMNS = ('question', 'answer', 'solution')  # a spec may name the columns that
 _SPEC = re.compile(
   r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
 )
-_SLICE = re.compile(r'\[\s*(.*?)\s*:\s*(.*?)\s*\]')
-_BOUND = re.compile(r'(-?[\d_.]+)(%?)')
+_SLICE = re.compile(r'\[\s*(-?[\d_.]+%?)?\s*:\s*(-?[\d_.]+%?)?\s*\]')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,14 +276,14 @@ def spec_rows(spec: str, size: int) -> range:
   if not slicing:
     return range(size)
   match = _SLICE.fullmatch(slicing)
-  bounds = [_BOUND.fullmatch(text) for text in match.groups() if text] if match else []
+  bounds = match.groups() if match else (None, None)
+  is_percent = any(bound and '%' in bound for bound in bounds)
   try:
-    if not match or not all(bounds) or not bounds:
+    if not any(bounds):
       raise ValueError
-    is_percent = any(bound and bound[2] for bound in bounds)
     begin, end = (
-      default if not text else _row(text.rstrip('%'), is_percent, size)
-      for text, default in zip(match.groups(), (0, size))
+      _row(bound.rstrip('%'), is_percent, size) if bound else default
+      for bound, default in zip(bounds, (0, size))
     )
   except ValueError as error:
     raise InputError(
@@ -321,7 +320,7 @@ def spec_name(spec: str) -> str:
     digest = hashlib.sha256(arguments[0].encode()).hexdigest()[:6]
     base = base.replace(arguments[0], f'_{digest}')
   name = re.sub(r'[^\w.-]+', '_', base).strip('_.')
-  return name + _SLICE.sub(_spell, slicing.replace('%', 'pct'))
+  return name + _SLICE.sub(_spell, slicing).replace('%', 'pct')
 
 
 def _spell(match: re.Match[str]) -> str:

@@ -21,6 +21,14 @@ from exgrpo_jax.grading.verifier import KINDS
 
 Record = dict[str, Any]  # the fields of datatypes.Question except `row`; `columns` is JSON
 
+
+def task_record(question: str, answer: int, solution: str, source: str) -> Record:
+  """Return the record of an embedded task's question."""
+  messages = [{'role': 'user', 'content': question}]
+  fields = {'answer': str(answer), 'solution': solution, 'kind': 'math', 'source': source}
+  return {'messages': messages} | fields
+
+
 # Text in place of an answer: NuminaMath and its derivatives, or a missing value written as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
 # Common column names. A data set may have at most one name from each line.
@@ -142,9 +150,8 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
   if known is PREFILTERED and not fields.of_spec:
     return PREFILTERED  # `fields` describe the file that was filtered
   # Settings apply to all data, so some data may lack the configured solution column.
-  named_fields = fields._asdict()
   for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
-    named = named_fields[key]
+    named = getattr(fields, key)
     if named and not {named, named.partition('.')[0]} & set(columns):
       if fields.of_spec:
         raise InputError(

@@ -220,10 +220,11 @@ class JsonTokenizer(Tokenizer):
   def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
     config = settings.get('tokenizer_config.json', {})
     entries = {**settings.get('special_tokens_map.json', {}), **config}
-    named_tokens = {
-      name: _token_text(entry) for name, entry in entries.items() if name.endswith('_token')
+    special_tokens = {
+      name: text
+      for name, entry in entries.items()
+      if name.endswith('_token') and (text := _token_text(entry)) is not None
     }
-    special_tokens = {name: text for name, text in named_tokens.items() if text is not None}
     template = config.get('chat_template')
     if isinstance(template, list):  # several named templates
       template = {entry['name']: entry['template'] for entry in template}.get('default')
@@ -283,29 +284,16 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     )
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(texts),
-    model_writer=model,
-    model_type='bpe',
-    vocab_size=vocab_size,
-    hard_vocab_limit=False,
-    character_coverage=1.0,
-    byte_fallback=True,
-    split_digits=True,
-    normalization_rule_name='identity',
-    remove_extra_whitespaces=False,
-    add_dummy_prefix=False,
-    pad_id=0,
-    eos_id=1,
-    unk_id=2,
-    bos_id=-1,
+    sentence_iterator=iter(texts), model_writer=model, minloglevel=2,
+    model_type='bpe', vocab_size=vocab_size, hard_vocab_limit=False, character_coverage=1.0,
+    byte_fallback=True, split_digits=True, normalization_rule_name='identity',
+    remove_extra_whitespaces=False, add_dummy_prefix=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
     # Never merge a newline with its neighbors: every prompt ends with a newline, and the response
     # is tokenized separately.
     user_defined_symbols=['\n'],
     max_sentence_length=2**30,  # bytes; longer texts would be skipped silently
-    num_threads=1,
-    shuffle_input_sentence=False,
-    minloglevel=2,
-  )
+    num_threads=1, shuffle_input_sentence=False,
+  )  # fmt: skip
   with replacing(path) as unfinished:
     unfinished.write_bytes(model.getvalue())
 

@@ -195,21 +195,18 @@ def names(count: int) -> list[str]:
 
 def write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
   """Write one file, local or remote; the arrays must be C-contiguous."""
-  if '://' not in str(path):
-    _write_local(os.fspath(path), arrays)
-    return
-  with tempfile.TemporaryDirectory() as folder:
-    copy = os.path.join(folder, path.name)
-    _write_local(copy, arrays)
-    epath.Path(copy).copy(path, overwrite=True)
-
-
-def _write_local(path: str, arrays: dict[str, np.ndarray]) -> None:
-  with open(path, 'wb') as file:
-    mode = os.stat(file.fileno()).st_mode
-  # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
-  save_file(arrays, path, {'format': 'pt'})
-  os.chmod(path, mode)  # safetensors makes it readable only by the owner, regardless of the umask
+  is_remote = '://' in str(path)
+  with (
+    tempfile.TemporaryDirectory() if is_remote else contextlib.nullcontext(path.parent) as folder
+  ):
+    local = os.path.join(folder, path.name)
+    with open(local, 'wb') as file:
+      mode = os.stat(file.fileno()).st_mode
+    # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
+    save_file(arrays, local, {'format': 'pt'})
+    os.chmod(local, mode)  # safetensors lets only the owner read it, regardless of the umask
+    if is_remote:
+      epath.Path(local).copy(path, overwrite=True)
 
 
 def write_index(folder: epath.Path, files: Mapping[str, str], total_size: int) -> None:

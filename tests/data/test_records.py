@@ -458,11 +458,6 @@ def test_a_worked_solution_without_a_box_has_no_answer(config, jsonl):
     load(config, jsonl(*lines[:3]), on_unverifiable='drop')
 
 
-def test_a_text_answer_may_be_the_word_proof(config, jsonl):
-  path = jsonl({'question': 'q', 'answer': 'proof'})
-  assert load(config, path, default_kind='text')[0].answer == 'proof'
-
-
 # ---- The other columns ----
 
 

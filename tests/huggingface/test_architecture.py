@@ -135,17 +135,14 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
     ({'layer_types': ['full_attention']}, 'layer_types=.* must be a list of num_hidden_layers=28'),
     ({'rope_scaling': {'type': 'longrope', 'factor': 4.0}}, "rope type 'longrope' is not .* yarn"),
     ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, "no 'original_max_position_embeddings'"),
-    ({'use_bidirectional_attention': True}, 'use_bidirectional_attention=True is not supported'),
     ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, "no 'original_max_position_embed"),
-    ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor=0.5 is not supported'),
-    ({'quantization_config': {'bits': 4}}, "quantization_config={'bits': 4} is not supported"),
     ({'hidden_act': 'mish'}, "hidden_act='mish' is not supported"),
     ({'hidden_size': None}, 'hidden_size=None, which determines .* must be a whole number above 0'),
     ({'hidden_size': 'wide'}, "hidden_size='wide', which determines .* must be a whole"),
     ({'mlp_bias': True}, 'mlp_bias=True is not supported'),
     (
       {'architectures': ['MistralForCausalLM'], 'attention_bias': True},
-      'attention_bias=True is not supported',
+      'attention_bias=True is not',
     ),
   ],
 )
@@ -165,7 +162,7 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
     ),
     (
       {'attention_bias': False, 'num_heads': 10},
-      r'config\.model\.num_heads=10 must divide width=1536 for an export, because trans',
+      r'model\.num_heads=10 must divide width=1536 for ',
     ),
     ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for an export'),
   ],
@@ -364,9 +361,3 @@ def test_experts_have_their_own_width_and_a_router_for_each_token():
   assert config.route_dtype == 'uint8'
   # Of 30 billion parameters 3 are at work on a token.
   assert flops.forward_flops(config, 1, 1, 1) / 2e9 == pytest.approx(3.04, abs=0.01)
-
-
-@pytest.mark.parametrize('changes', [dict(mlp_only_layers=[3]), dict(decoder_sparse_step=2)])
-def test_layers_without_experts_among_others_are_refused(changes):
-  with pytest.raises(InputError, match=f'{next(iter(changes))}=.* all layers must have experts'):
-    parse(QWEN3_30B_A3B, **changes)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.data.records import Record
+from exgrpo_jax.data.records import Record, task_record
 
 # Not \d, which matches digits in every script. Bounded because int() raises beyond 4,300 digits.
 NUMBER = '(?:0|[1-9][0-9]{0,17})'
@@ -77,13 +77,8 @@ def _arithmetic_row(rng: np.random.Generator, split: Split, seen: set[tuple[int,
   """Generate a record and add its sorted terms to `seen`."""
   start, *digits = terms = _unseen_terms(rng, split, seen)
   seen.add(tuple(sorted(terms)))
-  return {
-    'messages': [{'role': 'user', 'content': '+'.join(map(str, terms))}],
-    'answer': str(sum(terms)),
-    'solution': written_sum([start, *rng.permutation(digits).tolist()]),
-    'kind': 'math',
-    'source': split.source,
-  }
+  solution = written_sum([start, *rng.permutation(digits).tolist()])
+  return task_record('+'.join(map(str, terms)), sum(terms), solution, split.source)
 
 
 def _unseen_terms(rng: np.random.Generator, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
@@ -164,10 +159,5 @@ def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
     text = f'{start}{"".join(f"{term:+d}" for term in terms)}'
     if min(totals) >= 0 and max(totals) <= LARGEST_TOTAL and text not in seen:
       seen.add(text)
-      return {
-        'messages': [{'role': 'user', 'content': text}],
-        'answer': str(totals[-1]),
-        'solution': f'{start}{terms[0]:+d} ={totals[-1]}?',  # the characters used in a turn
-        'kind': 'math',
-        'source': 'calculator',
-      }
+      solution = f'{start}{terms[0]:+d} ={totals[-1]}?'  # the characters used in a turn
+      return task_record(text, totals[-1], solution, 'calculator')
