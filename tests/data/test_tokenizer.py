@@ -113,14 +113,6 @@ def test_training_without_text_is_refused(tmp_path):
     tokenizer.train(['', '\n'], 300, tmp_path / 'none.model')
 
 
-def test_special_and_unknown_ids_decode_to_nothing_unless_they_are_shown(trained):
-  ids = trained.encode('12 +7')
-  noise = [trained.pad_id, 2, *trained.eos_ids, trained.vocab_size, 10**9, -1]
-  assert trained.decode(np.array([*noise, *ids, *noise])) == '12 +7'
-  shown = trained.decode([*ids, 2, *ids, *trained.eos_ids, trained.vocab_size], special=True)
-  assert shown == '12 +7<unk>12 +7</s>'
-
-
 @pytest.mark.parametrize(
   ('companions', 'eos_ids'),
   [
@@ -138,22 +130,13 @@ def test_special_and_unknown_ids_decode_to_nothing_unless_they_are_shown(trained
   ids=['known_names', 'eos_token', 'an_object', 'generation_config', 'eos_token_comes_first'],
 )
 def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
-  folder = checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **companions)
-  assert tokenizer.load(folder).eos_ids == eos_ids
+  loaded = tokenizer.load(checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **companions))
+  assert loaded.eos_ids == eos_ids and loaded.pad_id == eos_ids[0]  # without one of its own
 
 
 def test_a_tokenizer_json_without_an_eos_token_is_refused(checkpoint):
   with pytest.raises(InputError, match=r'no end-of-sequence token\. Set eos_token'):
     tokenizer.load(checkpoint(['<other>']))
-
-
-def test_special_and_out_of_range_ids_decode_to_nothing_with_tokenizer_json(checkpoint):
-  loaded = tokenizer.load(checkpoint(['<|endoftext|>', '<|im_start|>']))
-  ids = loaded.encode('12+7 <|im_start|><|endoftext|>')
-  assert loaded.eos_ids[0] in ids
-  assert loaded.decode([*ids, loaded.vocab_size, -1, 2**40]) == '12+7 '
-  shown = loaded.decode([*ids, loaded.vocab_size], special=True)
-  assert shown == '12+7 <|im_start|><|endoftext|>'
 
 
 TAGGED = '<think>12</think><tool_call>+</tool_call>\n<answer>7</answer>'
@@ -194,14 +177,6 @@ def test_what_the_file_adds_pads_or_cuts_is_switched_off(checkpoint):
   loaded = tokenizer.load(folder)
   assert loaded.encode('12+7') and 0 not in loaded.encode('12+7') and loaded.pad_id == 1
   assert loaded.decode(loaded.encode('12+7')) == '12+7'
-
-
-def test_saving_and_loading_keeps_the_eos_token_of_a_tokenizer_json(checkpoint, tmp_path):
-  loaded = tokenizer.load(checkpoint(['<other>', '<end>'], tokenizer_config={'eos_token': '<end>'}))
-  loaded.save(tmp_path / 'copy')
-  copy = tokenizer.load(tmp_path / 'copy' / 'tokenizer.json')
-  assert copy.eos_ids == loaded.eos_ids == (1,) and copy.pad_id == 1, 'without one of its own'
-  assert copy.encode(TEXTS[1]) == loaded.encode(TEXTS[1])
 
 
 @pytest.mark.parametrize(
