@@ -72,7 +72,7 @@ def test_end_padding_size_and_prompts_are_the_same(original, converted):
     assert getattr(converted, name) == getattr(original, name)
   assert (original.eos_ids, original.pad_id) == ((1,), 0)
   assert converted.chat.template is None and converted.chat.begin == ''
-  every = [*range(-2, original.vocab_size + 2)]
+  every = [*range(-2, original.vocab_size + 2), 2**40]
   special = [i for i in every if not original.decode([i])]
   assert [i for i in every if not converted.decode([i])] == special
 
