@@ -42,10 +42,9 @@ class HubSplit(NamedTuple):
 def parse(base: str) -> HubSplit | None:
   """Parse a data spec without its slice as a Hub split; return None if it has another form."""
   match = _SPLIT.fullmatch(base)
-  repository = hub.parse('dataset', match['name']) if match else None
-  return (
-    HubSplit(repository, match['config'] or '', match['split']) if match and repository else None
-  )
+  if match and (repository := hub.parse('dataset', match['name'])):
+    return HubSplit(repository, match['config'] or '', match['split'])
+  return None
 
 
 def on_hub(cache_dir: str, base: str) -> HubSplit | None:
@@ -129,14 +128,14 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
   """Raise InputError for a data set named without a split; list its splits if they are known."""
   form = (
     f"'{repository}': there is no such file, and a Hub data set needs a split. Write "
-    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if it has '
-    'one config'
+    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if the data '
+    'set has only one config'
   )
   try:
     found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
   except InputError as error:
     raise InputError(f'{form}. Its splits could not be listed: {error}') from error
-  raise InputError(f'{form} ({found or "it has none in parquet"}).')
+  raise InputError(f'{form} ({found or "the data set has no split in parquet"}).')
 
 
 def _there(layout: Layout) -> str:
@@ -147,18 +146,16 @@ def _there(layout: Layout) -> str:
 def _absent(split: HubSplit, layout: Layout) -> str:
   repository, there = split.repository, _there(layout)
   if not there:
-    where = (
-      f'download its files from {repository.page} and list the files, or convert them to parquet'
+    why = (
+      'the Hub converts only the default branch. Drop the revision, or'
+      if repository.revision
+      else f'the Hub has not converted it to parquet ({_CONVERTED}). Only parquet is read from the '
+      'Hub, so'
     )
-    if repository.revision:
-      return (
-        f'the data set {repository} has no parquet files at the usual paths of a split, and the '
-        f'Hub converts only the default branch. Drop the revision, or {where}.'
-      )
     return (
-      f'the data set {repository} has no parquet files at the usual paths of a split, and the Hub '
-      f'has not converted it to parquet ({_CONVERTED}). Only parquet is read from the Hub, so '
-      f'{where}.'
+      f'the data set {repository} has no parquet files at the usual paths of a split, and {why} '
+      f'download its files from {repository.page}, convert them if necessary, and name the local '
+      'files.'
     )
   if not split.config and len(layout) > 1:
     return (
@@ -173,10 +170,7 @@ def _absent(split: HubSplit, layout: Layout) -> str:
 
 
 def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
-  """Return a split of a TFDS data set, prepared as array_record.
-
-  Raises InputError if TFDS cannot prepare the data set or the split does not exist.
-  """
+  """Return a split of a TFDS data set as array_record; raise InputError if there is none."""
   builder = _prepared(cache_dir, spec, name)
   splits = builder.info.splits
   if split not in splits:

@@ -67,8 +67,8 @@ def check(config: PromptConfig) -> None:
   """Raise InputError if the template would drop the configured system prompt."""
   if config.system and config.template == 'plain':
     raise InputError(
-      f'config.prompt.system={reprlib.repr(config.system)}: no model would see it because '
-      "config.prompt.template='plain' drops system messages. Use 'chat' or 'paper'."
+      f'config.prompt.system={reprlib.repr(config.system)}: the model would not see this prompt '
+      "because config.prompt.template='plain' drops system messages. Use 'chat' or 'paper'."
     )
 
 
@@ -105,16 +105,15 @@ def render(
   A chat template receives `tools` as JSON schemas, as in transformers. If the template ignores
   them, the system message describes them and asks for calls in Qwen2.5's format.
 
-  Raises:
-    InputError: 'chat' has no chat template, the template fails on these messages, or there are
-      tools and no chat template.
+  Raises InputError if the template fails on these messages, or if there is no chat template but
+  'chat' or `tools` need one.
   """
   template = config.template
   if tools and (template == 'plain' or chat.template is None):
     raise InputError(
-      'config.environment.tools: only a chat template tells the model about its tools, and '
-      f'config.prompt.template={template!r} of {chat.source} has none. Use a checkpoint with a '
-      "chat template and config.prompt.template='chat' or 'paper'."
+      'config.environment.tools: only a chat template tells the model about its tools, but '
+      f'config.prompt.template={template!r} with {chat.source} does not use one. Use a checkpoint '
+      "with a chat template and config.prompt.template='chat' or 'paper'."
     )
   if template == 'plain':
     return chat.begin + ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
@@ -126,9 +125,9 @@ def render(
   if template == 'chat':
     if chat.template is None:
       raise InputError(
-        f"config.prompt.template='chat' needs a chat template, and {chat.source} has none. "
-        'Neither tokenizer_config.json nor chat_template.jinja next to it defines one. '
-        "Use 'plain' or 'paper', which work without."
+        f"config.prompt.template='chat' needs a chat template, but {chat.source} has none. "
+        'Neither tokenizer_config.json nor chat_template.jinja in the same folder defines one. '
+        "Use 'plain' or 'paper', which do not need a chat template."
       )
     return _apply_template(chat.template, messages, chat, tools)
   if chat.template is None:

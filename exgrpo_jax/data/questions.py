@@ -39,8 +39,7 @@ COLUMNS = ('question', 'answer', 'solution')  # a spec may name the columns that
 _SPEC = re.compile(
   r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
 )
-_SLICE = re.compile(r'\[\s*(.*?)\s*:\s*(.*?)\s*\]')
-_BOUND = re.compile(r'(-?[\d_.]+)(%?)')
+_SLICE = re.compile(r'\[\s*(-?[\d_.]+%?)?\s*:\s*(-?[\d_.]+%?)?\s*\]')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +105,8 @@ def load_set(
   """Load the questions of `spec` with their prompts, preparing both if needed. All hosts call it.
 
   `max_prompt` is the prompt limit in tokens. config.on_overlong decides what happens to longer
-  prompts.
-
-  Raises:
-    InputError: the data does not exist, a row is unusable or too long, or hosts disagree.
+  prompts. Raises InputError if the data does not exist, a row is unusable or too long, or hosts
+  disagree.
   """
   settle(config, spec)
   with hosts.first_host_first('load_questions'):  # prepared data may be in a shared folder
@@ -133,18 +130,20 @@ def settle(config: DataConfig, spec: str) -> None:
 def load(config: DataConfig, spec: str) -> Dataset:
   """Load the questions that `spec` names, preparing the data first if necessary.
 
-  Several processes may call it concurrently, like `store.prepared`.
-
-  Raises:
-    InputError: the data does not exist or contains an unusable row.
+  Several processes may call it concurrently, like `store.prepared`. Raises InputError if the data
+  does not exist or contains an unusable row.
   """
-  base, fields = split_spec(spec)[0], _fields(config, spec)
+  base, named = split_spec(spec)[0], spec_columns(spec)
+  columns = {
+    key: named.get(key, '') if named else getattr(config, f'{key}_field') for key in COLUMNS
+  }
+  fields = Fields(**columns, default_kind=config.default_kind, of_spec=bool(named))
   if fields.of_spec and base.startswith((reasoning_gym.PREFIX, *(f'{task}:' for task in TASKS))):
     raise InputError(f'{spec}: tasks have no columns to choose from. Remove the braces.')
   if base.startswith(reasoning_gym.PREFIX):
     tasks, _, split = base.removeprefix(reasoning_gym.PREFIX).rpartition(':')
     if not tasks:
-      raise InputError(f"{spec}: it must end in a split, such as '{base}:train'.")
+      raise InputError(f"{spec}: a data spec must end in a split, such as '{base}:train'.")
     return _of_store(spec, reasoning_gym.prepared(config.cache_dir, spec, tasks), tasks, split)
   name, _, split = base.rpartition(':')
   if name in TASKS:
@@ -193,16 +192,6 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
   return [row_files.row_file(path) for path in paths], source
 
 
-def _fields(config: DataConfig, spec: str) -> Fields:
-  """Return the columns named by the spec or, if it names none, by the config."""
-  named = spec_columns(spec)
-  of_config = {key: getattr(config, f'{key}_field') for key in COLUMNS}
-  of_spec = dict.fromkeys(COLUMNS, '') | named
-  return Fields(
-    **(of_spec if named else of_config), default_kind=config.default_kind, of_spec=bool(named)
-  )
-
-
 def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
   """Return the rows of a split selected by the spec's slice."""
   if split not in found.sizes:
@@ -217,17 +206,8 @@ def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
 def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> np.ndarray:
   """Return the indices of the prompts within the limit, in ascending order.
 
-  Args:
-    spec: the data spec, for error messages.
-    lengths: prompt lengths in tokens, int [rows].
-    limit: the longest allowed prompt, in tokens.
-    overlong: 'refuse' or 'drop', see DataConfig.on_overlong.
-
-  Returns:
-    int [rows kept], indices into `lengths`.
-
-  Raises:
-    InputError: a prompt exceeds the limit and `overlong` is 'refuse', or all prompts exceed it.
+  `lengths` (int [rows]) and `limit` count tokens. `overlong` is DataConfig.on_overlong. Raises
+  InputError if a prompt exceeds the limit and `overlong` is 'refuse', or if all prompts exceed it.
   """
   over = np.flatnonzero(lengths > limit)
   if over.size and overlong == 'refuse':
@@ -275,38 +255,35 @@ def spec_columns(spec: str) -> dict[str, str]:
 def spec_files(base: str) -> tuple[list[str], str]:
   """Return the files that a spec (without its slice) names, and their common name or ''.
 
-  `*` in the last path component matches any characters. Files are sorted by name.
-
-  Raises:
-    InputError: no file matches the pattern.
+  `*` in the last path component matches any characters. Files are sorted by name. Raises InputError
+  if no file matches.
   """
   folder, _, pattern = base.rpartition('/')
   if '*' not in pattern:
     return [base], ''
   found = sorted(map(os.fspath, epath.Path(folder).expanduser().glob(pattern)))
   if not found:
-    raise InputError(f'{base}: no file matches this pattern.')
+    raise InputError(f'{base}: no file matches this pattern. Check the folder and the pattern.')
   return found, pattern.partition('*')[0].rstrip('-_.') or pathlib.PurePath(folder).name
 
 
 def spec_rows(spec: str, size: int) -> range:
   """Return the rows selected by a spec's slice in TFDS syntax: [:640], [100:-5], [:10%].
 
-  Raises:
-    InputError: the slice is malformed, extends beyond the `size` rows, or selects nothing.
+  Raises InputError if the slice is malformed, extends beyond the `size` rows, or selects nothing.
   """
   slicing = split_spec(spec)[1]
   if not slicing:
     return range(size)
   match = _SLICE.fullmatch(slicing)
-  bounds = [_BOUND.fullmatch(text) for text in match.groups() if text] if match else []
+  bounds = match.groups() if match else (None, None)
+  is_percent = any(bound and '%' in bound for bound in bounds)
   try:
-    if not match or not all(bounds) or not bounds:
+    if not any(bounds):
       raise ValueError
-    is_percent = any(bound and bound[2] for bound in bounds)
     begin, end = (
-      default if not text else _row(text.rstrip('%'), is_percent, size)
-      for text, default in zip(match.groups(), (0, size))
+      _row(bound.rstrip('%'), is_percent, size) if bound else default
+      for bound, default in zip(bounds, (0, size))
     )
   except ValueError as error:
     raise InputError(
@@ -343,7 +320,7 @@ def spec_name(spec: str) -> str:
     digest = hashlib.sha256(arguments[0].encode()).hexdigest()[:6]
     base = base.replace(arguments[0], f'_{digest}')
   name = re.sub(r'[^\w.-]+', '_', base).strip('_.')
-  return name + _SLICE.sub(_spell, slicing.replace('%', 'pct'))
+  return name + _SLICE.sub(_spell, slicing).replace('%', 'pct')
 
 
 def _spell(match: re.Match[str]) -> str:

@@ -17,6 +17,7 @@ or iterate over sets in hash order. The questions are therefore generated in a s
 """
 
 import ast
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -47,7 +48,7 @@ from exgrpo_jax.runtime import activity
 
 PREFIX = 'reasoning_gym:'
 
-_SIXTHS = {'train': 4, 'validation': 1, 'test': 1}  # of all questions
+_SIXTHS = (*['train'] * 4, 'validation', 'test')  # the split of each sixth of all questions
 _SIZE = 2000  # default number of train questions
 _TRIES = 1000  # a task is exhausted after this many tries in a row without a new question
 _CHUNK = 500  # questions per reasoning_gym seed
@@ -77,7 +78,8 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
   """Return the splits of a spec's tasks; raise InputError if they cannot be generated."""
   if importlib.util.find_spec('reasoning_gym') is None:
     raise InputError(
-      f"{spec} needs the package reasoning-gym: pip install 'exgrpo_jax[reasoning-gym]'."
+      f'{spec}: the package reasoning-gym is not installed. Run pip install '
+      "'exgrpo_jax[reasoning-gym]'."
     )
   code = inspect.getsource(sys.modules[__name__])
   key = repr((importlib.metadata.version('reasoning_gym'), tasks, code))
@@ -140,34 +142,39 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
 
 def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int], None]) -> str:
   """Assign a task's questions to splits by a hash of their text; return a summary line."""
-  wanted = {split: max(1, task.size * part // 4) for split, part in _SIXTHS.items()}
+  parts = collections.Counter(_SIXTHS)
+  wanted = {split: max(1, task.size * part // parts['train']) for split, part in parts.items()}
   made, refused, tries = dict.fromkeys(wanted, 0), [], 0
   for entry in task.entries():
     if made == wanted or tries == _TRIES:
       break
     tries += 1
     key = hashlib.sha256(entry['question'].encode()).hexdigest()
-    split = _split(key)
+    split = _SIXTHS[int(key[:8], 16) % 6]
     if made[split] == wanted[split] or key in splits[split]:
       continue
     if reason := _unusable(entry):
       refused.append(reason)
       continue
-    splits[split][key] = _record(entry)
+    splits[split][key] = {
+      'messages': [{'role': 'user', 'content': entry['question']}],
+      'answer': entry['answer'] or '',  # None if any valid solution counts
+      'kind': reasoning_gym.KIND,
+      'solution': _solution(entry),
+      'source': entry['task'],
+      'columns': json.dumps({reasoning_gym.COLUMN: entry}),
+    }
     made[split] += 1
     tries = 0
     report(sum(made.values()))
   if refused and not any(made.values()):
-    raise InputError(f'none of its questions can be used: {refused[0]}.')
+    raise InputError(f'none of the questions can be used: {refused[0]}.')
   line = f'{task.name}: ' + ', '.join(f'{made[split]:,} {split}' for split in made)
   if made != wanted:
-    line += f' (fewer than {task.size:,} to train: {_TRIES:,} more tries found no new question)'
+    line += (
+      f' (not the {task.size:,} requested for train: {_TRIES:,} more tries found no new question)'
+    )
   return line + (f'; {len(refused):,} left out, the first because {refused[0]}' if refused else '')
-
-
-def _split(key: str) -> str:
-  sixth = int(key[:8], 16) % 6
-  return 'train' if sixth < 4 else 'validation' if sixth == 4 else 'test'
 
 
 def _unusable(entry: dict[str, Any]) -> str:
@@ -183,17 +190,6 @@ def _unusable(entry: dict[str, Any]) -> str:
 
 def _solution(entry: dict[str, Any]) -> str:
   return '' if entry['answer'] is None else f'\\boxed{{{entry["answer"]}}}'
-
-
-def _record(entry: dict[str, Any]) -> Record:
-  return {
-    'messages': [{'role': 'user', 'content': entry['question']}],
-    'answer': entry['answer'] or '',  # None if any valid solution counts
-    'kind': reasoning_gym.KIND,
-    'solution': _solution(entry),
-    'source': entry['task'],
-    'columns': json.dumps({reasoning_gym.COLUMN: entry}),
-  }
 
 
 @contextlib.contextmanager
@@ -279,7 +275,7 @@ def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]
   highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
   if type(level) is not int or not 0 <= level <= highest:
     raise InputError(
-      f'{place}: level={level!r} must be in [0, {highest}], the levels of its curriculum.'
+      f"{place}: level={level!r} must be in [0, {highest}], the levels of the task's curriculum."
     )
   curriculum.set_global_level(level)
   values, defaults = vars(curriculum.generate_configuration()), vars(settings())

@@ -21,9 +21,17 @@ from exgrpo_jax.grading.verifier import KINDS
 
 Record = dict[str, Any]  # the fields of datatypes.Question except `row`; `columns` is JSON
 
+
+def task_record(question: str, answer: int, solution: str, source: str) -> Record:
+  """Return the record of an embedded task's question."""
+  messages = [{'role': 'user', 'content': question}]
+  fields = {'answer': str(answer), 'solution': solution, 'kind': 'math', 'source': source}
+  return {'messages': messages} | fields
+
+
 # Text in place of an answer: NuminaMath and its derivatives, or a missing value written as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
-# Common column names. A data set may have at most one from each line.
+# Common column names. A data set may have at most one name from each line.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
 _SOLUTION = 'solution'
@@ -77,99 +85,73 @@ class Layout:
     return f"{self.name}: question '{self.question}', answer {answer}{others}"
 
 
-_NUMINA: Any = {
-  'question': 'problem',
-  'answer': 'answer',
-  'solution': 'solution',
-  'source': 'source',
-  'proofs': ('problem_type', 'question_type'),
-}
+_VERL: Any = dict(
+  question='prompt', answer='reward_model.ground_truth',
+  source='data_source', style='reward_model.style',
+)  # fmt: skip
+_NUMINA: Any = dict(
+  question='problem', answer='answer', solution='solution', source='source',
+  proofs=('problem_type', 'question_type'),
+)  # fmt: skip
 # The first set whose `known_by` columns are all present wins, so more specific sets come first.
 KNOWN_SETS = (
   PREFILTERED := Layout(
     'prefiltered',  # what `data prefilter` writes
     known_by=('prompt', 'reward_model', 'solution', 'columns', 'pass_rate'),
-    question='prompt',
-    answer='reward_model.ground_truth',
-    solution='solution',
-    source='data_source',
-    style='reward_model.style',
-    row='columns',
+    **_VERL, solution='solution', row='columns',
   ),
   Layout(
     'DAPO-Math-17k, processed',
     known_by=('prompt', 'solution', 'source_prompt'),
-    question='prompt',
-    answer='solution',
-    source='data_source',
-    bulky=('source_prompt',),
+    question='prompt', answer='solution', source='data_source', bulky=('source_prompt',),
   ),
   Layout(
     "verl's columns",
     known_by=('prompt', 'reward_model'),
-    question='prompt',
-    answer='reward_model.ground_truth',
-    source='data_source',
-    style='reward_model.style',
-    bulky=('target',),  # OpenR1-Math-46k's solutions by R1
+    **_VERL, bulky=('target',),  # OpenR1-Math-46k's solutions by R1
   ),
   Layout(
     'OpenR1-Math-220k',
     known_by=('problem', 'solution', 'answer', 'generations'),
-    **_NUMINA,
-    bulky=('generations', 'messages'),
+    **_NUMINA, bulky=('generations', 'messages'),
   ),
   Layout('NuminaMath-1.5', known_by=('problem', 'solution', 'answer', 'problem_type'), **_NUMINA),
   Layout(
     'MATH-500',
     known_by=('problem', 'solution', 'answer', 'unique_id'),
-    question='problem',
-    answer='answer',
-    solution='solution',
+    question='problem', answer='answer', solution='solution',
   ),
   Layout(
     'DeepMath-103K',
     known_by=('question', 'final_answer', 'r1_solution_1'),
-    question='question',
-    answer='final_answer',
-    solution='r1_solution_1',
+    question='question', answer='final_answer', solution='r1_solution_1',
     bulky=('r1_solution_1', 'r1_solution_2', 'r1_solution_3'),
   ),
   Layout(
     'MATH',
     known_by=('problem', 'solution', 'level', 'type'),
-    question='problem',
-    solution='solution',
-    worked=True,
+    question='problem', solution='solution', worked=True,
   ),
   Layout(
     'NuminaMath-CoT',
     known_by=('source', 'problem', 'solution', 'messages'),
-    question='problem',
-    solution='solution',
-    worked=True,
-    source='source',
-    bulky=('messages',),
+    question='problem', solution='solution', worked=True, source='source', bulky=('messages',),
   ),
-)
+)  # fmt: skip
 
 
 def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
   """Choose how to read rows with these columns; `fields` take precedence.
 
-  `place` is the file or data spec, for error messages.
-
-  Raises:
-    InputError: a column named by the user is missing, or no column is recognized as the question
-      or the answer.
+  Raises InputError, which names the file or data spec `place`, if a column named by the user is
+  missing, or if no column is recognized as the question or the answer.
   """
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
   if known is PREFILTERED and not fields.of_spec:
     return PREFILTERED  # `fields` describe the file that was filtered
   # Settings apply to all data, so some data may lack the configured solution column.
-  named_fields = fields._asdict()
   for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
-    named = named_fields[key]
+    named = getattr(fields, key)
     if named and not {named, named.partition('.')[0]} & set(columns):
       if fields.of_spec:
         raise InputError(
@@ -247,13 +229,8 @@ def no_answer(place: str, columns: Sequence[str]) -> str:
 # ---- Records ----
 
 
-class Uncheckable(NamedTuple):
-  """A row whose answer cannot be checked."""
-
-  reason: str
-
-
-Records = Iterator[tuple[str, Record | Uncheckable]]  # the place and record of each row
+# Each row's place, and its record or the reason why its answer cannot be checked.
+Records = Iterator[tuple[str, Record | str]]
 
 
 def of_file(
@@ -261,11 +238,9 @@ def of_file(
 ) -> tuple[Layout | None, Callable[[], Records]]:
   """Return a file's layout (None if the file is empty) and a function that reads its records.
 
-  `source` is the source of the questions if no column contains it.
-
-  Raises:
-    InputError: the file is damaged, its columns are not recognized, or a column contains an invalid
-      value. The function that reads records may raise it too.
+  `source` is the source of the questions if no column contains it. This function and the function
+  that reads records raise InputError if the file is damaged, its columns are not recognized, or a
+  column contains an invalid value.
   """
   table = file.opened()
   names = table.columns()
@@ -284,8 +259,11 @@ def of_file(
 
 def record(
   layout: Layout, fields: Fields, row: Mapping[str, Any], place: str, source: str
-) -> Record | Uncheckable:
-  """Convert a row to a record. See `of_file` for `source` and errors; messages name `place`."""
+) -> Record | str:
+  """Convert a row to a record, or return the reason why its answer cannot be checked.
+
+  See `of_file` for `source` and errors; messages name `place`.
+  """
   messages = _messages(_value(row, layout.question, 'question', place), layout.question, place)
   turn = ''  # the last assistant turn, if any
   if messages[-1]['role'] == 'assistant':
@@ -310,9 +288,8 @@ def record(
   if layout.source:
     source = _text(row.get(layout.source), layout.source, place)
   kind = _kind(layout, fields, row, source, place)
-  reason = _uncheckable(layout, row, answer, kind)
-  if reason:
-    return Uncheckable(reason)
+  if reason := _uncheckable(layout, row, answer, kind):
+    return reason
   return {
     'messages': messages,
     'answer': answer,
@@ -329,13 +306,8 @@ def record(
 def answer_text(value: Any, name: str, place: str) -> str:
   """Convert an answer to text: '' if missing, a JSON array for a list of accepted answers.
 
-  Args:
-    value: text, a number, a list of texts and numbers, or nothing.
-    name: the column's name, for error messages.
-    place: the row's location, for error messages.
-
-  Raises:
-    InputError: the value or a list element has another type.
+  Raises InputError, which names the row `place` and the column `name`, if the value or a list
+  element is neither text nor a number.
   """
   if not _is_list(value):
     return _optional(value, name, place)
@@ -389,9 +361,8 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
       f'{place}: reward_model.style={reprlib.repr(style)} is not a way to compare answers. '
       f"Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
     )
-  kind = _KIND_OF_SOURCE.get(source, '') if layout.source else 'math'
-  kind = kind or fields.default_kind
-  if not kind:
+  kind = _KIND_OF_SOURCE.get(source) if layout.source else 'math'
+  if not (kind := kind or fields.default_kind):
     raise InputError(
       f"{place}: data_source='{source}' does not determine how to compare answers because it isn't "
       f'a known source ({", ".join(_KIND_OF_SOURCE)}). Set config.data.default_kind or '
@@ -421,10 +392,7 @@ def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, An
 
 
 def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
-  """Return a column's value; 'a.b' is a struct field unless a column has exactly that name.
-
-  Raises InputError if the row lacks the column, which config.data.<key>_field can change.
-  """
+  """Return a column's value; 'a.b' is a struct field unless a column has exactly that name."""
   column, _, field = name.partition('.')
   if name in row:
     return row[name]
@@ -443,12 +411,11 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
   if not _is_list(value):
     return [{'role': 'user', 'content': _text(value, name, place)}]
   turns = list(value)
-  if not turns or not all(
-    isinstance(turn, Mapping) and turn.get('role') in ROLES for turn in turns
-  ):
+  are_messages = (isinstance(turn, Mapping) and turn.get('role') in ROLES for turn in turns)
+  if not turns or not all(are_messages):
     raise InputError(
       f'{place}: {name} is {reprlib.repr(turns)}. It must be text or a list of chat messages, each '
-      "with a role ('system', 'user' or 'assistant') and a content."
+      "with a role ('system', 'user' or 'assistant') and content."
     )
   return [
     {'role': turn['role'], 'content': _text(turn.get('content'), 'content', place)}
@@ -470,8 +437,8 @@ def _text(value: Any, name: str, place: str) -> str:
       value = value.decode()
     except UnicodeDecodeError as error:
       raise InputError(
-        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Save it "
-        'as UTF-8 text.'
+        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Save the "
+        'file as UTF-8.'
       ) from error
   is_number = isinstance(value, (int, float, np.integer, np.floating))
   if is_number and not isinstance(value, bool) and not _is_nan(value):

@@ -10,6 +10,7 @@ import csv
 import functools
 import hashlib
 import io
+import itertools
 import json
 import re
 import reprlib
@@ -67,14 +68,12 @@ def task_file(base: str) -> tuple[str, str] | None:
 def opened(path: str, keep_spelling: bool = True) -> Table:
   """Open the file at `path` with the reader for its extension.
 
-  Args:
-    path: the file's path. A Python task also needs its split, as in 'squares.py:train'.
-    keep_spelling: if True, JSON numbers become Numerals, and parquet's float16 and float32 become
-      the float64 with the same shortest spelling: 0.1, not 0.10000000149011612.
+  The path of a Python task ends in its split, as in 'squares.py:train'. With `keep_spelling`, JSON
+  numbers become Numerals, and parquet's float16 and float32 become the float64 with the same
+  shortest spelling: 0.1, not 0.10000000149011612.
 
-  Raises:
-    InputError: now or while reading: the file is missing, damaged or in another format, a text
-      isn't UTF-8, or two columns share a name.
+  Raises InputError, now or while reading, if the file is missing, damaged or in another format, a
+  text isn't UTF-8, or two columns share a name.
   """
   if task := task_file(path):
     return _task(path, existing(task[0]), task[1])
@@ -84,12 +83,22 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
   if file.suffix == '.csv':
     return _csv(path, file)
   if file.suffix == '.json':
-    return _of_list(list(_array(path, file.read_bytes(), keep_spelling)))
+    rule = (
+      'A .json file must contain an array of objects, in UTF-8; use .jsonl for one object per line'
+    )
+    values = _parsed(file.read_bytes(), path, rule, keep_spelling)
+    if not isinstance(values, list):
+      raise InputError(f"{path}: it contains {reprlib.repr(values)}, which isn't an array. {rule}.")
+    return _of_list(path, values)
 
   def rows(without: Collection[str] = ()) -> Rows:
+    rule = 'Every line must be one object, in UTF-8'
     with file.open('rb') as lines:
-      for place, row in _lines(path, lines, keep_spelling):
-        yield place, _others(row, without)
+      for number, line in enumerate(lines, start=1):
+        if line.strip():
+          place = f'{path}:{number}'
+          row = _object(_parsed(line, place, rule, keep_spelling), place)
+          yield place, _others(row, without)
 
   return Table(lambda: _all_columns(rows()), rows)
 
@@ -117,7 +126,11 @@ def digest(path: str) -> str:
     ) from error
 
 
-def _of_list(found: list[tuple[str, Row]]) -> Table:
+def _of_list(path: str, values: Iterable[Any]) -> Table:
+  found = []
+  for number, value in enumerate(values):
+    place = f'{path}: row {number}'
+    found.append((place, _object(value, place)))
   return Table(
     lambda: _all_columns(found),
     lambda without: ((place, _others(row, without)) for place, row in found),
@@ -133,24 +146,6 @@ def _others(row: Row, without: Collection[str]) -> Row:
 
 
 # ---- JSON ----
-
-
-def _lines(path: str, lines: Iterable[bytes], keep_spelling: bool) -> Rows:
-  for number, line in enumerate(lines, start=1):
-    if line.strip():
-      place = f'{path}:{number}'
-      value = _parsed(line, place, 'Every line must be one object, in UTF-8', keep_spelling)
-      yield place, _object(value, place)
-
-
-def _array(path: str, content: bytes, keep_spelling: bool) -> Rows:
-  rule = 'A .json file must contain an array of objects, in UTF-8; use .jsonl for one per line'
-  values = _parsed(content, path, rule, keep_spelling)
-  if not isinstance(values, list):
-    raise InputError(f"{path}: it contains {reprlib.repr(values)}, which isn't an array. {rule}.")
-  for number, value in enumerate(values):
-    place = f'{path}: row {number}'
-    yield place, _object(value, place)
 
 
 def _parsed(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
@@ -174,7 +169,9 @@ def _parsed(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
 
 def _object(value: Any, place: str) -> Row:
   if not isinstance(value, dict):
-    raise InputError(f'{place}: {reprlib.repr(value)} is not an object. Every row must be one.')
+    raise InputError(
+      f'{place}: {reprlib.repr(value)} is not an object. Every row must be an object.'
+    )
   return value
 
 
@@ -192,15 +189,15 @@ def _csv(path: str, file: epath.Path) -> Table:
   def rows(without: Collection[str]) -> Rows:
     found = values()
     next(found, None)  # skip the names
-    for number in range(sys.maxsize):
+    for number in itertools.count():
       place = f'{path}: row {number}'  # not the line, because a value may span lines
       row = _next(found, place, file)
       if row is None:
         return
       if len(row) != len(names):
         raise InputError(
-          f'{place}: it has {counted(len(row), "value")}, but the first line names {len(names)}. '
-          'Quote values that contain a comma or a line break.'
+          f'{place}: the row has {counted(len(row), "value")}, but the first line names '
+          f'{counted(len(names), "column")}. Quote values that contain a comma or a line break.'
         )
       yield place, _others(dict(zip(names, row)), without)
 
@@ -220,7 +217,7 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
   try:
     return next(found, None)
   except csv.Error as error:
-    raise InputError(f'{place}: not valid CSV ({error}). Save it again.') from error
+    raise InputError(f'{place}: not valid CSV ({error}). Save the file again.') from error
   except UnicodeDecodeError as error:  # its position is relative to a part of the file
     for number, line in enumerate(file.read_bytes().split(b'\n'), start=1):
       try:
@@ -299,12 +296,7 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
 
   returned = 'a dict from split name to rows, each row a dict by column'
   splits, _ = config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
-  return _of_list(
-    [
-      (place := f'{path}: row {number}', _object(row, place))
-      for number, row in enumerate(splits[split])
-    ]
-  )
+  return _of_list(path, splits[split])
 
 
 # ---- Checks and messages ----
@@ -315,7 +307,7 @@ def check_distinct(names: Sequence[str], place: str) -> None:
   for name, count in collections.Counter(names).items():
     if name and count > 1:
       raise InputError(
-        f"{place}: '{name}' occurs {count} times (has: {quote(names)}), and only the last would "
+        f"{place}: '{name}' occurs {count} times (has: {quote(names)}), but only the last would "
         'be read. Rename or delete the others.'
       )
 
@@ -326,8 +318,8 @@ def quote(names: Sequence[str]) -> str:
 
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
-  return InputError(f'{place}: a text is not UTF-8 ({error}). Save it as UTF-8.')
+  return InputError(f'{place}: a text is not UTF-8 ({error}). Save the file as UTF-8.')
 
 
 def _damaged(path: str, error: Exception) -> InputError:
-  return InputError(f'{path}: not a complete parquet file ({error}). Save it again.')
+  return InputError(f'{path}: not a complete parquet file ({error}). Save the file again.')

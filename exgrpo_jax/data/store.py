@@ -99,26 +99,27 @@ def prepared(
   """Return the data set with this key, preparing it if needed.
 
   Concurrent calls and killed processes are safe: each process writes to its own folder, and the
-  first to finish renames it.
+  first to finish renames it. Raises InputError if the data cannot be stored.
 
   Args:
     cache_dir: the cache folder; '' means TFDS's folder.
     name: the data set's name, used as a prefix of its folder's name.
     key: everything that shapes the records.
     make: returns the records of each split. It may add to its argument, which is written after all
-      records.
-
-  Raises:
-    InputError: the data cannot be stored. Exceptions from `make` propagate.
+      records. Its exceptions propagate.
   """
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
   folder = cache_folder(cache_dir) / 'questions' / f'{readable}-{digest}'
   if not (folder / _FACTS).exists():
+    facts: Facts = {}
+    sizes = {}
     try:
       with replacing(folder, shared=True) as unfinished:
         unfinished.mkdir()
-        _write(unfinished, make)
+        for split, found in make(facts).items():
+          sizes[split] = _write(_file(unfinished, split), found)
+        (unfinished / _FACTS).write_text(json.dumps(facts | {'sizes': sizes}))
     except (OSError, pa.ArrowInvalid) as error:
       raise InputError(
         f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}). '
@@ -137,17 +138,14 @@ def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
   return folder / f'{split}.arrow'
 
 
-def _write(folder: pathlib.Path, make: Callable[[Facts], Mapping[str, Iterable[Record]]]) -> None:
-  facts: Facts = {}
-  sizes = {}
-  for split, found in make(facts).items():
-    sizes[split] = 0
-    with pa.ipc.new_file(os.fspath(_file(folder, split)), SCHEMA) as file:
-      rows = iter(found)
-      while batch := list(itertools.islice(rows, _BATCH)):
-        file.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
-        sizes[split] += len(batch)
-  (folder / _FACTS).write_text(json.dumps(facts | {'sizes': sizes}))
+def _write(path: pathlib.Path, found: Iterable[Record]) -> int:
+  """Write a split's records and return their number."""
+  rows, size = iter(found), 0
+  with pa.ipc.new_file(os.fspath(path), SCHEMA) as file:
+    while batch := list(itertools.islice(rows, _BATCH)):
+      file.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
+      size += len(batch)
+  return size
 
 
 # ---- Records of tasks and files ----
@@ -162,10 +160,8 @@ def of_task(cache_dir: str, name: str, rows: Callable[[], Mapping[str, Iterable[
 def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: str = '') -> Store:
   """Return the rows of one or more files in order, as the split ROWS.
 
-  `source` is the questions' source if no column contains it; '' means the first file's name.
-
-  Raises:
-    InputError: a file is missing, cannot be read or stored, or contains an unusable row.
+  `source` is the questions' source if no column contains it; '' means the first file's name. Raises
+  InputError if a file is missing, cannot be read or stored, or contains an unusable row.
   """
   source = source or epath.Path(files[0].path).stem
   named = [(epath.Path(file.path).name, file.digest()) for file in files]
@@ -190,32 +186,32 @@ def _records(
     folder = file.path.removesuffix(epath.Path(file.path).name)
     for place, record in rows():
       place = place.removeprefix(folder)
-      if isinstance(record, records.Uncheckable):
-        so_far = left_out.get(record.reason, LeftOut(0, place))
-        left_out[record.reason] = so_far._replace(rows=so_far.rows + 1)
+      if isinstance(record, str):
+        so_far = left_out.get(record, LeftOut(0, place))
+        left_out[record] = so_far._replace(rows=so_far.rows + 1)
       else:
         report(len(answers.asked))
         answers.add(place, record['messages'], record['answer'], record['kind'])
         yield record
-  excluded = answers.conflicting_rows()
+  excluded = [row for row, asked in enumerate(answers.asked) if asked in answers.conflicting]
   if excluded:
     left_out[CONFLICT] = LeftOut(len(excluded), answers.conflicting[answers.asked[excluded[0]]])
   for file, digest in zip(files, digests):
     if file.digest() != digest:
       raise InputError(
-        f'{file.path}: the file changed while it was being read. Rerun once it is complete.'
+        f'{file.path}: the file changed while it was being read. Run the command again once the '
+        'file is complete.'
       )
   if len(excluded) == len(answers.asked):
-    raise InputError(_nothing(first, left_out))
+    if not left_out:
+      raise InputError(f'{first}: the file contains no question. It needs at least one.')
+    reason, (count, place) = next(iter(left_out.items()))
+    raise InputError(
+      f'{first}: no row has an answer that can be checked: {reason} ({counted(count, "row")}, the '
+      f'first at {place}).'
+    )
   layouts = dict.fromkeys(layout.describe() for _, layout, _ in found if layout)
   facts.update(layouts=list(layouts), left_out=left_out, excluded=excluded)
-
-
-def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
-  for reason, (rows, first) in left_out.items():
-    where = f'{counted(rows, "row")}, the first at {first}'
-    return f'{path}: no row has an answer that can be checked: {reason} ({where}).'
-  return f'{path}: the file contains no question. It needs at least one.'
 
 
 CONFLICT = 'conflicting answers to the same question'
@@ -239,26 +235,18 @@ class Answers:
     asked = question_key(messages)
     self.asked.append(asked)
     first, first_place = self._first.setdefault(asked, (answer, place))
-    if asked not in self.conflicting and not _same(first, answer, kind):
+    if asked in self.conflicting or first.strip() == answer.strip():
+      return
+    pairs = (first, answer), (answer, first)
+    if all(verifier.compare(*pair, kind) != 'correct' for pair in pairs):
       self.conflicting[asked] = (
         f'{first_place} ({reprlib.repr(first)}) and {place} ({reprlib.repr(answer)})'
       )
-
-  def conflicting_rows(self) -> list[int]:
-    """Return the indices of rows whose question has a different answer elsewhere."""
-    return [row for row, asked in enumerate(self.asked) if asked in self.conflicting]
 
 
 def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
   """Hash the messages, because a large data set's texts take too much memory."""
   return hashlib.sha256(repr(messages).encode()).digest()[:16]
-
-
-def _same(first: str, second: str, kind: str) -> bool:
-  return first.strip() == second.strip() or any(
-    verifier.compare(given, answer, kind) == 'correct'
-    for given, answer in ((first, second), (second, first))
-  )
 
 
 # ---- Questions and prompts ----
@@ -286,17 +274,12 @@ class Dataset(Questions):
 
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""
-    return [
-      Question(
-        row,
-        **record
-        | {
-          'messages': tuple(Message(**message) for message in record['messages']),
-          'columns': json.loads(record['columns'] or '{}'),
-        },
-      )
-      for row, record in zip(rows, self._read(self.rows[list(rows)].tolist()))
-    ]
+    found = []
+    for row, record in zip(rows, self._read(self.rows[list(rows)].tolist())):
+      messages = tuple(Message(**message) for message in record['messages'])
+      columns = json.loads(record['columns'] or '{}')
+      found.append(Question(row, **record | {'messages': messages, 'columns': columns}))
+    return found
 
 
 class Prompts(Sequence[np.ndarray]):
@@ -330,12 +313,18 @@ class Prompts(Sequence[np.ndarray]):
 def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> Prompts:
   """Return the tokenized prompts of `data` from the cache, or tokenize and store them.
 
-  Concurrent calls and killed processes are safe, as with `prepared`.
-
-  Raises:
-    InputError: a question cannot be rendered.
+  Concurrent calls and killed processes are safe, as with `prepared`. Raises InputError if a
+  question cannot be rendered.
   """
-  path = data.store.folder / 'prompts' / _hash(data, tokenizer, prompts)
+  shaping = (
+    data.split,
+    hashlib.sha256(data.rows.tobytes()).hexdigest(),
+    prompts,
+    sorted((name, hashlib.sha256(file).hexdigest()) for name, file in tokenizer.files.items()),
+    _code(),
+  )
+  name = hashlib.sha256(repr(shaping).encode()).hexdigest()[:32]
+  path = data.store.folder / 'prompts' / name
   if path.exists():
     try:
       return _prompts_in(path)
@@ -353,18 +342,6 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
       'writable and free some space, or set config.data.cache_dir to another folder.'
     )
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
-
-
-def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> str:
-  """Return a hex digest of everything that shapes the prompts."""
-  shaping = (
-    data.split,
-    hashlib.sha256(data.rows.tobytes()).hexdigest(),
-    prompts,
-    sorted((name, hashlib.sha256(file).hexdigest()) for name, file in tokenizer.files.items()),
-    _code(),
-  )
-  return hashlib.sha256(repr(shaping).encode()).hexdigest()[:32]
 
 
 @functools.cache

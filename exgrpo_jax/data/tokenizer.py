@@ -33,14 +33,8 @@ _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_
 # Files next to tokenizer.json: end and padding tokens, the chat template, files that
 # transformers needs to load it, and formats for older readers.
 _COMPANIONS = (
-  'tokenizer_config.json',
-  'tokenization.py',
-  'generation_config.json',
-  'special_tokens_map.json',
-  'chat_template.jinja',
-  'added_tokens.json',
-  'vocab.json',
-  'merges.txt',
+  *_SETTINGS,
+  *('tokenization.py', 'chat_template.jinja', 'added_tokens.json', 'vocab.json', 'merges.txt'),
 )
 
 
@@ -131,7 +125,7 @@ class SentencePieceTokenizer(Tokenizer):
     if self._model.eos_id() < 0:
       raise InputError(
         f'{path}: the SentencePiece model has no end-of-sequence piece, so responses could not '
-        'end. Use a model with one.'
+        'end. Use a model that has one.'
       )
     self.eos_ids = (self._model.eos_id(),)
     self.pad_id = pad if (pad := self._model.pad_id()) >= 0 else self.eos_ids[0]
@@ -191,9 +185,14 @@ class JsonTokenizer(Tokenizer):
     self._model.no_truncation()
     vocabulary = self._model.get_vocab()
     self.vocab_size = max(vocabulary.values()) + 1  # not the length, because ids may have gaps
-    settings = {
-      name: _parse_json(files[name], f'{path}: {name}') for name in _SETTINGS if name in files
-    }
+    settings = {}
+    for name in sorted(files.keys() & _SETTINGS):
+      try:
+        settings[name] = json.loads(files[name])
+      except ValueError as error:
+        raise InputError(
+          f'{path}: {name} is not valid JSON ({error}). Fix or remove the file.'
+        ) from error
     splits = settings.get('tokenizer_config.json', {}).get('split_special_tokens', False)
     self._model.encode_special_tokens = bool(splits)  # True: '</s>' in a text is plain text
     self.eos_ids = _eos_ids(settings, vocabulary, path)
@@ -221,10 +220,11 @@ class JsonTokenizer(Tokenizer):
   def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
     config = settings.get('tokenizer_config.json', {})
     entries = {**settings.get('special_tokens_map.json', {}), **config}
-    named_tokens = {
-      name: _token_text(entry) for name, entry in entries.items() if name.endswith('_token')
+    special_tokens = {
+      name: text
+      for name, entry in entries.items()
+      if name.endswith('_token') and (text := _token_text(entry)) is not None
     }
-    special_tokens = {name: text for name, text in named_tokens.items() if text is not None}
     template = config.get('chat_template')
     if isinstance(template, list):  # several named templates
       template = {entry['name']: entry['template'] for entry in template}.get('default')
@@ -239,10 +239,8 @@ class JsonTokenizer(Tokenizer):
 def load(path: epath.PathLike) -> Tokenizer:
   """Load a tokenizer.json, a SentencePiece *.model, or a folder that contains either.
 
-  If a folder contains both, tokenizer.json is used, as in transformers.
-
-  Raises:
-    InputError: the file is missing, cannot be read, or has no end-of-sequence token.
+  If a folder contains both, tokenizer.json is used, as in transformers. Raises InputError if the
+  file is missing, cannot be read, or has no end-of-sequence token.
   """
   file = epath.Path(path).expanduser()
   if file.is_dir():
@@ -267,21 +265,17 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
 
   It uses byte-pair encoding without normalization, splits numbers into digits, and falls
   back to bytes for characters not in the texts, so that decoding restores any text exactly.
+  A repeated text counts every time it appears. `vocab_size` is the maximum number of pieces; with
+  few texts, merges may run out earlier. `path` ends in '.model'.
 
-  Args:
-    texts: the corpus. A repeated text counts every time it appears.
-    vocab_size: the maximum number of pieces. A small corpus may run out of merges earlier.
-    path: the file to write, ending in '.model'.
-
-  Raises:
-    InputError: there is no text, or `vocab_size` is too small for the text's characters.
+  Raises InputError if there is no text, or `vocab_size` is too small for the text's characters.
   """
   texts = [text for text in texts if text]
   characters = {SPACE if c == ' ' else c for c in itertools.chain.from_iterable(texts)} - {'\n'}
   least = _RESERVED + _BYTES + len(characters)
   if not characters:
     raise InputError(
-      "config.tokenizer.path='': the task has no text to train a tokenizer on. Name a tokenizer."
+      "config.tokenizer.path='': the data has no text to train a tokenizer on. Name a tokenizer."
     )
   if vocab_size < least:
     raise InputError(
@@ -290,29 +284,16 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     )
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(texts),
-    model_writer=model,
-    model_type='bpe',
-    vocab_size=vocab_size,
-    hard_vocab_limit=False,
-    character_coverage=1.0,
-    byte_fallback=True,
-    split_digits=True,
-    normalization_rule_name='identity',
-    remove_extra_whitespaces=False,
-    add_dummy_prefix=False,
-    pad_id=0,
-    eos_id=1,
-    unk_id=2,
-    bos_id=-1,
+    sentence_iterator=iter(texts), model_writer=model, minloglevel=2,
+    model_type='bpe', vocab_size=vocab_size, hard_vocab_limit=False, character_coverage=1.0,
+    byte_fallback=True, split_digits=True, normalization_rule_name='identity',
+    remove_extra_whitespaces=False, add_dummy_prefix=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
     # Never merge a newline with its neighbors: every prompt ends with a newline, and the response
     # is tokenized separately.
     user_defined_symbols=['\n'],
     max_sentence_length=2**30,  # bytes; longer texts would be skipped silently
-    num_threads=1,
-    shuffle_input_sentence=False,
-    minloglevel=2,
-  )
+    num_threads=1, shuffle_input_sentence=False,
+  )  # fmt: skip
   with replacing(path) as unfinished:
     unfinished.write_bytes(model.getvalue())
 
@@ -328,8 +309,8 @@ def _eos_ids(
   ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]
   if not ids:
     raise InputError(
-      f'{path}: no end-of-sequence token. Set eos_token in a tokenizer_config.json next to '
-      f'it. Recognized without that: {", ".join(KNOWN_EOS)}.'
+      f'{path}: no end-of-sequence token. Set eos_token in a tokenizer_config.json in the same '
+      f'folder. Without this setting, only {", ".join(KNOWN_EOS)} are recognized.'
     )
   return tuple(dict.fromkeys(ids))
 
@@ -338,13 +319,6 @@ def _token_text(entry: Any) -> str | None:
   """Return a special token's text. tokenizer_config.json stores it as a string or in an object."""
   text = entry.get('content') if isinstance(entry, dict) else entry
   return text if isinstance(text, str) else None
-
-
-def _parse_json(content: bytes, location: str) -> dict[str, Any]:
-  try:
-    return json.loads(content)
-  except ValueError as error:
-    raise InputError(f'{location}: not valid JSON ({error}). Fix or remove the file.') from error
 
 
 # ---- Text of individual tokens ----
@@ -398,14 +372,8 @@ def observed_tokens(
 ) -> np.ndarray:
   """Tokenize the `messages` that follow a policy turn, up to the beginning of its next turn.
 
-  Args:
-    tokenizer: the policy's tokenizer.
-    prompts: how messages are rendered, see `prompt.following`.
-    turn: the turn's tokens. If the turn was truncated, the result begins with an end token.
-    messages: the replies to the turn, each with its role and content.
-
-  Returns:
-    int32 [T].
+  `turn` are the turn's tokens. If the turn was truncated, the result begins with an end token. Each
+  message has a role and a content; `prompt.following` renders them. Returns int32 [T].
   """
   said = [Message(**message) for message in messages]
   text, end = prompt.following(said, prompts, tokenizer.chat), int(turn[-1])

@@ -68,7 +68,9 @@ def of_sentencepiece(content: bytes) -> dict[str, bytes]:
       for name in names['UNKNOWN'] + names['CONTROL']
     ]
   )
-  return _files(model, _tokens(proto) | {'split_special_tokens': True})  # '</s>' in a text is text
+  ids = {name: getattr(proto.trainer_spec, f'{name}_id') for name in ('bos', 'eos', 'unk', 'pad')}
+  tokens = {f'{name}_token': proto.pieces[id_].piece for name, id_ in ids.items() if id_ >= 0}
+  return _files(model, tokens | {'split_special_tokens': True})  # '</s>' in a text is text
 
 
 def _is_convertible(proto: Any) -> bool:
@@ -109,12 +111,6 @@ def _merges(pieces: list[str]) -> list[tuple[str, str]]:
   ]
 
 
-def _tokens(proto: Any) -> dict[str, str]:
-  """Return the special pieces, keyed by their names in tokenizer_config.json."""
-  ids = {name: getattr(proto.trainer_spec, f'{name}_id') for name in ('bos', 'eos', 'unk', 'pad')}
-  return {f'{name}_token': proto.pieces[id_].piece for name, id_ in ids.items() if id_ >= 0}
-
-
 def _files(model: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, bytes]:
   """Return a tokenizer's files by name; `settings` are added to tokenizer_config.json."""
   return {
@@ -148,29 +144,20 @@ class _Split(NamedTuple):
 
 _BY_NAME = {
   'gpt-2': _Split(),
-  'smollm': _Split(digits=True),
-  'starcoder': _Split(digits=True),
+  **dict.fromkeys(('smollm', 'starcoder'), _Split(digits=True)),
   # llama.cpp skips NFC, but the models were trained with it.
-  'qwen2': _Split(_QWEN2, composes=True),
-  'deepseek-r1-qwen': _Split(_QWEN2, composes=True),
-  'llama-bpe': _Split(_LLAMA3, whole_words=True, begins=True),
-  'llama3': _Split(_LLAMA3, whole_words=True, begins=True),
-  'llama-v3': _Split(_LLAMA3, whole_words=True, begins=True),
+  **dict.fromkeys(('qwen2', 'deepseek-r1-qwen'), _Split(_QWEN2, composes=True)),
+  **dict.fromkeys(
+    ('llama-bpe', 'llama3', 'llama-v3'), _Split(_LLAMA3, whole_words=True, begins=True)
+  ),
 }
 
 
 def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
   """Return tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
 
-  Args:
-    metadata: the GGUF file's metadata, by key.
-    path: the GGUF file's path, for error messages.
-
-  Returns:
-    File contents by name.
-
-  Raises:
-    InputError: the tokenizer is missing, unsupported, or has no end token.
+  Converts the GGUF's `metadata` to file contents by name. Raises InputError, which names `path`, if
+  the tokenizer is missing, unsupported, or has no end token.
   """
   own = {
     key.removeprefix('tokenizer.ggml.'): value

@@ -61,11 +61,20 @@ class FileCounts(NamedTuple):
 def shards(places: Sequence[str]) -> list[Shard]:
   """Return the files at these places, in order. A place is a file, a folder, or a Hub split.
 
-  Raises:
-    InputError: a place does not exist or contains no suitable file, or a file cannot be read or
-      has other columns.
+  Raises InputError if a place does not exist or contains no suitable file, or if a file cannot be
+  read or has other columns.
   """
-  return [_shard(path) for place in places for path in _files(place)]
+  found = []
+  for path in itertools.chain.from_iterable(map(_files, places)):
+    file = row_files.opened(path)
+    found.append(shard := Shard(path, file, file.columns()))
+    if not shard.is_verl and not {'problem', 'answer'} <= set(shard.columns):
+      raise InputError(
+        f'{path}: no question column found (has: {", ".join(shard.columns) or "no row"}). The file '
+        "must have verl's columns 'prompt' and 'reward_model', or the columns 'problem' and "
+        "'answer'."
+      )
+  return found
 
 
 def _files(place: str) -> list[str]:
@@ -93,17 +102,6 @@ def _files(place: str) -> list[str]:
   return inside
 
 
-def _shard(path: str) -> Shard:
-  file = row_files.opened(path)
-  shard = Shard(path, file, file.columns())
-  if not shard.is_verl and not {'problem', 'answer'} <= set(shard.columns):
-    raise InputError(
-      f'{path}: no question column found (has: {", ".join(shard.columns) or "no row"}). The file '
-      "must have verl's columns 'prompt' and 'reward_model', or 'problem' and 'answer'."
-    )
-  return shard
-
-
 def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
   """Return the columns that won't be written."""
   used = {*_VERL, 'problem', 'answer', *([_TARGET, 'solution'] if keep_target else [])}
@@ -119,13 +117,15 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
   A row with problem and answer becomes a prompt with a single user message. It gets no system
   message because the config's template provides one. Rows are skipped if they have no prompt or
   ground truth, or if their question has another ground truth elsewhere. `keep_target` keeps the
-  worked solutions, as text.
-
-  Raises:
-    InputError: a value has the wrong type for its column.
+  worked solutions, as text. Raises InputError if a value has the wrong type for its column.
   """
   schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA
-  conflicting = _conflicting(found)
+  answers = store.Answers()
+  for shard in found:
+    for place, row in _rows(shard, keep_target=False):
+      if isinstance(row, dict):
+        answers.add(place, row['prompt'], row['reward_model']['ground_truth'])
+  conflicting = answers.conflicting
   read, kept, asked, left_out = 0, 0, set(), collections.Counter()
   report = activity.reporter(lambda done: f'{counted(done, "row")} read')
 
@@ -153,16 +153,6 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
     while group := list(itertools.islice(every, _GROUP)):
       writer.write_table(pa.Table.from_pylist(group, schema))
   return FileCounts(kept, len(asked), left_out)
-
-
-def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
-  """Return the questions with conflicting answers, see store.Answers."""
-  answers = store.Answers()
-  for shard in found:
-    for place, row in _rows(shard, keep_target=False):
-      if isinstance(row, dict):
-        answers.add(place, row['prompt'], row['reward_model']['ground_truth'])
-  return answers.conflicting
 
 
 # ---- Rows ----
@@ -209,9 +199,8 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
       f'role ({", ".join(ROLES)}) and text content.'
     )
   messages = [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt]
-  if not any(turn['role'] == 'user' for turn in messages) or not all(
-    turn['content'] for turn in messages
-  ):
+  has_user = any(turn['role'] == 'user' for turn in messages)
+  if not has_user or not all(turn['content'] for turn in messages):
     return 'no prompt'
   answer = records.answer_text(model.get('ground_truth'), 'reward_model.ground_truth', place)
   if not answer:

@@ -38,6 +38,8 @@ _NEEDED = {
   | {'low_frequency_factor': 'low_freq_factor', 'high_frequency_factor': 'high_freq_factor'},
   'yarn': _LINEAR | _YARN,
 }
+_YARN_TURNS = {'beta_fast': 32.0, 'beta_slow': 1.0}
+_MSCALES = ('mscale', 'mscale_all_dim')  # yarn's factor for queries and keys follows from these
 
 
 def parse_rope(
@@ -45,10 +47,8 @@ def parse_rope(
 ) -> tuple[rotary.RopeConfig, rotary.RopeConfig]:
   """Parse (rope, local_rope) from a config.json with defaults, in either format.
 
-  The two are equal if all layers share a base.
-
-  Raises:
-    InputError: the scaling in the file at `path` is not supported or lacks a field.
+  The two are equal if all layers share a base. Raises InputError if the scaling in the file at
+  `path` is not supported or lacks a field.
   """
   full, local = _by_type(values, path, family)
   theta = values['rope_theta']
@@ -59,18 +59,6 @@ def parse_rope(
     _parse_one({'rope_theta': theta} | full, own, path, always),
     _parse_one({'rope_theta': values.get(local_name, local_theta)} | local, own, path, always),
   )
-
-
-def query_beta(values: Mapping[str, Any], path: str, family: Family) -> float:
-  """Return how fast queries grow with their position, which is one of the rotary parameters.
-
-  Raises:
-    InputError: the value is missing from the file at `path` or is not a number of at least 0.
-  """
-  name, given = family.options['query_beta'], _by_type(values, path, family)[0]
-  if given.get(name) == 0:
-    return 0.0
-  return families.read(given, name, path, float, 'by which queries grow')
 
 
 def _by_type(
@@ -85,13 +73,13 @@ def _by_type(
     full, local = (_mapping(new.get(kind), f'rope_parameters.{kind}', path) for kind in _TYPES)
     if {*new} - {*_TYPES}:
       raise InputError(
-        f'{path}: rope_parameters={new} may only have the fields {" and ".join(_TYPES)}. Others '
-        'have no effect because layers with a window and layers without have separate bases.'
+        f'{path}: rope_parameters={new} may only have the fields {" and ".join(_TYPES)}. Other '
+        'fields have no effect because layers with and without a window have separate bases.'
       )
     if {*old} & {*_TYPES}:
       raise InputError(
-        f'{path}: rope_scaling={old} must not name layer types. They have no effect there because '
-        'rope_scaling applies to all layers without a window. Put them in rope_parameters.'
+        f'{path}: rope_scaling={old} must not name layer types because rope_scaling applies to all '
+        'layers without a window. Put the layer types in rope_parameters.'
       )
     return (full or {'rope_type': 'default'}) | old, local
   given = old or new
@@ -149,20 +137,11 @@ def _parse_one(
 
   fields = {field: read(name) for field, name in (_NEEDED[kind] | always).items()}
   if fields.get('factor', 1) < 1:
-    raise InputError(f'{path}: factor={given["factor"]} must be at least 1: it extends contexts.')
-  if kind == 'yarn':
-    if not given.get('truncate', True):
-      raise InputError(
-        f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole pairs. It '
-        'must be true.'
-      )
-    fields |= {
-      name: float(read(name) if given.get(name) else size) for name, size in _YARN_TURNS.items()
-    }
-    is_given = given.get('attention_factor') is not None
-    fields['attention_factor'] = float(
-      read('attention_factor') if is_given else _attention_factor(given, read)
+    raise InputError(
+      f'{path}: factor={given["factor"]} must be at least 1 because it extends the context.'
     )
+  if kind == 'yarn':
+    fields |= _yarn_options(given, path, read)
   theta = float(read('rope_theta'))
   try:
     return rotary.RopeConfig(theta=theta, scaling=_SCALINGS[kind], **fields)
@@ -170,18 +149,23 @@ def _parse_one(
     raise InputError(f'{path}: {error}') from error
 
 
-_YARN_TURNS = {'beta_fast': 32.0, 'beta_slow': 1.0}
-
-
-def _attention_factor(given: Mapping[str, Any], read: Callable[[str], float]) -> float:
-  """Compute yarn's factor for queries and keys if config.json has no attention_factor."""
-
-  def of(scale: float) -> float:
-    return 0.1 * scale * math.log(given['factor']) + 1
-
-  if given.get('mscale') and given.get('mscale_all_dim'):
-    return of(read('mscale')) / of(read('mscale_all_dim'))
-  return of(1)
+def _yarn_options(
+  given: Mapping[str, Any], path: str, read: Callable[[str], Any]
+) -> dict[str, float]:
+  """Parse the fields of yarn that have defaults."""
+  if not given.get('truncate', True):
+    raise InputError(
+      f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole pairs. It '
+      'must be true.'
+    )
+  fields = {
+    name: float(read(name) if given.get(name) else turns) for name, turns in _YARN_TURNS.items()
+  }
+  if given.get('attention_factor') is not None:
+    return fields | {'attention_factor': float(read('attention_factor'))}
+  scales = [read(name) for name in _MSCALES] if all(map(given.get, _MSCALES)) else (1, 0)
+  above, below = (0.1 * scale * math.log(given['factor']) + 1 for scale in scales)
+  return fields | {'attention_factor': above / below}
 
 
 def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
@@ -232,12 +216,9 @@ def _scaling(rope: rotary.RopeConfig) -> dict[str, Any] | None:
 
 # Activation name in config.json -> our name.
 _ACTIVATIONS = {
-  'silu': 'silu',
-  'swish': 'silu',
-  'gelu_pytorch_tanh': 'gelu',
-  'gelu_new': 'gelu',
-  'gelu': 'exact_gelu',
-  'relu': 'relu',
+  **dict.fromkeys(('silu', 'swish'), 'silu'),
+  **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_new'), 'gelu'),
+  **{'gelu': 'exact_gelu', 'relu': 'relu'},
 }
 _LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
 _SHAPE = "which determines the model's shape"
@@ -266,8 +247,7 @@ class Extension:
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
   """Read a checkpoint's config.json. For image models, return the text part.
 
-  Raises:
-    InputError: the folder or the file does not exist, or the file is not a JSON object.
+  Raises InputError if the folder or the file does not exist, or the file is not a JSON object.
   """
   folder = epath.Path(directory).expanduser()
   path = folder / 'config.json'
@@ -295,15 +275,10 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
 
 
 def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig:
-  """Parse a config.json as a model.ShapeConfig.
+  """Parse a config.json as a model.ShapeConfig with activations of `dtype`.
 
-  Args:
-    values: the content of config.json.
-    path: the path of config.json, for error messages.
-    dtype: the dtype of activations. The dtype in config.json is ignored.
-
-  Raises:
-    InputError: this decoder does not implement the model, or a field is missing.
+  The dtype in config.json is ignored. Raises InputError, which names `path`, if this decoder does
+  not implement the model or a field is missing.
   """
   family = _family(values, path)
   values = {**families.DEFAULTS, **family.defaults, **values}
@@ -311,10 +286,10 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
   values['num_experts'] = values.get('num_local_experts', values.get('num_experts'))
   _check_supported(values, family, path)
   rope, local_rope = parse_rope(values, path, family)
-  fields: dict[str, Any] = {
-    field: families.read(values, name, path, type(getattr(model.ShapeConfig, field)), _SHAPE)
-    for field, name in families.numbers(family).items()
-  }
+  fields: dict[str, Any] = {}
+  for field, name in families.numbers(family).items():
+    kind = type(getattr(model.ShapeConfig, field))
+    fields[field] = families.read(values, name, path, kind, _SHAPE)
   # transformers rejects null in families with their own head size.
   sizes = {'num_key_value_heads': fields['num_heads']}
   if 'head_dim' not in family.defaults:
@@ -396,8 +371,12 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
           f'{", ".join(_ACTIVATIONS)}.'
         )
       options[field] = _ACTIVATIONS[given]
-    elif field == 'query_beta':
-      options[field] = query_beta(values, path, family)
+    elif field == 'query_beta':  # one of the rotary parameters
+      rope, _ = _by_type(values, path, family)
+      is_zero = rope.get(name) == 0
+      options[field] = (
+        0.0 if is_zero else families.read(rope, name, path, float, 'by which queries grow')
+      )
     elif given is not None or field not in ('attention_cap', 'logit_cap'):
       kind = type(families.PLAIN[field])
       options[field] = families.read(values, name, path, kind, 'which changes all logits')
@@ -405,7 +384,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
-  """Return `model.ShapeConfig.layers`, as short as possible."""
+  """Return `model.ShapeConfig.layers`, as short as possible, because the letters are repeated."""
   types, rotates = _of_each_layer(values, family, num_layers, path)
   letters = _default_layers(values, family, num_layers, rotates, path)
   if family.has_layer_types and types:
@@ -428,7 +407,11 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
         f'Set {name}, or set layer_types to full_attention for every layer.'
       )
     families.read(values, 'sliding_window', path, int, 'to which layers attend')
-  return _shortest(letters)
+  return next(  # the shortest period
+    letters[:period]
+    for period in range(1, num_layers + 1)
+    if (letters[:period] * num_layers)[:num_layers] == letters
+  )
 
 
 def _of_each_layer(
@@ -460,10 +443,9 @@ def _default_layers(
   values: Mapping[str, Any], family: Family, num_layers: int, rotates: list[Any], path: str
 ) -> str:
   """Return the default letters of all layers, for a config.json without layer_types."""
-  if family.has_window_flag:
-    is_local = families.read(values, 'use_sliding_window', path, bool, 'which decides on windows')
-  else:
-    is_local = True
+  is_local = not family.has_window_flag or families.read(
+    values, 'use_sliding_window', path, bool, 'which decides on windows'
+  )
   # Families with windows in only some layers use them whatever sliding_window is.
   if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
     return 'f' * num_layers
@@ -481,21 +463,11 @@ def _default_layers(
   return (pattern * num_layers)[:num_layers]
 
 
-def _shortest(letters: str) -> str:
-  """Return the shortest prefix that produces these letters when repeated."""
-  size = len(letters)
-  return next(
-    letters[:period] for period in range(1, size + 1) if (letters[:period] * size)[:size] == letters
-  )
-
-
 def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
   """Return the config.json content for a model trained from scratch; `parse` is the inverse.
 
-  `max_positions` is the longest context, in tokens.
-
-  Raises:
-    InputError: no supported Hugging Face architecture has this shape.
+  `max_positions` is the longest context, in tokens. Raises InputError if no supported Hugging Face
+  architecture has this shape.
   """
   name = _name_of(config)
   family = FAMILIES[name]

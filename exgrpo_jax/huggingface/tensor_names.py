@@ -41,9 +41,8 @@ def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
     is the tensor's place within it.
   """
   V, D = config.vocab_size, config.width
-  layout: dict[tuple[ParamPath, Index], Tensor] = {
-    (('embedding_VD',), ()): Tensor(name='model.embed_tokens.weight', shape=(V, D), num_inputs=0)
-  }
+  embedding = _projection('model.embed_tokens.weight', D, V, num_inputs=0)
+  layout: dict[tuple[ParamPath, Index], Tensor] = {(('embedding_VD',), ()): embedding}
   for layer in range(config.num_layers):
     for (path, index), tensor in _layer_tensors(config, f'model.layers.{layer}').items():
       layout[('layers', *path), (layer, *index)] = tensor

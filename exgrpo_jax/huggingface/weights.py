@@ -7,6 +7,7 @@ a whole tensor unless a device does, and each host reads only the slices of its 
 import functools
 import json
 import math
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from flax import traverse_util
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -34,16 +36,13 @@ def load(
 ) -> model.Params:
   """Load a checkpoint's parameters and place each device's slice on that device.
 
-  Args:
-    directory: a local or remote (gs://) folder whose config.json matches `config`, or a local GGUF
-      file. Remote files are copied to the machine's temporary folder, one at a time.
-    config: the decoder's shape.
-    mesh: the devices for the parameters, which are laid out as in `model.init`.
-    frozen: use the dtypes of frozen parameters (see `model.shapes`) instead of float32.
+  `directory` is a local or remote (gs://) folder whose config.json matches `config`, or a local
+  GGUF file. Remote files are copied to the machine's temporary folder, one at a time. The
+  parameters are laid out over `mesh` as in `model.init`; with `frozen`, they have the dtypes of
+  frozen parameters (see `model.shapes`) instead of float32.
 
-  Raises:
-    InputError: a tensor is missing, unexpected, or has another shape or a non-floating type; a
-      file is missing or truncated; or hosts have different copies.
+  Raises InputError if a tensor is missing, unexpected, or has another shape or a non-floating type,
+  if a file is missing or truncated, or if hosts have different copies.
   """
   folder = epath.Path(directory).expanduser()
   layout = tensor_names.of(config)
@@ -56,7 +55,7 @@ def load(
     tensor, (path, index) = tensors[name], keys[name]
     if len(tensor.shape) == 1:
       vectors.append(reader[:].tobytes())
-    like = _get(shapes, path)
+    like = functools.reduce(operator.getitem, path, shapes)
     if not index:
       leaves[path] = _read(reader, tensor, like)
       continue
@@ -65,7 +64,7 @@ def load(
     leaves[path] = _set(leaves[path], _read(reader, tensor, _one_of(like, index)), index)
   # No host reads the full matrices, but different checkpoints differ in their vectors too.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
-  return _nest(leaves)
+  return traverse_util.unflatten_dict(leaves)
 
 
 def _slices(
@@ -162,8 +161,7 @@ def save(
   Args:
     directory: a local or remote folder. Existing files with the same names are replaced.
     config: the decoder's shape.
-    params: the parameters, as returned by `model.init`. LoRA adapters are merged into their
-      matrices.
+    params: as returned by `model.init`. LoRA adapters are merged into their matrices.
     values: the content of config.json, whose dtype is replaced with `dtype`.
     dtype: the dtype of all tensors: 'float32', 'bfloat16' or 'float16'.
     shard_bytes: the maximum size of one file, unless a single tensor exceeds it.
@@ -211,7 +209,7 @@ def gathered(
   params: model.Params, path: ParamPath, index: Index, tensor: Tensor, dtype: str
 ) -> np.ndarray:
   """Gather a whole tensor on this host, in the file's layout. This is a collective operation."""
-  weight = _get(params, path)
+  weight = functools.reduce(operator.getitem, path, params)
   param = (_merged(weight, index) if index else weight).astype(dtype)
   array = np.asarray(
     param if param.is_fully_addressable else multihost_utils.process_allgather(param, tiled=True)
@@ -225,25 +223,6 @@ def gathered(
 @jax.jit
 def _merged(stack: lora.Weight, index: Index) -> jax.Array:
   return lora.merged(jax.tree.map(lambda leaf: leaf[index], stack))
-
-
-# ---- Trees ----
-
-
-def _get(tree: Mapping[str, Any], path: ParamPath) -> Any:
-  for name in path:
-    tree = tree[name]
-  return tree
-
-
-def _nest(leaves: Mapping[ParamPath, jax.Array]) -> model.Params:
-  params: model.Params = {}
-  for path, leaf in leaves.items():
-    tree = params
-    for name in path[:-1]:
-      tree = tree.setdefault(name, {})
-    tree[path[-1]] = leaf
-  return params
 
 
 # ---- LoRA adapters in peft's format ----
@@ -271,18 +250,11 @@ def save_adapters(
     return
   folder.mkdir(parents=True, exist_ok=True)
   safetensors_files.write(folder / 'adapter_model.safetensors', arrays)
-  values = {
-    'peft_type': 'LORA',
-    'task_type': 'CAUSAL_LM',
-    'base_model_name_or_path': base,
-    'r': config.rank,
-    'lora_alpha': config.alpha,
-    'lora_dropout': 0.0,
-    'target_modules': list(config.targets),
-    'bias': 'none',
-    'fan_in_fan_out': False,
-    'inference_mode': True,
-  }
+  values = dict(
+    peft_type='LORA', task_type='CAUSAL_LM', base_model_name_or_path=base,
+    r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=list(config.targets),
+    bias='none', fan_in_fan_out=False, inference_mode=True,
+  )  # fmt: skip
   (folder / 'adapter_config.json').write_text(json.dumps(values, indent=2))
 
 

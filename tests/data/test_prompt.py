@@ -139,7 +139,7 @@ def test_chat_is_refused_without_a_chat_template(folder):
   loaded = tokenizer.load(folder(chat_template=None))
   with pytest.raises(
     InputError,
-    match=r"config\.prompt\.template='chat' needs a chat template, and .*/tokenizer\.json has none",
+    match=r"config\.prompt\.template='chat' needs a chat template, but .*/tokenizer\.json has none",
   ):
     loaded.render([USER], CHAT)
 
@@ -252,5 +252,5 @@ def test_a_chat_template_is_told_of_tools(folder):
 
 @pytest.mark.parametrize('config', [PLAIN, CHAT, PAPER])
 def test_tools_without_a_chat_template_are_refused(config):
-  with pytest.raises(InputError, match=r"environment\.tools: .*\.template='\w+' of .* has no"):
+  with pytest.raises(InputError, match=r"environment\.tools: .*\.template='\w+' with .* does not"):
     prompt.render([USER], config, tools=[{'type': 'function'}])

@@ -111,8 +111,7 @@ def test_real_data(config):
 
 
 @pytest.mark.parametrize(
-  ('lengths', 'overlong', 'kept'),
-  [([3, 5], 'refuse', [0, 1]), ([6, 5, 9, 1], 'drop', [1, 3])],
+  ('lengths', 'overlong', 'kept'), [([3, 5], 'refuse', [0, 1]), ([6, 5, 9, 1], 'drop', [1, 3])]
 )
 def test_prompts_of_up_to_the_limit_are_kept(lengths, overlong, kept):
   assert questions.check_prompts('x', np.array(lengths), 5, overlong).tolist() == kept

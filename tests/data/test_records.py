@@ -22,9 +22,12 @@ GOOD = {'question': 'q', 'answer': 'a'}
 VERL = {
   'data_source': 'math',
   'prompt': [{'role': 'system', 'content': 'Think.'}, {'role': 'user', 'content': 'What is 1+1?'}],
-  'reward_model': {'ground_truth': '2', 'style': 'rule'},
-  'extra_info': {'index': 0},
-}
+  'reward_model': {'ground_truth': '2', 'style': 'rule'}, 'extra_info': {'index': 0},
+}  # fmt: skip
+
+
+def load(config, path, **changes):
+  return questions.load(dataclasses.replace(config, **changes), path)
 
 
 # ---- jsonl ----
@@ -51,12 +54,13 @@ def test_gsm8k_fields_are_the_default(config, jsonl):
 @pytest.mark.parametrize(
   ('answer', 'truth', 'solution'),
   [
-    pytest.param('72', '72', '', id='bare'),
-    pytest.param('two\n#### 1,234', '1,234', 'two\n#### 1,234', id='commas_are_kept'),
-    pytest.param('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n', id='last_one_counts'),
-    pytest.param('48/2 = $<<48/2=24>>24\n#### 24', '24', '48/2 = $24\n#### 24', id='calculator'),
-    pytest.param('$\\frac{1}{2}$', '$\\frac{1}{2}$', '', id='latex'),
+    ('72', '72', ''),
+    ('two\n#### 1,234', '1,234', 'two\n#### 1,234'),
+    ('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n'),
+    ('48/2 = $<<48/2=24>>24\n#### 24', '24', '48/2 = $24\n#### 24'),
+    ('$\\frac{1}{2}$', '$\\frac{1}{2}$', ''),
   ],
+  ids=['bare', 'commas_are_kept', 'last_one_counts', 'calculator', 'latex'],
 )
 def test_gsm8k_answers(config, jsonl, answer, truth, solution):
   question = questions.load(config, jsonl({'question': 'q', 'answer': answer}))[0]
@@ -83,21 +87,13 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     ({'question': 'q', 'answer': ['a', None]}, r"jsonl:2: field 'answer\[1\]' is null\. It must"),
     ({'question': 'q', 'answer': [['a']]}, r"jsonl:2: field 'answer\[0\]' is \['a'\]\. It must"),
     ('{"question": "q", "answer": [1, NaN]}', r"field 'answer\[1\]' is nan\. It must"),
-    (
-      {'question': 'q', 'answer': []},
-      r"\('answer' has no answer: 1\)\. The first is at train\.jsonl:2",
-    ),
-    (
-      {'question': [{'role': 'system', 'content': 'Be brief.'}], 'answer': 'a'},
-      r"train\.jsonl:2: 'question' has no message with the role 'user'",
-    ),
-    (
-      {'question': [{'role': r, 'content': 'x'} for r in ('system', 'assistant')], 'answer': 'a'},
-      r"train\.jsonl:2: 'question' has no message with the role 'user'",
-    ),
-    (
-      {'question': [{'role': 'assistant', 'content': 'It is 2.'}], 'answer': 'a'},
-      r"train\.jsonl:2: 'question' has no message with the role 'user'",
+    ({'question': 'q', 'answer': []}, r"\('answer' has no answer: 1\)\. .* at train\.jsonl:2"),
+    *(
+      (
+        {'question': [{'role': role, 'content': 'x'} for role in roles], 'answer': 'a'},
+        r"train\.jsonl:2: 'question' has no message with the role 'user'",
+      )
+      for roles in (['system'], ['system', 'assistant'], ['assistant'])
     ),
     ({'question': 'q', 'answer': True}, r"field 'answer' is True\. It must"),
     ({'question': ' ', 'answer': 'a'}, r"field 'question' is ' '\. It must"),
@@ -149,33 +145,24 @@ def test_the_answers_of_a_list_keep_their_spelling(config, jsonl):
   assert question.columns['answer'] == [0.5, 7, 'so #### 7']
 
 
-NUMBERS = ('0.10', '2.50', '33.30')
-
-
 @pytest.mark.parametrize(
   ('kind', 'answers'),
   [
-    (pa.float16(), ['0.1', '2.5', '33.3']),
-    (pa.float32(), ['0.1', '2.5', '33.3']),
     (pa.decimal128(9, 2), ['0.10', '2.50', '33.30']),
     (pa.decimal256(60, 12), ['0.100000000000', '2.500000000000', '33.300000000000']),
   ],
   ids=str,
 )
-def test_numbers_of_parquet_are_answers_as_they_are_written(config, tmp_path, kind, answers):
-  is_decimal = pa.types.is_decimal(kind)
-  values = [decimal.Decimal(text) if is_decimal else np.float64(text) for text in NUMBERS]
-  column = pa.array(values, kind) if is_decimal else pa.array(values).cast(kind)
+def test_decimals_of_parquet_are_answers_as_they_are_written(config, tmp_path, kind, answers):
+  column = pa.array(map(decimal.Decimal, answers), kind)
   models = pa.StructArray.from_arrays([column], ['ground_truth'])
   asked = ['one tenth?', 'five halves?', 'a hundredth of 3330?']
   table = pa.table({'question': asked, 'answer': column, 'of': models})
   pq.write_table(table, tmp_path / 'x.parquet')
   for field in ('answer', 'of.ground_truth'):
-    loaded = questions.load(
-      dataclasses.replace(config, answer_field=field), f'{tmp_path}/x.parquet'
-    )
+    loaded = load(config, f'{tmp_path}/x.parquet', answer_field=field)
     assert [question.answer for question in loaded] == answers
-  assert loaded[0].columns['answer'] == (answers[0] if is_decimal else 0.1)
+  assert loaded[0].columns['answer'] == answers[0]
 
 
 def test_a_tiny_decimal_is_written_without_an_exponent(config, tmp_path):
@@ -193,24 +180,20 @@ def test_a_row_of_tfds_has_floats_at_their_own_precision():
 
 
 def test_error_names_a_solution_of_the_wrong_type(config, jsonl):
-  config = dataclasses.replace(config, solution_field='proof')
   with pytest.raises(InputError, match=r"train\.jsonl:1: field 'proof' is \['x'\]"):
-    questions.load(config, jsonl({**GOOD, 'proof': ['x']}))
+    load(config, jsonl({**GOOD, 'proof': ['x']}), solution_field='proof')
 
 
 def test_not_a_number_is_text_where_answers_are_compared_as_text(config, jsonl):
-  as_text = dataclasses.replace(config, default_kind='text', on_unverifiable='drop')
-  path = jsonl(
-    {'question': '0/0 in JavaScript?', 'answer': 'NaN'}, '{"question": "q", "answer": NaN}'
-  )
-  assert [question.answer for question in questions.load(as_text, path)] == ['NaN']
+  path = jsonl({'question': '0/0 in Java?', 'answer': 'NaN'}, '{"question": "q", "answer": NaN}')
+  loaded = load(config, path, default_kind='text', on_unverifiable='drop')
+  assert [question.answer for question in loaded] == ['NaN']
 
 
 def test_an_integer_of_5000_digits_is_an_answer_and_a_column_as_text(config, jsonl):
   digits = '7' * 5000
-  (question,) = questions.load(
-    config, jsonl(f'{{"question": "q", "answer": {digits}, "n": {digits}}}')
-  )
+  line = f'{{"question": "q", "answer": {digits}, "n": {digits}}}'
+  (question,) = questions.load(config, jsonl(line))
   assert question.answer == question.columns['n'] == digits
   assert verifier.judge(rf'So \boxed{{{digits}}}', digits) == 'correct'
   assert verifier.judge(rf'So \boxed{{{digits}1}}', digits) == 'wrong'
@@ -241,21 +224,21 @@ def test_verl_columns(config, parquet):
     ('math', 'text', '', 'text'),
     ('mine', 'rule', 'choice', 'choice'),
     ('mine', 'math', '', 'math'),
+    ('openai/gsm8k', 'rule', '', 'math'),
   ],
 )
 def test_source_or_style_determines_how_answers_are_compared(
   config, parquet, source, style, default, kind
 ):
   row = {**VERL, 'data_source': source, 'reward_model': {'ground_truth': '2', 'style': style}}
-  (question,) = questions.load(dataclasses.replace(config, default_kind=default), parquet(row))
-  assert question.kind == kind
+  assert load(config, parquet(row), default_kind=default)[0].kind == kind
 
 
 def test_a_parquet_column_of_solutions(config, parquet):
-  config = dataclasses.replace(config, solution_field='target')
-  dataset = questions.load(config, parquet({**VERL, 'target': 'so 2'}, {**VERL, 'target': None}))
-  assert [question.solution for question in dataset] == ['so 2', '']
-  assert questions.load(config, parquet(VERL))[0].solution == ''
+  path = parquet({**VERL, 'target': 'so 2'}, {**VERL, 'target': None})
+  loaded = load(config, path, solution_field='target')
+  assert [question.solution for question in loaded] == ['so 2', '']
+  assert load(config, parquet(VERL), solution_field='target')[0].solution == ''
 
 
 @pytest.mark.parametrize(
@@ -265,7 +248,7 @@ def test_a_parquet_column_of_solutions(config, parquet):
       {'reward_model': {'ground_truth': None, 'style': 'rule'}},
       r"'reward_model.ground_truth' has no answer: 1\)\. The first is at x\.parquet: row 1",
     ),
-    ({'reward_model': None}, 'row 1: reward_model is None'),
+    ({'reward_model': None}, r'row 1: reward_model is None\. It must be a struct'),
     ({'prompt': []}, r'row 1: prompt is \[\]\. It must be text or a list'),
     ({'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool'),
     ({'prompt': [{'role': 'user', 'content': None}]}, "row 1: field 'content' is null"),
@@ -285,98 +268,50 @@ def test_error_names_the_invalid_parquet_row(config, parquet, change, message):
     questions.load(config, parquet(VERL, {**VERL, **change}))
 
 
-def test_a_text_reward_model_is_refused(config, parquet):
-  with pytest.raises(InputError, match=r"row 0: reward_model is '2'\. It must be a struct"):
-    questions.load(config, parquet({**VERL, 'reward_model': '2'}))
-
-
-def test_not_a_number_is_no_answer_in_a_parquet_column_of_numbers(config, parquet):
-  path = parquet({'question': '1+1', 'answer': 2.5}, {'question': 'q', 'answer': float('nan')})
-  with pytest.raises(InputError, match=r"\('answer' is NaN: 1\)\. .* is at x\.parquet: row 1"):
-    questions.load(config, path)
-
-
 # ---- Which column holds what ----
 
 USER = {'role': 'user', 'content': 'What is 1+1?'}
 WORKED = r'We add: $1+1 = \boxed{2}$, so it is.'
 OTHER_BOX = r'Not \boxed{3}. ' + WORKED
 
-# A row of each set, with all of its columns.
+# A row of each set, with all of its columns. The one in verl's columns is of DAPO-Math-17k.
 PUBLISHED = {
   'DAPO-Math-17k, processed': {
-    'prompt': 'What is 1+1?',
-    'solution': '2',
-    'data_source': 'math_dapo',
-    'source_prompt': [USER],
-    'ability': 'MATH',
-    'reward_model': {'ground_truth': '2', 'style': 'rule-lighteval/MATH_v2'},
+    'prompt': 'What is 1+1?', 'solution': '2', 'data_source': 'math_dapo', 'source_prompt': [USER],
+    'ability': 'MATH', 'reward_model': {'ground_truth': '2', 'style': 'rule-lighteval/MATH_v2'},
     'extra_info': {'index': '9a'},
   },
-  "verl's columns": {  # DAPO-Math-17k
-    'data_source': 'math_dapo',
-    'prompt': [USER],
-    'ability': 'MATH',
+  "verl's columns": {
+    'data_source': 'math_dapo', 'prompt': [USER], 'ability': 'MATH',
     'reward_model': {'ground_truth': '2', 'style': 'rule-lighteval/MATH_v2'},
     'extra_info': {'index': '9a'},
   },
   'OpenR1-Math-220k': {
-    'problem': 'What is 1+1?',
-    'solution': WORKED,
-    'answer': '2',
-    'problem_type': 'Algebra',
-    'question_type': 'math-word-problem',
-    'source': 'olympiads',
-    'uuid': 'e3',
-    'is_reasoning_complete': [True],
-    'generations': ['<think>…'],
-    'correctness_math_verify': [True],
-    'correctness_llama': None,
-    'finish_reasons': None,
-    'correctness_count': 1,
+    'problem': 'What is 1+1?', 'solution': WORKED, 'answer': '2', 'problem_type': 'Algebra',
+    'question_type': 'math-word-problem', 'source': 'olympiads', 'uuid': 'e3',
+    'is_reasoning_complete': [True], 'generations': ['<think>…'], 'correctness_math_verify': [True],
+    'correctness_llama': None, 'finish_reasons': None, 'correctness_count': 1,
     'messages': [USER, {'role': 'assistant', 'content': '<think>…'}],
   },
   'NuminaMath-1.5': {
-    'problem': 'What is 1+1?',
-    'solution': WORKED,
-    'answer': '2',
-    'problem_type': 'Algebra',
-    'question_type': 'math-word-problem',
-    'problem_is_valid': 'Yes',
-    'solution_is_valid': 'Yes',
-    'source': 'olympiads',
-    'synthetic': False,
+    'problem': 'What is 1+1?', 'solution': WORKED, 'answer': '2', 'problem_type': 'Algebra',
+    'question_type': 'math-word-problem', 'problem_is_valid': 'Yes', 'solution_is_valid': 'Yes',
+    'source': 'olympiads', 'synthetic': False,
   },
   'NuminaMath-CoT': {
-    'source': 'olympiads',
-    'problem': 'What is 1+1?',
-    'solution': OTHER_BOX,
+    'source': 'olympiads', 'problem': 'What is 1+1?', 'solution': OTHER_BOX,
     'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}],
   },
-  'MATH': {
-    'problem': 'What is 1+1?',
-    'level': 'Level 1',
-    'type': 'Algebra',
-    'solution': OTHER_BOX,
-  },
+  'MATH': {'problem': 'What is 1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': OTHER_BOX},
   'MATH-500': {
-    'problem': 'What is 1+1?',
-    'solution': WORKED,
-    'answer': '2',
-    'subject': 'Algebra',
-    'level': 1,
+    'problem': 'What is 1+1?', 'solution': WORKED, 'answer': '2', 'subject': 'Algebra', 'level': 1,
     'unique_id': 'test/algebra/1.json',
   },
   'DeepMath-103K': {
-    'question': 'What is 1+1?',
-    'final_answer': '2',
-    'difficulty': 1.5,
-    'topic': 'Algebra',
-    'r1_solution_1': WORKED,
-    'r1_solution_2': 'long',
-    'r1_solution_3': 'long',
+    'question': 'What is 1+1?', 'final_answer': '2', 'difficulty': 1.5, 'topic': 'Algebra',
+    'r1_solution_1': WORKED, 'r1_solution_2': 'long', 'r1_solution_3': 'long',
   },
-}
+}  # fmt: skip
 # What has no name of its own.
 COMMON = {
   'gsm8k': {'question': 'What is 1+1?', 'answer': 'It is <<1+1=2>>2.\n#### 2'},
@@ -422,14 +357,12 @@ def test_worked_solutions_are_kept(config, jsonl, row, solution):
 
 def test_a_column_that_the_user_names_comes_first(config, jsonl):
   row = {**PUBLISHED['MATH-500'], 'asked': 'And 2+2?', 'key': {'value': '4'}, 'work': 'by hand'}
-  named = dataclasses.replace(
-    config, question_field='asked', answer_field='key.value', solution_field='work'
-  )
-  (question,) = questions.load(named, jsonl(row))
+  fields = dict(question_field='asked', answer_field='key.value', solution_field='work')
+  (question,) = load(config, jsonl(row), **fields)
   assert question.messages == (Message('user', 'And 2+2?'),)
   assert (question.answer, question.solution) == ('4', 'by hand')
-  chat = dataclasses.replace(config, question_field='conversation')
-  (question,) = questions.load(chat, jsonl({'conversation': COMMON['chat']['messages']}))
+  path = jsonl({'conversation': COMMON['chat']['messages']})
+  (question,) = load(config, path, question_field='conversation')
   assert (question.answer, question.solution) == ('2', OTHER_BOX)
 
 
@@ -437,27 +370,21 @@ def test_a_column_that_the_user_names_comes_first(config, jsonl):
   ('names', 'message'),
   [
     (
-      ['question', 'prompt', 'answer'],
+      'question prompt answer',
       "x: 'question', 'prompt' could each be the question .*. Set config.data.question_field to",
     ),
     (
-      ['question', 'answer', 'final_answer'],
+      'question answer final_answer',
       "x: 'answer', 'final_answer' could each be the answer .* Set config.data.answer_field to one",
     ),
-    (
-      ['text', 'answer'],
-      "x: no column is recognized as the question .has: 'text', 'answer'.. Set ",
-    ),
-    (
-      ['prompt', 'completion'],
-      'x: no column is recognized as the answer .*MATH-500, DeepMath-103K',
-    ),
-    ([], 'no column is recognized as the question .has: nothing.'),
+    ('text answer', "x: no column is recognized as the question .has: 'text', 'answer'.. Set "),
+    ('prompt completion', 'x: no column is recognized as the answer .*MATH-500, DeepMath-103K'),
+    ('', 'no column is recognized as the question .has: nothing.'),
   ],
 )
 def test_columns_that_could_mean_several_things_or_none_are_refused(names, message):
   with pytest.raises(InputError, match=message):
-    records.recognize(names, NOTHING_SAID, 'x')
+    records.recognize(names.split(), NOTHING_SAID, 'x')
 
 
 def test_a_named_column_settles_what_is_ambiguous():
@@ -468,8 +395,8 @@ def test_a_named_column_settles_what_is_ambiguous():
 
 def test_columns_named_for_other_data_leave_those_of_verl_as_they_are(config, parquet):
   """A run that trains on a file with columns of its own may be evaluated on verl's."""
-  named = dataclasses.replace(config, question_field='asked', answer_field='key')
-  (question,) = questions.load(named, parquet(PUBLISHED["verl's columns"]))
+  path = parquet(PUBLISHED["verl's columns"])
+  (question,) = load(config, path, question_field='asked', answer_field='key')
   assert (question.messages[0].content, question.answer) == ('What is 1+1?', '2')
 
 
@@ -497,46 +424,31 @@ def test_columns_named_in_a_spec_are_of_this_data_alone(config, jsonl, parquet):
 
 # ---- Rows without an answer ----
 
-UNVERIFIABLE = [
-  {**PUBLISHED['NuminaMath-1.5'], **change}
-  for change in (
-    {'answer': 'proof'},
-    {'answer': 'notfound'},
-    {'answer': None},
-    {'answer': ' '},
-    {'question_type': 'proof'},
-    {'problem_type': 'proof'},
-  )
-]
-
 
 def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config, parquet):
-  path = parquet(PUBLISHED['NuminaMath-1.5'], *UNVERIFIABLE, PUBLISHED['NuminaMath-1.5'])
+  good = PUBLISHED['NuminaMath-1.5']
+  changes = [{'answer': answer} for answer in ('proof', 'notfound', None, ' ')]
+  changes += [{'question_type': 'proof'}, {'problem_type': 'proof'}]
+  path = parquet(good, *(good | change for change in changes), good)
   with pytest.raises(
     InputError,
     match=r"x\.parquet: 6 rows have no answer that can be checked \(the answer is 'proof': 1, .*"
     r"'answer' has no answer: 2.*\)\. The first is at x\.parquet: row 1\. .*on_unverifiable='drop'",
   ):
     questions.load(config, path)
-  dropping = dataclasses.replace(config, on_unverifiable='drop')
-  loaded = questions.load(dropping, path)
+  loaded = load(config, path, on_unverifiable='drop')
   assert [question.row for question in loaded] == [0, 1]
   assert loaded.store.left_out["'answer' has no answer"] == (2, 'x.parquet: row 3')
   assert len(list(pathlib.Path(config.cache_dir).glob('questions/*'))) == 1
 
 
 def test_a_worked_solution_without_a_box_has_no_answer(config, jsonl):
-  dropping = dataclasses.replace(config, on_unverifiable='drop')
   texts = ('It is 2.', r'\boxed{2', r'So \boxed 2.', WORKED)
   lines = [{**PUBLISHED['MATH'], 'solution': text} for text in texts]
-  assert [question.solution for question in questions.load(dropping, jsonl(*lines))] == [WORKED]
+  loaded = load(config, jsonl(*lines), on_unverifiable='drop')
+  assert [question.solution for question in loaded] == [WORKED]
   with pytest.raises(InputError, match=r"no row has an answer that can be .* 'solution' has no "):
-    questions.load(dropping, jsonl(*lines[:3]))
-
-
-def test_a_text_answer_may_be_the_word_proof(config, jsonl):
-  text = dataclasses.replace(config, default_kind='text')
-  assert questions.load(text, jsonl({'question': 'q', 'answer': 'proof'}))[0].answer == 'proof'
+    load(config, jsonl(*lines[:3]), on_unverifiable='drop')
 
 
 # ---- The other columns ----
@@ -548,20 +460,3 @@ def test_the_whole_row_is_kept_but_for_bulky_columns(config, jsonl, parquet):
   assert questions.load(config, jsonl(row))[0].columns == left
   kept = questions.load(config, parquet(row | {'tests': ['a', 'b']}))[0].columns
   assert kept == left | {'tests': ['a', 'b']}
-
-
-def test_the_same_question_in_the_columns_of_gsm8k_trl_and_verl_is_the_same(config, jsonl, parquet):
-  chat = [{'role': 'user', 'content': 'Ann has 7 pens and buys 1,000 more. How many has she?'}]
-  worked = {'question': chat[0]['content'], 'answer': 'It is 7+1000=<<7+1000=1007>>.\n#### 1,007'}
-  trl = {'prompt': chat, 'solution': '1,007'}
-  verl = {
-    'data_source': 'openai/gsm8k',
-    'prompt': chat,
-    'ability': 'math',
-    'reward_model': {'style': 'rule', 'ground_truth': '1,007'},
-    'extra_info': {'index': 0, 'split': 'train'},
-  }
-  for path in (jsonl(worked), jsonl(trl, name='trl.jsonl'), parquet(trl), parquet(verl)):
-    (question,) = questions.load(config, path)
-    assert question.messages == (Message(**chat[0]),)
-    assert (question.answer, question.kind) == ('1,007', 'math')

@@ -63,8 +63,12 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     ('x.jsonl', GOOD + b'{"a": "3", "a": "2"}', r"x\.jsonl:2: 'a' occurs 2 times"),
     ('x.json', b'{"question": "q"}', r'x\.json: it contains .* isn.t an array\. .*\.jsonl'),
     ('x.json', b'["a"]', r"x\.json: row 0: 'a' is not an object"),
-    ('x.csv', b'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has 1 value, .* names 2'),
-    ('x.csv', b'question,answer\n1+1,2,3\n', r'x\.csv: row 0: it has 3 values, .* names 2'),
+    (
+      'x.csv',
+      b'question,answer\n1+1,2\n2+2\n',
+      r'x\.csv: row 1: the row has 1 value, .* names 2 c',
+    ),
+    ('x.csv', b'question,answer\n1+1,2,3\n', r'x\.csv: row 0: the row has 3 values, .* names 2 c'),
     ('x.csv', b'question,answer\n"1"+1,2\n', r'x\.csv: row 0: not valid CSV'),
     ('x.csv', b'question,answer,answer\n1+1,2,3\n', r"x\.csv:1: 'answer' occurs 2 times"),
     ('x.csv', b'question,answer\n1+1,2\nq,caf\xe9\n', r'x\.csv:3: a text is not UTF-8 \(.*0xe9'),
@@ -117,7 +121,9 @@ def test_floats_of_parquet_are_spelt_at_their_own_precision(tmp_path, kind):
 def test_error_names_the_row_of_parquet_whose_text_is_not_utf8(config, tmp_path, kind):
   answers = pa.array([b'2', b'caf\xe9'], pa.binary()).view(kind)
   pq.write_table(pa.table({'question': ['1+1', 'q'], 'answer': answers}), tmp_path / 'x.parquet')
-  with pytest.raises(InputError, match=r"x\.parquet: row 1: .*'utf-8' codec .*Save it as UTF-8"):
+  with pytest.raises(
+    InputError, match=r"x\.parquet: row 1: .*'utf-8' codec .*Save the file as UTF-8"
+  ):
     questions.load(config, str(tmp_path / 'x.parquet'))
 
 

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
+from tests.data import sentencepiece_models
 from tests.helpers.paths import CHECKPOINTS
 
 TEXTS = ['12+7+31\n', r'7+31=38 38+12=50 \boxed{50}', '3+4\n', r'3+4=7 \boxed{7}'] * 20
@@ -25,23 +26,23 @@ def trained(tmp_path_factory):
   return tokenizer.load(path)
 
 
+def byte_level_model(texts, **options):
+  """As Qwen and Llama 3 have it."""
+  model = tokenizers.Tokenizer(models.BPE())
+  model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  model.decoder = decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  trainer = trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False, **options)
+  model.train_from_iterator(texts, trainer)
+  return model
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
   """A function that writes a small tokenizer.json to a folder, with `companions` beside it."""
 
   def write(special_tokens, **companions):
-    model = tokenizers.Tokenizer(tokenizers.models.BPE())
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = tokenizers.decoders.ByteLevel()
-    model.train_from_iterator(
-      TEXTS,
-      tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=special_tokens,
-        show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-      ),
-    )
+    model = byte_level_model(TEXTS, vocab_size=300, special_tokens=special_tokens)
     model.save(str(tmp_path / 'tokenizer.json'))
     for name, content in companions.items():
       (tmp_path / f'{name}.json').write_text(json.dumps(content))
@@ -112,61 +113,30 @@ def test_training_without_text_is_refused(tmp_path):
     tokenizer.train(['', '\n'], 300, tmp_path / 'none.model')
 
 
-def test_special_and_unknown_ids_decode_to_nothing_unless_they_are_shown(trained):
-  ids = trained.encode('12 +7')
-  noise = [trained.pad_id, 2, *trained.eos_ids, trained.vocab_size, 10**9, -1]
-  assert trained.decode(np.array([*noise, *ids, *noise])) == '12 +7'
-  shown = trained.decode([*ids, 2, *ids, *trained.eos_ids, trained.vocab_size], special=True)
-  assert shown == '12 +7<unk>12 +7</s>'
-
-
-def test_a_byte_that_is_not_utf8_decodes_to_the_replacement_character(trained):
-  assert trained.decode([trained.encode('\xff')[0]]) == '\ufffd'
-
-
-def test_saving_and_loading_keeps_a_trained_tokenizer(trained, tmp_path):
-  trained.save(tmp_path / 'copy')
-  copy = tokenizer.load(tmp_path / 'copy')
-  assert copy.encode(TEXTS[1]) == trained.encode(TEXTS[1])
-  assert (copy.eos_ids, copy.pad_id) == (trained.eos_ids, trained.pad_id) == ((1,), 0)
-
-
 @pytest.mark.parametrize(
   ('companions', 'eos_ids'),
   [
-    pytest.param({}, (1, 0), id='known_names'),
-    pytest.param({'tokenizer_config': {'eos_token': '<|endoftext|>'}}, (1,), id='eos_token'),
-    pytest.param(
-      {'tokenizer_config': {'eos_token': {'content': '<end>'}}}, (2,), id='eos_token_as_an_object'
-    ),
-    pytest.param({'generation_config': {'eos_token_id': 2}}, (2,), id='generation_config'),
-    pytest.param(
-      {
-        'tokenizer_config': {'eos_token': '<|im_end|>'},
-        'generation_config': {'eos_token_id': [1, 0]},
-      },
+    (dict(), (1, 0)),
+    (dict(tokenizer_config={'eos_token': '<|endoftext|>'}), (1,)),
+    (dict(tokenizer_config={'eos_token': {'content': '<end>'}}), (2,)),
+    (dict(generation_config={'eos_token_id': 2}), (2,)),
+    (
+      dict(
+        tokenizer_config={'eos_token': '<|im_end|>'}, generation_config={'eos_token_id': [1, 0]}
+      ),
       (0, 1),
-      id='eos_token_comes_first',
     ),
   ],
+  ids=['known_names', 'eos_token', 'an_object', 'generation_config', 'eos_token_comes_first'],
 )
 def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
-  folder = checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **companions)
-  assert tokenizer.load(folder).eos_ids == eos_ids
+  loaded = tokenizer.load(checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **companions))
+  assert loaded.eos_ids == eos_ids and loaded.pad_id == eos_ids[0]  # without one of its own
 
 
 def test_a_tokenizer_json_without_an_eos_token_is_refused(checkpoint):
   with pytest.raises(InputError, match=r'no end-of-sequence token\. Set eos_token'):
     tokenizer.load(checkpoint(['<other>']))
-
-
-def test_special_and_out_of_range_ids_decode_to_nothing_with_tokenizer_json(checkpoint):
-  loaded = tokenizer.load(checkpoint(['<|endoftext|>', '<|im_start|>']))
-  ids = loaded.encode('12+7 <|im_start|><|endoftext|>')
-  assert loaded.eos_ids[0] in ids
-  assert loaded.decode([*ids, loaded.vocab_size, -1, 2**40]) == '12+7 '
-  shown = loaded.decode([*ids, loaded.vocab_size], special=True)
-  assert shown == '12+7 <|im_start|><|endoftext|>'
 
 
 TAGGED = '<think>12</think><tool_call>+</tool_call>\n<answer>7</answer>'
@@ -186,19 +156,11 @@ def test_tags_stay_in_the_text_even_where_they_are_special_tokens(checkpoint, ar
 
 
 def test_tags_that_are_control_pieces_stay_in_the_text(tmp_path):
-  prefix, tags = tmp_path / 'tags', re.findall('<.*?>', TAGGED)
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXTS),
-    model_prefix=str(prefix),
-    vocab_size=300,
-    model_type='bpe',
-    byte_fallback=True,
-    add_dummy_prefix=False,
-    control_symbols=['<other>', *tags],
-    minloglevel=2,
+  symbols = ['<other>', *re.findall('<.*?>', TAGGED)]
+  path = sentencepiece_models.train(
+    TEXTS, tmp_path / 'tags', add_dummy_prefix=False, control_symbols=symbols
   )
-  loaded = tokenizer.load(f'{prefix}.model')
-  model = sentencepiece.SentencePieceProcessor(model_file=f'{prefix}.model')
+  loaded, model = tokenizer.load(path), sentencepiece.SentencePieceProcessor(model_file=path)
   ids = [model.piece_to_id(piece) for piece in ('<other>', '<think>', '</think>', '</s>')]
   assert loaded.decode([*loaded.encode('7+'), *ids, *loaded.encode('1')]) == '7+<think></think>1'
 
@@ -217,24 +179,17 @@ def test_what_the_file_adds_pads_or_cuts_is_switched_off(checkpoint):
   assert loaded.decode(loaded.encode('12+7')) == '12+7'
 
 
-def test_saving_and_loading_keeps_the_eos_token_of_a_tokenizer_json(checkpoint, tmp_path):
-  loaded = tokenizer.load(checkpoint(['<other>', '<end>'], tokenizer_config={'eos_token': '<end>'}))
-  loaded.save(tmp_path / 'copy')
-  copy = tokenizer.load(tmp_path / 'copy' / 'tokenizer.json')
-  assert copy.eos_ids == loaded.eos_ids == (1,) and copy.pad_id == 1, 'without one of its own'
-  assert copy.encode(TEXTS[1]) == loaded.encode(TEXTS[1])
-
-
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
-    pytest.param('absent', None, r'must be a tokenizer\.json, .* but none was found', id='absent'),
-    pytest.param('.', None, 'but none was found', id='empty_folder'),
-    pytest.param('x.txt', b'text', r'must be a tokenizer\.json', id='unknown_suffix'),
-    pytest.param('x.model', b'junk', 'not a SentencePiece model', id='junk_model'),
-    pytest.param('x.model', b'', 'not a SentencePiece model', id='empty_model'),
-    pytest.param('tokenizer.json', b'{}', r'not a tokenizer\.json', id='other_json'),
+    ('absent', None, r'must be a tokenizer\.json, .* but none was found'),
+    ('.', None, 'but none was found'),
+    ('x.txt', b'text', r'must be a tokenizer\.json'),
+    ('x.model', b'junk', 'not a SentencePiece model'),
+    ('x.model', b'', 'not a SentencePiece model'),
+    ('tokenizer.json', b'{}', r'not a tokenizer\.json'),
   ],
+  ids=['absent', 'empty_folder', 'unknown_suffix', 'junk_model', 'empty_model', 'other_json'],
 )
 def test_a_file_that_cannot_be_loaded_is_refused(tmp_path, name, content, message):
   if content is not None:
@@ -244,17 +199,9 @@ def test_a_file_that_cannot_be_loaded_is_refused(tmp_path, name, content, messag
 
 
 def test_a_sentencepiece_model_without_an_eos_piece_is_refused(tmp_path):
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXTS),
-    model_prefix=str(tmp_path / 'endless'),
-    model_type='bpe',
-    vocab_size=40,
-    hard_vocab_limit=False,
-    eos_id=-1,
-    minloglevel=2,
-  )
+  path = sentencepiece_models.train(TEXTS, tmp_path / 'endless', eos_id=-1)
   with pytest.raises(InputError, match='no end-of-sequence piece'):
-    tokenizer.load(tmp_path / 'endless.model')
+    tokenizer.load(path)
 
 
 # ---- The text of each token: each character with the token that ends it ----
@@ -283,17 +230,7 @@ def converted(folder):
 
 def with_dummy_prefix(folder, **options):
   """SentencePiece as Llama 2 has it: a space before each text, which decoding takes away."""
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(PIECE_TEXTS),
-    model_prefix=str(folder / 'tokenizer'),
-    model_type='bpe',
-    vocab_size=320,
-    hard_vocab_limit=False,
-    byte_fallback=True,
-    minloglevel=2,
-    **options,
-  )
-  return tokenizer.load(folder / 'tokenizer.model')
+  return tokenizer.load(sentencepiece_models.train(PIECE_TEXTS, folder / 'tokenizer', **options))
 
 
 def keeping_spaces(folder):
@@ -307,15 +244,7 @@ def of_json(folder, model):
 
 
 def byte_level(folder):
-  """As Qwen and Llama 3 have it."""
-  model = tokenizers.Tokenizer(models.BPE())
-  model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  model.decoder = decoders.ByteLevel()
-  alphabet = pre_tokenizers.ByteLevel.alphabet()
-  model.train_from_iterator(
-    PIECE_TEXTS,
-    trainers.BpeTrainer(vocab_size=310, show_progress=False, initial_alphabet=alphabet),
-  )
+  model = byte_level_model(PIECE_TEXTS, vocab_size=310)
   # Not of the alphabet: DeepSeek has such ones.
   model.add_special_tokens(['<｜end▁of▁sentence｜>'])
   return of_json(folder, model)
@@ -327,14 +256,8 @@ def byte_fallback(folder):
   names = ['<unk>', *(f'<0x{byte:02X}>' for byte in range(256)), *words]
   vocabulary = {name: index for index, name in enumerate(names)}
   model = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token='<unk>', byte_fallback=True))
-  model.decoder = decoders.Sequence(
-    [
-      decoders.Replace('▁', ' '),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-      decoders.Strip(' ', 1, 0),
-    ]
-  )
+  joined = [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
+  model.decoder = decoders.Sequence([*joined, decoders.Strip(' ', 1, 0)])
   return of_json(folder, model)
 
 
@@ -348,17 +271,12 @@ def metaspace(folder):
   return of_json(folder, model)
 
 
+PLAIN = (as_trained, converted, byte_level, byte_fallback)  # each character has its bytes' tokens
+
+
 @pytest.fixture(
   scope='module',
-  params=[
-    as_trained,
-    converted,
-    with_dummy_prefix,
-    keeping_spaces,
-    byte_level,
-    byte_fallback,
-    metaspace,
-  ],
+  params=[*PLAIN, with_dummy_prefix, keeping_spaces, metaspace],
   ids=lambda make: make.__name__,
 )
 def opened(request, tmp_path_factory):
@@ -388,7 +306,7 @@ def test_the_pieces_make_what_the_ids_decode_to(opened):
   assert checked > 500
 
 
-@pytest.mark.parametrize('make', [as_trained, converted, byte_level, byte_fallback])
+@pytest.mark.parametrize('make', PLAIN)
 def test_a_character_of_several_tokens_is_the_last_ones(make, tmp_path):
   opened = make(tmp_path)
   for character in 'ж€𝄞':
@@ -418,7 +336,7 @@ def test_special_tokens_have_their_names_and_unknown_ids_nothing(tmp_path):
   assert opened.pieces([]) == []
 
 
-@pytest.mark.parametrize('make', [as_trained, converted, byte_level, byte_fallback])
+@pytest.mark.parametrize('make', PLAIN)
 def test_bytes_that_are_no_character_spoil_none_after_them(make, tmp_path):
   opened = make(tmp_path)
   (one,), note = opened.encode('1'), opened.encode('𝄞')

@@ -1,6 +1,7 @@
 """A tokenizer.json gives the ids of the SentencePiece model or the GGUF that it was made from."""
 
 import json
+import pathlib
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from sentencepiece import sentencepiece_model_pb2
 from exgrpo_jax.data import prompt, tokenizer, tokenizer_json
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
+from tests.data import sentencepiece_models
 
 TEXTS = [
   '12+7+31\n',
@@ -68,8 +70,9 @@ def test_ids_and_text_are_the_same(original, converted):
 def test_end_padding_size_and_prompts_are_the_same(original, converted):
   for name in ('eos_ids', 'pad_id', 'vocab_size'):
     assert getattr(converted, name) == getattr(original, name)
+  assert (original.eos_ids, original.pad_id) == ((1,), 0)
   assert converted.chat.template is None and converted.chat.begin == ''
-  every = [*range(-2, original.vocab_size + 2)]
+  every = [*range(-2, original.vocab_size + 2), 2**40]
   special = [i for i in every if not original.decode([i])]
   assert [i for i in every if not converted.decode([i])] == special
 
@@ -87,33 +90,25 @@ def test_of_bytes_that_are_not_utf8_the_valid_neighbours_are_lost_too(original, 
 @pytest.mark.parametrize(
   'changes',
   [
-    pytest.param({'add_dummy_prefix': True}, id='dummy_prefix'),
-    pytest.param({'remove_extra_whitespaces': True}, id='fewer_spaces'),
-    pytest.param({'normalization_rule_name': 'nmt_nfkc'}, id='normalised'),
-    pytest.param({'model_type': 'unigram'}, id='unigram'),
-    pytest.param({'byte_fallback': False}, id='no_bytes'),
-    pytest.param({'user_defined_symbols': ['<tag>']}, id='long_symbol'),
+    {'add_dummy_prefix': True},
+    {'remove_extra_whitespaces': True},
+    {'normalization_rule_name': 'nmt_nfkc'},
+    {'model_type': 'unigram'},
+    {'byte_fallback': False},
+    {'user_defined_symbols': ['<tag>']},
   ],
+  ids=str,
 )
 def test_a_model_whose_ids_would_differ_is_saved_as_it_is(tmp_path, changes):
-  settings = {
-    'model_type': 'bpe',
-    'byte_fallback': True,
-    'normalization_rule_name': 'identity',
-    'remove_extra_whitespaces': False,
-    'add_dummy_prefix': False,
-  }
-  for name, changed in (('plain', {}), ('changed', changes)):
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(TEXTS),
-      model_prefix=str(tmp_path / name),
-      vocab_size=310,
-      hard_vocab_limit=False,
-      minloglevel=2,
-      **(settings | changed),
-    )
-  assert tokenizer_json.of_sentencepiece((tmp_path / 'plain.model').read_bytes())
-  tokenizer.load(tmp_path / 'changed.model').save(tmp_path / 'saved')
+  settings = dict(
+    normalization_rule_name='identity', remove_extra_whitespaces=False, add_dummy_prefix=False
+  )
+  plain, changed = (
+    sentencepiece_models.train(TEXTS, tmp_path / name, **settings | options)
+    for name, options in (('plain', {}), ('changed', changes))
+  )
+  assert tokenizer_json.of_sentencepiece(pathlib.Path(plain).read_bytes())
+  tokenizer.load(changed).save(tmp_path / 'saved')
   assert [path.name for path in (tmp_path / 'saved').iterdir()] == ['tokenizer.model']
 
 
@@ -142,16 +137,15 @@ def byte_level(pre='smollm', merges=('a b',), words=(), **changes):
   """Metadata of a byte-level BPE: special tokens, <think>, bytes, what merges make, [PAD]."""
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   tokens = [*SPECIAL, '<think>', *alphabet, *(m.replace(' ', '') for m in merges), *words, '[PAD9]']
-  own = {
-    'model': 'gpt2',
-    'pre': pre,
-    'tokens': tokens,
-    'token_type': [3, 3, 3, 4, *[1] * (len(tokens) - 5), 5],
-    'merges': list(merges),
-    'bos_token_id': 1,
-    'eos_token_id': 2,
-    'padding_token_id': 0,
-  } | changes
+  types = [3, 3, 3, 4, *[1] * (len(tokens) - 5), 5]
+  own = dict(
+    model='gpt2', pre=pre, tokens=tokens, token_type=types, merges=list(merges),
+    bos_token_id=1, eos_token_id=2, padding_token_id=0,
+  )  # fmt: skip
+  return as_metadata(own | changes)
+
+
+def as_metadata(own):
   return {f'tokenizer.ggml.{key}': value for key, value in own.items() if value is not None}
 
 
@@ -251,36 +245,20 @@ def test_the_chat_template_is_the_files(tmp_path):
 @pytest.fixture(scope='module', params=[True, False], ids=['prefix', 'plain'])
 def trained(request, tmp_path_factory):
   """(a SentencePiece model as Llama 2's is, its metadata as convert_hf_to_gguf.py writes it)."""
-  folder = tmp_path_factory.mktemp('sentencepiece')
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXTS),
-    model_prefix=str(folder / 'trained'),
-    model_type='bpe',
-    vocab_size=330,
-    character_coverage=1.0,
-    byte_fallback=True,
-    split_digits=True,
-    allow_whitespace_only_pieces=True,
-    normalization_rule_name='identity',
-    remove_extra_whitespaces=False,
-    add_dummy_prefix=request.param,
-    user_defined_symbols=['<tool>'],
-    minloglevel=2,
-  )
-  content = (folder / 'trained.model').read_bytes()
-  pieces = sentencepiece_model_pb2.ModelProto.FromString(content).pieces
-  metadata = {
-    'tokenizer.ggml.model': 'llama',
-    'tokenizer.ggml.pre': 'default',
-    'tokenizer.ggml.tokens': [piece.piece for piece in pieces],
-    'tokenizer.ggml.scores': [piece.score for piece in pieces],
-    'tokenizer.ggml.token_type': [piece.type for piece in pieces],
-    'tokenizer.ggml.bos_token_id': 1,
-    'tokenizer.ggml.eos_token_id': 2,
-    'tokenizer.ggml.unknown_token_id': 0,
-    'tokenizer.ggml.add_space_prefix': request.param,
-  }
-  return sentencepiece.SentencePieceProcessor(model_proto=content), metadata
+  path = sentencepiece_models.train(
+    TEXTS,
+    tmp_path_factory.mktemp('sentencepiece') / 'trained',
+    vocab_size=330, character_coverage=1.0, split_digits=True, allow_whitespace_only_pieces=True,
+    normalization_rule_name='identity', remove_extra_whitespaces=False,
+    add_dummy_prefix=request.param, user_defined_symbols=['<tool>'],
+  )  # fmt: skip
+  pieces = sentencepiece_model_pb2.ModelProto.FromString(pathlib.Path(path).read_bytes()).pieces
+  own = dict(
+    model='llama', pre='default', tokens=[piece.piece for piece in pieces],
+    scores=[piece.score for piece in pieces], token_type=[piece.type for piece in pieces],
+    bos_token_id=1, eos_token_id=2, unknown_token_id=0, add_space_prefix=request.param,
+  )  # fmt: skip
+  return sentencepiece.SentencePieceProcessor(model_file=path), as_metadata(own)
 
 
 def test_ids_and_text_are_those_of_sentencepiece(tmp_path, trained):

@@ -17,44 +17,22 @@ from tests.helpers.tiny import ROPE
 
 # Of the published config.json of Qwen2.5-Math-1.5B and Llama-3.1-8B.
 QWEN = {
-  'architectures': ['Qwen2ForCausalLM'],
-  'hidden_act': 'silu',
-  'hidden_size': 1536,
-  'intermediate_size': 8960,
-  'max_position_embeddings': 4096,
-  'num_attention_heads': 12,
-  'num_hidden_layers': 28,
-  'num_key_value_heads': 2,
-  'rms_norm_eps': 1e-06,
-  'rope_theta': 10000.0,
-  'sliding_window': 4096,
-  'tie_word_embeddings': True,
-  'use_sliding_window': False,
+  'architectures': ['Qwen2ForCausalLM'], 'hidden_act': 'silu', 'hidden_size': 1536,
+  'intermediate_size': 8960, 'max_position_embeddings': 4096, 'num_attention_heads': 12,
+  'num_hidden_layers': 28, 'num_key_value_heads': 2, 'rms_norm_eps': 1e-06, 'rope_theta': 10000.0,
+  'sliding_window': 4096, 'tie_word_embeddings': True, 'use_sliding_window': False,
   'vocab_size': 151936,
-}
+}  # fmt: skip
 LLAMA3 = {
-  'factor': 8.0,
-  'low_freq_factor': 1.0,
-  'high_freq_factor': 4.0,
-  'original_max_position_embeddings': 8192,
-  'rope_type': 'llama3',
-}
+  'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+  'original_max_position_embeddings': 8192, 'rope_type': 'llama3',
+}  # fmt: skip
 LLAMA = {
-  'architectures': ['LlamaForCausalLM'],
-  'attention_bias': False,
-  'hidden_act': 'silu',
-  'hidden_size': 4096,
-  'intermediate_size': 14336,
-  'mlp_bias': False,
-  'num_attention_heads': 32,
-  'num_hidden_layers': 32,
-  'num_key_value_heads': 8,
-  'rms_norm_eps': 1e-05,
-  'rope_scaling': LLAMA3,
-  'rope_theta': 500000.0,
-  'tie_word_embeddings': False,
-  'vocab_size': 128256,
-}
+  'architectures': ['LlamaForCausalLM'], 'attention_bias': False, 'hidden_act': 'silu',
+  'hidden_size': 4096, 'intermediate_size': 14336, 'mlp_bias': False, 'num_attention_heads': 32,
+  'num_hidden_layers': 32, 'num_key_value_heads': 8, 'rms_norm_eps': 1e-05, 'rope_scaling': LLAMA3,
+  'rope_theta': 500000.0, 'tie_word_embeddings': False, 'vocab_size': 128256,
+}  # fmt: skip
 QWEN3 = QWEN | {'architectures': ['Qwen3ForCausalLM'], 'head_dim': 64}
 LLAMA_ROPE = dataclasses.replace(
   ROPE, theta=5e5, scaling='llama3', factor=8.0, original_positions=8192
@@ -63,6 +41,18 @@ LLAMA_ROPE = dataclasses.replace(
 
 def parse(values, **changes):
   return architecture.parse(values | changes, 'config.json', 'float32')
+
+
+def read(folder, values):
+  (folder / 'config.json').write_text(json.dumps(values))
+  return parse(architecture.read_json(folder))
+
+
+def said_back(config):
+  """The config.json of an export, which is read as the same config."""
+  said = json.loads(json.dumps(architecture.to_json(config, 4096)))
+  assert parse(said) == config
+  return said
 
 
 def shape(config):
@@ -85,16 +75,12 @@ def shape(config):
 def test_a_config_json_gives_the_models_shape_and_is_given_back(values, expected, rope):
   config = parse(values)
   assert (shape(config), config.rope, config.dtype) == (expected, rope, 'float32')
-  written = json.loads(json.dumps(architecture.to_json(config, 4096)))
-  assert parse(written) == config and written['architectures'] == values['architectures']
+  assert said_back(config)['architectures'] == values['architectures']
 
 
 def test_missing_fields_have_the_defaults_of_transformers():
-  sparse = {
-    name: value
-    for name, value in LLAMA.items()
-    if not name.startswith(('num_key', 'tie', 'rms', 'rope'))
-  }
+  missing = ('num_key', 'tie', 'rms', 'rope')
+  sparse = {name: value for name, value in LLAMA.items() if not name.startswith(missing)}
   config = parse(sparse)
   assert (config.num_kv_heads, config.tied_embeddings, config.norm_epsilon) == (32, False, 1e-6)
   assert config.rope == ROPE
@@ -105,20 +91,17 @@ def test_missing_fields_have_the_defaults_of_transformers():
 def test_the_last_layers_of_qwen_may_have_windows():
   config = parse(QWEN, use_sliding_window=True, max_window_layers=21)
   assert (config.layers, config.window) == ('f' * 21 + 's' * 7, 4096)
-  assert parse(architecture.to_json(config, 4096)) == config
+  said_back(config)
 
 
 @pytest.mark.parametrize(
   ('scaling', 'expected'),
   [
-    pytest.param(None, dataclasses.replace(ROPE, theta=5e5), id='none'),
-    pytest.param(LLAMA3, LLAMA_ROPE, id='llama3'),
-    pytest.param(
-      {'type': 'linear', 'factor': 2.0},
-      dataclasses.replace(ROPE, theta=5e5, scaling='linear', factor=2.0),
-      id='linear',
-    ),
+    (None, rotary.RopeConfig(5e5)),
+    (LLAMA3, LLAMA_ROPE),
+    ({'type': 'linear', 'factor': 2.0}, rotary.RopeConfig(5e5, 'linear', 2.0)),
   ],
+  ids=['none', 'llama3', 'linear'],
 )
 def test_rope_in_both_formats(scaling, expected):
   old = parse(LLAMA, rope_scaling=scaling)
@@ -140,8 +123,7 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
   assert longer.keys() == values.keys()
   assert parse(longer).rope == dataclasses.replace(ROPE, theta=4e4)
   assert longer['max_position_embeddings'] == 16384
-  no_extension = architecture.Extension(rope_theta=0.0, max_position_embeddings=0)
-  assert architecture.extended(values, no_extension) == values
+  assert architecture.extended(values, architecture.Extension()) == values
 
 
 @pytest.mark.parametrize(
@@ -153,20 +135,14 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
     ({'layer_types': ['full_attention']}, 'layer_types=.* must be a list of num_hidden_layers=28'),
     ({'rope_scaling': {'type': 'longrope', 'factor': 4.0}}, "rope type 'longrope' is not .* yarn"),
     ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, "no 'original_max_position_embeddings'"),
-    ({'use_bidirectional_attention': True}, 'use_bidirectional_attention=True is not supported'),
-    (
-      {'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}},
-      "no 'original_max_position_embeddings', which",
-    ),
-    ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor=0.5 is not supported'),
-    ({'quantization_config': {'bits': 4}}, "quantization_config={'bits': 4} is not supported"),
+    ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, "no 'original_max_position_embed"),
     ({'hidden_act': 'mish'}, "hidden_act='mish' is not supported"),
     ({'hidden_size': None}, 'hidden_size=None, which determines .* must be a whole number above 0'),
     ({'hidden_size': 'wide'}, "hidden_size='wide', which determines .* must be a whole"),
     ({'mlp_bias': True}, 'mlp_bias=True is not supported'),
     (
       {'architectures': ['MistralForCausalLM'], 'attention_bias': True},
-      'attention_bias=True is not supported',
+      'attention_bias=True is not',
     ),
   ],
 )
@@ -178,21 +154,15 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'query_key_norm': True},
-      'attention_bias=True, query_key_norm=True, so it cannot be exported',
-    ),
-    (
-      {'attention_bias': False, 'output_bias': True},
-      'output_bias=True, so it cannot be exported',
-    ),
+    ({'query_key_norm': True}, 'attention_bias=True, query_key_norm=True, so it cannot be export'),
+    ({'attention_bias': False, 'output_bias': True}, 'output_bias=True, so it cannot be exported'),
     (
       {'layers': 'fs', 'window': 8, 'local_rope': rotary.RopeConfig(theta=1e3)},
       "attention_bias=True, layers='fs', local_rope different from rope, so .* cannot be exported",
     ),
     (
       {'attention_bias': False, 'num_heads': 10},
-      r'config\.model\.num_heads=10 must divide width=1536 for an export, because trans',
+      r'model\.num_heads=10 must divide width=1536 for ',
     ),
     ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for an export'),
   ],
@@ -223,170 +193,80 @@ def test_an_unreadable_config_json_is_refused(tmp_path, content, message):
 
 
 MISTRAL = dict(
-  architectures=['MistralForCausalLM'],
-  hidden_size=4096,
-  intermediate_size=14336,
-  num_attention_heads=32,
-  num_hidden_layers=32,
-  num_key_value_heads=8,
-  rms_norm_eps=1e-5,
-  rope_theta=1e4,
-  vocab_size=32000,
-  tie_word_embeddings=False,
-)
+  architectures=['MistralForCausalLM'], hidden_size=4096, intermediate_size=14336,
+  num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-5,
+  rope_theta=1e4, vocab_size=32000, tie_word_embeddings=False,
+)  # fmt: skip
 # With images.
 MINISTRAL3_8B = dict(
-  architectures=['Mistral3ForConditionalGeneration'],
-  model_type='mistral3',
+  architectures=['Mistral3ForConditionalGeneration'], model_type='mistral3',
   text_config=dict(
-    model_type='ministral3',
-    head_dim=128,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_hidden_layers=34,
-    num_key_value_heads=8,
-    rms_norm_eps=1e-5,
+    model_type='ministral3', head_dim=128, hidden_size=4096, intermediate_size=14336,
+    num_attention_heads=32, num_hidden_layers=34, num_key_value_heads=8, rms_norm_eps=1e-5,
     rope_parameters=dict(
-      beta_fast=32.0,
-      beta_slow=1.0,
-      factor=16.0,
-      llama_4_scaling_beta=0.1,
-      mscale=1.0,
-      mscale_all_dim=1.0,
-      original_max_position_embeddings=16384,
-      rope_theta=1e6,
-      rope_type='yarn',
+      beta_fast=32.0, beta_slow=1.0, factor=16.0, llama_4_scaling_beta=0.1, mscale=1.0,
+      mscale_all_dim=1.0, original_max_position_embeddings=16384, rope_theta=1e6, rope_type='yarn',
     ),
-    sliding_window=None,
-    vocab_size=131072,
+    sliding_window=None, vocab_size=131072,
   ),
   vision_config=dict(hidden_size=1024, model_type='pixtral'),
-)
+)  # fmt: skip
 SMOLLM3 = dict(
-  architectures=['SmolLM3ForCausalLM'],
-  hidden_size=2048,
-  intermediate_size=11008,
-  num_attention_heads=16,
-  num_hidden_layers=36,
-  num_key_value_heads=4,
-  no_rope_layers=[1, 1, 1, 0] * 9,
-  layer_types=['full_attention'] * 36,
-  use_sliding_window=False,
-  sliding_window=None,
-  rope_theta=5e6,
-  vocab_size=128256,
-)
+  architectures=['SmolLM3ForCausalLM'], hidden_size=2048, intermediate_size=11008,
+  num_attention_heads=16, num_hidden_layers=36, num_key_value_heads=4,
+  no_rope_layers=[1, 1, 1, 0] * 9, layer_types=['full_attention'] * 36, use_sliding_window=False,
+  sliding_window=None, rope_theta=5e6, vocab_size=128256,
+)  # fmt: skip
 OLMO2 = dict(
-  architectures=['Olmo2ForCausalLM'],
-  hidden_size=4096,
-  intermediate_size=11008,
-  num_attention_heads=32,
-  num_hidden_layers=32,
-  rms_norm_eps=1e-6,
-  rope_theta=5e5,
+  architectures=['Olmo2ForCausalLM'], hidden_size=4096, intermediate_size=11008,
+  num_attention_heads=32, num_hidden_layers=32, rms_norm_eps=1e-6, rope_theta=5e5,
   vocab_size=100352,
-)
+)  # fmt: skip
 OLMO3 = OLMO2 | dict(
   architectures=['Olmo3ForCausalLM'],
-  layer_types=[*['sliding_attention'] * 3, 'full_attention'] * 8,
-  sliding_window=4096,
+  layer_types=[*['sliding_attention'] * 3, 'full_attention'] * 8, sliding_window=4096,
   vocab_size=100278,
   rope_scaling=dict(
-    rope_type='yarn',
-    factor=8.0,
-    original_max_position_embeddings=8192,
-    attention_factor=1.2079441541679836,
-    beta_fast=32,
-    beta_slow=1,
+    rope_type='yarn', factor=8.0, original_max_position_embeddings=8192,
+    attention_factor=1.2079441541679836, beta_fast=32, beta_slow=1,
   ),
-)
+)  # fmt: skip
 GEMMA2 = dict(
-  architectures=['Gemma2ForCausalLM'],
-  attn_logit_softcapping=50.0,
-  final_logit_softcapping=30.0,
-  head_dim=256,
-  hidden_act='gelu_pytorch_tanh',
-  hidden_activation='gelu_pytorch_tanh',
-  hidden_size=2304,
-  intermediate_size=9216,
-  num_attention_heads=8,
-  num_hidden_layers=26,
-  num_key_value_heads=4,
-  query_pre_attn_scalar=256,
-  rms_norm_eps=1e-6,
-  rope_theta=1e4,
-  sliding_window=4096,
-  vocab_size=256000,
-)
+  architectures=['Gemma2ForCausalLM'], attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
+  head_dim=256, hidden_act='gelu_pytorch_tanh', hidden_activation='gelu_pytorch_tanh',
+  hidden_size=2304, intermediate_size=9216, num_attention_heads=8, num_hidden_layers=26,
+  num_key_value_heads=4, query_pre_attn_scalar=256, rms_norm_eps=1e-6, rope_theta=1e4,
+  sliding_window=4096, vocab_size=256000,
+)  # fmt: skip
 GEMMA3_1B = dict(
-  architectures=['Gemma3ForCausalLM'],
-  attn_logit_softcapping=None,
-  final_logit_softcapping=None,
-  head_dim=256,
-  hidden_activation='gelu_pytorch_tanh',
-  hidden_size=1152,
-  intermediate_size=6912,
-  num_attention_heads=4,
-  num_hidden_layers=26,
-  num_key_value_heads=1,
-  query_pre_attn_scalar=256,
-  rms_norm_eps=1e-6,
-  rope_local_base_freq=1e4,
-  rope_scaling=None,
-  rope_theta=1e6,
-  sliding_window=512,
-  sliding_window_pattern=6,
-  vocab_size=262144,
-)
+  architectures=['Gemma3ForCausalLM'], attn_logit_softcapping=None, final_logit_softcapping=None,
+  head_dim=256, hidden_activation='gelu_pytorch_tanh', hidden_size=1152, intermediate_size=6912,
+  num_attention_heads=4, num_hidden_layers=26, num_key_value_heads=1, query_pre_attn_scalar=256,
+  rms_norm_eps=1e-6, rope_local_base_freq=1e4, rope_scaling=None, rope_theta=1e6,
+  sliding_window=512, sliding_window_pattern=6, vocab_size=262144,
+)  # fmt: skip
 # With images: what it does not say is transformers' default.
 GEMMA3_4B = dict(
-  architectures=['Gemma3ForConditionalGeneration'],
-  model_type='gemma3',
+  architectures=['Gemma3ForConditionalGeneration'], model_type='gemma3',
   text_config=dict(
-    hidden_size=2560,
-    intermediate_size=10240,
-    model_type='gemma3_text',
-    num_hidden_layers=34,
-    rope_scaling=dict(rope_type='linear', factor=8.0),
-    sliding_window=1024,
+    hidden_size=2560, intermediate_size=10240, model_type='gemma3_text', num_hidden_layers=34,
+    rope_scaling=dict(rope_type='linear', factor=8.0), sliding_window=1024,
   ),
   vision_config=dict(hidden_size=1152, model_type='siglip_vision_model'),
-)
+)  # fmt: skip
 QWEN3_30B_A3B = dict(
-  architectures=['Qwen3MoeForCausalLM'],
-  attention_bias=False,
-  decoder_sparse_step=1,
-  head_dim=128,
-  hidden_size=2048,
-  intermediate_size=6144,
-  max_window_layers=48,
-  mlp_only_layers=[],
-  moe_intermediate_size=768,
-  norm_topk_prob=True,
-  num_attention_heads=32,
-  num_experts=128,
-  num_experts_per_tok=8,
-  num_hidden_layers=48,
-  num_key_value_heads=4,
-  rms_norm_eps=1e-6,
-  rope_theta=1e6,
-  sliding_window=None,
-  tie_word_embeddings=False,
-  use_sliding_window=False,
+  architectures=['Qwen3MoeForCausalLM'], attention_bias=False, decoder_sparse_step=1, head_dim=128,
+  hidden_size=2048, intermediate_size=6144, max_window_layers=48, mlp_only_layers=[],
+  moe_intermediate_size=768, norm_topk_prob=True, num_attention_heads=32, num_experts=128,
+  num_experts_per_tok=8, num_hidden_layers=48, num_key_value_heads=4, rms_norm_eps=1e-6,
+  rope_theta=1e6, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False,
   vocab_size=151936,
-)
-MINISTRAL3_YARN = rotary.RopeConfig(
-  theta=1e6, scaling='yarn', factor=16.0, original_positions=16384
-)
+)  # fmt: skip
+MINISTRAL3_YARN = rotary.RopeConfig(1e6, 'yarn', 16.0, original_positions=16384)
 YARN = rotary.RopeConfig(
-  theta=5e5,
-  scaling='yarn',
-  factor=8.0,
-  original_positions=8192,
-  attention_factor=1.2079441541679836,
+  5e5, 'yarn', 8.0, original_positions=8192, attention_factor=1.2079441541679836
 )
-LINEAR = rotary.RopeConfig(theta=1e6, scaling='linear', factor=8.0)
+LINEAR = rotary.RopeConfig(1e6, 'linear', 8.0)
 
 
 @pytest.mark.parametrize(
@@ -404,33 +284,20 @@ LINEAR = rotary.RopeConfig(theta=1e6, scaling='linear', factor=8.0)
     (QWEN3_30B_A3B, 'f', 0, 1e6, None, 30.53),
   ],
   ids=[
-    'mistral-0.1',
-    'mistral-0.3',
-    'ministral3',
-    'smollm3',
-    'olmo2',
-    'olmo3',
-    'gemma2',
-    'gemma3-1b',
-    '4b',
-    '30b',
+    *('mistral-0.1', 'mistral-0.3', 'ministral3', 'smollm3', 'olmo2', 'olmo3', 'gemma2'),
+    *('gemma3-1b', '4b', '30b'),
   ],
 )
 def test_a_published_model_is_what_it_is_known_to_be(
   tmp_path, values, layers, window, rope, local_rope, billions
 ):
-  (tmp_path / 'config.json').write_text(json.dumps(values))
-  config = architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
+  config = read(tmp_path, values)
   assert (config.layers, config.window) == (layers, window)
-  assert config.rope == (
-    rope if isinstance(rope, rotary.RopeConfig) else rotary.RopeConfig(theta=rope)
-  )
-  assert config.local_rope == (
-    rotary.RopeConfig(theta=local_rope) if local_rope else rotary.RopeConfig()
-  )
+  rope = rope if isinstance(rope, rotary.RopeConfig) else rotary.RopeConfig(theta=rope)
+  local_rope = rotary.RopeConfig(theta=local_rope) if local_rope else rotary.RopeConfig()
+  assert (config.rope, config.local_rope) == (rope, local_rope)
   assert flops.parameter_count(config) / 1e9 == pytest.approx(billions, abs=0.01)
-  said = json.loads(json.dumps(architecture.to_json(config, 4096)))
-  assert architecture.parse(said, 'config.json', 'float32') == config
+  said_back(config)
 
 
 def test_the_config_for_gemma_3_1b_has_its_shape(tmp_path):
@@ -441,16 +308,14 @@ def test_the_config_for_gemma_3_1b_has_its_shape(tmp_path):
 
 @pytest.mark.parametrize('values', [GEMMA2, GEMMA3_1B])
 def test_a_gemma_without_windows_says_so_of_each_layer(values):
-  values = values | dict(layer_types=['full_attention'] * 26)
-  config = architecture.parse(values, 'config.json', 'float32')
+  config = parse(values, layer_types=['full_attention'] * 26)
   assert (config.layers, config.window) == ('f', 0)
-  said = architecture.to_json(config, 4096)
-  assert said['layer_types'] == values['layer_types'] and said['sliding_window']
-  assert architecture.parse(said, 'config.json', 'float32') == config
+  said = said_back(config)
+  assert said['layer_types'] == ['full_attention'] * 26 and said['sliding_window']
 
 
 def test_the_scale_of_a_gemmas_queries_is_exported_as_the_whole_number_it_must_be():
-  config = architecture.parse(GEMMA3_1B, 'config.json', 'float32')
+  config = parse(GEMMA3_1B)
   said = architecture.to_json(config, 4096)['query_pre_attn_scalar']
   assert said == 256 and isinstance(said, int)
   with pytest.raises(InputError, match=r'^config\.model\.query_scale=20\.5 must be a whole number'):
@@ -458,55 +323,41 @@ def test_the_scale_of_a_gemmas_queries_is_exported_as_the_whole_number_it_must_b
 
 
 def test_ministral_3_must_say_by_how_much_queries_grow():
-  text = MINISTRAL3_8B['text_config']
-  values = text | dict(architectures=['Ministral3ForCausalLM'])
-  assert architecture.parse(values, 'config.json', 'float32').query_beta == 0.1
+  values = MINISTRAL3_8B['text_config'] | dict(architectures=['Ministral3ForCausalLM'])
+  assert parse(values).query_beta == 0.1
   yarn = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=8192)
   with pytest.raises(InputError, match=r"^config.json: no 'llama_4_scaling_beta', by which"):
-    architecture.parse(values | dict(rope_parameters=yarn), 'config.json', 'float32')
+    parse(values, rope_parameters=yarn)
 
 
 @pytest.mark.parametrize('of_all', [True, False])
 def test_whether_the_unembedding_is_tied_is_said_of_the_whole_model(tmp_path, of_all):
   values = json.loads(json.dumps(MINISTRAL3_8B)) | dict(tie_word_embeddings=of_all)
   values['text_config']['tie_word_embeddings'] = not of_all
-  (tmp_path / 'config.json').write_text(json.dumps(values))
-  config = architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
-  assert config.tied_embeddings == of_all
+  assert read(tmp_path, values).tied_embeddings == of_all
 
 
 def test_a_model_with_images_of_an_unknown_text_is_refused(tmp_path):
-  (tmp_path / 'config.json').write_text(
-    json.dumps(MINISTRAL3_8B | dict(text_config=dict(model_type='other')))
-  )
   with pytest.raises(InputError, match="'Mistral3ForConditionalGeneration' is not supported"):
-    architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
+    read(tmp_path, MINISTRAL3_8B | dict(text_config=dict(model_type='other')))
 
 
 def test_windows_and_positions_of_smollm3_are_decided_layer_by_layer():
-  values = SMOLLM3 | dict(use_sliding_window=True, sliding_window=64, layer_types=None)
-  config = architecture.parse(values, 'config.json', 'float32')
+  config = parse(SMOLLM3, use_sliding_window=True, sliding_window=64, layer_types=None)
   assert (config.layers, config.window) == ('fffw', 64)
-  said = architecture.to_json(config, 4096)
-  assert architecture.parse(said, 'config.json', 'float32') == config
+  said_back(config)
 
 
 def test_yarns_attention_factor_follows_from_the_factor():
   scaling = {**OLMO3['rope_scaling'], 'attention_factor': None}
-  config = architecture.parse(OLMO3 | dict(rope_scaling=scaling), 'config.json', 'float32')
-  assert config.rope.attention_factor == pytest.approx(YARN.attention_factor)
+  factor = parse(OLMO3, rope_scaling=scaling).rope.attention_factor
+  assert factor == pytest.approx(YARN.attention_factor)
 
 
 def test_experts_have_their_own_width_and_a_router_for_each_token():
-  config = architecture.parse(QWEN3_30B_A3B, 'config.json', 'float32')
+  config = parse(QWEN3_30B_A3B)
   experts = config.num_experts, config.experts_per_token, config.mlp_width
   assert experts == (128, 8, 768) and config.normalised_experts
   assert config.route_dtype == 'uint8'
   # Of 30 billion parameters 3 are at work on a token.
   assert flops.forward_flops(config, 1, 1, 1) / 2e9 == pytest.approx(3.04, abs=0.01)
-
-
-@pytest.mark.parametrize('changes', [dict(mlp_only_layers=[3]), dict(decoder_sparse_step=2)])
-def test_layers_without_experts_among_others_are_refused(changes):
-  with pytest.raises(InputError, match=f'{next(iter(changes))}=.* all layers must have experts'):
-    architecture.parse(QWEN3_30B_A3B | changes, 'config.json', 'float32')

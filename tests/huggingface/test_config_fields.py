@@ -22,74 +22,40 @@ from exgrpo_jax.policy import logprobs, model
 from tests.helpers import cases, tiers
 
 BASE = dict(
-  vocab_size=96,
-  hidden_size=32,
-  num_hidden_layers=4,
-  num_attention_heads=4,
-  num_key_value_heads=2,
-  intermediate_size=48,
-  max_position_embeddings=128,
-  rms_norm_eps=1e-5,
-  initializer_range=0.2,
-  tie_word_embeddings=False,
-  bos_token_id=None,
-  eos_token_id=None,
-  pad_token_id=None,
-)
+  vocab_size=96, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+  intermediate_size=48, max_position_embeddings=128, rms_norm_eps=1e-5, initializer_range=0.2,
+  tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+)  # fmt: skip
 GEMMA = dict(head_dim=12, sliding_window=7, query_pre_attn_scalar=20)
 OWN = {
   'Qwen3ForCausalLM': dict(head_dim=12),
   'Qwen3MoeForCausalLM': dict(moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3),
   'MistralForCausalLM': dict(sliding_window=7, head_dim=12),
   'MinistralForCausalLM': dict(sliding_window=7, head_dim=12),
-  'Ministral3ForCausalLM': dict(head_dim=12),
-  'SmolLM3ForCausalLM': dict(sliding_window=7),
-  'Olmo3ForCausalLM': dict(sliding_window=7),
-  'Gemma2ForCausalLM': GEMMA,
+  'Ministral3ForCausalLM': dict(head_dim=12), 'SmolLM3ForCausalLM': dict(sliding_window=7),
+  'Olmo3ForCausalLM': dict(sliding_window=7), 'Gemma2ForCausalLM': GEMMA,
   'Gemma3ForCausalLM': GEMMA | dict(sliding_window_pattern=2),
-}
+}  # fmt: skip
 # Another value of each field that is honoured; of a layer, it leaves the default.
 ALTERED = dict(
-  vocab_size=80,
-  hidden_size=36,
-  num_hidden_layers=5,
-  num_attention_heads=6,
-  num_key_value_heads=3,
-  head_dim=10,
-  intermediate_size=40,
-  max_position_embeddings=64,
-  rms_norm_eps=1e-2,
-  tie_word_embeddings=True,
-  hidden_act='gelu',
-  hidden_activation='relu',
-  attention_bias=True,
-  mlp_bias=True,
-  moe_intermediate_size=20,
-  num_experts=5,
-  num_experts_per_tok=2,
-  norm_topk_prob=True,
-  query_pre_attn_scalar=9,
-  attn_logit_softcapping=3.0,
-  final_logit_softcapping=4.0,
-  use_sliding_window=True,
-  sliding_window=5,
-  max_window_layers=2,
-  no_rope_layer_interval=2,
-  no_rope_layers=[0, 1, 1, 0, 0],
+  vocab_size=80, hidden_size=36, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3,
+  head_dim=10, intermediate_size=40, max_position_embeddings=64, rms_norm_eps=1e-2,
+  tie_word_embeddings=True, hidden_act='gelu', hidden_activation='relu', attention_bias=True,
+  mlp_bias=True, moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
+  norm_topk_prob=True, query_pre_attn_scalar=9, attn_logit_softcapping=3.0,
+  final_logit_softcapping=4.0, use_sliding_window=True, sliding_window=5, max_window_layers=2,
+  no_rope_layer_interval=2, no_rope_layers=[0, 1, 1, 0, 0],
   layer_types=[f'{kind}_attention' for kind in ('full', 'sliding') * 2 + ('sliding',)],
   rope_parameters=dict(rope_type='linear', rope_theta=3e4, factor=2.0),
-)
+)  # fmt: skip
 NESTED = dict(
   full_attention=dict(rope_type='linear', rope_theta=3e4, factor=2.0),
   sliding_attention=dict(rope_type='default', rope_theta=2e3),
-)
+)  # fmt: skip
 GROWING = dict(
-  rope_type='yarn',
-  rope_theta=3e4,
-  factor=4.0,
-  original_max_position_embeddings=9,
+  rope_type='yarn', rope_theta=3e4, factor=4.0, original_max_position_embeddings=9,
   llama_4_scaling_beta=0.3,
-)
+)  # fmt: skip
 # Fields beside those of a class, which `CASES` try.
 BESIDE = (
   *('rope_scaling', 'rope_theta', 'rope_local_base_freq', 'original_max_position_embeddings'),
@@ -97,25 +63,15 @@ BESIDE = (
 )
 # Fields of the classes without a part in what is computed here -> another value.
 WITHOUT_EFFECT = dict(
-  attention_dropout=0.5,  # of training
-  initializer_range=0.3,
-  output_router_logits=False,
-  router_aux_loss_coef=0.1,
-  pretraining_tp=2,
-  chunk_size_feed_forward=1,  # of what is returned, and how it is computed
-  output_hidden_states=True,
-  return_dict=True,
-  use_cache=False,
-  id2label={0: 'a', 1: 'b', 2: 'c'},  # of classifiers
-  label2id={'a': 0},
-  problem_type='regression',
-  bos_token_id=1,  # of the tokenizer and of generation
-  eos_token_id=2,
-  pad_token_id=3,
-  dtype='float32',  # config.model.dtype decides
-  transformers_version='4.0',
+  attention_dropout=0.5, initializer_range=0.3,  # of training
+  output_router_logits=False, router_aux_loss_coef=0.1, pretraining_tp=2,
+  # of what is returned, and how it is computed
+  chunk_size_feed_forward=1, output_hidden_states=True, return_dict=True, use_cache=False,
+  id2label={0: 'a', 1: 'b', 2: 'c'}, label2id={'a': 0}, problem_type='regression',  # of classifiers
+  bos_token_id=1, eos_token_id=2, pad_token_id=3,  # of the tokenizer and of generation
+  dtype='float32', transformers_version='4.0',  # config.model.dtype decides
   architectures=None,  # chooses the class
-)
+)  # fmt: skip
 # Attributes that transformers' sources read and that are no fields of a model of text.
 NO_FIELDS = {
   *('allow_is_causal_skip', 'default_theta', 'json', 'token_type_ids', 'image_token_id'),
@@ -171,12 +127,8 @@ def test_fields_without_effect_are_ignored(name):
 
 def test_what_is_said_of_a_model_with_images_is_not_said_of_its_text(tmp_path):
   text = tiny(GEMMA3)
-  values = dict(
-    architectures=['Gemma3ForConditionalGeneration'],
-    text_config=text,
-    rope_scaling=LINEAR,
-    is_causal=False,
-  )
+  name = 'Gemma3ForConditionalGeneration'
+  values = dict(architectures=[name], text_config=text, rope_scaling=LINEAR, is_causal=False)
   (tmp_path / 'config.json').write_text(json.dumps(values))
   assert parse(architecture.read_json(tmp_path)) == parse(text)
 

@@ -139,7 +139,7 @@ def test_a_part_of_a_model_and_a_missing_file_are_refused(tmp_path, mesh):
   refused(tmp_path / 'none.gguf', 'there is no such file. ', mesh)
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, changes={'split.count': 3})
   refused(
-    path, r'this is one of 3 files, but a model must be one .* llama-gguf-split --merge', mesh
+    path, r'this is one of 3 files, but a model must be a single .* llama-gguf-split --merge', mesh
   )
 
 

@@ -99,25 +99,15 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
     for tokens_T, length in zip(case.expected['tokens_BT'], case.expected['length_B'])
   ]
   no_token = case.config.vocab_size  # as the end token: no response ends early
+  spec = decode_loop.DecodeSpec(
+    distribution=token_sampling.Distribution(temperature=0.0),
+    slots=4, prompts=3, max_prompt=max(map(len, prompts)), max_response=64,
+    eos_ids=(no_token,), pad_id=0,
+  )  # fmt: skip
   with jax.set_mesh(mesh):
-    responses = generated(
-      case.config,
-      model.decode_layout(case.config, case.params, sharding.Meshes(mesh, mesh)),
-      prompts,
-      range(3),
-      [0] * 3,
-      jax.random.key(0),
-      decode_loop.DecodeSpec(
-        distribution=token_sampling.Distribution(temperature=0.0),
-        slots=4,
-        prompts=3,
-        max_prompt=max(map(len, prompts)),
-        max_response=64,
-        eos_ids=(no_token,),
-        pad_id=0,
-      ),
-      mesh,
-    )
+    params = model.decode_layout(case.config, case.params, sharding.Meshes(mesh, mesh))
+    key = jax.random.key(0)
+    responses = generated(case.config, params, prompts, range(3), [0] * 3, key, spec, mesh)
   greedy_BT = [response.tokens for response in responses]
   np.testing.assert_array_equal(greedy_BT, case.expected['greedy_BT'])
 
@@ -135,15 +125,8 @@ def test_bfloat16_is_close(case):
 
 def resave(folder, directory, mesh, dtype='float32', **kwargs):
   """Loads the checkpoint in `folder` and saves it to `directory`."""
-  config = read_config(folder)
-  weights.save(
-    directory,
-    config,
-    weights.load(folder, config, mesh),
-    architecture.read_json(folder),
-    dtype,
-    **kwargs,
-  )
+  config, values = read_config(folder), architecture.read_json(folder)
+  weights.save(directory, config, weights.load(folder, config, mesh), values, dtype, **kwargs)
   return directory
 
 
@@ -227,11 +210,10 @@ def test_a_remote_folder_is_read_and_written(bucket, mesh):
   assert len(list((bucket / 'policy').glob('model-*.safetensors'))) > 2
   config = read_config(bucket / 'policy')
   assert config == read_config(CHECKPOINTS / SHARDED)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    weights.load('gs://bucket/policy', config, mesh),
-    weights.load(CHECKPOINTS / SHARDED, config, mesh),
+  read, expected = (
+    weights.load(folder, config, mesh) for folder in ('gs://bucket/policy', CHECKPOINTS / SHARDED)
   )
+  jax.tree.map(np.testing.assert_array_equal, read, expected)
   assert tokenizer.load('gs://bucket/policy').encode('1+2')
 
 
@@ -261,17 +243,13 @@ SECOND, THIRD = (f'model-0000{n}-of-00003.safetensors' for n in (2, 3))
 def update(file, tensor, change):
   """A function of a folder that sets a tensor of a file to `change` of all, or removes it."""
 
-  def damage(folder):
-    def apply(content):
-      value = change(content)
-      if value is None:
-        del content[tensor]
-      else:
-        content[tensor] = value
+  def apply(content):
+    value = change(content)
+    content.pop(tensor, None)
+    if value is not None:
+      content[tensor] = value
 
-    rewrite(folder / file, apply)
-
-  return damage
+  return lambda folder: rewrite(folder / file, apply)
 
 
 def truncate(size):
@@ -290,7 +268,11 @@ def forget_in_the_index(folder):
 
 def remove_from_its_file(folder):
   file = json.loads((folder / INDEX).read_text())['weight_map']['lm_head.weight']
-  update(file, 'lm_head.weight', lambda _: None)(folder)
+  update(file, 'lm_head.weight', nothing)(folder)
+
+
+def nothing(_):
+  return None
 
 
 def extra(_):
@@ -299,57 +281,47 @@ def extra(_):
 
 DAMAGES = {
   'no_tensor': (
-    SINGLE,
-    update(FILE, 'model.norm.weight', lambda _: None),
+    SINGLE, update(FILE, 'model.norm.weight', nothing),
     f'{FILE}: tensor model.norm.weight is missing, but config.json requires it, with shape [56].',
   ),
   'not_in_the_index': (
-    SHARDED,
-    forget_in_the_index,
+    SHARDED, forget_in_the_index,
     f'{INDEX}: tensor model.norm.weight is missing, .* with shape [32] (and 1 more).',
   ),
   'not_in_its_file': (
-    SHARDED,
-    remove_from_its_file,
+    SHARDED, remove_from_its_file,
     '.safetensors: tensor lm_head.weight with shape [96, 32] is missing',
   ),
   'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected '),
   'unexpected_in_one_file': (
-    SHARDED,
-    update(SECOND, 'extra', extra),
-    f'{SECOND}: tensor extra is unexpected ',
+    SHARDED, update(SECOND, 'extra', extra), f'{SECOND}: tensor extra is unexpected ',
   ),
   'unembedding_of_a_tied_model': (
-    'qwen2_tied',
-    update(FILE, 'lm_head.weight', lambda content: content['model.embed_tokens.weight']),
+    'qwen2_tied', update(FILE, 'lm_head.weight', lambda of: of['model.embed_tokens.weight']),
     'tensor lm_head.weight is unexpected',
   ),
   'shape': (
-    SINGLE,
-    update(FILE, 'lm_head.weight', lambda content: content['lm_head.weight'].T.copy()),
+    SINGLE, update(FILE, 'lm_head.weight', lambda of: of['lm_head.weight'].T.copy()),
     f'{FILE}: tensor lm_head.weight has shape [56, 96], but config.json requires [96, 56].',
   ),
   'quantised': (
-    SINGLE,
-    update(FILE, 'lm_head.weight', lambda content: content['lm_head.weight'].astype(np.int8)),
+    SINGLE, update(FILE, 'lm_head.weight', lambda of: of['lm_head.weight'].astype(np.int8)),
     'tensor lm_head.weight has dtype I8. It must be one of F32, BF16, F16',
   ),
   'empty': (SHARDED, truncate(0), f'{THIRD}: not a complete safetensors file, at 0 bytes ('),
   'cut': (SHARDED, truncate(100), f'{THIRD}: not a complete safetensors file, at 100 bytes ('),
   'cut_at_the_end': (SHARDED, truncate(-100), f'{THIRD}: not a complete safetensors file, at '),
   'no_file': (
-    SHARDED,
-    lambda folder: (folder / SECOND).unlink(),
-    f'{INDEX}: it lists {SECOND} as the file with model.',
+    SHARDED, lambda folder: (folder / SECOND).unlink(),
+    f'{INDEX}: the index lists {SECOND} as the file with model.',
   ),
   'index_no_json': (SHARDED, write_index('{'), f'{INDEX}: not an index of safetensors files'),
   'index_without_map': (SHARDED, write_index('{}'), f'{INDEX}: not an index of safetensors files'),
   'no_safetensors': (
-    SINGLE,
-    lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
-    f': it contains neither {FILE} nor {INDEX}. Weights must be safetensors',
+    SINGLE, lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
+    f': the folder contains neither {FILE} nor {INDEX}. Weights must be safetensors',
   ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize('damage', DAMAGES)

@@ -221,7 +221,7 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param(GOOD | {'logp': [-1, float('nan')]}, r'logp contains nan', id='nan'),
     pytest.param(GOOD | {'correctness': 1}, r'correctness=1: .* must lie in \(0, 1\)', id='one'),
     pytest.param(GOOD | {'correctness': '.5'}, r"correctness='\.5': .* must lie", id='text'),
-    pytest.param('[]', r'\[\] is not an object\. Every row must be one', id='no_object'),
+    pytest.param('[]', r'\[\] is not an object\. Every row must be an object', id='no_object'),
     pytest.param('{', r'not valid JSON \(', id='json'),
   ],
 )

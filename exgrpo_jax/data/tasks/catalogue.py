@@ -23,16 +23,13 @@ TASKS: Mapping[str, Callable[[], Mapping[str, Sequence[Record]]]] = {
 IN_TURNS = ('guess', 'lake')
 # Question source -> function (question, response) that returns True if every step is right.
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
-  'arithmetic': sums.valid_steps,
-  'arithmetic_ood': sums.valid_steps,
-  'chains': chains.valid_steps,
-  'chains_ood': chains.valid_steps,
+  **dict.fromkeys(('arithmetic', 'arithmetic_ood'), sums.valid_steps),
+  **dict.fromkeys(('chains', 'chains_ood'), chains.valid_steps),
 }
 # Question source -> function (question, response) that returns the style, judged by form alone.
-STYLES: Mapping[str, Callable[[str, str], str]] = {
-  'chains': chains.style,
-  'chains_ood': chains.style,
-}
+STYLES: Mapping[str, Callable[[str, str], str]] = dict.fromkeys(
+  ('chains', 'chains_ood'), chains.style
+)
 
 
 def step_checker(question: Question) -> Callable[[str], bool] | None:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.data.records import Record
+from exgrpo_jax.data.records import Record, task_record
 from exgrpo_jax.data.tasks.sums import NUMBER, read_steps
 
 
@@ -92,13 +92,8 @@ def _row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> 
   """Generate a record and add its start and sorted terms to `seen`."""
   start, *terms = chain = _unseen_chain(rng, split, seen)
   seen.add((start, *sorted(terms)))
-  return {
-    'messages': [{'role': 'user', 'content': f'{start}{_signed(terms)}'}],
-    'answer': str(sum(chain)),
-    'solution': _solution(rng, start, terms),
-    'kind': 'math',
-    'source': split.source,
-  }
+  solution = _solution(rng, start, terms)
+  return task_record(f'{start}{_signed(terms)}', sum(chain), solution, split.source)
 
 
 def _unseen_chain(

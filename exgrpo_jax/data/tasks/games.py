@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exgrpo_jax.data.records import Record
+from exgrpo_jax.data.records import Record, task_record
 
 SEED = 2510_02248
 NUMBERS = range(1, 65)
@@ -17,19 +17,13 @@ SPLITS = {'pretraining': 8_000, 'train': 2_000, 'test': 500}
 def guess_rows() -> dict[str, list[Record]]:
   """Return the records of every split, by split name. Every call returns the same records."""
   rng = np.random.default_rng(SEED)
+  question = f'{NUMBERS.start}-{NUMBERS.stop - 1}'
   return {
-    name: [_row(int(number)) for number in rng.choice(NUMBERS, count)]
+    name: [
+      task_record(question, number, halving(number), 'guess')
+      for number in rng.choice(NUMBERS, count).tolist()
+    ]
     for name, count in SPLITS.items()
-  }
-
-
-def _row(number: int) -> Record:
-  return {
-    'messages': [{'role': 'user', 'content': f'{NUMBERS.start}-{NUMBERS.stop - 1}'}],
-    'answer': str(number),
-    'solution': halving(number),
-    'kind': 'math',
-    'source': 'guess',
   }
 
 
@@ -81,13 +75,9 @@ def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
     text, reached = '\n'.join(lines), distances(lines)
     if (0, 0) in reached and text not in seen:
       seen.add(text)
-      return {
-        'messages': [{'role': 'user', 'content': text}],
-        'answer': str(reached[0, 0]),  # length of the shortest path; the environment ignores it
-        'solution': ' '.join(MOVES),  # so that the tokenizer is trained on the task's words
-        'kind': 'math',
-        'source': f'lake_{side}',
-      }
+      # The environment ignores the answer, the length of the shortest path. The solution consists
+      # of the task's words, so that the tokenizer is trained on them.
+      return task_record(text, reached[0, 0], ' '.join(MOVES), f'lake_{side}')
 
 
 # ---- The map ----

@@ -7,7 +7,6 @@ The first term spreads the answers over many values, so guessing earns almost no
 other terms are digits, so a model with half a million parameters can learn the task.
 """
 
-import collections
 import itertools
 import re
 from collections.abc import Sequence, Set
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.data.records import Record
+from exgrpo_jax.data.records import Record, task_record
 
 # Not \d, which matches digits in every script. Bounded because int() raises beyond 4,300 digits.
 NUMBER = '(?:0|[1-9][0-9]{0,17})'
@@ -49,14 +48,12 @@ ARITHMETIC_START_RANGE = (10, 99)  # of the first term; inclusive, uniform
 ARITHMETIC_DIGIT_RANGE = (1, 9)  # of the other terms; inclusive
 ARITHMETIC_HIGH = 6
 ARITHMETIC_SPLITS = {
-  'train': Split(questions=24_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
-  'validation': Split(
-    questions=2_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'
-  ),
-  'test': Split(questions=2_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
+  'train': Split(24_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
+  'validation': Split(2_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
+  'test': Split(2_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
   # Unlike anything in training, and harder: the maximum number of steps, nearly all with a
   # carry. The five digits have only four possible values, so repeats must be counted.
-  'ood': Split(questions=2_000, min_digits=5, max_digits=5, is_high=True, source='arithmetic_ood'),
+  'ood': Split(2_000, min_digits=5, max_digits=5, is_high=True, source='arithmetic_ood'),
 }
 
 _SUM = re.compile(rf'{NUMBER}(\+{NUMBER})+')
@@ -78,16 +75,10 @@ def arithmetic_rows() -> dict[str, list[Record]]:
 
 def _arithmetic_row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> Record:
   """Generate a record and add its sorted terms to `seen`."""
-  start, *digits = _unseen_terms(rng, split, seen)
-  terms = [start, *digits]
+  start, *digits = terms = _unseen_terms(rng, split, seen)
   seen.add(tuple(sorted(terms)))
-  return {
-    'messages': [{'role': 'user', 'content': '+'.join(map(str, terms))}],
-    'answer': str(sum(terms)),
-    'solution': written_sum([start, *rng.permutation(digits).tolist()]),
-    'kind': 'math',
-    'source': split.source,
-  }
+  solution = written_sum([start, *rng.permutation(digits).tolist()])
+  return task_record('+'.join(map(str, terms)), sum(terms), solution, split.source)
 
 
 def _unseen_terms(rng: np.random.Generator, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
@@ -95,9 +86,8 @@ def _unseen_terms(rng: np.random.Generator, split: Split, seen: Set[tuple[int, .
     count = rng.integers(split.min_digits, split.max_digits, endpoint=True)
     start = int(rng.integers(*ARITHMETIC_START_RANGE, endpoint=True))
     lowest, highest = ARITHMETIC_DIGIT_RANGE
-    digits = rng.integers(
-      ARITHMETIC_HIGH if split.is_high else lowest, highest, size=count, endpoint=True
-    ).tolist()
+    least = ARITHMETIC_HIGH if split.is_high else lowest
+    digits = rng.integers(least, highest, size=count, endpoint=True).tolist()
     terms = [start, *digits]
     if (min(digits) >= ARITHMETIC_HIGH) == split.is_high and tuple(sorted(terms)) not in seen:
       return terms
@@ -117,31 +107,23 @@ def written_sum(terms: Sequence[int]) -> str:
 def valid_steps(question_text: str, response: str) -> bool:
   """Return True if every step of `response` is right, not just its final answer.
 
-  The first step must add two of the terms, and every later step must add one more term to
-  the running total. Every addition must be correct, every term of the question must be used
-  exactly once, and the box must contain the last total. Other text between the steps, a
-  second box or a number with leading zeros makes the response invalid.
-
-  Args:
-    question_text: terms joined by '+', such as '48+9+3'. Returns False for anything else.
-    response: the steps and the box, separated by whitespace. Terms may appear in any order.
+  The question must be terms joined by '+', such as '48+9+3'. The first step must add two of the
+  terms, and every later step must add one more term to the running total, in any order. Every
+  addition must be correct, every term must be used exactly once, and the box must contain the last
+  total. Other text between the steps, a second box or leading zeros make the response invalid.
   """
   question = question_text.strip()
   if not _SUM.fullmatch(question) or not (reading := read_steps(response, _STEP)):
     return False
-  terms = collections.Counter(int(term) for term in question.split('+'))
   steps, answer = reading
-  if not steps:
-    return False
-  start, *later = [step['start'] for step in steps]
+  start, *later = [step['start'] for step in steps] or [None]
   if start is None or any(later):
     return False
-  added = [int(step['term']) for step in steps]
+  terms = [int(start), *(int(step['term']) for step in steps)]
   totals = [int(step['total']) for step in steps]
-  correct_totals = list(itertools.accumulate(added, initial=int(start)))[1:]
   return (
-    totals == correct_totals
-    and collections.Counter([int(start), *added]) == terms
+    totals == list(itertools.accumulate(terms))[1:]
+    and sorted(terms) == sorted(map(int, question.split('+')))
     and answer == totals[-1]
   )
 
@@ -171,18 +153,11 @@ def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
   """Generate a record and add its question to `seen`."""
   while True:
     count = int(rng.integers(CALCULATOR_TERMS.start, CALCULATOR_TERMS.stop))
-    numbers = rng.integers(100, LARGEST_TOTAL, count + 1) * np.array(
-      [1, *rng.choice([-1, 1], count)]
-    )
-    start, *terms = numbers.tolist()
-    totals = list(itertools.accumulate([start, *terms]))
+    sizes = rng.integers(100, LARGEST_TOTAL, count + 1)
+    start, *terms = numbers = (sizes * np.array([1, *rng.choice([-1, 1], count)])).tolist()
+    totals = list(itertools.accumulate(numbers))
     text = f'{start}{"".join(f"{term:+d}" for term in terms)}'
     if min(totals) >= 0 and max(totals) <= LARGEST_TOTAL and text not in seen:
       seen.add(text)
-      return {
-        'messages': [{'role': 'user', 'content': text}],
-        'answer': str(totals[-1]),
-        'solution': f'{start}{terms[0]:+d} ={totals[-1]}?',  # the characters used in a turn
-        'kind': 'math',
-        'source': 'calculator',
-      }
+      solution = f'{start}{terms[0]:+d} ={totals[-1]}?'  # the characters used in a turn
+      return task_record(text, totals[-1], solution, 'calculator')
