@@ -15,7 +15,7 @@ tokens.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import chex
 import jax
@@ -30,6 +30,14 @@ DECODE_BACKENDS = ('transposed', 'dense', 'cudnn', 'ragged')
 
 LayerCache = Transposed | Dense | Ragged
 Cache = tuple[LayerCache, ...]  # one per layer
+
+
+class NewTokens(NamedTuple):
+  """A layer's rotated keys and values of T tokens per row that the cache does not have yet."""
+
+  key_BTGH: jax.Array
+  value_BTGH: jax.Array
+
 
 _Layer = TypeVar('_Layer', bound=LayerCache)
 _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
@@ -198,6 +206,24 @@ def attend(
   G, H = _num_heads(layer), query_BNH.shape[-1]
   backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype), cap)
   return _ATTEND[backend](query_BNH, position_B, layer, cap)
+
+
+def attend_new(
+  query_BTNH: jax.Array,
+  new: NewTokens,
+  position_B: Array,
+  layer: LayerCache,
+  window: int = 0,
+  cap: float = 0.0,
+) -> jax.Array:
+  """Attend from T new tokens of each row to the cache and the new ones: [B, T, N, H], plain JAX.
+
+  The cache has each row's first `position_B` tokens; see `dense_cache.attend_new`. Rejected drafts
+  never get into the cache, so a window's ring does not lose what they would overwrite.
+  """
+  if isinstance(layer, Ragged):
+    layer = ragged_cache.as_dense(layer)
+  return dense_cache.attend_new(query_BTNH, new, position_B, layer, window, cap)
 
 
 _LAYOUTS: dict[str, type[LayerCache]] = {

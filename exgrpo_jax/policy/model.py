@@ -25,7 +25,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, lora, matmul, mlp, rotary, sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
-from exgrpo_jax.policy.kv_cache import Cache, LayerCache
+from exgrpo_jax.policy.kv_cache import Cache, LayerCache, NewTokens
 from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
 from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.policy.shape import Kind, ShapeConfig
@@ -427,6 +427,50 @@ def decode(
     config, params, tokens_B[:, None], position_B[:, None], cache
   )
   return hidden_BTD[:, 0], cache, None if routes_BTLC is None else routes_BTLC[:, 0]
+
+
+def decode_new(
+  config: ShapeConfig, params: Params, tokens_BT: Array, position_B: Array, cache: Cache
+) -> tuple[jax.Array, tuple[NewTokens, ...], jax.Array | None]:
+  """Decode T > 1 tokens per row, from each row's own position on, and leave the cache unchanged.
+
+  Arguments as for `decode`. The cache may be full: nothing is written.
+
+  Returns:
+    ([B, T, D], keys and values for `keep`, the experts of the tokens [B, T, L, C] or None).
+  """
+  chex.assert_rank([tokens_BT, position_B], [2, 1])
+  position_BT = jnp.asarray(position_B)[:, None] + jnp.arange(tokens_BT.shape[1])
+  return apply_layers(config, params, tokens_BT, position_BT, cache)
+
+
+def keep(
+  config: ShapeConfig,
+  cache: Cache,
+  new: tuple[NewTokens, ...],
+  position_B: jax.Array,
+  count_B: jax.Array,
+) -> Cache:
+  """Write each row's first `count_B` tokens of `decode_new` to the cache; at least one, at most T.
+
+  Position position_B + count_B - 1 must be below the cache's length.
+  """
+  row_B = jnp.arange(len(count_B))
+
+  def write(number: jax.Array, cache: Cache) -> Cache:
+    number_B = jnp.minimum(number, count_B - 1)  # rows with fewer tokens write their last again
+    position_now_B = position_B + number_B
+    return tuple(
+      kv_cache.write_token(
+        layer,
+        tokens.key_BTGH[row_B, number_B],
+        tokens.value_BTGH[row_B, number_B],
+        position_now_B % config.window if kind.is_local else position_now_B,
+      )
+      for layer, tokens, kind in zip(cache, new, config.kinds, strict=True)
+    )
+
+  return jax.lax.fori_loop(0, jnp.max(count_B), write, cache)
 
 
 def apply_layers(

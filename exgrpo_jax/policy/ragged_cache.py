@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu import ragged_paged_attention
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.policy.dense_cache import scattered
+from exgrpo_jax.policy.dense_cache import Dense, scattered
 
 PAGE = 256  # positions
 # Set by hand because the kernel's tuner needs a device. With more queries in a block, the kernel
@@ -53,6 +53,12 @@ def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
   """Build a layer with T positions, all of them written."""
   B, T, G, H = key_BTGH.shape
   return Ragged(jnp.stack([key_BTGH, value_BTGH], axis=3).reshape(B, T, 2 * G, H))
+
+
+def as_dense(layer: Ragged) -> Dense:
+  """Return views of a layer's keys and values for plain JAX."""
+  pair_BCSH = layer.pair_BSCH.swapaxes(1, 2)
+  return Dense(key_BGSH=pair_BCSH[:, ::2], value_BGSH=pair_BCSH[:, 1::2])
 
 
 def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array) -> Ragged:
