@@ -49,6 +49,7 @@ class DecodeSpec:
   pad_id: int  # any valid token: padding is never read
   keeps_routes: bool = False  # whether responses come with their routes, see routes.py
   parked: int = 0  # episodes whose cache is kept while they have no slot
+  drafts: str = '0'  # tokens drafted per row and pass: see `drafts.width`
 
   @property
   def longest_row(self) -> int:
@@ -91,6 +92,7 @@ class Prompts(NamedTuple):
 
 
 _Rows = TypeVar('_Rows', State, Prompts)
+_Decoded = TypeVar('_Decoded')
 
 
 class Forced(NamedTuple):
@@ -191,7 +193,7 @@ def decode(
   `DecodeSpec.at_any_temperature`.
   """
   S, N = model.cache_length(config, state.cache), jnp.minimum(max_steps, TOKENS_PER_SYNC)
-  unembedding = _padded_unembedding(config, params)
+  unembedding = padded_unembedding(config, params)
   key_B, live_before_B = jax.random.wrap_key_data(state.key_BX), state.live_B
 
   def goes_on(carry: _Carry) -> jax.Array:
@@ -201,10 +203,8 @@ def decode(
 
   def decode_token(carry: _Carry) -> _Carry:
     time, state, decoded = carry
-    logits_BV = _logits(config, state.hidden_BD, unembedding) / temperature
-    uniform_B2 = randomness.uniforms(key_B, state.length_B)
-    token_B, logp_B, entropy_B = token_sampling.sample_token(
-      sampling.distribution, logits_BV, uniform_B2, config.vocab_size
+    token_B, logp_B, entropy_B = draw(
+      config, sampling, unembedding, state.hidden_BD, key_B, state.length_B, temperature
     )
     token_B, written_B = _read_or_written(forced, time, token_B, state.live_B)
     ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
@@ -227,11 +227,26 @@ def decode(
     )
     return time + 1, state, decoded
 
-  start = jnp.int32(0), state, _nothing_decoded(state)
+  start = jnp.int32(0), state, nothing_decoded(state)
   _, state, decoded = jax.lax.while_loop(goes_on, decode_token, start)
-  # Replicated because every host reads it.
-  decoded = jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
-  return laid_out(state), decoded
+  return laid_out(state), for_hosts(decoded)
+
+
+def draw(
+  config: model.ShapeConfig,
+  sampling: Sampling,
+  unembedding: jax.Array | OutputMajor,
+  hidden_BD: jax.Array,
+  key_B: jax.Array,
+  length_B: jax.Array,
+  temperature: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Draw each row's token number `length_B`: see `token_sampling.sample_token` and `decode`."""
+  logits_BV = _logits(config, hidden_BD, unembedding) / temperature
+  uniform_B2 = randomness.uniforms(key_B, length_B)
+  return token_sampling.sample_token(
+    sampling.distribution, logits_BV, uniform_B2, config.vocab_size
+  )
 
 
 def _with_token(
@@ -264,6 +279,11 @@ def _read_or_written(
   return jnp.where(is_forced_B, forced.tokens_NB[time], token_B), live_B & ~is_forced_B
 
 
+def for_hosts(decoded: _Decoded) -> _Decoded:
+  """Replicate arrays because every host reads them."""
+  return jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
+
+
 def laid_out(rows: _Rows) -> _Rows:
   """Spread slots or prompts over the mesh.
 
@@ -281,7 +301,7 @@ def _logits(
   return logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
 
 
-def _padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
+def padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
   """Pad the unembedding for the tokens that `token_sampling.padded_size` adds."""
   unembedding = model.decode_unembedding(config, params)
   more = token_sampling.padded_size(config.vocab_size) - config.vocab_size
@@ -293,8 +313,9 @@ def _padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.
   return sharding.constrain(jnp.pad(unembedding, ((0, 0), (0, more))), (None, 'vocab'))
 
 
-def _nothing_decoded(state: State) -> Decoded:
-  N, B = TOKENS_PER_SYNC, len(state.live_B)
+def nothing_decoded(state: State, N: int = TOKENS_PER_SYNC) -> Decoded:
+  """Return empty columns with room for N tokens."""
+  B = len(state.live_B)
   return Decoded(
     tokens_NB=jnp.zeros((N, B), jnp.int32),
     logp_NB=jnp.zeros((N, B), jnp.float32),

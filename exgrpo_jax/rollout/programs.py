@@ -15,10 +15,10 @@ import numpy as np
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, partial, routes, scheduler, settings, slots
+from exgrpo_jax.rollout import decode_loop, drafts, partial, routes, scheduler, settings, slots
 from exgrpo_jax.rollout.decode_loop import Prompts, State
 from exgrpo_jax.rollout.scheduler import SlotEngine
-from exgrpo_jax.rollout.slots import forced_of, insertion_of
+from exgrpo_jax.rollout.slots import forced_of, insertion_of, text_length, texts_of
 from exgrpo_jax.runtime.compilations import Program
 
 # ---- What a step generates ----
@@ -308,15 +308,22 @@ def _decode(
 ) -> Iterator[Program]:
   """Yield decoding in all slots, and in the fewer slots once the last rows close up."""
   config, spec, mesh = engine.model, engine.spec, engine.mesh
-  forced = forced_of([None] * spec.slots) if spec.parked else None
+  text = text_length(config, spec, state)
   spans = [span for one in made for span in one.spans]
   steps = max(1, sum(span.steps for span in spans))
   read = sum(span.steps * span.positions for span in spans) / steps
   runs, trips = len(spans) / max(1, len(made)), steps / max(1, len(spans))
   slots = spec.slots
   while slots:
-    args = config, spec.sampling, params, state, 1, 1, 1.0, forced
-    decode = Program('decode', decode_loop.decode, args, mesh, (slots, length))
+    width = drafts.width(spec.drafts, slots, mesh)
+    forced = forced_of([None] * slots, width) if spec.parked else None
+    until, function, args = (1, 1, 1.0, forced), decode_loop.decode, (config, spec.sampling)
+    if width:
+      function = drafts.decode
+      args = *args, width, params, state, texts_of([None] * slots, {}, text), *until
+    else:
+      args = *args, params, state, *until
+    decode = Program('decode', function, args, mesh, (slots, length))
     if slots == spec.slots:
       decode.runs, decode.trips = runs, trips
       decode.filled = min(1.0, read / (slots * spec.longest_row))

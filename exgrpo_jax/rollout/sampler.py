@@ -34,6 +34,7 @@ class Request:
   asked: Question | None = None  # for an environment; None for a single turn
   # Index of a request in the same call. This one begins with its tokens and an observation.
   follows: int | None = None
+  past: tuple[np.ndarray, ...] = ()  # earlier responses to the question, to draft from
 
 
 # Called with a request's index and its complete response. True stops the sampler.

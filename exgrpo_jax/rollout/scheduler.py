@@ -37,10 +37,11 @@ from exgrpo_jax.datatypes import Response
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop, routes
+from exgrpo_jax.rollout import decode_loop, drafts, routes
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
+  Past,
   Prefilled,
   Row,
   Slots,
@@ -49,12 +50,16 @@ from exgrpo_jax.rollout.slots import (
   forced_of,
   harvest,
   insertion_of,
+  joined,
   metrics,
   packed,
   packed_rows,
+  past_of,
   progress,
   rows_of,
   take_slots,
+  text_length,
+  texts_of,
   write,
 )
 from exgrpo_jax.runtime import activity, hosts
@@ -90,6 +95,7 @@ class SlotEngine:
     and their responses follow the responses to `requests`.
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
+    past = past_of(requests)
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
     state, prefilled, parked, is_enough, pace = None, None, None, False, _Pace()
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
@@ -115,12 +121,13 @@ class SlotEngine:
         # If none waits and nothing may stop it, the next sync is when all have finished.
         live = len(slots) - slots.count(None)
         at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
-        state, sync = self._decoded(params, state, slots, min(live, at_once), pace)
+        state, sync = self._decoded(params, state, slots, past, min(live, at_once), pace)
         syncs.append(sync)
         self.on_sync(sync)
         complete = list[tuple[int, int]]()
         for slot, row, response in harvest(slots, self._routes(state, finished(slots))):
           is_enough |= bool(on_finish(row.index, response))
+          past[row.request.question][row.request.sample] = response.tokens
           complete.append((slot, row.place))
         if parked is not None:
           parked = self._parked(state, parked, complete)
@@ -131,28 +138,46 @@ class SlotEngine:
     return written, metrics(syncs)
 
   def _decoded(
-    self, params: Params, state: State, slots: Slots, min_finished: int, pace: '_Pace'
+    self,
+    params: Params,
+    state: State,
+    slots: Slots,
+    past: Past,
+    min_finished: int,
+    pace: '_Pace',
   ) -> tuple[State, Sync]:
-    """Decode up to the next sync: N tokens, or until `min_finished` rows have finished.
+    """Decode up to the next sync: N steps, or until `min_finished` rows have finished.
 
     The number of parts changes only what `progress` says meanwhile.
     """
-    temperature = self.spec.distribution.temperature or 1.0
-    steps, tokens, N = 0, 0, decode_loop.TOKENS_PER_SYNC
+    steps, parts, N = 0, list[Sync](), decode_loop.TOKENS_PER_SYNC
     while steps < N and (missing := min_finished - len(finished(slots))) > 0:
       # Several hosts must run the same program, and their clocks differ.
       most = N - steps if hosts.are_several() else min(pace.steps, N - steps)
       began = time.monotonic()
-      forced = forced_of(slots) if self.spec.parked else None
-      state, decoded = decode_loop.decode(
-        self.model, self.spec.sampling, params, state, missing, most, temperature, forced
-      )
-      part = write(slots, jax.device_get(decoded))
+      state, part = self._part(params, state, slots, past, missing, most)
       pace.measured(part.steps, time.monotonic() - began)
-      steps, tokens = steps + part.steps, tokens + part.tokens
+      parts.append(part)
+      steps += part.steps
       if part.steps < most:  # enough have finished, or the cache is full
         break
-    return state, Sync(len(slots), steps, tokens)
+    return state, joined(parts)
+
+  def _part(
+    self, params: Params, state: State, slots: Slots, past: Past, missing: int, most: int
+  ) -> tuple[State, Sync]:
+    """Decode at most `most` steps, or until `missing` more rows have finished."""
+    sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
+    width = drafts.width(self.spec.drafts, len(slots), self.mesh)
+    forced = forced_of(slots, width) if self.spec.parked else None
+    until = missing, most, temperature, forced
+    if not width:
+      state, decoded = decode_loop.decode(self.model, sampling, params, state, *until)
+      return state, write(slots, jax.device_get(decoded))
+    texts = texts_of(slots, past, text_length(self.model, self.spec, state))
+    state, *results = drafts.decode(self.model, sampling, width, params, state, texts, *until)
+    decoded, counts = jax.device_get(results)
+    return state, write(slots, decoded, width, counts)
 
   def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
     """Return the routes [S, L, C] of some slots if they are kept."""

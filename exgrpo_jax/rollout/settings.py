@@ -9,6 +9,7 @@ from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy.model import ShapeConfig
+from exgrpo_jax.rollout import drafts
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.scoring import ScoreSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
@@ -36,6 +37,13 @@ class RolloutConfig:
     PAPER,
   )
   slots: int = setting(256, '[1, inf)', 'responses decoded together')
+  drafts: str = setting(
+    '0',
+    drafts.CHOICES,
+    'tokens drafted per row and decode pass, from other responses to the question; they make '
+    'sampling faster and change no response except by rounding; auto chooses by the number of '
+    'slots and the platform',
+  )
   partial: bool = setting(
     False,
     None,
@@ -110,6 +118,7 @@ class RolloutConfig:
       eos_ids=tokenizer.eos_ids,
       pad_id=tokenizer.pad_id,
       keeps_routes=self.router_replay,
+      drafts=self.drafts,
     )
 
   def score_spec(self, shape: ShapeConfig, mesh: Mesh, tokens_per_pass: int) -> ScoreSpec:

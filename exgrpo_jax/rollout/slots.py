@@ -18,8 +18,9 @@ from exgrpo_jax.datatypes import Array, Response
 from exgrpo_jax.errors import counted
 from exgrpo_jax.packing import Segments, Shape, rows_within
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, routes
+from exgrpo_jax.rollout import decode_loop, drafts, routes
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Insertion, Prompts
+from exgrpo_jax.rollout.drafts import Counts, Texts
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import activity, randomness
 
@@ -52,6 +53,11 @@ class Row:
     """Return the cache position of the next token."""
     return len(self.request.prompt) + self.cached
 
+  @property
+  def written(self) -> np.ndarray:
+    """Return the tokens of the response that its cache has."""
+    return np.concatenate([tokens for tokens, *_ in self.pieces])[: self.cached]
+
   @functools.cached_property
   def origin(self) -> Origin:
     """Return a key that is equal for rows with the same prefill."""
@@ -77,14 +83,20 @@ class Row:
 
 
 Slots = list[Row | None]
+# Complete responses by question and sample, the latest last; negative samples are of earlier steps.
+Past = dict[int, dict[int, np.ndarray]]
 
 
 class Sync(NamedTuple):
   """The decoding between two syncs."""
 
   slots: int  # slots that decoded together
-  steps: int  # decode steps; each computes one token for every slot
-  tokens: int  # tokens that rows wrote or read: fewer than steps x slots if slots were free
+  steps: int  # decode steps; each computes one token for every slot, or with drafts several
+  tokens: int  # tokens that rows wrote or read
+  row_steps: int  # steps x slots without free slots; equal to `tokens` without drafts
+  width: int = 0  # tokens drafted per row and step
+  drafted: tuple[int, ...] = ()  # tokens, by each of drafts.SOURCES
+  accepted: tuple[int, ...] = ()  # drafted tokens that are part of a response
 
 
 def rows_of(
@@ -151,9 +163,9 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
   )
 
 
-def forced_of(slots: Slots) -> Forced:
+def forced_of(slots: Slots, width: int = 0) -> Forced:
   """Collect the tokens that rows must read before they write, as many as `decode` takes at once."""
-  N, B = decode_loop.TOKENS_PER_SYNC, len(slots)
+  N, B = decode_loop.TOKENS_PER_SYNC * (width + 1), len(slots)
   tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
   for slot, row in enumerate(slots):
     if row:
@@ -162,9 +174,9 @@ def forced_of(slots: Slots) -> Forced:
   return Forced(tokens_NB, count_B)
 
 
-def write(slots: Slots, decoded: Decoded) -> Sync:
-  """Give the rows the tokens that they wrote."""
-  counts = [0]
+def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None = None) -> Sync:
+  """Give the rows the tokens that they wrote, with `width` drafts and their `counts`."""
+  tokens = [0]
   for slot, row in enumerate(slots):
     if row is None or row.truncated is not None:
       continue
@@ -176,8 +188,84 @@ def write(slots: Slots, decoded: Decoded) -> Sync:
     row.length += count - read
     if not decoded.live_B[slot]:
       row.truncated = not decoded.ended_B[slot]
-    counts.append(count)
-  return Sync(slots=len(slots), steps=max(counts), tokens=sum(counts))
+    tokens.append(count)
+  if counts is None:
+    return Sync(len(slots), steps=max(tokens), tokens=sum(tokens), row_steps=sum(tokens))
+  return Sync(
+    slots=len(slots),
+    steps=int(counts.passes),
+    tokens=sum(tokens),
+    row_steps=int(counts.row_passes),
+    width=width,
+    drafted=tuple(map(int, counts.drafted_X)),
+    accepted=tuple(map(int, counts.accepted_X)),
+  )
+
+
+def joined(parts: Sequence[Sync]) -> Sync:
+  """Join the parts of the decoding between two syncs; there is at least one."""
+
+  def total(name: str) -> int:
+    return sum(getattr(part, name) for part in parts)
+
+  def totals(name: str) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*(getattr(part, name) for part in parts))))
+
+  last = parts[-1]
+  sums = total('steps'), total('tokens'), total('row_steps')
+  return Sync(last.slots, *sums, last.width, totals('drafted'), totals('accepted'))
+
+
+def past_of(requests: Sequence[Request]) -> Past:
+  """Collect the earlier responses that requests come with."""
+  past = collections.defaultdict[int, dict[int, np.ndarray]](dict)
+  for request in requests:
+    past[request.question] |= {-number: one for number, one in enumerate(request.past, 1)}
+  return past
+
+
+def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.State) -> int:
+  """Return the tokens that a text of `texts_of` may have: as many as the slots' cache."""
+  return min(model.cache_length(config, state.cache), spec.longest_row)
+
+
+def texts_of(slots: Slots, past: Past, length: int) -> Texts:
+  """Collect the texts that rows draft from, each cut at `length` tokens.
+
+  A question's rows share its past responses, the latest first. There is room for as many past
+  responses as there are slots.
+  """
+  count, most = len(slots), drafts.MAX_TEXTS
+  of_question = collections.defaultdict[int, dict[int, Row]](dict)
+  for slot, row in enumerate(slots):
+    if row:
+      of_question[row.request.question][slot] = row
+  num_past = max(count, most)
+  tokens_RS = np.zeros((count + num_past, length), np.int32)
+  length_R, start_R = np.zeros((2, count + num_past), np.int32)
+  peers_BM = np.full((count, most), -1, np.int32)
+  peers_BM[:, 0] = np.arange(count)
+
+  def put(place: int, prompt: np.ndarray, response: np.ndarray) -> None:
+    text = np.concatenate([prompt, response])[:length]
+    tokens_RS[place, : len(text)] = text
+    length_R[place], start_R[place] = len(text), len(prompt)
+
+  free = count  # the next place of a past response
+  for question, rows in of_question.items():
+    for slot, row in rows.items():
+      put(slot, row.request.prompt, row.written)
+    prompt = next(iter(rows.values())).request.prompt[-drafts.LONGEST_MATCH :]
+    writing = {row.request.sample for row in rows.values()}
+    found = [one for name, one in past.get(question, {}).items() if name not in writing]
+    share = min(most - 1, num_past // len(of_question), len(found))
+    places = range(free, free := free + share)
+    for place, response in zip(places, reversed(found)):
+      put(place, prompt, response)
+    for slot in rows:
+      others = [*(one for one in rows if one != slot), *places][: most - 1]
+      peers_BM[slot, 1 : 1 + len(others)] = others
+  return Texts(tokens_RS, length_R, start_R, peers_BM)
 
 
 def finished(slots: Slots) -> list[int]:
@@ -207,10 +295,28 @@ def progress(rows: Sequence[Row]) -> str:
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
-  """Return the share of computed tokens that are part of a response; empty without a sync."""
-  computed = sum(sync.slots * sync.steps for sync in syncs)
-  written = sum(sync.tokens for sync in syncs)
-  return {'rollout/slots_busy': written / computed} if computed else {}
+  """Return the share of the slots' steps that responses took; empty without a sync.
+
+  With drafts, also the tokens per pass, the drafted tokens, and the share that was accepted.
+  """
+  steps = sum(sync.slots * sync.steps for sync in syncs)
+  row_steps = sum(sync.row_steps for sync in syncs)
+  if not steps:
+    return {}
+  found = {'rollout/slots_busy': row_steps / steps}
+  drafting = [sync for sync in syncs if sync.width]
+  if not drafting:
+    return found
+  drafted, accepted = (
+    np.sum([getattr(sync, name) for sync in drafting], axis=0) for name in ('drafted', 'accepted')
+  )
+  found |= {
+    'rollout/tokens_per_pass': sum(sync.tokens for sync in syncs) / row_steps,
+    'rollout/draft_width': sum(sync.width * sync.row_steps for sync in syncs) / row_steps,
+    'rollout/drafts_accepted': accepted.sum() / max(1, drafted.sum()),
+  }
+  by_source = zip(drafts.SOURCES, drafted, accepted)
+  return found | {f'rollout/drafts_accepted_{name}': b / a for name, a, b in by_source if a}
 
 
 # ---- Prompts read ahead ----

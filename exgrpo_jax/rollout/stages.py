@@ -185,6 +185,7 @@ def generate(
       limit=config.max_response,
       begun=response,
       asked=plan.questions[group],
+      past=past_responses(plan, groups, group),
     )
     for (group, sample), response in zip(places, begun)
   ]
@@ -192,6 +193,15 @@ def generate(
   for index, response in enumerate(responses):
     keep(index, response)
   return groups, metrics
+
+
+def past_responses(plan: Plan, groups: Responses, group: int) -> tuple[np.ndarray, ...]:
+  """Return the tokens of earlier responses to a group's question: stored ones and complete ones.
+
+  They depend only on what a checkpoint has, so a resumed run drafts the same tokens.
+  """
+  complete = [response.tokens for response in groups[group] if response.is_complete]
+  return (*(stored.tokens for stored in plan.candidates[group]), *complete)
 
 
 def _submission(rollout: Rollout, question: Question, response: Response) -> pool.Submission:
