@@ -192,6 +192,14 @@ def write_token(
   return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
 
 
+def room_for(drafts: int) -> int:
+  """Return the positions that a cache needs after its last token for passes with this many drafts.
+
+  Only the TPU's kernel writes drafts to the cache before they are accepted.
+  """
+  return drafts + 1 if drafts and is_ragged(sharding.platform()) else 0
+
+
 def attend(
   query_BNH: jax.Array, position_B: Array, layer: LayerCache, cap: float = 0.0
 ) -> jax.Array:
@@ -215,15 +223,17 @@ def attend_new(
   layer: LayerCache,
   window: int = 0,
   cap: float = 0.0,
-) -> jax.Array:
-  """Attend from T new tokens of each row to the cache and the new ones: [B, T, N, H], plain JAX.
+) -> tuple[jax.Array, LayerCache | NewTokens]:
+  """Attend from T > 1 new tokens of each row to the cache and the new ones: [B, T, N, H].
 
-  The cache has each row's first `position_B` tokens; see `dense_cache.attend_new`. Rejected drafts
-  never get into the cache, so a window's ring does not lose what they would overwrite.
+  The cache has each row's first `position_B` tokens. Usually the new ones are not written, and
+  `new` is returned too: a window's ring must not lose what rejected drafts would overwrite. The
+  TPU's kernel finds them in the cache, which is returned instead.
   """
-  if isinstance(layer, Ragged):
-    layer = ragged_cache.as_dense(layer)
-  return dense_cache.attend_new(query_BTNH, new, position_B, layer, window, cap)
+  if isinstance(layer, Ragged) and not window:
+    return ragged_cache.attend_several(query_BTNH, new, position_B, layer, cap)
+  in_plain_jax = ragged_cache.as_dense(layer) if isinstance(layer, Ragged) else layer
+  return dense_cache.attend_new(query_BTNH, new, position_B, in_plain_jax, window, cap), new
 
 
 _LAYOUTS: dict[str, type[LayerCache]] = {

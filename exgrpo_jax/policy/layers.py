@@ -69,7 +69,7 @@ class Attention(nnx.Module):
   ) -> tuple[jax.Array, LayerCache | NewTokens]:
     """Return the attention's output and the layer's keys and values.
 
-    Decoding several tokens leaves the cache as it is, and returns their keys and values.
+    Decoding several tokens usually returns their keys and values: see `kv_cache.attend_new`.
 
     Args:
       x_BTD: normalised activations.
@@ -114,7 +114,7 @@ class Attention(nnx.Module):
     cap, window = self.config.attention_cap, self.config.window
     if query_BTNH.shape[1] > 1:
       window = window if is_local else 0
-      return kv_cache.attend_new(query_BTNH, new, position_B, cache, window, cap), new
+      return kv_cache.attend_new(query_BTNH, new, position_B, cache, window, cap)
     place_B = position_B
     if is_local:
       # A ring buffer of the window: new tokens overwrite those that leave it. Attention reads

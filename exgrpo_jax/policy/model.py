@@ -431,13 +431,13 @@ def decode(
 
 def decode_new(
   config: ShapeConfig, params: Params, tokens_BT: Array, position_B: Array, cache: Cache
-) -> tuple[jax.Array, tuple[NewTokens, ...], jax.Array | None]:
-  """Decode T > 1 tokens per row, from each row's own position on, and leave the cache unchanged.
+) -> tuple[jax.Array, tuple[LayerCache | NewTokens, ...], jax.Array | None]:
+  """Decode T > 1 tokens per row, from each row's own position on.
 
-  Arguments as for `decode`. The cache may be full: nothing is written.
+  Arguments as for `decode`.
 
   Returns:
-    ([B, T, D], keys and values for `keep`, the experts of the tokens [B, T, L, C] or None).
+    ([B, T, D], each layer's input to `keep`, the experts of the tokens [B, T, L, C] or None).
   """
   chex.assert_rank([tokens_BT, position_B], [2, 1])
   position_BT = jnp.asarray(position_B)[:, None] + jnp.arange(tokens_BT.shape[1])
@@ -447,7 +447,7 @@ def decode_new(
 def keep(
   config: ShapeConfig,
   cache: Cache,
-  new: tuple[NewTokens, ...],
+  new: tuple[LayerCache | NewTokens, ...],
   position_B: jax.Array,
   count_B: jax.Array,
 ) -> Cache:
@@ -467,9 +467,13 @@ def keep(
         tokens.value_BTGH[row_B, number_B],
         position_now_B % config.window if kind.is_local else position_now_B,
       )
+      if isinstance(tokens, NewTokens)
+      else layer
       for layer, tokens, kind in zip(cache, new, config.kinds, strict=True)
     )
 
+  pairs = zip(cache, new, strict=True)
+  cache = tuple(layer if isinstance(one, NewTokens) else one for layer, one in pairs)
   return jax.lax.fori_loop(0, jnp.max(count_B), write, cache)
 
 

@@ -85,21 +85,83 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 
   return attend_rows(query_BGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, N, H)
 
 
+def attend_several(
+  query_BTNH: jax.Array,
+  new_BTGH: tuple[jax.Array, jax.Array],
+  position_B: Array,
+  layer: Ragged,
+  cap: float = 0.0,
+) -> tuple[jax.Array, Ragged]:
+  """Write T tokens of each row from position_B on, and attend from each to itself and earlier ones.
+
+  Returns the result, [B, T, N, H], and the layer. S must be at least position_B + T. Tokens that
+  turn out to be rejected drafts lie after the row's position, where nobody reads.
+  """
+  B, T, N, H = query_BTNH.shape
+  G = layer.pair_BSCH.shape[2] // 2
+  pair_BTCH = jnp.stack(new_BTGH, axis=3).reshape(B, T, 2 * G, H)
+  position_B = jnp.asarray(position_B)
+  write_rows = sharding.per_shard(_write_several, (_AXES, _AXES, ('batch',)), _AXES)
+  layer = Ragged(write_rows(layer.pair_BSCH, pair_BTCH, position_B))
+  axes = ('batch', None, 'kv_heads', None, None)
+  attend_rows = sharding.per_shard(
+    functools.partial(_attend_several, cap), (axes, ('batch',), _AXES), axes
+  )
+  query_BTGRH = query_BTNH.reshape(B, T, G, N // G, H)
+  mixed_BTGRH = attend_rows(query_BTGRH, position_B, layer.pair_BSCH)
+  return mixed_BTGRH.reshape(B, T, N, H), layer
+
+
+def _write_several(pair_BSCH: jax.Array, new_BTCH: jax.Array, position_B: jax.Array) -> jax.Array:
+  B, S, C, H = pair_BSCH.shape
+  T = new_BTCH.shape[1]
+  place_BT = (jnp.arange(B) * S + position_B)[:, None] + jnp.arange(T)
+  return (
+    pair_BSCH.reshape(B * S, C, H)
+    .at[place_BT.reshape(-1)]
+    .set(
+      new_BTCH.reshape(B * T, C, H),
+      unique_indices=True,
+      indices_are_sorted=True,
+      mode='promise_in_bounds',
+    )
+    .reshape(pair_BSCH.shape)
+  )
+
+
+def _attend_several(
+  cap: float, query_BTGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
+) -> jax.Array:
+  B, T, *_, H = query_BTGRH.shape
+  query_MNH = query_BTGRH.reshape(B * T, -1, H)
+  mixed_MNH = _call_kernel(cap, query_MNH, position_B, pair_BSCH, T)
+  return mixed_MNH.reshape(query_BTGRH.shape)
+
+
 def _attend(
   cap: float, query_BGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
 ) -> jax.Array:
+  B, H = query_BGRH.shape[0], query_BGRH.shape[-1]
+  mixed_BNH = _call_kernel(cap, query_BGRH.reshape(B, -1, H), position_B, pair_BSCH, 1)
+  return mixed_BNH.reshape(query_BGRH.shape)
+
+
+def _call_kernel(
+  cap: float, query_MNH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array, T: int
+) -> jax.Array:
+  """Attend from T queries of each row, the first at `position_B`; M = B * T."""
   B, S, C, H = pair_BSCH.shape
-  pages = S // PAGE
-  mixed_BNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
-    query_BGRH.reshape(B, -1, H),
+  pages, starts = S // PAGE, jnp.arange(B + 1, dtype=jnp.int32)
+  mixed_MNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
+    query_MNH,
     pair_BSCH.reshape(B * pages, PAGE, C, H),
-    kv_lens=position_B + 1,
+    kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32),
+    cu_q_lens=starts * T if T > 1 else starts,
     num_seqs=jnp.full(1, B, jnp.int32),
     sm_scale=1 / math.sqrt(H),
     soft_cap=cap or None,
     num_kv_pages_per_block=min(_PAGES_PER_BLOCK, pages),
-    num_queries_per_block=_QUERIES_PER_BLOCK,
+    num_queries_per_block=_QUERIES_PER_BLOCK * T,
   )
-  return mixed_BNH.reshape(query_BGRH.shape)
+  return mixed_MNH

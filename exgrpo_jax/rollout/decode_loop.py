@@ -24,6 +24,8 @@ from exgrpo_jax.runtime import randomness
 # N, at most. Each host sync idles the device, so decode many tokens between syncs.
 TOKENS_PER_SYNC = 64
 
+MOST_DRAFTS = 7  # of `rollout.drafts`
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -55,6 +57,11 @@ class DecodeSpec:
   def longest_row(self) -> int:
     """Return the tokens of the longest prompt and response, which is the longest cache."""
     return self.max_prompt + self.max_response
+
+  @property
+  def most_drafts(self) -> int:
+    """Return the most tokens that a row drafts in a pass."""
+    return MOST_DRAFTS if self.drafts == 'auto' else int(self.drafts)
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
@@ -136,7 +143,7 @@ def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[Sta
     live_B=jnp.zeros(B, bool),
     key_BX=jnp.zeros((B, randomness.key_size()), jnp.uint32),
     limit_B=zeros_B,
-    cache=model.init_cache(config, B, length),
+    cache=model.init_cache(config, B, length + kv_cache.room_for(spec.most_drafts)),
     routes_BSLC=routes(B, spec.longest_row),
   )
   W, longest = spec.prompts, spec.max_prompt

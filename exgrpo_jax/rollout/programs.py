@@ -323,7 +323,7 @@ def _decode(
       args = *args, width, params, state, texts_of([None] * slots, {}, text), *until
     else:
       args = *args, params, state, *until
-    decode = Program('decode', function, args, mesh, (slots, length))
+    decode = Program('decode', function, args, mesh, (slots * (width + 1), length))
     if slots == spec.slots:
       decode.runs, decode.trips = runs, trips
       decode.filled = min(1.0, read / (slots * spec.longest_row))

@@ -3,6 +3,8 @@
 import contextlib
 from unittest import mock
 
+import jax.numpy as jnp
+
 from exgrpo_jax.policy import dense_cache, kv_cache, ragged_cache
 from exgrpo_jax.rollout import decode_loop, sampler
 from exgrpo_jax.rollout.sampler import ScriptedSampler
@@ -75,5 +77,14 @@ def plain_kernel():
     query_BNH = query_BGRH.reshape(B, G * R, H)
     return dense_cache.attend_dense(query_BNH, position_B, layer, cap).reshape(B, G, R, H)
 
-  with mock.patch.object(ragged_cache, '_attend', attend):
+  def attend_several(cap, query_BTGRH, position_B, pair_BSCH):
+    mixed = [
+      attend(cap, query_BTGRH[:, t], position_B + t, pair_BSCH) for t in range(query_BTGRH.shape[1])
+    ]
+    return jnp.stack(mixed, axis=1)
+
+  with (
+    mock.patch.object(ragged_cache, '_attend', attend),
+    mock.patch.object(ragged_cache, '_attend_several', attend_several),
+  ):
     yield

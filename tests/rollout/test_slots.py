@@ -187,7 +187,7 @@ def observation(episode, turn):
   return rng.integers(0, CONFIG.vocab_size, 70 if episode == turn else 1 + episode % 6, np.int32)
 
 
-def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=False):
+def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=False, drafts='0'):
   """The last response of each episode: its turns, with what was observed after each."""
   found, turns, waiting, syncs = {}, collections.Counter(), [], collections.Counter()
   episodes = list(range(EPISODES))  # of each request
@@ -214,7 +214,7 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=Fa
 
   engine = SlotEngine(
     config,
-    dataclasses.replace(SPEC, parked=parked, keeps_routes=keeps_routes),
+    dataclasses.replace(SPEC, parked=parked, keeps_routes=keeps_routes, drafts=drafts),
     mesh,
     lambda _: jax.random.key(5),
     resumes=True,
