@@ -455,17 +455,20 @@ def keep(
 
   Position position_B + count_B - 1 must be below the cache's length.
   """
-  row_B = jnp.arange(len(count_B))
 
   def write(number: jax.Array, cache: Cache) -> Cache:
     number_B = jnp.minimum(number, count_B - 1)  # rows with fewer tokens write their last again
-    position_now_B = position_B + number_B
+    place_B = position_B + number_B
+
+    def chosen(x_BTGH: jax.Array) -> jax.Array:
+      return jnp.take_along_axis(x_BTGH, number_B[:, None, None, None], axis=1)[:, 0]
+
     return tuple(
       kv_cache.write_token(
         layer,
-        tokens.key_BTGH[row_B, number_B],
-        tokens.value_BTGH[row_B, number_B],
-        position_now_B % config.window if kind.is_local else position_now_B,
+        chosen(tokens.key_BTGH),
+        chosen(tokens.value_BTGH),
+        place_B % config.window if kind.is_local else place_B,
       )
       if isinstance(tokens, NewTokens)
       else layer

@@ -165,10 +165,11 @@ def _begun(
   """Return the carry before the first pass."""
   zeros_B, nothing = jnp.zeros_like(state.length_B), jnp.zeros(len(SOURCES), jnp.int32)
   token_B1, _ = _read(forced, first_B1.token, zeros_B)
+  replicated = (sharding.constrain(jnp.asarray(x), (None,) * x.ndim) for x in texts)
   return _Carry(
     state=state,
     next_B=_Draws(token_B1[:, 0], first_B1.logp[:, 0], first_B1.entropy[:, 0]),
-    texts=_with_following(Texts(*map(jnp.asarray, texts)), token_B1, zeros_B + 1),
+    texts=_with_following(Texts(*replicated), token_B1, zeros_B + 1),
     decoded=decode_loop.nothing_decoded(state, decode_loop.TOKENS_PER_SYNC * (num_drafts + 1)),
     written_B=zeros_B,
     counts=Counts(jnp.int32(0), jnp.int32(0), nothing, nothing),
@@ -213,7 +214,7 @@ def _advanced(
   last_B = jnp.maximum(count_B, 1) - 1
 
   def at_last(x: jax.Array) -> jax.Array:
-    return x[jnp.arange(len(last_B)), last_B]
+    return jnp.take_along_axis(x, last_B.reshape(-1, *[1] * (x.ndim - 1)), axis=1)[:, 0]
 
   length_B, position_B = state.length_B + count_B, state.position_B + count_B
   live_B = state.live_B & ~ended_B & (length_B < state.limit_B)
