@@ -231,6 +231,8 @@ EPISODES = {
   'warm_start.num_updates': 0,
 }
 
+DRAFTS = {'rollout.drafts': 'auto'}  # none in 24 slots, some once these close up
+
 EXPERTS = {
   'model.num_experts': 4,
   'model.experts_per_token': 2,
@@ -241,8 +243,8 @@ EXPERTS = {
 
 @pytest.fixture(
   scope='module',
-  params=[{}, EPISODES, EXPERTS],
-  ids=['turn', 'turns', 'experts'],
+  params=[{}, EPISODES, EXPERTS, DRAFTS],
+  ids=['turn', 'turns', 'experts', 'drafts'],
 )
 def said(request, data, tmp_path_factory):
   """What --compile_only prints, and then a run in another workdir that shares its cache."""
