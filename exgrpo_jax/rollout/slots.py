@@ -313,10 +313,10 @@ def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
   found |= {
     'rollout/tokens_per_pass': sum(sync.tokens for sync in syncs) / row_steps,
     'rollout/draft_width': sum(sync.width * sync.row_steps for sync in syncs) / row_steps,
-    'rollout/drafts_accepted': accepted.sum() / max(1, drafted.sum()),
+    'rollout/drafts_accepted': float(accepted.sum() / max(1, drafted.sum())),
   }
   by_source = zip(drafts.SOURCES, drafted, accepted)
-  return found | {f'rollout/drafts_accepted_{name}': b / a for name, a, b in by_source if a}
+  return found | {f'rollout/drafts_accepted_{name}': float(b / a) for name, a, b in by_source if a}
 
 
 # ---- Prompts read ahead ----

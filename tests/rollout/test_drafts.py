@@ -209,6 +209,7 @@ def test_wrong_drafts_change_nothing(generate, proposing, token):
 # ---- The distribution ----
 
 
+@pytest.mark.full
 def test_responses_come_from_the_exact_distribution(mesh):
   """A chi-square over all responses of up to four of three tokens, 100,000 of them drawn."""
   config = dataclasses.replace(CONFIG, vocab_size=3)
@@ -229,7 +230,7 @@ def test_responses_come_from_the_exact_distribution(mesh):
   for response in responses:
     counts[tuple(response.tokens.tolist())] += 1
   assert sum(len(one.tokens) for one in responses) > 100_000
-  assert metrics['rollout/tokens_per_pass'] > 1.5
+  assert metrics['rollout/tokens_per_pass'] > 1.2
   expected = draws * np.array([*chances.values()])
   p = scipy.stats.chisquare(np.array([*counts.values()]), expected * draws / expected.sum()).pvalue
   print(f'{len(chances)} responses, p = {p:.3f}, {metrics}')
