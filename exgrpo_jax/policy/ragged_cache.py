@@ -151,13 +151,13 @@ def _call_kernel(
 ) -> jax.Array:
   """Attend from T queries of each row, the first at `position_B`; M = B * T."""
   B, S, C, H = pair_BSCH.shape
-  pages, starts = S // PAGE, jnp.arange(B + 1, dtype=jnp.int32)
+  pages = S // PAGE
   mixed_MNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
     query_MNH,
     pair_BSCH.reshape(B * pages, PAGE, C, H),
     kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    cu_q_lens=starts * T if T > 1 else starts,
+    cu_q_lens=_first_queries(B, T),
     num_seqs=jnp.full(1, B, jnp.int32),
     sm_scale=1 / math.sqrt(H),
     soft_cap=cap or None,
@@ -165,3 +165,9 @@ def _call_kernel(
     num_queries_per_block=_QUERIES_PER_BLOCK * T,
   )
   return mixed_MNH
+
+
+def _first_queries(B: int, T: int) -> jax.Array:
+  """Return where each row's T queries begin, and where the last row's end: int32 [B + 1]."""
+  row_B = jnp.arange(B + 1, dtype=jnp.int32)
+  return row_B if T == 1 else row_B * T

@@ -236,7 +236,8 @@ def decode(
 
   start = jnp.int32(0), state, nothing_decoded(state)
   _, state, decoded = jax.lax.while_loop(goes_on, decode_token, start)
-  return laid_out(state), for_hosts(decoded)
+  decoded = for_hosts(decoded)
+  return laid_out(state), decoded
 
 
 def draw(
