@@ -114,26 +114,27 @@ def test_a_pass_over_several_tokens_is_several_steps(mesh, backend, changes):
 # ---- Tokens are those of decoding one by one ----
 
 
-CASES = [
-  dict(),
-  dict(slots=8),
-  dict(slots=40),
-  dict(eos_ids=(NEVER,), slots=8),
-  dict(distribution=token_sampling.Distribution(0.3), slots=8),
-  dict(distribution=token_sampling.Distribution(0.0), slots=8),
-  dict(distribution=token_sampling.Distribution(1.0, top_k=5), slots=8),
-  dict(slots=8, resumes=True),
-  dict(slots=8, limits=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 40, 39, 38]),
-  dict(slots=8, max_response=300, eos_ids=(NEVER,)),  # the cache grows
-  dict(config=dataclasses.replace(CONFIG, layers='sf', **LOCAL), slots=8),
-  dict(config=dataclasses.replace(CONFIG, layers='s', **LOCAL), slots=8),
-  dict(config=dataclasses.replace(CONFIG, **EXPERTS), slots=8),
-]
+CASES = {
+  'eight slots': dict(slots=8),
+  'four slots': dict(),
+  'free slots': dict(slots=40),
+  'no end': dict(eos_ids=(NEVER,), slots=8),
+  'temperature .3': dict(distribution=token_sampling.Distribution(0.3), slots=8),
+  'greedy': dict(distribution=token_sampling.Distribution(0.0), slots=8),
+  'top 5': dict(distribution=token_sampling.Distribution(1.0, top_k=5), slots=8),
+  'resuming': dict(slots=8, resumes=True),
+  'limits': dict(slots=8, limits=[*range(1, 13), 40, 39, 38]),
+  'growing cache': dict(slots=8, max_response=300, eos_ids=(NEVER,)),
+  'a window': dict(config=dataclasses.replace(CONFIG, layers='sf', **LOCAL), slots=8),
+  'windows': dict(config=dataclasses.replace(CONFIG, layers='s', **LOCAL), slots=8),
+  'experts': dict(config=dataclasses.replace(CONFIG, **EXPERTS), slots=8),
+}
 
 
-@pytest.mark.parametrize('case', tiers.full_after_first(CASES), ids=str)
+@pytest.mark.parametrize('name', tiers.full_after_first(CASES))
 @pytest.mark.parametrize('setting', ['3', '7'])
-def test_drafts_change_no_token(generate, setting, case):
+def test_drafts_change_no_token(generate, setting, name):
+  case = CASES[name]
   expected, _ = generate('0', **case)
   found, metrics = generate(setting, **case)
   assert_same_tokens(found, expected)
@@ -141,7 +142,6 @@ def test_drafts_change_no_token(generate, setting, case):
     assert one.truncated == other.truncated
     for name in ('logp', 'entropy'):
       np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=2e-5)
-  print(metrics)
   assert metrics['rollout/tokens_per_pass'] > 1
   assert metrics['rollout/draft_width'] == int(setting)
   assert 0 < metrics['rollout/slots_busy'] <= 1
