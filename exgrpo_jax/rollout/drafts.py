@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.rollout.decode_loop import Decoded, Forced, Sampling, State
 
@@ -55,7 +56,7 @@ class Texts(NamedTuple):
 
 
 class Counts(NamedTuple):
-  """What `decode` did, over all rows."""
+  """The work of one call of `decode`, over all rows."""
 
   passes: jax.Array  # int32
   row_passes: jax.Array  # int32, passes of live rows
@@ -111,21 +112,7 @@ def decode(
   most = jnp.minimum(max_passes, decode_loop.TOKENS_PER_SYNC)
   live_before_B = state.live_B
   unembedding = decode_loop.padded_unembedding(config, params)
-
-  def draw(hidden_BTD: jax.Array, state: State, ahead: int) -> _Draws:
-    B, T, D = hidden_BTD.shape
-    key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))
-    length_BT = state.length_B[:, None] + ahead + jnp.arange(T)
-    drawn = decode_loop.draw(
-      config,
-      sampling,
-      unembedding,
-      hidden_BTD.reshape(B * T, D),
-      key_M,
-      length_BT.reshape(-1),
-      temperature,
-    )
-    return _Draws(*(x.reshape(B, T) for x in drawn))
+  draw = functools.partial(_drawn, config, sampling, unembedding, temperature)
 
   def goes_on(carry: _Carry) -> jax.Array:
     state = carry.state
@@ -157,6 +144,24 @@ def decode(
   begun = _begun(num_drafts, state, texts, forced, first_B1)
   carry = jax.lax.while_loop(goes_on, decode_pass, begun)
   return decode_loop.laid_out(carry.state), *decode_loop.for_hosts((carry.decoded, carry.counts))
+
+
+def _drawn(
+  config: model.ShapeConfig,
+  sampling: Sampling,
+  unembedding: jax.Array | OutputMajor,
+  temperature: float,
+  hidden_BTD: jax.Array,
+  state: State,
+  ahead: int,
+) -> _Draws:
+  """Draw a token after each hidden state; the first has number length_B + ahead of its row."""
+  B, T, D = hidden_BTD.shape
+  hidden_MD = hidden_BTD.reshape(B * T, D)
+  key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))
+  length_M = (state.length_B[:, None] + ahead + jnp.arange(T)).reshape(-1)
+  drawn = decode_loop.draw(config, sampling, unembedding, hidden_MD, key_M, length_M, temperature)
+  return _Draws(*(x_M.reshape(B, T) for x_M in drawn))
 
 
 def _begun(

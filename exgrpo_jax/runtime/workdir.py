@@ -161,6 +161,7 @@ _ADDED = {
   'model.experts_per_token': 0,
   'model.normalised_experts': False,
   'objective.balance_coefficient': 0.0,
+  'rollout.drafts': '0',
   'rollout.router_replay': False,
   'mesh.training.expert': 1,
   'mesh.decoding.expert': 1,
