@@ -130,16 +130,17 @@ def attend_new(
     scored(products, key, seen_BTS),
     scored('BGTRH,BUGH->BGTRU', new_key, seen_BTU),
   )
-  largest = functools.reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in scores])
-  weights = [jnp.exp(score - largest) for score in scores]
-  mixed_BGTRH = sum(
-    jnp.einsum(products, weight.astype(query_BTNH.dtype), x, preferred_element_type=jnp.float32)
-    for products, weight, x in (
-      ('BGTRS,BGSH->BGTRH', weights[0], value_BGSH),
-      ('BGTRU,BUGH->BGTRH', weights[1], new_value),
-    )
-  )
-  mixed_BGTRH /= sum(jnp.sum(weight, axis=-1, keepdims=True) for weight in weights)
+  largest = jnp.maximum(*(jnp.max(score, axis=-1, keepdims=True) for score in scores))
+
+  def mixed(products: str, score: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    weight = jnp.exp(score - largest)
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    weight = weight.astype(query_BTNH.dtype)
+    return jnp.einsum(products, weight, value, preferred_element_type=jnp.float32), total
+
+  old_BGTRH, old_total = mixed('BGTRS,BGSH->BGTRH', scores[0], value_BGSH)
+  new_BGTRH, new_total = mixed('BGTRU,BUGH->BGTRH', scores[1], new_value)
+  mixed_BGTRH = (old_BGTRH + new_BGTRH) / (old_total + new_total)
   return mixed_BGTRH.astype(query_BTNH.dtype).transpose(0, 2, 1, 3, 4).reshape(B, T, N, H)
 
 

@@ -88,19 +88,19 @@ class Attention(nnx.Module):
     if config.query_scale not in (0, H):  # the backends divide by the root of H
       query_BTNH *= math.sqrt(H / config.query_scale)
     if cache is None:
-      cache = kv_cache.from_sequence(key_BTGH, value_BTGH)
+      stored = kv_cache.from_sequence(key_BTGH, value_BTGH)
       mixed_BTNH = self._attend(query_BTNH, key_BTGH, value_BTGH, is_local, segments)
     else:
       assert position_BT is not None, 'decoding with a cache needs positions'
       assert isinstance(is_local, bool), is_local
-      mixed_BTNH, cache = self._decode(
+      mixed_BTNH, stored = self._decode(
         query_BTNH, NewTokens(key_BTGH, value_BTGH), position_BT[:, 0], cache, is_local
       )
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], -1)
     out_BTD = product(mixed_BTM, self.out_NHD.get_value(), num_inputs=2)
     if config.output_bias:
       out_BTD += self.out_bias_D[...].astype(x_BTD.dtype)
-    return out_BTD, cache
+    return out_BTD, stored
 
   def _decode(
     self,
@@ -201,7 +201,7 @@ class Block(nnx.Module):
 
     See `Attention` and `Experts`.
     """
-    mixed_BTD, cache = self.attention(
+    mixed_BTD, stored = self.attention(
       self.attention_norm(x_BTD) if self.before else x_BTD,
       rotation,
       is_local,
@@ -216,7 +216,7 @@ class Block(nnx.Module):
     else:
       mixed_BTD = self.mlp(normed_BTD)
     x_BTD += self.mlp_post_norm(mixed_BTD) if self.after else mixed_BTD
-    return sharding.constrain(x_BTD, ('batch', None, None)), cache, routing
+    return sharding.constrain(x_BTD, ('batch', None, None)), stored, routing
 
 
 class EmbeddingAndHead(nnx.Module):

@@ -500,7 +500,7 @@ def apply_layers(
     x_BTD, new_layer_cache, routing = block_module(config, layer)(
       x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments, chosen_BTC
     )
-    if store:
+    if store and not isinstance(new_layer_cache, NewTokens):
       x_BTD, new_layer_cache = store(number, x_BTD, new_layer_cache)
     new_cache.append(new_layer_cache)
     chosen += [routing.chosen_BTC] if routing else []

@@ -276,13 +276,14 @@ def _with_following(texts: Texts, token_BT: jax.Array, count_B: jax.Array) -> Te
   """Append the first `count_B` tokens to the slots' texts; what lies after a text is not read."""
   B, T = token_BT.shape
   place_BT = texts.length_R[:B, None] + jnp.arange(T)
+  tokens_RS, length_R = jnp.asarray(texts.tokens_RS), jnp.asarray(texts.length_R)
   return texts._replace(
-    tokens_RS=texts.tokens_RS.at[_rows(place_BT), place_BT].set(token_BT, mode='drop'),
-    length_R=texts.length_R.at[:B].add(count_B),
+    tokens_RS=tokens_RS.at[_rows(place_BT), place_BT].set(token_BT, mode='drop'),
+    length_R=length_R.at[:B].add(count_B),
   )
 
 
-def _rows(x_BT: jax.Array) -> jax.Array:
+def _rows(x_BT: Array) -> jax.Array:
   return jnp.arange(len(x_BT))[:, None]
 
 
