@@ -336,7 +336,7 @@ def test_many_questions_share_the_places_of_past_responses():
 
 @pytest.mark.parametrize(
   ('setting', 'rows', 'expected'),
-  [('0', 4, 0), ('3', 500, 3), ('7', 1, 7), ('auto', 2, 7), ('auto', 256, 0)],
+  [('0', 4, 0), ('3', 500, 3), ('7', 1, 7), ('auto', 1, 7), ('auto', 2, 3), ('auto', 5, 0)],
 )
 def test_auto_drafts_as_many_tokens_as_cost_little(one_device, setting, rows, expected):
   assert drafts.width(setting, rows, one_device) == expected
