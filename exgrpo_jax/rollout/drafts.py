@@ -30,7 +30,8 @@ MAX_TEXTS = 16  # M: a row drafts from its own text and at most 15 others
 LONGEST_MATCH = 5  # X
 # Rows of activations per device that cost about as much as one: below it, reading the weights takes
 # longer than multiplying by them.
-_FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 64}
+# Not measured on GPUs. 0 on TPUs: their kernel has not been tried with several queries per row.
+_FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 
 
 def width(setting: str, slots: int, mesh: Mesh) -> int:
