@@ -184,7 +184,7 @@ class Bench:
     return Batch(
       tokens_BT=tokens_BT,
       response_mask_BT=mask_BT,
-      behaviour_logp_BT=-np.log(self.model.vocab_size).astype(np.float32) * mask_BT,
+      old_logp_BT=-np.log(self.model.vocab_size).astype(np.float32) * mask_BT,
       advantage_B=rng.normal(size=rows).astype(np.float32),
       is_replay_B=np.arange(rows) % 8 == 7,
       policy_step_B=np.zeros(rows, np.int32),

@@ -12,7 +12,7 @@ from exgrpo_jax.capacity import lengths
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import partial, settings
-from exgrpo_jax.rollout.sampler import UNBEGUN, Request
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request
 from exgrpo_jax.rollout.slots import Sync
 
 _DRAWN = 4096  # groups, before they repeat
@@ -102,7 +102,7 @@ class Rollouts:
         sample=sample,
         step=0,
         limit=group.limits[sample],
-        begun=response,
+        prefix=response,
       )
       for (group, sample), response in zip(rows, begun)
     ]
@@ -123,4 +123,4 @@ def drawn_groups(config: settings.RolloutConfig) -> Iterator[Group]:
   drawn = lengths.draw('', _DRAWN * config.group_size, config.max_response)
   limits = itertools.cycle(drawn.reshape(-1, config.group_size).tolist())
   for number, group in enumerate(limits):
-    yield Group(number, group, [UNBEGUN] * config.group_size)
+    yield Group(number, group, [EMPTY_RESPONSE] * config.group_size)

@@ -1,1 +1,1 @@
-"""Experiments, one file each. `--config=NAME` finds them wherever the package is installed."""
+"""Experiments, one config file each. `--config=NAME` finds them in any installation."""

@@ -1,7 +1,7 @@
-"""The defaults of all settings, which are the paper's values. Every other config starts from them.
+"""The defaults of all settings, which are the paper's values. All other configs start from these.
 
-The `Config` class of each component has them next to their meaning; docs/configuration.md lists
-them.
+Each component's `Config` class defines its settings and explains them. docs/configuration.md lists
+them all.
 """
 
 from exgrpo_jax import config

@@ -1,10 +1,10 @@
-"""ExGRPO on sums of large numbers with a calculator, in episodes of at most six turns.
+"""ExGRPO on sums of large numbers with a calculator, in episodes of up to six turns.
 
 exgrpo train --config=calculator --workdir=/tmp/calculator
 The warm start learns from a player who sometimes stops early and sometimes copies a wrong number.
-Expect half a minute of training on two cores after the warm start. In study `episodes` (eight
-seeds, rate 2e-4, replay from the first step, fresh rows unclipped) pass@1 went from .23 to .47 (.45
-to .50).
+Expect half a minute of training on two cores after the warm start. In the study `episodes` (eight
+seeds, learning rate 2e-4, replay from the first step, fresh rows unclipped), pass@1 went from .23
+to .47 (.45 to .50).
 """
 
 from exgrpo_jax.configs import guess

@@ -1,11 +1,12 @@
-"""Makes the base policy of chains by supervised learning, then runs ExGRPO from it.
+"""Trains the base policy of chains with supervised learning, then runs ExGRPO from it.
 
 exgrpo train --config=chains_from_scratch --workdir=/tmp/chains_from_scratch
 To make only the base policy, exgrpo_jax/huggingface/shipped/chains, in /tmp/base/export/last:
 exgrpo train --config=chains_from_scratch --workdir=/tmp/base --config.num_steps=0 \
   --config.export.last=True
-The supervised learning takes five minutes on two AVX2 cores; config chains skips it. Studies use
-this config because some of them change that part. Held-out pass@1 at temperature 1 after it: .45.
+The supervised part takes five minutes on two AVX2 cores; the config chains skips it. The studies
+use this config because some of them change that part. Held-out pass@1 at temperature 1 after it is
+.45.
 """
 
 from exgrpo_jax.configs import arithmetic
@@ -18,8 +19,8 @@ def get_config():
   config.data.train = 'chains:train'
   config.data.evaluation = ('chains:test', 'chains:ood[:500]')
   config.warm_start.update(
-    # Take all updates at any pass rate: the policy learns last to use the terms in their order.
-    # The seed is fixed, so that runs of all seeds start from the same policy.
+    # Don't stop early at any pass rate: the last thing that the policy learns is to use the terms
+    # in order. The seed is fixed so that runs with different seeds start from the same policy.
     dict(
       num_updates=2000, data='chains:pretraining', learning_rate=5e-3, stop_at_pass_rate=1.0, seed=2
     )
@@ -29,5 +30,5 @@ def get_config():
   )
   config.evaluation.every = 20
   config.optimizer.update(dict(learning_rate=2e-4, warmup_updates=5))
-  config.metrics.recorded_groups = 16  # all: they are short
+  config.metrics.recorded_groups = 16  # all of them, because they are short
   return config

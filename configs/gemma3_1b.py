@@ -1,11 +1,11 @@
-"""Gemma 3 1B on GSM8K, on eight v5e chips, which Kaggle lends.
+"""Gemma 3 1B on GSM8K, on eight v5e chips, as available on Kaggle.
 
 exgrpo train --config=gemma3_1b --workdir=/tmp/run
 Accept the licence on the model's page, then run 'hf auth login'. examples/tpu_v5e8.ipynb starts
 it in a notebook.
-By `exgrpo capacity --config=gemma3_1b --topology=v5e:2x4 --evaluated=1319` the update needs most
-memory, 6.0 of a chip's 15.8 GiB. A step takes 5.4 s, or 3.1 s with --config.rollout.partial=True.
-These are estimates; it has not been run yet.
+According to `exgrpo capacity --config=gemma3_1b --topology=v5e:2x4 --evaluated=1319`, the update
+needs the most memory: 6.0 of a chip's 15.8 GiB. A step takes 5.4 s, or 3.1 s with
+--config.rollout.partial=True. These are estimates; this config has not been run yet.
 """
 
 from exgrpo_jax.configs import base

@@ -1,13 +1,14 @@
-r"""A small model of Qwen2.5's shape on real questions, GSM8K, from scratch.
+r"""A small model with Qwen2.5's architecture, trained from scratch on real questions (GSM8K).
 
 exgrpo train --config=gsm8k --workdir=/tmp/gsm8k \
     --config.data.train=gsm8k_train.jsonl --config.warm_start.data=gsm8k_train.jsonl \
     --config.data.evaluation='("gsm8k_test.jsonl",)'
-The files are from github.com/openai/grade-school-math. On two CPU cores the warm start takes about
+Get the files from github.com/openai/grade-school-math. On two CPU cores, the warm start takes about
 28 minutes and the rest 12.
-Expect a working path for real data, not a good score. The model has 1.5 million parameters and is
-trained on nothing else. It writes English sentences with sums and solves very few questions: test
-pass@1 was .015 (.010 to .023) after the warm start and .026 (.018 to .036) at the end of one run.
+This is an example of training on real data; don't expect a good score. The model has 1.5 million
+parameters and is trained on nothing else. It writes English sentences with sums and solves very few
+questions: in one run, test pass@1 was .015 (.010 to .023) after the warm start and .026 (.018 to
+.036) at the end.
 """
 
 from exgrpo_jax.configs import base
@@ -18,7 +19,7 @@ def get_config():
   config.num_steps = 20
 
   config.rollout.update(dict(questions=16, max_prompt=256, max_response=192, slots=128))
-  config.replay.start_pass_rate = 0.0  # so that replay takes part although few answers are right
+  config.replay.start_pass_rate = 0.0  # so that replay starts even though few answers are correct
   config.data.update(
     dict(train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), on_overlong='drop')
   )

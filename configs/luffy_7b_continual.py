@@ -1,10 +1,10 @@
 """The paper's continual training: ExGRPO from a stronger policy, LUFFY's (arXiv:2504.14945).
 
 exgrpo train --config=luffy_7b_continual --workdir=/tmp/run
-The data are the same as in qwen2_5_math_1_5b.py. Not yet run here.
-To add the off-policy traces that LUFFY itself was trained on, run prepare with --keep_target and
-set --config.experience.path=openr1.parquet, whose target column then has them. With
---config.experience.missing_logprobs=zero they get LUFFY's weights.
+The data is the same as in qwen2_5_math_1_5b.py. Not yet run here.
+To add the off-policy traces that LUFFY itself was trained on, run prepare with --keep_target, which
+puts them into the target column, and set --config.experience.path=openr1.parquet. With
+--config.experience.missing_logprobs=zero, they get the same weights as in LUFFY.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_7b
@@ -13,7 +13,7 @@ from exgrpo_jax.configs import qwen2_5_math_7b
 def get_config():
   config = qwen2_5_math_7b.get_config()
   config.model.repository = 'Elliott/LUFFY-Qwen-Math-7B-Zero'
-  # The authors had extended the context of Qwen2.5-Math-7B before they trained this model.
+  # The authors extended the context of Qwen2.5-Math-7B before they trained this model.
   config.model.rope.theta = config.model.extension.rope_theta
   config.model.extension.update(dict(rope_theta=0.0, max_position_embeddings=0))
   return config

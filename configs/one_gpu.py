@@ -1,15 +1,15 @@
-"""A checkpoint on GSM8K or MATH on one GPU: a T4, or 24, 40 or 80 GB. Trains all of it, or LoRA.
+"""A checkpoint on GSM8K or MATH on one GPU (T4, 24, 40 or 80 GB), with full training or LoRA.
 
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
-After the colon follow a model, a memory and a data set, in any order. The defaults are
-qwen2_5_0_5b, 24gb and gsm8k. `exgrpo doctor` names the choice for a machine.
-docs/one_gpu.md lists what fits, by formula. None of these configs has been run yet.
+After the colon, give a model, a memory size and a data set, in any order. The defaults are
+qwen2_5_0_5b, 24gb and gsm8k. `exgrpo doctor` suggests a choice for your machine.
+docs/one_gpu.md lists the combinations that fit, by formula. None of these configs has been run yet.
 """
 
 from exgrpo_jax.configs import base
 from exgrpo_jax.errors import InputError
 
-# The name on Hugging Face, and the parts of the shape that differ from the base config.
+# Hugging Face name, and the shape settings that differ from the base config.
 MODELS = {
   'qwen2_5_0_5b': (
     'Qwen/Qwen2.5-0.5B-Instruct',
@@ -52,9 +52,9 @@ MAX_RESPONSE = {'gsm8k': 1024, 'math': 3072}  # tokens
 SYSTEM = 'Reason step by step, and put the final answer inside \\boxed{}.'
 
 LORA = 'LoRA'
-# (slots, tokens of a microbatch, training). `capacity --device=… --fit` finds slots and tokens. The
+# (slots, tokens per microbatch, training). `capacity --device=… --fit` finds slots and tokens. The
 # whole model is trained with AdamW's moments in float32, or in bfloat16 if float32 does not fit. If
-# neither fits, adapters are trained.
+# neither fits, LoRA adapters are trained.
 FITS = {
   ('qwen2_5_0_5b', 't4', 'gsm8k'): (64, 12288, 'float32'),
   ('qwen2_5_0_5b', 't4', 'math'): (32, 7168, 'float32'),
@@ -110,7 +110,7 @@ def get_config(choice=''):
   config.optimizer.minibatches = 1
   if trained == LORA:
     config.lora.rank = 32
-    config.optimizer.learning_rate = 1e-5  # ten times as much as full training
+    config.optimizer.learning_rate = 1e-5  # ten times the rate for full training
   else:
     config.optimizer.moment_dtype = trained
   config.evaluation.every = 20
@@ -119,7 +119,7 @@ def get_config(choice=''):
 
 
 def _parse(choice):
-  """Return (model, memory, data) from the words after the colon; InputError if they do not fit."""
+  """Parse the words after the colon into (model, memory, data). Raises InputError if invalid."""
   chosen = dict(model='qwen2_5_0_5b', memory='24gb', data='gsm8k')
   allowed = dict(model=MODELS, memory=MEMORIES, data=DATA)
   for word in filter(None, choice.split(',')):
@@ -130,7 +130,7 @@ def _parse(choice):
     chosen[part] = word
   if tuple(chosen.values()) not in FITS:
     raise InputError(
-      f'{chosen["model"]} does not fit {chosen["memory"]} with {chosen["data"]}: take more memory '
-      'or a smaller model'
+      f'{chosen["model"]} does not fit {chosen["memory"]} with {chosen["data"]}: choose more '
+      'memory or a smaller model'
     )
   return tuple(chosen.values())

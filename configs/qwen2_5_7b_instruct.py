@@ -1,7 +1,7 @@
-"""A backbone that already follows instructions.
+"""Qwen2.5 7B Instruct: a backbone that already follows instructions.
 
 exgrpo train --config=qwen2_5_7b_instruct --workdir=/tmp/run
-The data are the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
+The data is the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
 Not yet run here. The paper's scores (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO
 39.3 / 62.2.
 """

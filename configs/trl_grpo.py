@@ -1,25 +1,27 @@
 r"""GRPO with the defaults of GRPOConfig in TRL 1.16, on a model that ships with the package.
 
 exgrpo train --config=trl_grpo --workdir=/tmp/trl_grpo
-With a model and data of yours: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
+To use your own model and data: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
   --config.model.extension.max_position_embeddings=0 --config.prompt.template=chat \
   --config.data.train=my.parquet --config.num_steps=…
 TRL's learning rate of 1e-6 barely changes the small model. To see a curve, add
 --config.optimizer.learning_rate=2e-4.
 
 Real differences from TRL:
-- num_train_epochs=3: here `num_steps` is 3 times the questions of data.train, one question a step.
-- generation_batch_size: TRL takes 8 responses on each device; here a step has one question with
-  8 responses on all devices together. To copy TRL, set `rollout.questions` to the number of
-  devices.
+- num_train_epochs=3: here `num_steps` is 3 times the number of questions in data.train, with one
+  question per step.
+- generation_batch_size: TRL generates 8 responses per device; here a step has one question with
+  8 responses across all devices. To match TRL, set `rollout.questions` to the number of devices.
 - Advantages are divided by the standard deviation plus 1e-6, not plus 1e-4.
 - The importance ratio is exactly 1 because each response is used for one update, as in TRL without
-  vLLM. With use_vllm TRL masks sequences whose sampler and trainer differ by more than 3; here
+  vLLM. With use_vllm, TRL masks sequences whose sampler and trainer differ by more than 3; here
   objective.tis_limit=3 with objective.old_logprobs=recompute bounds each token's weight instead.
-- reward_funcs has no default in TRL; here the verifier's 1 or 0 is the reward.
-- Prompts over 512 tokens are refused; TRL takes any length.
-- Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16; parameters float32.
-- The newest 2 checkpoints are kept; TRL keeps all. The same seed gives other numbers than torch.
+- reward_funcs has no default in TRL; here the reward is the verifier's 1 or 0.
+- Prompts over 512 tokens are rejected; TRL accepts any length.
+- Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16; parameters are
+  float32.
+- The newest 2 checkpoints are kept; TRL keeps all. The same seed gives different random numbers
+  than in torch.
 """
 
 from exgrpo_jax.configs import base
@@ -30,7 +32,7 @@ def get_config():
   config.seed = 42
   config.num_steps = 600  # 3 epochs
   config.model.update(dict(path='shipped:chains', dtype='auto'))
-  config.model.extension.max_position_embeddings = 1024  # the model was trained on 88
+  config.model.extension.max_position_embeddings = 1024  # the model was trained with 88
   config.data.update(dict(train='chains:train[:200]', evaluation=()))
   config.rollout.update(
     dict(questions=1, group_size=8, temperature=1.0, max_prompt=512, max_response=512, slots=8)
@@ -57,7 +59,7 @@ def get_config():
       b2=0.999,
       epsilon=1e-8,
       weight_decay=0.0,
-      # The loss is a mean over tokens, as TRL's, so its gradients have the same units.
+      # The loss is a mean over tokens, as in TRL, so its gradients have the same scale.
       clip_norm=1.0,
       skip_above_norm=float('inf'),
     )

@@ -1,11 +1,11 @@
-"""The weak start from which replay helps in our studies, with stored successes at full weight.
+"""A weak base policy, from which replay helps in our studies. Stored successes get full weight.
 
 exgrpo train --config=weak_start --workdir=/tmp/weak_start
 For GRPO add --config.replay.ratio=0 --config.optimizer.learning_rate=2e-4.
-The base policy solves one in twenty chains of nine terms. It is the arm `normalised` of study
-replay_pays_again at start `weak`. Over the first 220 thousand generated tokens, with sixteen
-seeds, pass@1 is .486 and GRPO's is .413. After 40 steps both have .72 (docs/results.md). Training
-takes half a minute on two cores.
+The base policy solves one in twenty chains of nine terms. This config is the arm `normalised` of
+the study replay_pays_again at start `weak`. Over the first 220 thousand generated tokens, with
+sixteen seeds, pass@1 is .486, versus .413 for GRPO. After 40 steps, both reach .72
+(docs/results.md). Training takes half a minute on two cores.
 """
 
 from exgrpo_jax.configs import chains

@@ -18,7 +18,8 @@ _PAGE = """\
 
 <!-- Written by docs/one_gpu.py; change it there, then renew this page. -->
 
-Train a checkpoint of the Hugging Face Hub on one GPU with `one_gpu`, and look up what fits:
+Train a Hugging Face checkpoint on a single GPU with the config `one_gpu`, and look up which models
+fit:
 
 ```bash
 exgrpo doctor
@@ -26,37 +27,40 @@ exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 ```
 
-`doctor` says what the machine has, what is missing, and which of these configs fits it. `smoke_gpu`
-trains a small model, to see if training runs on the GPU at all. After `one_gpu:` comes a model, a
-memory and a data set, in any order; the default is Qwen2.5-0.5B on 24 GB with GSM8K. A step has 32
-questions x 8 responses, of at most 1,024 tokens with GSM8K and 3,072 with MATH, and a run has 200
-steps.
+`doctor` shows the machine's hardware and software, what is missing, and which of these configs
+fits. `smoke_gpu` trains a small model to check that training works on the GPU at all. After
+`one_gpu:`, pass a model, a memory size and a data set in any order; the default is Qwen2.5-0.5B on
+24 GB with GSM8K. A run takes 200 steps with 32 questions and 8 responses to each question.
+Responses have at most 1,024 tokens with GSM8K and 3,072 with MATH.
 
 ## What fits?
 
-**No run of the table has been made yet.** The memory is computed by formula:
+**None of these configs has been run yet.** This command computes the memory with a formula:
 
 ```bash
 exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 ```
 
-| model | memory | data | slots | tokens a pass | trained | GiB needed |
+| model | memory | data | slots | tokens per pass | trained | GiB needed, of GiB usable |
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- **GiB needed** is for the program that needs most, with everything resident next to it. JAX takes
-  nine tenths of the GPU's memory (`XLA_CLIENT_MEM_FRACTION` changes it).
-- **Training the whole model** takes 16 bytes a parameter: the parameter, AdamW's two moments in
-  bfloat16, the gradient, and the sum of the gradients of the microbatches so far. With moments in
-  float32 it takes 20.
-- **[LoRA](checkpoints.md#how-do-i-train-lora-adapters)** of rank 32 is used if that does not fit.
-  The frozen model and the weights for sampling take four bytes a parameter. A dash marks a
-  model that is too large even so.
-- **`t4`** is a T4 or a V100 of 16 GB. They have no bfloat16, so the model computes in float32.
+- **GiB needed** is the memory for the program in parentheses, which needs the most memory of all
+  programs. It includes everything else that stays in memory while this program runs. JAX uses nine
+  tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
+- **Training the whole model** takes 16 bytes per parameter: the parameter, AdamW's two moments in
+  bfloat16, the gradient, and the accumulated gradient of the previous microbatches. With moments in
+  float32, training takes 20 bytes per parameter.
+- **[LoRA](checkpoints.md#how-do-i-train-lora-adapters)** with rank 32 is used if training the whole
+  model does not fit. The frozen model and the sampling weights together take four bytes per
+  parameter. A dash means that the model does not fit even with LoRA.
+- **`t4`** is a T4 or a V100 with 16 GB. These GPUs do not support bfloat16, so the model computes
+  in float32.
 
-## What about another memory, or longer responses?
+## What about other memory sizes or longer responses?
 
-`--fit` finds slots and tokens a pass, the two settings that change only memory and time:
+`--fit` finds the largest number of slots and of tokens per pass that fit. These numbers affect only
+memory and time:
 
 ```bash
 exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_response=4096

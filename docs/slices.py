@@ -52,98 +52,110 @@ _HEAD = """\
 
 <!-- Written by docs/slices.py from docs/slices.csv; change it there, then renew this page. -->
 
-Look up what the paper's five backbones need of a TPU slice, and how long a step takes there.
-**These are estimates; nothing here was measured on a TPU.**
+Look up which TPU slices can train the paper's five backbones, and how long a step takes. **All
+numbers are estimates. Nothing on this page was measured on a TPU.**
 
 ## What fits, and how long does a step take?
 
-| config | slice | slots | GiB per chip | program | seconds a step | tokens/s | chip-hours |
+| config | slice | slots | GiB per chip | program | seconds per step | tokens/s | chip-hours |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 _TAIL = """
-- **Source.** The programs of a step were compiled for each slice by `exgrpo capacity --config=…
-  --topology=…`, with {versions}. The command prints each part of a step and what it assumes.
-- **A step** has 128 questions x 8, replay in full, and its share of an evaluation of 2,259
-  responses every ten steps.
-- **Lengths of responses** are the default of `--lengths`: lognormal, median 1,024 tokens, 1% cut at
-  the limit of 8,192, mean about 1,400.
-- **Memory** is for the program that needs most, named in the next column, with everything resident
-  next to it. **Chip-hours** are for 100 steps.
-- **Slots** (`--config.rollout.slots`) are the config's if these fit and no more would, otherwise
-  the number that fits.
+- **Source.** A step's programs were compiled for each slice by `exgrpo capacity --config=…
+  --topology=…`, with {versions}. The command prints each part of a step and its
+  assumptions.
+- **A step** has 128 questions with 8 rows each and the full share of replay. Its time includes a
+  tenth of an evaluation with 2,259 responses, which runs every ten steps.
+- **Response lengths** follow the default of `--lengths`. They are lognormal with a median of 1,024
+  tokens and a mean of about 1,400, and 1% of the responses are cut at the limit of 8,192.
+- **GiB per chip** is the memory for the program in the next column, which needs the most memory of
+  all programs. It includes everything else that stays in memory while this program runs.
+- **Chip-hours** are for 100 steps.
+- **Slots** is the config's number of slots (`--config.rollout.slots`). If this number does not fit,
+  or if more slots fit, the table uses the number that fits.
 
-`python docs/slices.py` renews the table.
+Run `python docs/slices.py` to update the table.
 """
 _PARTS_HEAD = """
 ## Where does a step's time go?
 
-Seconds of each part of one step of qwen2_5_math_7b, with `rollout.partial`, 1,024 slots and
-everything else as above. `python docs/slices.py parts` renews the table.
+The table shows how many seconds each part of a qwen2_5_math_7b step takes, with `rollout.partial`
+and 1,024 slots. All other assumptions are the same as above. Run `python docs/slices.py parts` to
+update the table.
 
 """
 _PARTS_TAIL = """
 ## Why does a step on v5e:8x8 take 39 s?
 
-| part | what it waits for | time |
+| part | limited by | time |
 | --- | --- | --- |
-| update: a pass of 64 x 9,216 tokens | matrix products | 4.7 s |
+| update: a pass over 64 x 9,216 tokens | matrix products | 4.7 s |
 | … the compiler's operations | | 3.5 s |
-| … attention, at the assumed half of peak | | 1.0 s |
-| … gathering weights and summing gradients, the part that is not hidden | | .3 s |
-| decode: a step | memory | 8.7 ms |
+| … attention, assumed to run at half of peak | | 1.0 s |
+| … gathering weights and summing gradients, unless they overlap with computation | | .3 s |
+| decode: one decode step | memory | 8.7 ms |
 | … reading weights | | 4.7 ms |
 | … reading the written part of the cache | | 2 ms |
 | evaluation, every ten steps | the longest of 2,259 responses | 74 s |
-| resume, packed, with 1.02 tokens computed for each | matrix products | 3.8 s |
-| … in padded rows, as before, with 1.63 | | 6.7 s |
-| host | assumed | 1.0 s |
+| resume, packed: 1.02 tokens computed per token | matrix products | 3.8 s |
+| … with padded rows, for comparison: 1.63 tokens computed per token | | 6.7 s |
+| host | an assumption | 1.0 s |
 
-- **update**: recomputing the forward pass is another third of the FLOPs counted. The products that
-  `microbatch.remat=all_but_products` keeps are 22 GB. Packing computes 1.11 tokens for each.
-- **resume**: a sixth of it is sums over the tensor axis of four chips. The packing takes .1 s of a
-  CPU.
+- **update**: Recomputing the forward pass adds a third to the number of FLOPs. The products that
+  `microbatch.remat=all_but_products` keeps in memory take 22 GB. With packing, 1.11 tokens are
+  computed per token.
+- **resume**: A sixth of the time is spent on sums over the tensor axis of four chips. The packing
+  takes .1 s on a CPU.
 
-## Why is a faster chip not faster by its FLOPs?
+## Why does speed not scale with a chip's FLOPs?
 
-- **v6e** has 4.7 times the FLOPs of a v5e, but only twice the bandwidth of its memory and its
-  links. Heads of 128 fill half of its matrix unit. So the update runs at 23% of peak, counting the
-  FLOPs that it needs. A decode step, 4.3 ms, is still bound by memory.
-- **v5p** takes 4.2 ms for a decode step. Reading the weights is 1.4 ms of that; the rest is not
-  bound by memory.
+- **A v6e chip** has 4.7 times the FLOPs of a v5e chip, but only twice the memory bandwidth and
+  twice the interconnect bandwidth. Heads of size 128 fill only half of the matrix unit. So the
+  update runs at 23% of peak, counting only the necessary FLOPs. A decode step takes 4.3 ms and is
+  still memory-bound.
+- **A v5p chip** takes 4.2 ms for a decode step. Reading the weights takes 1.4 ms of this time, and
+  the rest is not memory-bound.
 
-## What would not shorten it by much?
+## Which optimizations would not help much?
 
-**A third length of the sequences in training**, an eighth. On 64 shards:
+**A third sequence length in training**, an eighth of the longest length. This table shows the
+effect on 64 shards:
 
-| median length | tokens computed in a step, fewer by |
+| median response length | reduction of the tokens computed per step |
 | --- | --- |
 | 1,024 | 4.2% |
 | 768 and 1,500 | 2% |
 | 512, 1,280, 2,048 and 3,000 | 0 |
 
-- On 8 shards, or one, it saves at most 1.1%.
-- A pass takes longer per token, because its weights are gathered for fewer tokens: .64 ms a token
-  of each chip, not .50. So an update is 3.0%, 1.5% and 0% shorter: half a second at best, for two
-  more programs.
-- A half instead of the eighth saves nothing below a median of 2,048, and 3 to 4% above.
-- If rows share their prompts (GPUs), it saves at most 1.2% on 8 shards. On 64 shards a half saves
-  13 to 19% at 1,024 and 1,500, and nothing at other medians.
+- On 8 shards or one shard, the third length reduces the number of tokens by at most 1.1%.
+- A pass with short sequences takes longer per token, because the weights are gathered for fewer
+  tokens: .64 ms per token and chip instead of .50 ms. So for the three rows of the table, an update
+  is only 3.0%, 1.5% and 0% shorter. This saves half a second at best and requires two more
+  programs.
+- A third length that is half of the longest length saves nothing below a median of 2,048 tokens,
+  and 3 to 4% above.
+- If rows share their prompts, as they do on GPUs, a length of an eighth saves at most 1.2% on 8
+  shards. On 64 shards, a length of a half saves 13 to 19% at medians of 1,024 and 1,500, and
+  nothing at other medians.
 
-**Attention that skips blocks of other rows.**
+**Attention that skips the blocks of other rows.**
 
-- JAX's splash kernel masks them, and skips only what the static mask excludes. Its map of blocks is
-  an array, so it could be made from the segments. Half of the blocks would be skipped on average.
-- But chips wait for each other in every layer. With one sequence on each of 64 chips, one chip
-  holds a response of 8,192 tokens, which needs .9 of its blocks. That saves a tenth of the 2.1 s
-  that attention takes in an update.
-- On 16 shards the slowest chip needs half of its blocks, and it would be worth it: about a sixth of
-  an update for the 1.5B backbone, by formula.
+- JAX's splash kernel masks these blocks but skips only blocks that the static mask excludes. The
+  kernel's block map is an array, so the map could be built from the segments. On average, half of
+  the blocks would then be skipped.
+- But the chips wait for each other in every layer. With one sequence on each of 64 chips, at least
+  one chip has a response of 8,192 tokens and needs .9 of its blocks. So skipping blocks would save
+  only a tenth of the 2.1 s that attention takes in an update.
+- On 16 shards, the slowest chip needs half of its blocks, so skipping blocks would be worthwhile.
+  According to the formula, it would shorten an update of the 1.5B backbone by about a sixth.
 
-**Better lengths to pad resumed rows to.** With eight lengths, 1.38 tokens are computed for each.
+**More padded lengths for resumed rows.** With eight lengths, 1.38 tokens would still be computed
+per token.
 
-One error is known. Compiled by itself, the pass of short sequences takes 1.15 s, not the 1.00 that
-its tokens suggest. Waiting for other chips does not shrink with the tokens. So an update is half a
-second longer than in the table.
+The estimate has one known error. If the pass with short sequences is compiled by itself, the
+estimate is 1.15 s instead of the 1.00 s that its number of tokens suggests, because the time spent
+waiting for other chips does not shrink with the number of tokens. So an update takes half a second
+longer than the table shows.
 """
 
 Row = dict[str, str]

@@ -1,6 +1,6 @@
 """ExGRPO (arXiv:2510.02245) in JAX: learning to reason from experience.
 
-A notebook needs only `import exgrpo_jax as ex`; docs/library.md shows how.
+In a notebook, `import exgrpo_jax as ex` is enough; see docs/library.md.
 """
 
 import importlib
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 __all__ = ['judge', 'load_config', 'open_policy', 'open_run', 'sample', 'score']
 
-# Imported on first use, because a grading worker must start without JAX. None has the name of a
-# module in this folder: importing that module would replace the function.
+# Imported on first use, because grading workers must start without JAX. No function may share its
+# name with a module in this folder, because importing that module would replace the function.
 _HOMES = {
   'judge': 'exgrpo_jax.grading.verifier',
   'load_config': 'exgrpo_jax.experiment.config_files',

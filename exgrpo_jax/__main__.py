@@ -1,4 +1,4 @@
-"""The entry of every command: `exgrpo COMMAND …`, or `python -m exgrpo_jax COMMAND …`."""
+"""The command line: `exgrpo COMMAND …`, or `python -m exgrpo_jax COMMAND …`."""
 
 import difflib
 import importlib
@@ -7,12 +7,12 @@ import sys
 
 from exgrpo_jax.runtime import machine
 
-# Purpose -> command -> its meaning. Each command is the module of its name in commands/.
+# Purpose -> command -> description. Each command is a module of the same name in commands/.
 COMMANDS = {
   'Train': {
     'train': 'train a policy with ExGRPO, or resume a run',
     'check': 'check that a run could start, in seconds and without a GPU or TPU',
-    'sweep': 'run variants of one config, and compare them in a table',
+    'sweep': 'run variants of one config and compare them in a table',
   },
   'Look': {
     'report': 'show a run as one HTML page, down to every token',
@@ -21,16 +21,16 @@ COMMANDS = {
     'verify': 'explain why a response was judged as it was',
   },
   'Measure': {
-    'evaluate': 'measure pass@1, avg@k and pass@k of a policy on data or a suite',
-    'capacity': 'estimate what fits on a TPU slice or a GPU, without one',
-    'doctor': 'report what this machine has and lacks, and a config that fits it',
+    'evaluate': "measure a policy's pass@1, avg@k and pass@k on data sets or a suite",
+    'capacity': 'estimate what fits on a TPU slice or a GPU, without needing one',
+    'doctor': "report this machine's hardware and problems, and a config that fits it",
   },
   'Convert': {
-    'prepare': 'turn a public data set into a file of training questions, or get a small model',
-    'export': "write a run's policy, or a GGUF, as a Hugging Face folder",
+    'prepare': 'turn a public data set into training questions, or download a small model',
+    'export': "write a run's policy or a GGUF file as a Hugging Face folder",
   },
 }
-# Commands that are gone, and their replacements in a clone.
+# Removed command -> its replacement in a clone.
 MOVED = {
   'study': 'python -m studies run NAME --workdir=FOLDER',
   'figures': 'python -m studies figures WORKDIR … --out=FOLDER',
@@ -38,7 +38,7 @@ MOVED = {
 
 
 def main() -> None:
-  """Run the command that the first word names; without one, list them all."""
+  """Run the command named by the first argument; without arguments, list all commands."""
   names = [name for group in COMMANDS.values() for name in group]
   word = sys.argv[1] if len(sys.argv) > 1 else '--help'
   if word in ('--help', '-h', 'help'):
@@ -46,8 +46,8 @@ def main() -> None:
     return
   if word in MOVED:
     print(
-      f"error: '{word}' is no longer a command: studies are a folder of the repository, outside "
-      f'the package. In a clone, run {MOVED[word]}.',
+      f"error: '{word}' is no longer a command: studies are now in the repository's studies/ "
+      f'folder, outside the package. In a clone, run {MOVED[word]}.',
       file=sys.stderr,
     )
     sys.exit(2)
@@ -62,17 +62,17 @@ def main() -> None:
 
 
 def _overview() -> str:
-  lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of one.']
+  lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
   for purpose, commands in COMMANDS.items():
     lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
   return '\n'.join(lines)
 
 
 def prepare_process() -> None:
-  """Set the heap, the share of a GPU and Ctrl-C, before imports that start threads."""
+  """Set up the heap, the GPU memory share and Ctrl-C handling before any import starts threads."""
   machine.keep_pages()
   machine.take_share()
-  # Ctrl-C ends a command without a traceback, as SIGTERM does; under nohup it stays ignored.
+  # Ctrl-C ends a command without a traceback, as SIGTERM does. Under nohup, it stays ignored.
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,7 +1,7 @@
 """Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
 
-Every component declares a frozen `Config` whose fields are made by `setting`. Each field states its
-type, default, allowed values, meaning and origin in one place.
+Every component declares a frozen `Config` whose fields are created with `setting`. A field states
+its type, default, allowed values, meaning and origin in one place.
 """
 
 import copy
@@ -29,10 +29,10 @@ PAPER = 'paper'  # arXiv:2510.02245
 AUTHORS = "authors' code"  # the script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
-# Names of settings that are gone, and where to find their function now.
+# Removed setting -> where its function is available now.
 MOVED = {
-  'alignment': 'it moved to studies/. In a clone, python -m studies train --align_every=N compares '
-  'gradients.',
+  'alignment': 'it moved to studies/. In a clone of the repository, run '
+  'python -m studies train --align_every=N to compare gradients.',
 }
 
 
@@ -42,18 +42,19 @@ def setting(
   """Declare a field of a `Config`.
 
   Args:
-    default: its value in configs/base.py.
-    allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)', choices, or None if the type
-      says enough.
-    meaning: the value's meaning, with its unit; quoted in error messages.
-    origin: source of the default: PAPER, AUTHORS or OURS, with a note after a comma.
+    default: the value in configs/base.py.
+    allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)'; a collection of choices; or
+      None if any value of the type is allowed.
+    meaning: the value's meaning and unit; quoted in error messages.
+    origin: the source of the default: PAPER, AUTHORS or OURS, optionally followed by a comma and
+      a note.
   """
   metadata = {'allowed': allowed, 'meaning': meaning, 'origin': origin}
   return dataclasses.field(default=default, metadata=metadata)
 
 
 def defaults(cls: type) -> ConfigDict:
-  """Return the default of every setting of a `Config`, including nested `Config`s."""
+  """Return the defaults of all settings of a `Config`, including nested `Config`s."""
   types = typing.get_type_hints(cls)
   return ConfigDict(
     {
@@ -66,11 +67,11 @@ def defaults(cls: type) -> ConfigDict:
 
 
 def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
-  """Make `cls` from `values`, or raise an InputError that names `path` and the key.
+  """Build `cls` from `values`, or raise an InputError that names `path` and the key.
 
   Args:
-    cls: a frozen dataclass whose fields are made by `setting`, or are such dataclasses.
-    values: exactly the fields of `cls`; ints become floats if the field is a float.
+    cls: a frozen dataclass; each field is created with `setting` or is such a dataclass itself.
+    values: one value for each field of `cls`; ints are converted to float for float fields.
     path: where the values come from, e.g. 'config.replay'.
   """
   fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
@@ -85,18 +86,18 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
 
 
 def check_names(names: Collection[str], known: Collection[str], path: str) -> None:
-  """Refuse names that are not `known`, and known ones that are missing."""
+  """Raise InputError unless `names` are exactly the `known` names."""
   for name in names:
     check_known(name, known, path)
   for name in known:
     if name not in names:
-      raise InputError(f"{path} lacks '{name}'; start from configs/base.py, which sets it.")
+      raise InputError(f"{path} lacks '{name}'. Start from configs/base.py, which sets every key.")
 
 
 def check_known(name: str, known: Collection[str], path: str, key: str = '') -> None:
-  """Refuse a name that is not `known`, and suggest its name here or the nearest known one.
+  """Raise InputError if `name` is not in `known`; suggest its new name or the closest name.
 
-  `key` is the whole dotted key if `name` is part of one.
+  If `name` is part of a dotted key, `key` is the full key.
   """
   if name in MOVED and name not in known:
     raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
@@ -113,9 +114,10 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
 
 
 def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
-  """Copy `values` with `overrides` by dotted key; InputError for a key that it does not have.
+  """Copy `values` and apply `overrides`, which maps dotted keys to values.
 
-  A value of the wrong type is accepted here, because `parse_config` refuses it.
+  Raises InputError for an unknown key. Values of the wrong type are accepted here; `parse_config`
+  rejects them later.
   """
   changed = copy.deepcopy(values)
   for key, value in overrides.items():
@@ -125,12 +127,12 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
       check_known(section, list(place), path, key)
       place, path = place[section], f'{path}.{section}'
       if not isinstance(place, ConfigDict):
-        raise InputError(f"{path} is one value and has no '{last}'.")
+        raise InputError(f"{path} is a single value, so it has no '{last}'.")
     check_known(last, list(place), path, key)
     present: Any = place[last]
     if isinstance(present, ConfigDict):
       raise InputError(
-        f'{path}.{last} is a section; an override sets one value, such as '
+        f'{path}.{last} is a section, but an override sets a single value, such as '
         f"'{key}.{next(iter(present))}'."
       )
     with place.ignore_type():
@@ -142,8 +144,8 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
   if dataclasses.is_dataclass(kind):
     if not isinstance(value, (Mapping, ConfigDict)):
       raise InputError(
-        f'{path}={value!r}: this is a section, not one value. Set the values in it, such as '
-        f'{path}.{dataclasses.fields(kind)[0].name}.'
+        f'{path}={value!r}: this is a section, not a single value. Set a value in the section, '
+        f'such as {path}.{dataclasses.fields(kind)[0].name}.'
       )
     return build(cast(Any, kind), value, path)
   allowed, meaning = metadata['allowed'], metadata['meaning']
@@ -196,8 +198,8 @@ def _bound(text: str) -> float:
 # The hint for an unknown key reads this table; a test checks docs/coming_from.md against it.
 
 
-# (names in TRL, names in verl, the settings here, a note); verl's names may be shortened to their
-# last words. A name in two rows gets the first one as its hint.
+# (TRL names, verl names, our settings, note). verl names may be shortened to their last parts. If a
+# name is in two rows, its hint comes from the first row.
 ROWS: tuple[tuple[str, str, str, str], ...] = (
   ('model', 'actor_rollout_ref.model.path', 'model.path', ''),
   ('train_dataset', 'data.train_files', 'data.train', ''),
@@ -206,7 +208,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'generation_batch_size',
     'data.train_batch_size',
     'rollout.questions',
-    'it counts questions, all devices together; TRL counts responses',
+    'it counts questions over all devices; TRL counts responses',
   ),
   ('num_generations', 'actor_rollout_ref.rollout.n', 'rollout.group_size', ''),
   ('', 'data.max_prompt_length', 'rollout.max_prompt', ''),
@@ -223,14 +225,14 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'steps_per_generation gradient_accumulation_steps',
     'actor.ppo_mini_batch_size',
     'optimizer.minibatches',
-    'it is the updates of a step, the first over the second in TRL',
+    'it counts updates per step: steps_per_generation / gradient_accumulation_steps in TRL',
   ),
-  ('num_iterations', 'actor.ppo_epochs', '', 'a batch is used once, as with 1'),
+  ('num_iterations', 'actor.ppo_epochs', '', 'each batch is used once, as with 1'),
   (
     'per_device_train_batch_size',
     'actor.ppo_max_token_len_per_gpu actor.use_dynamic_bsz',
     'microbatch.tokens',
-    'it decides memory only, never the gradient',
+    'it affects only memory, never the gradient',
   ),
   (
     'epsilon epsilon_high',
@@ -243,7 +245,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'beta',
     'actor.use_kl_loss actor.kl_loss_coef algorithm.use_kl_in_reward',
     'objective.kl_coefficient',
-    'config.objective.beta shapes the replayed tokens of ExGRPO and is no KL weight',
+    'config.objective.beta shapes replayed tokens and is not a KL weight',
   ),
   ('entropy_coef', 'actor.entropy_coeff', 'objective.entropy_bonus', ''),
   ('scale_rewards', 'algorithm.norm_adv_by_std_in_grpo', 'objective.normalize_std', ''),
@@ -251,7 +253,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'loss_type',
     'actor.loss_agg_mode',
     'objective.aggregation',
-    "'constant' is dr_grpo, 'token_mean' dapo, 'sequence_mean' grpo; cispo is "
+    "'constant' is dr_grpo, 'token_mean' is dapo and 'sequence_mean' is grpo; cispo is "
     "config.objective.policy_loss='cispo'",
   ),
   (
@@ -266,7 +268,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'objective.tis_limit',
     "with config.objective.old_logprobs='recompute'",
   ),
-  ('use_vllm', 'actor_rollout_ref.rollout.name', '', 'sampling is a JAX program of its own'),
+  ('use_vllm', 'actor_rollout_ref.rollout.name', '', 'sampling is a separate JAX program'),
   ('reward_funcs', 'reward.custom_reward_function', 'grading.rewards', ''),
   ('reward_weights', '', 'grading.weights', ''),
   ('eval_strategy eval_steps', 'trainer.test_freq', 'evaluation.every', ''),
@@ -278,9 +280,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'max_steps num_train_epochs',
     'trainer.total_training_steps trainer.total_epochs',
     'num_steps',
-    'an epoch has as many steps as questions / config.rollout.questions',
+    'an epoch has (number of questions) / config.rollout.questions steps',
   ),
-  ('output_dir', 'trainer.default_local_dir', '', 'it is the flag --workdir'),
+  ('output_dir', 'trainer.default_local_dir', '', 'use the flag --workdir'),
   (
     'peft_config',
     'model.lora_rank model.lora_alpha',
@@ -291,12 +293,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
 
 
 def counterpart_hint(key: str) -> str:
-  """Return a sentence on the counterpart of a dotted key of TRL or verl, '' if it has none.
+  """Return a sentence that names our counterpart of a TRL or verl key; '' for any other key.
 
-  For 'num_generations' it is "num_generations of TRL is config.rollout.group_size here."
+  For 'num_generations', it is "num_generations of TRL is config.rollout.group_size here."
   """
   typed = key.split('.')
-  for depth in range(len(typed), 0, -1):  # the longest end of the key that is a name
+  for depth in range(len(typed), 0, -1):  # the longest matching end of the key
     for trl, verl, ours, note in ROWS:
       for system, names in (('TRL', trl), ('verl', verl)):
         if any(_ends_alike(typed[-depth:], name.split('.')) for name in names.split()):
@@ -305,7 +307,7 @@ def counterpart_hint(key: str) -> str:
 
 
 def _ends_alike(typed: list[str], name: list[str]) -> bool:
-  """Return True if `typed` is the end of `name`; 'path' and 'name' alone are too common."""
+  """Return True if `name` ends with `typed`, unless `typed` is only 'path' or 'name'."""
   return name[-len(typed) :] == typed and (len(typed) > 1 or typed[0] not in ('path', 'name'))
 
 
@@ -315,7 +317,7 @@ def _described(ours: str, note: str) -> str:
   return f'{called}; {note}' if note else called
 
 
-# ---- Python files that define something ----
+# ---- Python files with a get_config() or get_sweep() ----
 
 
 def evaluate_file(
@@ -326,19 +328,19 @@ def evaluate_file(
   arguments: Sequence[str] = (),
   is_flag: bool = True,
 ) -> tuple[Any, str]:
-  """Run a file; return the value of its get_config(), get_sweep(), …, and its docstring.
+  """Run a Python file and return the result of its get_config(), get_sweep(), … and its docstring.
 
   Args:
-    path: the file's.
-    kind: names the function and the flag, such as 'config' or 'sweep'.
-    returned: describes the expected value and a file that returns one, for messages.
-    check: raises an exception if the value cannot be used; None: the caller checks.
-    arguments: passed to the function.
-    is_flag: whether the file is given by a flag; messages then begin with the flag.
+    path: the file's path.
+    kind: the function's name without 'get_', such as 'config' or 'sweep'; also the flag's name.
+    returned: a description of the expected value for messages, with an example file if possible.
+    check: raises an exception if the value is unusable; None if the caller checks it.
+    arguments: the function's arguments.
+    is_flag: True if the file was passed as a flag, so that messages start with the flag.
 
   Raises:
-    InputError: the file fails, has no such function, or does not pass `check`; it names the flag
-      and the line.
+    InputError: the file fails, lacks the function, or returns a value that fails `check`. The
+      message names the flag and the line.
   """
   function = f'get_{kind}'
   try:
@@ -348,7 +350,7 @@ def evaluate_file(
     value = definitions[function](*arguments)
     if check:
       check(value)
-  except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
+  except (Exception, SystemExit) as error:  # user code may raise anything
     given = f'--{kind}={path}' if is_flag else path
     problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
     raise InputError(
@@ -359,7 +361,7 @@ def evaluate_file(
 
 
 def _line(error: BaseException, path: str) -> str:
-  """Return ':7' if line 7 is the last line of the file in the error's traceback."""
+  """Return the file's last line number in the error's traceback, such as ':7', or ''."""
   if isinstance(error, SyntaxError) and error.filename == path:
     return f':{error.lineno}'
   lines = [

@@ -1,4 +1,4 @@
-"""InputError, the exception for mistakes that users can fix, and wording that messages share."""
+"""`InputError`, for mistakes that users can fix, and helpers for wording messages."""
 
 import re
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class InputError(ValueError):
-  """An error in the user's input, whose message says how to fix it.
+  """An error in the user's input; the message says how to fix it.
 
-  Commands print it and exit with status 2; it never hides a bug of ours. It is one line, even if it
-  quotes an error with several.
+  Commands print it and exit with status 2, so it must never hide a bug in this package. The message
+  is joined into one line, even if it quotes a multi-line error.
   """
 
   def __init__(self, message: str) -> None:
@@ -17,7 +17,7 @@ class InputError(ValueError):
 
 
 def check_given(flags: Mapping[str, Any], example: str) -> None:
-  """Raise an InputError that names the flags without a value; `example` shows them all."""
+  """Raise InputError naming the flags without a value; `example` shows how to set them."""
   missing = [name for name, value in flags.items() if not value]
   if missing:
     are = 'is' if len(missing) == 1 else 'are'
@@ -25,5 +25,5 @@ def check_given(flags: Mapping[str, Any], example: str) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-  """Return a number with its noun, in the plural unless it is 1: '1 row', '1,200 rows'."""
+  """Format a count with its noun, plural unless the count is 1: '1 row', '1,200 rows'."""
   return f'{count:,} {noun}{"s" * (count != 1)}'

@@ -1,12 +1,14 @@
-"""Packing of rows into sequences of one of two lengths, with little padding, in NumPy.
+"""Packing of rows into sequences of two lengths with little padding, in NumPy.
 
-A row is a prompt and its response. Sequences hold whole rows, one after another. Attention
-separates the rows of a sequence by their segments, and each row's positions start at 0. If
-attention can (`attention.has_prefixes`), rows with the same prompt share it in a sequence, as their
-prefix. A forward pass has a fixed number of sequences of one length, so only two shapes are
-compiled, whatever the rows' lengths, or one if the model is tiny (`model.is_tiny`). Shape letters:
-R rows to pack, B sequences of a pass, T their length, W response tokens of a sequence. Only these
-get logits.
+A row is a prompt and its response. A sequence consists of whole rows, one after another. Attention
+keeps rows apart by their segment numbers, and each row's positions start at 0. If the attention
+backend supports it (`attention.has_prefixes`), rows of a sequence that have the same prompt share
+the prompt as a prefix. A forward pass has a fixed number of sequences of one length. So only two
+shapes are compiled for rows of any length, or only one shape if the model is tiny
+(`model.is_tiny`).
+
+Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of a
+sequence. Logits are computed only for the response tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +22,11 @@ from exgrpo_jax.datatypes import Array
 # ---- Padding ----
 
 
-_SMALLEST_BUCKET = 32  # tokens; below it, compiling another shape costs more than the padding
+_SMALLEST_BUCKET = 32  # tokens; compiling shapes for smaller buckets costs more than padding
 
 
 def length_bucket(length: int, limit: int | None = None) -> int:
-  """Round `length` up to the next of 32, 48, 64, 96, 128, …, but at most to `limit`."""
+  """Round `length` up to 32, 48, 64, 96, 128, …, but never above `limit`."""
   power = 1 << (length - 1).bit_length()
   three_quarters = power * 3 // 4
   bucket = max(_SMALLEST_BUCKET, three_quarters if length <= three_quarters else power)
@@ -32,7 +34,7 @@ def length_bucket(length: int, limit: int | None = None) -> int:
 
 
 def rows_within(num_tokens: int, length: int) -> int:
-  """Return how many rows of `length` tokens fit a budget of tokens; at least one."""
+  """Return how many rows of `length` tokens fit into `num_tokens`; at least one."""
   return max(1, num_tokens // length)
 
 
@@ -43,7 +45,7 @@ def right_padded(
 
   Args:
     rows: (prompt, response) token arrays.
-    limit: the largest T; no row is longer.
+    limit: the largest T; no row may be longer.
     pad_id: the padding token.
 
   Returns:
@@ -60,19 +62,21 @@ def right_padded(
   return tokens_BT, mask_BT
 
 
-# A long sequence holds two of the longest rows if these are short. Otherwise rows of more than half
-# its length find no partner. In longer sequences attention costs more than that saves.
-_PAIRED = 256  # tokens of both
-# With prefixes, a sequence of short rows holds three of the longest, about what a group of eight
-# needs. It does not hold four, because none of the longest may fit into a short sequence.
-_GROUPED = 320  # tokens of all three
-# A short sequence is this fraction of a long one. Shorter ones waste less in a pass that is not
-# full, but too many rows fit only long ones: with an eighth, padding grows by half at 64 shards.
+# If the longest rows are short, a long sequence has room for two of them. Otherwise rows longer
+# than half a sequence could not be paired. With longer rows, attention costs more than this saves.
+_PAIRED = 256  # the most tokens that two such rows have together
+# With prefixes, a long sequence has room for three short rows of the longest length, which is about
+# what a group of eight needs. With room for four, the longest row would fit into a short sequence,
+# which must not happen.
+_GROUPED = 320  # the most tokens that three such rows have together
+# A short sequence is 1 / _SHORT_PART of a long one. Shorter sequences waste less in a pass that is
+# not full, but then too many rows only fit long sequences: with 1/8, padding grows by half at 64
+# shards.
 _SHORT_PART = 4
-# Passes per minibatch if the budget allows fewer: passes are whole, and with few of them most
-# tokens are padding.
+# Aim for at least this many passes per minibatch, even if the budget allows fewer: every pass has
+# full size, so with few passes most tokens are padding.
 _PASSES = 8
-# At most this many numbers of long passes are tried: of many passes, one more matters little.
+# Try at most this many counts of long passes: among many passes, one more hardly matters.
 _TRIALS = 8
 
 Rows = list[int]  # the rows of one sequence, in order
@@ -81,13 +85,13 @@ Rows = list[int]  # the rows of one sequence, in order
 class Shape(NamedTuple):
   """The shape of a forward pass."""
 
-  count: int  # B, sequences
-  length: int  # T, tokens of each
-  window: int  # W, response tokens of each at most, below T
+  count: int  # B, the number of sequences
+  length: int  # T, tokens per sequence
+  window: int  # W, the most response tokens per sequence; below T
 
   @property
   def num_tokens(self) -> int:
-    """Return the tokens of a pass, padding included."""
+    """Return the number of tokens in a pass, including padding."""
     return self.count * self.length
 
 
@@ -99,30 +103,30 @@ class Pass(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-  """The prefixes of rows; a sequence holds a prefix once for all its rows of one name."""
+  """The rows' prefixes; rows of a sequence that have the same prefix share it."""
 
-  name_R: np.ndarray  # int, equal only if the rows begin with the same tokens
-  length_R: np.ndarray  # int, tokens, equal for rows of one name and fewer than the row's
+  name_R: np.ndarray  # int, identifies the prefix: equal only if rows begin with the same tokens
+  length_R: np.ndarray  # int, the prefix's tokens: fewer than the row's, equal for equal names
 
 
 class Segments(NamedTuple):
-  """The row of its sequence that each token belongs to, and its position in that row."""
+  """Each token's row within its sequence, and its position in that row."""
 
-  segment_BT: Array  # int32, 1, 2, … by row, and by prefix if prefixes are shared; 0 is padding
-  position_BT: Array  # int32, from 0 in each row; 0 in the padding
-  # int32, the earlier segment that a token continues, or its own segment in a prefix; None if each
-  # row is one segment.
+  segment_BT: Array  # int32, 1, 2, … per row, and per prefix if prefixes are shared; 0 is padding
+  position_BT: Array  # int32, from 0 in each row; 0 in padding
+  # int32, the earlier prefix segment that a token continues, or the token's own segment if it does
+  # not continue one; None if each row is one segment.
   prefix_BT: Array | None = None
 
 
 class Layout(NamedTuple):
-  """The source of each token of a pass."""
+  """The source row of each token in a pass."""
 
-  row_BT: np.ndarray  # int64, index of its row; 0 in the padding
+  row_BT: np.ndarray  # int64, index of the token's row; 0 in padding
   segments: Segments  # NumPy
 
   def take(self, x_RT: np.ndarray) -> np.ndarray:
-    """Gather the rows' values at each token of the pass, 0 in padding: [R, T', …] -> [B, T, …]."""
+    """Gather the rows' values for each token, with 0 in padding: [R, T', …] -> [B, T, …]."""
     taken_BT = x_RT[self.row_BT, self.segments.position_BT]
     taken_BT[np.asarray(self.segments.segment_BT) == 0] = 0
     return taken_BT
@@ -137,21 +141,22 @@ def shapes(
   has_prefixes: bool = False,
   are_equal: bool = False,
 ) -> tuple[Shape, Shape]:
-  """Choose the (long, short) shapes of passes, whatever the rows' lengths.
+  """Choose the (long, short) pass shapes, independent of the rows' actual lengths.
 
   Args:
-    num_shards: shards over which sequences are split evenly.
-    tokens_per_shard: budget of a pass of long sequences; each shard has at least one sequence.
+    num_shards: number of shards over which sequences are split evenly.
+    tokens_per_shard: token budget of a shard in a long pass; a shard gets at least one sequence.
     longest_row: tokens of the longest possible row, at least 2.
     max_response: response tokens of the longest possible row.
-    num_rows: about how many rows are packed at a time.
-    has_prefixes: whether rows with the same prompt share it, so that a sequence has room for more
+    num_rows: approximate number of rows packed together.
+    has_prefixes: True if rows with the same prompt share it, so that a sequence has room for more
       responses.
-    are_equal: whether the short shape is the long one, so that one program is compiled.
+    are_equal: True to make the short shape equal to the long one, so that only one program is
+      compiled.
   """
   rows_per_shard = -(-num_rows // num_shards)
   most, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
-  # How many of the longest rows a long sequence holds.
+  # The number of rows of the longest length that fit into a long sequence.
   rows = max(1, min(most, rows_per_shard, min(tokens_per_shard, limit) // longest_row))
   length, responses = rows * longest_row, rows * max_response
   if has_prefixes:
@@ -173,18 +178,19 @@ def pack(
   short: Shape,
   prefixes: Prefixes | None = None,
 ) -> list[Pass]:
-  """Pack each row once into passes, in nearly as few tokens as possible; at least one pass.
+  """Pack rows into passes with nearly as few tokens as possible; return at least one pass.
 
-  Best-fit decreasing: rows go by falling length, with the rows of one prefix together. Each row
-  goes where it adds the fewest tokens, and among such places to the fullest sequence with room.
-  Several numbers of long passes are tried; the remaining rows go into short ones.
+  Best-fit decreasing: rows are placed from longest to shortest, rows with the same prefix together.
+  Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
+  Several counts of long passes are tried; the remaining rows go into short passes.
 
   Args:
-    length_R: int, tokens of each row, at most the long shape's length; rows of 0 are left out.
+    length_R: int, tokens of each row, at most the long shape's length; rows of length 0 are
+      skipped.
     response_R: int, response tokens of each row, at most the long shape's window.
     long: shape of the first passes.
-    short: shape of the other passes.
-    prefixes: the rows' prefixes; None shares nothing.
+    short: shape of the remaining passes.
+    prefixes: the rows' prefixes; None if no prefixes are shared.
   """
   chex.assert_rank([length_R, response_R], 1)
   chex.assert_equal_shape([length_R, response_R])
@@ -210,10 +216,10 @@ def pack(
 def shared_prompts(
   tokens_RT: np.ndarray, prompt_R: np.ndarray, routes_RTLC: Array | None = None
 ) -> Prefixes:
-  """Find the prefixes that rows share, from the numbers of tokens of their prompts.
+  """Find the prefixes that rows share; `prompt_R` is the number of prompt tokens in each row.
 
-  A prompt's last token stays out of the prefix because it predicts a first token in each row. Rows
-  whose prompts went to different experts share none.
+  A prompt's last token is not part of the prefix, because in each row it predicts that row's first
+  response token. Rows whose prompts were routed to different experts share no prefix.
   """
   names: dict[bytes, int] = {}
   of_rows = (
@@ -234,7 +240,7 @@ def layout(
   length_R: np.ndarray,
   prefixes: Prefixes | None = None,
 ) -> Layout:
-  """Lay out the tokens of a pass whose sequences hold these rows."""
+  """Lay out the tokens of a pass that consists of these sequences."""
   row_BT = np.zeros((shape.count, shape.length), int)
   segment_BT, position_BT, prefix_BT = (np.zeros(row_BT.shape, np.int32) for _ in range(3))
   for b, rows in enumerate(sequences):
@@ -251,11 +257,11 @@ def layout(
 def _pieces(
   rows: Rows, length_R: np.ndarray, prefixes: Prefixes | None
 ) -> Iterator[tuple[int, int, int, int]]:
-  """Yield the segments of a sequence: (row, its first token, its last + 1, prefix).
+  """Yield a sequence's segments: (row, first token, last token + 1, prefix).
 
-  A prefix is the number of an earlier segment, from 1, and 0 for none.
+  `prefix` is the number, from 1, of the segment that contains the row's prefix; 0 for no prefix.
   """
-  count, number_of = 0, dict[int, int]()  # segments; by the name of the prefix
+  count, number_of = 0, dict[int, int]()  # segments so far; prefix name -> segment number
   for row in rows:
     name, shared = (int(x_R[row]) for x_R in prefixes) if prefixes else (0, 0)
     if shared and name not in number_of:
@@ -267,28 +273,28 @@ def _pieces(
 
 
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
-  """Return the positions before each target, and fill up the window with other positions.
+  """Return the position before each target, padded to length `window` with other positions.
 
   Args:
-    is_target_BT: bool, False at position 0; at most `window` targets in a sequence.
-    window: W, fewer than T.
+    is_target_BT: bool, False at position 0; at most `window` targets per sequence.
+    window: W, less than T.
 
   Returns:
-    int32 [B, W], rising in each sequence without repetition, so that gradients never collide.
+    int32 [B, W], strictly increasing in each sequence, so that gradients never collide.
   """
   chex.assert_rank(is_target_BT, 2)
-  # Stable sort: predictors first, then positions that predict nothing, each in order.
+  # Stable sort: predictors first, then other positions, each in ascending order.
   order_BT = np.argsort(~is_target_BT[:, 1:], axis=1, kind='stable')
   return np.sort(order_BT[:, :window], axis=1).astype(np.int32)
 
 
 class _Rows(NamedTuple):
-  """The facts about each row that `pack` uses."""
+  """The properties of each row that `pack` uses."""
 
   length_R: np.ndarray
   response_R: np.ndarray
-  prefix_R: np.ndarray  # name
-  shared_R: np.ndarray  # tokens of the prefix
+  prefix_R: np.ndarray  # prefix name
+  shared_R: np.ndarray  # prefix tokens
 
 
 def _no_prefixes(length_R: np.ndarray) -> Prefixes:
@@ -296,7 +302,7 @@ def _no_prefixes(length_R: np.ndarray) -> Prefixes:
 
 
 def _order(rows: _Rows) -> list[int]:
-  """Sort the rows with tokens: prefixes by their longest row, then rows by their own length."""
+  """Sort the nonempty rows: prefixes by their longest row, then each prefix's rows by length."""
   longest = np.zeros(rows.prefix_R.max(initial=-1) + 1, int)
   np.maximum.at(longest, rows.prefix_R, rows.length_R)
   order = np.lexsort((-rows.length_R, rows.prefix_R, -longest[rows.prefix_R]))
@@ -306,17 +312,17 @@ def _order(rows: _Rows) -> list[int]:
 def _best_fit(
   order: Sequence[int], rows: _Rows, shape: Shape, count: int
 ) -> tuple[list[Rows], Rows]:
-  """Return (the rows of each of at most `count` sequences, rows that did not fit)."""
+  """Pack rows into at most `count` sequences; return (sequences, rows that did not fit)."""
   sequences: list[Rows] = [[] for _ in range(count)]
-  tokens = np.full(count, shape.length)  # room left in each
+  tokens = np.full(count, shape.length)  # room left in each sequence
   responses = np.full(count, shape.window)
-  no_room = (shape.length + 1) ** 2  # more than any sequence with room costs
-  holders: dict[int, list[int]] = {}  # sequences that hold a prefix
+  no_room = (shape.length + 1) ** 2  # more than the cost of any sequence with room
+  holders: dict[int, list[int]] = {}  # prefix name -> sequences that contain the prefix
   left: Rows = []
   for row in order:
     length, response, prefix, shared = (int(x_R[row]) for x_R in rows)
     holding = holders.setdefault(prefix, [])
-    added = np.array(length)  # tokens, in any sequence
+    added = np.array(length)  # tokens added to a sequence
     if shared and holding:
       added = np.full(count, length)
       added[holding] -= shared
@@ -344,5 +350,5 @@ def _passes(shape: Shape, sequences: list[Rows]) -> list[Pass]:
 
 
 def _cost(passes: Sequence[Pass]) -> tuple[int, int]:
-  """Return (tokens, passes)."""
+  """Return the numbers of (tokens, passes)."""
   return sum(one.shape.num_tokens for one in passes), len(passes)

@@ -1,13 +1,13 @@
-"""Old names of settings and metrics, with their current names.
+"""Old names of settings and metrics, and their current names.
 
-A setting typed under its old name is refused with the new one. The config.json and metrics.jsonl of
-an old workdir are read as if they had been written under the new names.
+A config that uses an old name is rejected with a hint at the new name. An old workdir's
+config.json and metrics.jsonl are read as if they used the new names.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Old dotted key -> new one. A key without a dot is a section.
+# Old dotted key -> new key. A key without a dot is a section.
 SETTINGS = {
   'gradient': 'microbatch',
   'gradient.tokens_per_microbatch': 'microbatch.tokens',
@@ -29,7 +29,7 @@ SETTINGS = {
   'rollout.samples': 'rollout.group_size',
   'warm_start.enough': 'warm_start.stop_at_pass_rate',
 }
-# New dotted key -> its old values and their current names.
+# New dotted key -> {old value: current value}.
 VALUES = {
   'objective.old_logprobs': {'sampler': 'rollout'},
   'objective.shaping': {'fraction': 'policy_shaping', 'normalised': 'unit_slope'},
@@ -54,16 +54,16 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return the new name of an old dotted key or an old value of a key; '' if it is not old."""
+  """Return a hint at the new name of a dotted key or of its value; '' if neither was renamed."""
   if key in SETTINGS:
-    return f'it is config.{SETTINGS[key]} now.'
+    return f'it is now called config.{SETTINGS[key]}.'
   if isinstance(value, str) and value in VALUES.get(key, {}):
-    return f'{value!r} is {VALUES[key][value]!r} now.'
+    return f'{value!r} is now called {VALUES[key][value]!r}.'
   return ''
 
 
 def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Replace old names and values in nested settings by the current ones."""
+  """Replace old names and values in nested settings with the current ones."""
   current: dict[str, Any] = {}
   for name, value in values.items():
     new = SETTINGS.get(prefix + name, prefix + name)
@@ -76,5 +76,5 @@ def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, A
 
 
 def current_metrics(record: Mapping[str, float]) -> dict[str, float]:
-  """Replace old names of metrics in a record of metrics.jsonl by the current ones."""
+  """Replace old metric names in a metrics.jsonl record with the current ones."""
   return {METRICS.get(name, name): value for name, value in record.items()}

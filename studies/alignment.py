@@ -95,7 +95,7 @@ class Alignment:
       run.experiment.model, run.policy(params), run.experiment.meshes
     )
     responses, _ = stages.generate(rollout, decode_params, plan, run.grader.submit)
-    graded = stages.grade(rollout, plan, responses, run.grader)
+    graded = stages.collect_verdicts(rollout, plan, responses, run.grader)
     return stages.assemble(rollout, graded, [None] * len(rows), [None] * len(rows))
 
 

@@ -101,7 +101,7 @@ def table(path: pathlib.Path) -> Iterator[str]:
     for row in csv.DictReader(file):
       runs = by_arm.setdefault((row['setting'], row['arm']), {})
       runs.setdefault(row['seed'], []).append({name: float(row[name]) for name in NUMBERS})
-  yield '| start | arm | projection of fresh neighbours | stored over fresh | predicted |'
+  yield "| start | arm | projection of the group's fresh rows | stored / fresh | predicted |"
   yield '| --- | --- | --- | --- | --- |'
   for (setting, arm), of_seeds in by_arm.items():
     runs = list(of_seeds.values())

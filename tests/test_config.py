@@ -94,11 +94,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
   [
     ('num_generations', r'num_generations of TRL is config\.rollout\.group_size here\.'),
     ('inner.num_generations', r'num_generations of TRL is config\.rollout\.group_size here\.'),
-    ('beta', r'is config\.objective\.kl_coefficient here; config\.objective\.beta shapes the rep'),
+    ('beta', r'is config\.objective\.kl_coefficient here; config\.objective\.beta shapes rep'),
     ('actor_rollout_ref.rollout.n', r'n of verl is config\.rollout\.group_size here\.'),
     ('rollout.val_kwargs.n', r'n of verl is config\.evaluation\.samples here\.'),
     ('inner.kl_loss_coef', r'kl_loss_coef of verl is config\.objective\.kl_coefficient here'),
-    ('num_iterations', r'of TRL has no setting here; a batch is used once'),
+    ('num_iterations', r'of TRL has no setting here; each batch is used once'),
   ],
 )
 def test_an_option_of_trl_or_verl_is_answered_with_its_counterpart(key, hint):
@@ -107,7 +107,7 @@ def test_an_option_of_trl_or_verl_is_answered_with_its_counterpart(key, hint):
 
 
 def test_a_missing_name_is_reported():
-  with pytest.raises(InputError, match=r"config\.replay lacks 'steps'; start from configs/base"):
+  with pytest.raises(InputError, match=r"config\.replay lacks 'steps'\. Start from configs/base"):
     config.build(Example, {'inner': {'path': ''}, 'ratio': 0.5}, 'config.replay')
 
 
@@ -116,8 +116,8 @@ def test_overrides_change_a_copy_and_name_one_value_each():
   changed = config.overridden(values, {'inner.path': 'y', 'ratio': 'wrong'})  # left to `build`
   assert (changed.inner.path, changed.ratio) == ('y', 'wrong') and values.inner.path == 'x'
   for key, message in [
-    ('inner', r"config\.inner is a section; .* such as 'inner\.path'"),
-    ('ratio.x', r"config\.ratio is one value and has no 'x'"),
+    ('inner', r"config\.inner is a section, but .* such as 'inner\.path'"),
+    ('ratio.x', r"config\.ratio is a single value, so it has no 'x'"),
     ('iner.path', "did you mean 'inner'"),
   ]:
     with pytest.raises(InputError, match=message):

@@ -17,14 +17,14 @@ DEFAULTS = runs.flat(config.defaults(RunConfig).to_dict())
 def test_an_old_setting_is_refused_with_its_new_name(old):
   new = renamed.SETTINGS[old]
   assert new in DEFAULTS and old not in DEFAULTS
-  with pytest.raises(InputError, match=rf'; it is config\.{new} now\.$'):
+  with pytest.raises(InputError, match=rf'; it is now called config\.{new}\.$'):
     config.overridden(config.defaults(RunConfig), {old: 1})
 
 
 @pytest.mark.parametrize('old', ['gradient.remat', 'parity.every'])
 def test_an_old_section_is_refused_with_its_new_name(old):
   section = old.partition('.')[0]
-  with pytest.raises(InputError, match=rf'it is config\.{renamed.SETTINGS[section]} now\.$'):
+  with pytest.raises(InputError, match=rf'it is now called config\.{renamed.SETTINGS[section]}\.$'):
     config.overridden(config.defaults(RunConfig), {old: 1})
 
 
@@ -33,7 +33,7 @@ def test_an_old_section_is_refused_with_its_new_name(old):
 )
 def test_an_old_value_is_refused_with_its_new_one(key, old):
   values = config.overridden(config.defaults(RunConfig), {key: old})
-  with pytest.raises(InputError, match=rf'{old!r} is {renamed.VALUES[key][old]!r} now\.$'):
+  with pytest.raises(InputError, match=rf'{old!r} is now called {renamed.VALUES[key][old]!r}\.$'):
     config.build(RunConfig, values, 'config')
 
 

@@ -1,1 +1,1 @@
-"""Suites of benchmarks, one file each. `evaluate --suite=NAME` finds them."""
+"""Benchmark suites, one file each. `evaluate --suite=NAME` finds them."""

@@ -3,9 +3,9 @@ r"""The paper's table: six benchmarks in distribution, three out of distribution
 exgrpo evaluate --suite=paper --model=Qwen2.5-Math-1.5B --name='Base model' \
     --config=qwen2_5_math_1_5b --out=/tmp/table
 exgrpo evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
-The files are the authors' test sets, in the folder ExGRPO/data of github.com/ElliottYan/LUFFY;
-`--data` names other files. AIME and AMC list each question 32 times there. MMLU-Pro's source is
-assumed to be mmlu_pro, the name of the authors' file, which was not at hand.
+The files are the authors' test sets, in the folder ExGRPO/data of github.com/ElliottYan/LUFFY; use
+`--data` for other files. AIME and AMC list each question 32 times there. MMLU-Pro's source is
+assumed to be called mmlu_pro, like the authors' file, which was not available to us.
 """
 
 from exgrpo_jax.reporting.benchmark_table import Benchmark, Suite
@@ -35,6 +35,6 @@ def get_suite():
       'evaluation.require_box': True,
       'rollout.max_prompt': 4096,
       'rollout.max_response': 8192,
-      'data.on_overlong': 'refuse',  # because a part of a benchmark is another benchmark
+      'data.on_overlong': 'refuse',  # because part of a benchmark is a different benchmark
     },
   )

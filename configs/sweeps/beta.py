@@ -1,4 +1,4 @@
-r"""Vary the constant of policy shaping: a smaller one lifts rare replayed tokens more.
+r"""Vary the policy-shaping constant; smaller values give rare replayed tokens more weight.
 
 exgrpo sweep --sweep=beta \
     --config=arithmetic --workdir=/tmp/beta

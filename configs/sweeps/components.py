@@ -1,4 +1,4 @@
-r"""Run the whole method, and the method with one part removed.
+r"""Run the full method, and variants with one part removed.
 
 exgrpo sweep --sweep=components \
     --config=arithmetic --workdir=/tmp/components

@@ -1,4 +1,4 @@
-r"""Train on-policy on only easy, medium or hard questions, by their group's correctness.
+r"""Train on-policy on only easy, medium or hard questions, judged by their group's correctness.
 
 exgrpo sweep --sweep=difficulty \
     --config=arithmetic --workdir=/tmp/difficulty

@@ -1,4 +1,4 @@
-r"""Vary what makes a question hard: few successes, a long text or long responses.
+r"""Vary the measure of a question's difficulty: few successes, a long text or long responses.
 
 exgrpo sweep --sweep=difficulty_metric \
     --config=arithmetic --workdir=/tmp/difficulty_metric

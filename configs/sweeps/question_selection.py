@@ -1,4 +1,4 @@
-r"""Vary which questions are replayed: mostly half-solved ones, other weights, or all alike.
+r"""Vary which questions are replayed: mostly half-solved ones, other weightings, or uniform.
 
 exgrpo sweep --sweep=question_selection \
     --config=arithmetic --workdir=/tmp/question_selection

@@ -1,9 +1,9 @@
-r"""Vary the replayed share of a step; 0 is plain GRPO.
+r"""Vary the fraction of replayed questions in a step; 0 is plain GRPO.
 
 exgrpo sweep --sweep=ratio \
     --config=arithmetic --workdir=/tmp/ratio
-12 runs of up to ten minutes on two cores. The whole sweep has not been run yet. docs/results.md has
-separate runs of the two ends, 0 and 0.5.
+12 runs of up to ten minutes on two cores. The whole sweep has not been run yet. For separate
+runs with 0 and 0.5, see docs/results.md.
 """
 
 from exgrpo_jax.sweeps import trials

@@ -1,4 +1,4 @@
-r"""Weigh replayed rows by f(w) = w / (w + beta), or by their importance ratio w.
+r"""Weight replayed rows by f(w) = w / (w + beta), or by their importance ratio w.
 
 exgrpo sweep --sweep=shaping \
     --config=arithmetic --workdir=/tmp/shaping

@@ -2,8 +2,8 @@ r"""Vary the pass rate that a step must reach before replay starts.
 
 exgrpo sweep --sweep=start_pass_rate \
     --config=arithmetic --workdir=/tmp/start_pass_rate
-The paper's value is 0.35; with 0 the first success starts replay. Arithmetic's warm start ends with
-a quarter of the answers right, which is above the first two values.
+The paper's value is 0.35; with 0, the first success starts replay. The warm start of arithmetic
+ends with a quarter of the answers correct, which is above the first two values.
 12 runs of up to ten minutes on two cores. The whole sweep has not been run yet.
 """
 

@@ -1,4 +1,4 @@
-r"""Vary which stored success of a question is replayed.
+r"""Vary which of a question's stored successes is replayed.
 
 exgrpo sweep --sweep=trajectory_selection \
     --config=arithmetic --workdir=/tmp/trajectory_selection

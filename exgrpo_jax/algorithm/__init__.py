@@ -1,1 +1,1 @@
-"""The ExGRPO paper: token losses, what the buffer keeps and draws, which questions come next."""
+"""The ExGRPO algorithm: token losses, the replay buffer and the order of questions."""

@@ -1,4 +1,4 @@
-"""Advantages of a step's responses. Pure."""
+"""Group-relative advantages. Pure functions."""
 
 import chex
 import numpy as np
@@ -16,32 +16,34 @@ def group_advantages(
 ) -> Array:
   """Subtract a baseline from the rewards of each question's K rollouts.
 
-  Dr. GRPO (arXiv:2503.20783): no division by the standard deviation unless asked for (GRPO,
-  arXiv:2402.03300). 'population' divides by the standard deviation over K plus 1e-6, 'sample' over
-  K - 1 as torch.std and the authors' code do. The standard deviation always covers all K rows.
+  By default, the result is not divided by the standard deviation (Dr. GRPO, arXiv:2503.20783). With
+  `normalize_std` (GRPO, arXiv:2402.03300), it is divided by the standard deviation of all K rewards
+  plus 1e-6. 'population' averages over K; 'sample' averages over K - 1, like torch.std and the
+  authors' code.
 
   >>> group_advantages(np.float32([[1, 0, 0, 0], [1, 1, 1, 1]])).tolist()
   [[0.75, -0.25, -0.25, -0.25], [0.0, 0.0, 0.0, 0.0]]
 
   Args:
-    reward_QK: float32, from -1e15 to 1e15. Each group has a fresh row.
-    normalize_std: `objective.normalize_std`.
-    is_replay_QK: bool, True for replayed rows; None if there are none.
-    baseline: 'group' is the mean of all K. 'fresh' is the mean of the group's fresh rows for a
-      fresh row, so their advantages sum to 0, and the mean of all K for a replayed row.
-    replay_advantage: 'group' uses the baseline. 'zero' gives a replayed row advantage 0, and it
-      only counts in the mean. 'balanced' uses a weighted mean for all rows, in which a replayed row
-      weighs `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.
+    reward_QK: the rewards, float32, from -1e15 to 1e15. Each group needs a fresh row.
+    normalize_std: 'off', 'population' or 'sample'.
+    is_replay_QK: True for replayed rows; None if no row is replayed.
+    baseline: 'group' subtracts the mean of all K rewards. 'fresh' subtracts this mean from replayed
+      rows only. From fresh rows, it subtracts the mean of the group's fresh rows, so that their
+      advantages sum to 0.
+    replay_advantage: 'group' uses `baseline`. 'zero' sets a replayed row's advantage to 0, so the
+      row only contributes to the mean. 'balanced' subtracts a weighted mean from all rows. Replayed
+      rows have weight `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.
     replay_slope: `objective.replay_slope`: a replayed token's gradient relative to a fresh one's.
 
   Returns:
-    float32 [Q, K]; a group of equal rewards gives exactly 0. With the baseline 'fresh', equal
-      rewards of the fresh rows also give exactly 0.
+    Advantages, float32 [Q, K]; exactly 0 if a group's rewards are all equal. With baseline 'fresh',
+      fresh rows also get exactly 0 if the group's fresh rewards are equal.
   """
   chex.assert_rank(reward_QK, 2)
   is_replay_QK = np.zeros(reward_QK.shape, bool) if is_replay_QK is None else is_replay_QK
   chex.assert_equal_shape([reward_QK, is_replay_QK])
-  # The mean of K equal numbers is often not that number in float32, but the mean of zeros is 0.
+  # In float32 the mean of K equal numbers is often slightly off, but the mean of zeros is exact.
   reward_QK = reward_QK - reward_QK.max(axis=1, keepdims=True, where=~is_replay_QK, initial=-np.inf)
   baseline_QK = reward_QK.mean(axis=1, keepdims=True)
   if replay_advantage == 'balanced':

@@ -1,7 +1,7 @@
-"""Terms that one token adds to the objective: one small function per published method. Pure.
+"""Per-token terms of the objective: one small pure function per published method.
 
-r is a fresh token's importance ratio, w a replayed token's, A the advantage of its row. Array
-arguments broadcast: [B, T] by token, [B, 1] by row.
+r and w are the importance ratios of a fresh and a replayed token, and A is the advantage of the
+token's row. Array arguments broadcast: [B, T] holds one value per token, and [B, 1] one per row.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from exgrpo_jax.datatypes import Array
 Flag = bool | jax.Array  # a bool scalar, traced or not
 
 
-# Nats. exp(80) = 5.5e34 stays within float32 after everything a loss multiplies it by.
+# In nats. exp(80) = 5.5e34 leaves room in float32 for every factor that a loss applies to it.
 _LARGEST = 80.0
 
 
@@ -27,14 +27,17 @@ _LARGEST = 80.0
 def importance_ratio(log_ratio: Array) -> jax.Array:
   """Return w = exp(log_ratio): plain importance sampling (the authors' code: no_reshape).
 
-  Value and derivative are capped at 5.5e34 so that float32 holds them. An advantage of 0 then gives
-  0. Any other advantage gives a gradient so large that its update is skipped.
+  The value and derivative are capped at 5.5e34 to stay finite in float32. A capped ratio times an
+  advantage of 0 is then 0. Any other advantage gives a gradient so large that the update is
+  skipped.
   """
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
 
 
 def power(log_ratio: Array, exponent: float) -> jax.Array:
-  """Return a power of w = exp(log_ratio). Exponents below 1 move it towards 1 (theirs: pow).
+  """Return w ** exponent with w = exp(log_ratio) (the authors' code: pow).
+
+  Exponents below 1 pull the result toward 1.
 
   >>> round(float(power(np.log(4), 0.5)), 3)
   2.0
@@ -43,21 +46,21 @@ def power(log_ratio: Array, exponent: float) -> jax.Array:
 
 
 def log_probability(logp: Array, weight: float) -> Array:
-  """Return weight x log pi: supervised learning without a ratio (theirs: logp)."""
+  """Return weight x log pi: supervised learning without a ratio (authors: logp)."""
   return weight * logp
 
 
 def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
-  """Add weight x log pi to w: importance sampling plus supervised learning (theirs: p_logp)."""
+  """Return w + weight x log pi: importance sampling plus supervised learning (authors: p_logp)."""
   return importance_ratio(log_ratio) + log_probability(logp, weight)
 
 
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
-  It is written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0 instead of inf /
-  inf. The gradient by log w is beta w / (w + beta)^2. It is larger than w, the gradient of w
-  itself, for w below sqrt(beta) - beta.
+  It is computed as a sigmoid, so that a ratio too large for float32 gives value 1 and gradient 0
+  instead of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w below
+  sqrt(beta) - beta, this is larger than w, which is the gradient without shaping.
 
   >>> [round(float(policy_shaping(np.log(w), beta=0.1)), 2) for w in (0.1, 1, 10)]
   [0.5, 0.91, 0.99]
@@ -68,8 +71,8 @@ def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
 def unit_slope(log_ratio: Array, beta: float) -> jax.Array:
   """Return `policy_shaping` times (1 + beta)^2 / beta.
 
-  At w = 1 a replayed token then has the same gradient as a fresh one. For beta = 0.1 the value is
-  below 12.1, and the gradient by log w is at most a quarter of 12.1.
+  A replayed token at w = 1 then has the same gradient as a fresh token at r = 1. For beta = 0.1 the
+  value is below 12.1, and the gradient with respect to log w is at most a quarter of 12.1.
 
   >>> round(float(jax.grad(unit_slope)(0.0, 0.1)), 3)
   1.0
@@ -77,7 +80,7 @@ def unit_slope(log_ratio: Array, beta: float) -> jax.Array:
   return policy_shaping(log_ratio, beta) * ((1 + beta) ** 2 / beta)
 
 
-# By ObjectiveConfig.shaping: a function of logp, log_ratio and the ObjectiveConfig.
+# ObjectiveConfig.shaping -> a function of logp, log_ratio and the ObjectiveConfig.
 SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   'policy_shaping': lambda _, log_ratio, config: policy_shaping(log_ratio, config.beta),
   'unit_slope': lambda _, log_ratio, config: unit_slope(log_ratio, config.beta),
@@ -89,7 +92,8 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   ),
 }
 
-# Their derivatives by logp at w = 1, on the host: the weights of `replay_advantage` 'balanced'.
+# Derivatives of the shapings with respect to logp at w = 1, computed on the host. They weight
+# replayed rows if `replay_advantage` is 'balanced'.
 SLOPES: dict[str, Callable[[Any], float]] = {
   'policy_shaping': lambda config: config.beta / (1 + config.beta) ** 2,
   'unit_slope': lambda _: 1.0,
@@ -106,10 +110,10 @@ SLOPES: dict[str, Callable[[Any], float]] = {
 def ppo(
   logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
 ) -> tuple[Array, Array]:
-  """Return min(r A, clip(r) A) while `clip`, else r A: PPO's surrogate (arXiv:1707.06347).
+  """Return min(r A, clip(r) A) if `clip` is set, else r A: PPO's surrogate (arXiv:1707.06347).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). The flag is True where clipping chose
-  the term.
+  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). is_clipped_BT is True where the clipped
+  ratio is used.
 
   >>> ratio_BT, advantage_B1 = np.array([[1.5, 0.5]]), np.array([[1.0]])
   >>> term_BT, is_clipped_BT = ppo(0, ratio_BT, ratio_BT.clip(0.75, 1.25), advantage_B1, clip=True)
@@ -124,7 +128,7 @@ def ppo(
 def dual_clip(
   term_BT: Array, is_clipped_BT: Array, advantage_B1: Array, clip: Flag, limit: float
 ) -> tuple[Array, Array]:
-  """Bound PPO's term below by limit x A where A is negative: dual clip (arXiv:1912.09729).
+  """Bound PPO's term from below by limit x A where A is negative: dual clip (arXiv:1912.09729).
 
   Takes (term_BT, is_clipped_BT) from `ppo` and returns the same pair.
 
@@ -141,10 +145,10 @@ def dual_clip(
 def cispo(
   logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
 ) -> tuple[Array, Array]:
-  """Return A log pi times the ratio as a constant, clipped if `clip`: CISPO (arXiv:2506.13585).
+  """Return A log pi times the ratio, clipped if `clip` is set: CISPO (arXiv:2506.13585).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT). The flag is True where the ratio was
-  clipped.
+  No gradient flows through the ratio. `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT).
+  is_clipped_BT is True where the clipped ratio is used.
   """
   is_clipped_BT = clip & (bounded_BT != ratio_BT)
   constant_BT = jax.lax.stop_gradient(jnp.where(is_clipped_BT, bounded_BT, ratio_BT))
@@ -155,7 +159,7 @@ POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by ObjectiveConfig.policy_loss
 
 
 def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:
-  """Return True where a ratio is below 1 - epsilon or above 1 + epsilon_high, clipped or not.
+  """Mark ratios below 1 - epsilon or above 1 + epsilon_high, whether or not they are clipped.
 
   >>> is_outside(np.log([0.7, 1.0, 1.3]), epsilon=0.2, epsilon_high=0.4).tolist()
   [True, False, False]
@@ -164,11 +168,11 @@ def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Arra
 
 
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
-  """Return min(trainer's probability / sampler's probability, limit) of each token.
+  """Return min(trainer probability / sampler probability, limit) for each token.
 
-  Truncated importance sampling corrects the sampler-trainer mismatch of a fresh token in the step
-  that wrote it (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
-  float32 arrays of one shape, nats; limit > 0.
+  Truncated importance sampling corrects the sampler-trainer mismatch of fresh tokens in the step
+  that wrote them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they use limit 2).
+  The arrays are float32, in nats and of equal shape; `limit` is positive.
 
   >>> trainer, sampler = np.log(np.float32([[0.6, 0.9], [0.3, 0.3]]))
   >>> tis_weight(trainer, sampler, limit=2.5).round(2).tolist()
@@ -181,13 +185,13 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
 def within_second_moment(
   log_ratio_N: np.ndarray, advantage_N: np.ndarray, limit: float
 ) -> np.ndarray:
-  """Mark the tokens that M2PO's bound on the ratios' second moment keeps (arXiv:2510.01161).
+  """Mark the tokens to keep under M2PO's bound on the ratios' second moment (arXiv:2510.01161).
 
-  The bound concerns tokens whose ratio has moved to where their advantage pushes it: A > 0 and r >
-  1, or A < 0 and r < 1. Among these, the tokens with the largest (log r)^2 are left out, as few as
-  bring the mean of (log r)^2 over the others to at most `limit`. All other tokens stay.
+  The bound applies to tokens whose ratio has moved in the direction of their advantage: A > 0 and
+  r > 1, or A < 0 and r < 1. Of these, the tokens with the largest (log r)^2 are dropped until the
+  mean of (log r)^2 over the rest of these tokens is at most `limit`. All other tokens are kept.
 
-  float32 arrays of one shape, log-ratios in nats; limit > 0. Returns bool.
+  The arrays are float32 [N], with log-ratios in nats; `limit` is positive. Returns bool [N].
 
   >>> within_second_moment(np.float32([0.1, 0.3, -0.9]), np.ones(3), limit=0.04).tolist()
   [True, False, True]
@@ -197,13 +201,13 @@ def within_second_moment(
   place_M = np.flatnonzero(log_ratio_N * advantage_N > 0)
   square_M = np.square(log_ratio_N[place_M], dtype=np.float64)
   ascending_M = np.argsort(square_M, kind='stable')
-  mean_M = np.cumsum(square_M[ascending_M]) / np.arange(1, len(place_M) + 1)  # never falls
+  mean_M = np.cumsum(square_M[ascending_M]) / np.arange(1, len(place_M) + 1)  # nondecreasing
   stays_N = np.ones(len(log_ratio_N), bool)
   stays_N[place_M[ascending_M[mean_M > limit]]] = False
   return stays_N
 
 
-# ---- Sums over a row, and KL ----
+# ---- Row sums and KL ----
 
 
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
@@ -213,8 +217,8 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   [[3.0, 3.0, 5.0]]
 
   Args:
-    x_BT: float32.
-    segment_BT: int32 in 0 … T, equal for tokens of one row. A sequence may hold several rows.
+    x_BT: the values to sum, float32.
+    segment_BT: the row of each token, int32 in 0 … T. A sequence may contain several rows.
   """
   chex.assert_rank([x_BT, segment_BT], 2)
   chex.assert_equal_shape([x_BT, segment_BT])
@@ -228,16 +232,17 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
 def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
   """Average x over the tokens of each token's row; see `row_sums`.
 
-  The float32 mask is 1 where a token counts, and `x_BT` is 0 elsewhere. A row without such tokens
-  has mean 0.
+  The float32 mask is 1 for tokens that count; `x_BT` must be 0 elsewhere. The mean of a row without
+  such tokens is 0.
   """
   return row_sums(x_BT, segment_BT) / jnp.maximum(row_sums(mask_BT, segment_BT), 1)
 
 
 def k3(log_ratio_BT: Array) -> jax.Array:
-  """Estimate KL(policy, reference) by Schulman's k3, from log(reference / policy), in nats.
+  """Estimate KL(policy, reference) with Schulman's k3 from log(reference / policy), in nats.
 
-  At least 0. Unbiased under the policy's own samples (http://joschu.net/blog/kl-approx.html).
+  The estimate is never negative. It is unbiased if the policy wrote the tokens
+  (http://joschu.net/blog/kl-approx.html).
 
   >>> [round(float(k3(np.log(ratio))), 2) for ratio in (0.5, 1, 2)]
   [0.19, 0.0, 0.31]

@@ -1,13 +1,13 @@
-"""The objective of ExGRPO (arXiv:2510.02245, section 3) on one screen. Pure.
+"""The ExGRPO objective (arXiv:2510.02245, section 3). Pure functions.
 
-The loss is a sum of weight x term over response tokens. Weights hold all normalisers and belong to
-the optimiser's minibatch (`loss_inputs`); terms see one token at a time (`token_loss`). So any
-split of a minibatch gives the same sums and gradient, up to rounding.
+The loss is the sum of weight x term over response tokens. The weights include all normalisers and
+are computed for a whole optimiser minibatch (`loss_inputs`). Each term depends on a single token
+(`token_loss`). So any split of a minibatch gives the same sums and gradient, up to rounding.
 
-Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
-  1. Entropy is taken over response tokens only; theirs scores padding.
-  2. Fresh tokens written by the step's own policy have ratio 1 in its first minibatch by
-     construction, regardless of the sampler's rounding.
+Deliberate departures from the authors' code (numbered as in docs/authors.md):
+  1. Entropy is computed over response tokens only; their code includes padding.
+  2. In a step's first minibatch, fresh tokens that the current policy wrote have a ratio of exactly
+     1, regardless of the sampler's rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,23 +25,23 @@ from exgrpo_jax.datatypes import Array, Batch
 
 
 class LossInputs(NamedTuple):
-  """Everything that a token's loss needs besides the current policy, normalisers included.
+  """Everything that a token's loss needs besides the current policy, including normalisers.
 
-  Any subset of a minibatch's tokens, in any arrangement, gives its share of the minibatch's loss.
+  The losses of disjoint token subsets, in any arrangement, add up to the minibatch's loss.
   """
 
-  mask_BT: Array  # float32, 1 for a response token that the policy wrote
-  weight_BT: Array  # float32, weight in the policy term; this and the next two: 0 outside the mask
+  mask_BT: Array  # float32, 1 for response tokens that the policy wrote
+  weight_BT: Array  # float32, weight in the policy term; all weights are 0 outside the mask
   entropy_weight_BT: Array  # float32, weight in the mean entropy
-  kl_weight_BT: Array  # float32, weight in the mean KL; fresh tokens that are not carried
-  old_logp_BT: Array  # float32, nats, `Batch.behaviour_logp_BT`; 0 outside the mask
+  kl_weight_BT: Array  # float32, weight in the mean KL; 0 for replayed and carried tokens
+  old_logp_BT: Array  # float32, nats, `Batch.old_logp_BT`; 0 outside the mask
   term_weight_BT: Array  # float32, `Batch.term_weight_BT`
-  advantage_BT: Array  # float32, the row's
-  is_replay_BT: Array  # bool, the row's
+  advantage_BT: Array  # float32, advantage of the token's row
+  is_replay_BT: Array  # bool, True for tokens of replayed rows
   is_carried_BT: Array | None = None  # bool, `Batch.is_carried_BT`
-  # From forward passes over whole rows before the update; None if the config needs none.
-  reference_logp_BT: Array | None = None  # float32, nats; if kl_coefficient > 0
-  row_log_ratio_BT: Array | None = None  # `row_log_ratio`; unless importance_level is 'token'
+  # Computed by forward passes over whole rows before the update; None if not needed.
+  reference_logp_BT: Array | None = None  # float32, nats; set if kl_coefficient > 0
+  row_log_ratio_BT: Array | None = None  # `row_log_ratio`; set unless importance_level is 'token'
 
 
 # ---- Before the update, on whole minibatches ----
@@ -57,19 +57,18 @@ def clips_fresh_ratios(config: ObjectiveConfig, replay_started: bool) -> bool:
 
 
 def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> LossInputs:
-  """Prepare a minibatch's tokens with all their normalisers; NumPy in, NumPy out.
+  """Compute a minibatch's loss inputs with all normalisers; NumPy in, NumPy out.
 
   Args:
-    batch: the whole optimiser minibatch, because its rows and their lengths are the normalisers.
-    config: which terms, and how they are normalised.
+    batch: the whole optimiser minibatch, because its rows and lengths determine the normalisers.
+    config: the loss terms and their normalisation.
     max_response: the configured response limit, in tokens.
 
   Returns:
-    Inputs aligned with batch.tokens_BT. Tokens may be rearranged afterwards, and dropped where the
-      mask is 0.
+    Inputs aligned with batch.tokens_BT. Callers may rearrange tokens and drop those with mask 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
-  chex.assert_shape([batch.tokens_BT, batch.behaviour_logp_BT, batch.term_weight_BT], shape)
+  chex.assert_shape([batch.tokens_BT, batch.old_logp_BT, batch.term_weight_BT], shape)
   chex.assert_shape([batch.advantage_B, batch.is_replay_B], shape[:1])
   is_replay_BT = np.broadcast_to(np.asarray(batch.is_replay_B)[:, None], shape)
   is_past_BT = is_replay_BT if batch.is_carried_BT is None else is_replay_BT | batch.is_carried_BT
@@ -77,10 +76,10 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
     mask_BT=mask_BT,
     weight_BT=token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=mean_weights(mask_BT),
-    # Only tokens that this step wrote: k3 is unbiased under the current policy's own samples.
+    # Only tokens that this step wrote, because k3 is biased for tokens of other policies.
     kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
-    # 0 outside the mask on both sides of a ratio: no exp overflows there.
-    old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
+    # Both log-probabilities of a ratio are 0 outside the mask, so exp cannot overflow there.
+    old_logp_BT=np.where(mask_BT > 0, batch.old_logp_BT, np.float32(0)),
     term_weight_BT=batch.term_weight_BT,
     advantage_BT=np.broadcast_to(np.asarray(batch.advantage_B)[:, None], shape),
     is_replay_BT=is_replay_BT,
@@ -91,8 +90,8 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
 def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
   """Compute each token's weight in the policy term: [B, T] -> [B, T].
 
-  constant: 1 / (B max_response), so neither length nor grouping carries bias (Dr. GRPO);
-  token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
+  'constant' is 1 / (B max_response), which avoids length and grouping bias (Dr. GRPO). 'token_mean'
+  is 1 / (the minibatch's tokens) (DAPO). 'sequence_mean' is 1 / (B x the row's length) (GRPO).
 
   >>> token_weights(np.float32([[1, 1], [1, 0]]), 'sequence_mean', max_response=2).tolist()
   [[0.25, 0.25], [0.5, 0.0]]
@@ -119,10 +118,10 @@ def mean_weights(mask_BT: np.ndarray) -> np.ndarray:
 def row_log_ratio(
   logp_BT: Array, inputs: LossInputs, segment_BT: Array, config: ObjectiveConfig, is_first: Flag
 ) -> jax.Array:
-  """Sum the log-ratios of each fresh token's row, or average them for 'sequence': [B, T].
+  """Sum the log-ratios over each token's row, or average them if the level is 'sequence': [B, T].
 
-  Gives `LossInputs.row_log_ratio_BT`, from a forward pass over whole rows. A row without tokens has
-  0. `segment_BT` says which row a token belongs to; see `losses.row_sums`.
+  Returns `LossInputs.row_log_ratio_BT`. `logp_BT` must come from a forward pass over whole rows.
+  Rows without tokens get 0. `segment_BT` assigns tokens to rows; see `losses.row_sums`.
   """
   chex.assert_equal_shape([logp_BT, inputs.mask_BT, segment_BT])
   old_logp_BT = fresh_old_logp(logp_BT, inputs, is_first)
@@ -133,24 +132,25 @@ def row_log_ratio(
 
 
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
-  """Return log-probabilities under the policy that wrote each fresh token, in nats: [B, T].
+  """Return each fresh token's log-probability under the policy that wrote it, in nats: [B, T].
 
-  In a step's first minibatch the current policy, `now_BT`, wrote every token that is not carried.
+  In a step's first minibatch, this is `now_BT`, because the current policy wrote all tokens that
+  are not carried.
   """
   is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
   return jnp.where(is_now, now_BT, inputs.old_logp_BT)
 
 
-# ---- The loss of some tokens ----
+# ---- Token losses ----
 
 
 def fresh_terms(
   logp_BT: Array, ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
-  """Compute (term_BT, is_clipped_BT) of fresh tokens by the configured surrogate.
+  """Compute (term_BT, is_clipped_BT) for fresh tokens with the configured policy loss.
 
-  Ratios are clipped to 1 - clip_epsilon … 1 + clip_epsilon_high; a larger upper bound is
-  clip-higher (DAPO, arXiv:2503.14476).
+  Ratios are clipped to [1 - clip_epsilon, 1 + clip_epsilon_high]. If clip_epsilon_high is larger
+  than clip_epsilon, this is clip-higher (DAPO, arXiv:2503.14476).
   """
   advantage_BT = inputs.advantage_BT
   bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
@@ -164,15 +164,15 @@ def fresh_terms(
 
 
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
-  """Apply the configured shaping: terms of replayed tokens for an advantage of 1, never clipped."""
+  """Compute replayed tokens' terms for an advantage of 1: the configured shaping, never clipped."""
   return losses.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
 def replay_slope(config: ObjectiveConfig) -> float:
-  """Return the derivative of a replayed token's term by its log-probability at w = 1, A = 1.
+  """Return d term / d log-probability of a replayed token at w = 1 and A = 1.
 
-  A fresh token's derivative at r = 1 is 1. With `policy_shaping` it is beta / (1 + beta)^2, 0.083
-  for beta = 0.1.
+  For a fresh token at r = 1, this slope is 1. With `policy_shaping`, it is beta / (1 + beta)^2,
+  which is 0.083 for beta = 0.1.
 
   >>> round(replay_slope(ObjectiveConfig(shaping='policy_shaping', beta=0.1)), 3)
   0.083
@@ -183,13 +183,13 @@ def replay_slope(config: ObjectiveConfig) -> float:
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
-  """Compute the term of each token, before its weight.
+  """Compute each token's term, before it is multiplied by its weight.
 
-  Fresh and replayed rows have different terms. Returns (term_BT, is_clipped_BT). The flag is True
-  where clipping chose the term.
+  Fresh and replayed rows have different terms. Returns (term_BT, is_clipped_BT). is_clipped_BT is
+  True where clipping determined a fresh token's term.
   """
   is_replay_BT = inputs.is_replay_BT
-  # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is NaN.
+  # Keep replayed ratios too large for float32 out of the fresh rows' exp, because 0 * inf is NaN.
   exp = losses.importance_ratio if config.importance_level == 'product' else jnp.exp
   ratio_BT = exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
@@ -208,26 +208,25 @@ def token_loss(
   clip: Flag,
   is_first: Flag,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Compute what some tokens add to their minibatch's loss and to the sums for its metrics.
+  """Compute the contribution of some tokens to their minibatch's loss and metric sums.
 
-  With importance_level 'sequence' or 'product' a fresh token's ratio has the row's value and the
+  With importance_level 'sequence' or 'product', a fresh token's ratio has its row's value and the
   gradient of the token's own log-probability. 'sequence' with aggregation 'sequence_mean' is
   exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses: unbiased without clipping for tokens of any policies.
+  importance sampling of whole responses, which is unbiased for tokens of any policy if unclipped.
 
   Args:
-    logp_BT: float32, nats, of the tokens under the current policy at the sampling temperature;
-      ignored outside the response mask.
-    entropy_BT: float32, nats, of the distribution each token was drawn from.
-    inputs: any slice of a minibatch's, aligned with these tokens.
-    config: which terms, and how much of each.
-    clip: whether fresh ratios are clipped now.
+    logp_BT: the tokens' log-probabilities under the current policy at the sampling temperature,
+      float32, in nats; ignored outside the response mask.
+    entropy_BT: entropy of the current policy's next-token distribution, float32, in nats.
+    inputs: any slice of the minibatch's loss inputs, aligned with these tokens.
+    config: the loss terms and their coefficients.
+    clip: whether fresh ratios are clipped in this step.
     is_first: whether this is the step's first minibatch.
 
   Returns:
-    (loss, sums). The loss is a float32 scalar to add over slices. The sums are float32 scalars to
-      add over slices and minibatches, except those named *_max, which combine by maximum
-      (`merge_sums`).
+    (loss, sums). The loss is a float32 scalar; add it up over slices. The sums are float32 scalars;
+      combine them over slices and minibatches with `merge_sums`.
   """
   chex.assert_rank(logp_BT, 2)
   chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])
@@ -237,12 +236,12 @@ def token_loss(
   now_BT = jax.lax.stop_gradient(logp_BT)
   if config.importance_level == 'token':
     fresh_BT = logp_BT - fresh_old_logp(now_BT, inputs, is_first)
-  else:  # The value is the row's, the gradient the token's own.
+  else:  # the row's value with the gradient of the token's own log-probability
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
-  past_BT = inputs.old_logp_BT
-  if not config.importance_correction:  # as for fresh rows
-    past_BT = jnp.where(is_first, now_BT, past_BT)
-  log_ratio_BT = jnp.where(is_replay_BT, logp_BT - past_BT, fresh_BT)
+  old_logp_BT = inputs.old_logp_BT
+  if not config.importance_correction:  # treat replayed rows like fresh ones
+    old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
+  log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
@@ -256,7 +255,7 @@ def token_loss(
 
 
 def zero_sums(config: ObjectiveConfig) -> dict[str, jax.Array]:
-  """Return the sums that `token_loss` gives without tokens: 0, even if they combine by maximum."""
+  """Return the sums of `token_loss` for no tokens: all 0, including the *_max entries."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
   inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
@@ -264,7 +263,7 @@ def zero_sums(config: ObjectiveConfig) -> dict[str, jax.Array]:
 
 
 def _given(values: Array | None) -> Array:
-  assert values is not None, 'comes from a forward pass over whole rows before the update'
+  assert values is not None, 'requires a forward pass over whole rows before the update'
   return values
 
 
@@ -302,7 +301,7 @@ def _metric_sums(
 def _carried_sums(
   logp_BT: Array, fresh_mask_BT: Array, is_outside_BT: Array, inputs: LossInputs
 ) -> dict[str, jax.Array]:
-  """Sum over tokens of earlier steps, each with its own ratio at any `importance_level`."""
+  """Sum over tokens that earlier steps wrote, using per-token ratios at any `importance_level`."""
   if inputs.is_carried_BT is None:
     names = ('carried_tokens', 'carried_ratio', 'carried_ratio_max', 'carried_outside')
     return dict.fromkeys(names, jnp.float32(0))
@@ -319,10 +318,10 @@ def _carried_sums(
 # ---- Sums over minibatches ----
 
 
-# One program: a few dozen small ones would fill XLA:CPU's queue and block the host.
+# A single program, because a few dozen small ones would fill XLA:CPU's queue and block the host.
 @jax.jit
 def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-  """Combine the sums of several slices: those named *_max by maximum, others by addition."""
+  """Combine the sums of several slices: *_max entries by maximum, all others by addition."""
 
   def merged(name: str) -> jax.Array:
     values = jnp.stack([sums[name] for sums in slices])
@@ -332,11 +331,11 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
 
 
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-  """Compute means over a step's tokens from the sums of its minibatches (host scalars).
+  """Compute a step's loss metrics from the sums over its minibatches (host scalars).
 
-  The replay/ and staleness/ values are absent in a step without replayed or carried tokens. The
-  effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal
-  weights.
+  The replay/ metrics are left out if no token was replayed, and the staleness/ metrics if no token
+  was carried over. The effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens. It
+  lies in (0, 1] and is 1 if all weights are equal.
   """
   tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
   carried = sums['carried_tokens']
@@ -353,7 +352,7 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     values['replay/ratio_mean'] = sums['ratio'] / replayed
     values['replay/ratio_max'] = sums['ratio_max']
     shaped_mean = values['replay/shaped_mean'] = sums['shaped'] / replayed
-    # Rounding must not make a variance negative.
+    # Rounding could make the variance negative.
     values['replay/shaped_variance'] = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
     ratio_squared = max(sums['ratio_squared'], 1e-30)
     values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (replayed * ratio_squared)
@@ -366,10 +365,10 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def expert_metrics(choices_LE: np.ndarray) -> dict[str, float]:
-  """Measure how even the experts' load was, from how often a step's tokens chose each expert.
+  """Measure the experts' load balance from how often a step's tokens chose each expert.
 
-  'experts/load_max' is the load of a layer's busiest expert in even shares, averaged over layers.
-  'experts/unused' is the share of experts, in all layers, that no token chose.
+  'experts/load_max' is the load of a layer's busiest expert divided by the layer's mean load,
+  averaged over layers. 'experts/unused' is the fraction of experts that no token chose.
 
   >>> expert_metrics(np.array([[6, 2, 0, 0]]))
   {'experts/load_max': 3.0, 'experts/unused': 0.5}

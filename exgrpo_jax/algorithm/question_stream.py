@@ -1,4 +1,4 @@
-"""The stream of questions: which questions a step reads, as a function of seed and cursor."""
+"""The question stream: the questions that a step reads, determined by the seed and a cursor."""
 
 import functools
 from collections.abc import Collection, Mapping
@@ -11,21 +11,21 @@ from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 
-@functools.lru_cache(maxsize=4)  # a step reads one epoch, or two at its border
+@functools.lru_cache(maxsize=4)  # a step reads from one epoch, or from two at the boundary
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-  """Return the order of an epoch: int64 [size], read-only, a function of the arguments only."""
+  """Return an epoch's question order, int64 [size], read-only; it depends only on the arguments."""
   rng = randomness.generator(seed, Purpose.QUESTION_STREAM, epoch)
   order = rng.permutation(size)
-  order.flags.writeable = False  # callers share it
+  order.flags.writeable = False  # the cache shares it between callers
   return order
 
 
 def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_once: int) -> bool:
-  """Return True if `epoch` also reads retired questions because too few others are left.
+  """Return True if `epoch` also reads retired questions because too few other questions remain.
 
-  `size` counts all questions. `retired_epoch` maps a row to the epoch in which it retired; the
-  stream skips it from the next epoch on. `at_once` counts the questions that a step works on: Q, or
-  those in flight.
+  `size` is the total number of questions. `retired_epoch` maps a row to the epoch in which it
+  retired; the stream skips the row from the next epoch on. `at_once` is the number of questions
+  that a step works on: Q, or the number in flight.
 
   >>> reads_retired(epoch=1, size=5, retired_epoch={0: 0, 3: 0}, at_once=4)
   True
@@ -42,29 +42,29 @@ def take(
   taken: Collection[int],
   at_once: int,
 ) -> tuple[list[int], Cursor]:
-  """Return the next `count` rows of the stream, all different, and the cursor after them.
+  """Return the next `count` distinct rows of the stream and the cursor after them.
 
   Skips rows that retired in an earlier epoch (unless `reads_retired`), rows in `taken` and, in a
   step that crosses into the next epoch, rows already read. The cursor enters the next epoch only
-  when it needs a row from there. So a question that retires in the step that reads an epoch's last
-  row retires in that epoch.
+  when a row from it is needed. So if a question retires in the step that reads an epoch's
+  last row, its retirement counts toward that epoch.
 
   Args:
     cursor: the next position to read.
-    count: rows to return, at most `at_once` less `taken`.
-    size: number of questions.
-    seed: of the permutations.
+    count: number of rows to return; at most `at_once` minus the size of `taken`.
+    size: total number of questions.
+    seed: seed of the permutations.
     retired_epoch: row -> the epoch in which it retired.
-    taken: rows that the step replays, and rows in flight.
-    at_once: questions that a step works on: Q, or those in flight.
+    taken: rows to skip because the step replays them or they are in flight.
+    at_once: number of questions that a step works on; see `reads_retired`.
 
   Raises:
-    InputError: there are fewer questions than a step needs.
+    InputError: the training data has fewer questions than a step needs.
   """
   if size < at_once:
     raise InputError(
-      f'the training data has {counted(size, "question")}, but a step works on {at_once} '
-      'different ones. Add data, or use fewer questions per step.'
+      f'the training data has {counted(size, "question")}, but a step needs {at_once} distinct '
+      'questions. Add data, or use fewer questions per step.'
     )
   if count + len(taken) > at_once:
     raise ValueError(f'{count} fresh and {len(taken)} replayed questions exceed {at_once}.')

@@ -1,13 +1,13 @@
-"""Experience management of ExGRPO (arXiv:2510.02245, section 3): what is kept, what is drawn.
+"""ExGRPO's experience management (arXiv:2510.02245, section 3): filling and sampling the buffer.
 
-NumPy on the host, values in and values out. The buffer holds past successes of each question and
-its latest correctness, from which its bucket is derived. A question solved in full retires: it
+Pure NumPy functions on the host. The buffer stores each question's past successes and its latest
+correctness, which determines its bucket. A question whose latest group was all correct retires: it
 leaves the buffer for good.
 
-Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
-  3. Replayed questions are drawn first and the stream fills the rest; theirs draws a
-     whole batch of fresh questions and throws part of it away.
-  4. Each question keeps at most `max_trajectories` successes; theirs keeps all, as 0 does.
+Deliberate departures from the authors' code (numbered as in docs/authors.md):
+  3. Replayed questions are drawn first and the stream fills the rest; their code draws a whole
+     batch of fresh questions and discards part of it.
+  4. Each question keeps at most `max_trajectories` successes; their code keeps all of them.
 """
 
 import dataclasses
@@ -28,22 +28,22 @@ ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
 class Entry:
   """The buffer's record of one question."""
 
-  correctness: float  # share of successes in its latest group; 1 only if nothing retires
+  correctness: float  # pass rate of its latest group; 1 only if solved questions do not retire
   prompt_length: int  # tokens
   trajectories: tuple[Trajectory, ...]  # at least one, oldest first, no two with equal tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-  """All experience. `entries` and `retired_epoch` share no question."""
+  """The replay buffer. No question is in both `entries` and `retired_epoch`."""
 
   entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)  # by question row
   retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)  # by question row
-  started: bool = False  # whether the delayed start is over; stays True
+  started: bool = False  # True once replay has started
 
 
 def bucket(correctness: float, num_rollouts: int) -> int:
-  """Return 0 for no success, else the nearest bucket of 1 … K - 1.
+  """Return 0 for a correctness of 0, else the nearest bucket from 1 to K - 1.
 
   >>> bucket(0.0, 8), bucket(0.02, 8), bucket(3 / 8, 8), bucket(1.0, 8)
   (0, 1, 3, 7)
@@ -54,7 +54,7 @@ def bucket(correctness: float, num_rollouts: int) -> int:
 
 
 class Bucketed(NamedTuple):
-  """A buffer with its `buckets`, computed once because there may be many questions."""
+  """A buffer with its `buckets`, computed once because a buffer can hold many questions."""
 
   buffer: Buffer
   bucket_of: Mapping[int, int]  # question row -> bucket
@@ -63,8 +63,8 @@ class Bucketed(NamedTuple):
 def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int, int]:
   """Map each question row of the buffer to its bucket in 0 … K - 1.
 
-  If `bucket_by` is a length, the questions' ranks by length are cut into K equal buckets. Ties go
-  by row.
+  If `bucket_by` is a length, the questions are sorted by length, then by row, and divided into K
+  equal buckets.
   """
   row_N, bucket_N, _ = _bucketed(config, buffer, num_rollouts)
   return dict(zip(row_N.tolist(), bucket_N.tolist()))
@@ -73,12 +73,12 @@ def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int
 def _bucketed(
   config: ReplayConfig, buffer: Buffer, num_rollouts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Return the buffer's N rows in ascending order, their buckets, and whether each may train."""
+  """Return (row_N in ascending order, bucket_N, trains_N) for the buffer's N questions."""
   entries, size = buffer.entries, len(buffer.entries)
   row_N = np.fromiter(entries, np.int64, size)
   order_N = np.argsort(row_N)
   row_N = row_N[order_N]
-  # A buffer has tens of thousands of questions, and few distinct values of correctness.
+  # Computed per distinct correctness: tens of thousands of questions share a few values.
   correctness_N = np.fromiter((entry.correctness for entry in entries.values()), float, size)
   correctness_C, index_N = np.unique(correctness_N[order_N], return_inverse=True)
   trains_N = np.array([trains(config, c) for c in correctness_C.tolist()], bool)[index_N]
@@ -93,12 +93,12 @@ def _bucketed(
 
 
 def retires(config: ReplayConfig) -> bool:
-  """Return True if questions solved in full retire (`config.retire`)."""
+  """Return True if fully solved questions retire (`config.retire`)."""
   return config.retire == 'always' or (config.retire == 'with_replay' and config.ratio > 0)
 
 
 def trains(config: ReplayConfig, correctness: float) -> bool:
-  """Return True if questions of this correctness take part in training (`config.difficulty`).
+  """Return True if questions of this correctness are trained on (`config.difficulty`).
 
   >>> [trains(ReplayConfig(difficulty='hard'), correctness) for correctness in (0.25, 0.5)]
   [True, False]
@@ -112,7 +112,9 @@ def trains(config: ReplayConfig, correctness: float) -> bool:
 
 
 def is_recorded(config: ReplayConfig, correctness: float) -> bool:
-  """Return True if a group that does not retire is stored and moves its question.
+  """Return True if a group of this correctness updates its question's entry in the buffer.
+
+  This only concerns questions that do not retire.
 
   >>> [is_recorded(ReplayConfig(upper_bound=0.5), correctness) for correctness in (0, 0.5, 0.75)]
   [False, True, False]
@@ -125,9 +127,9 @@ def is_recorded(config: ReplayConfig, correctness: float) -> bool:
 def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
   """Compute the log of each bucket's unnormalised probability: [K].
 
-  'gaussian' is the paper's. The others never draw bucket 0 (-inf), and all but 'hardest' are in the
-  authors' code. 'hardest' uses up a bucket before it draws from the next, because the quotients of
-  their weights are too large for float64.
+  'gaussian' is from the paper. The other rules never draw bucket 0 (-inf). All rules except
+  'hardest' are in the authors' code. 'hardest' exhausts a bucket before it draws from the next one,
+  because the ratio of their weights is too large for float64.
   """
   bucket_K = np.arange(num_buckets)
   if config.question_selection == 'gaussian':
@@ -153,7 +155,7 @@ def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndar
   chex.assert_rank(is_open_K, 1)
   num_buckets = len(is_open_K)
   log_weight_K = bucket_log_weights(config, num_buckets)
-  # Scaled to a largest open weight of 1: with many rollouts the outer weights would underflow.
+  # Scale the largest open weight to 1; otherwise the outer weights underflow with many rollouts.
   weight_K = np.exp(
     log_weight_K - log_weight_K[is_open_K].max(), where=is_open_K, out=np.zeros(num_buckets)
   )
@@ -161,7 +163,7 @@ def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndar
 
 
 def most_replayed(config: ReplayConfig, num_questions: int) -> int:
-  """Return floor(ratio Q), how many of a step's Q questions are replayed if enough are eligible.
+  """Return floor(ratio Q): the number of questions that a step replays if enough are eligible.
 
   >>> most_replayed(ReplayConfig(ratio=0.29), 100)
   29
@@ -177,10 +179,10 @@ def draw_questions(
   step: int,
   rng: np.random.Generator,
 ) -> list[int]:
-  """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)).
+  """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)) questions.
 
-  Draws none before replay starts. A question is eligible if it has the configured difficulty
-  (`trains`), a bucket of positive weight, and a success that is young enough (`candidates`).
+  Returns [] before replay starts. A question is eligible if it has the configured difficulty
+  (`trains`), a bucket of positive weight, and a success that is recent enough (`candidates`).
   """
   if not buffer.started:
     return []
@@ -207,7 +209,7 @@ def draw_questions(
 
 
 def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajectory, ...]:
-  """Return the stored successes of a question that `step` may replay, oldest first."""
+  """Return a question's stored successes that `step` may replay, oldest first."""
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
@@ -216,14 +218,14 @@ def _question_log_weights(
 ) -> np.ndarray | None:
   """Compute the log of each question's unnormalised probability within its bucket: [N].
 
-  -inf if the question is not eligible; None if all are alike.
+  Ineligible questions get -inf. Returns None if all weights are equal.
   """
   ignores_age = config.max_age == config.age_decay == math.inf
   if ignores_age and config.question_selection != 'advantage':
-    return None  # avoids reading tens of thousands of questions
+    return None  # avoids a pass over tens of thousands of questions
   entries = [buffer.entries[row] for row in row_N]
   log_weight_N = np.zeros(len(entries))
-  # The newest success is the last.
+  # The newest success comes last.
   age_N = np.array([step - entry.trajectories[-1].step for entry in entries], float)
   log_weight_N[age_N > config.max_age] = -np.inf
   log_weight_N -= age_N / config.age_decay
@@ -236,10 +238,10 @@ def _question_log_weights(
 def _draw(
   row_N: np.ndarray, log_weight_N: np.ndarray | None, count: int, rng: np.random.Generator
 ) -> list[int]:
-  """Draw `count` different rows one after the other, by the weights of the rows that are left."""
+  """Draw `count` rows by weight, without replacement."""
   if log_weight_N is None:
     return rng.choice(row_N, count, replace=False).tolist()
-  # The largest of Gumbel variables: small weights do not underflow (Vieira 2014).
+  # The Gumbel top-k trick: small weights do not underflow (Vieira 2014).
   key_N = log_weight_N + rng.gumbel(size=len(row_N))
   return row_N[np.argsort(-key_N)[:count]].tolist()
 
@@ -254,10 +256,15 @@ def record_step(
 ) -> Buffer:
   """Return the buffer after a step.
 
-  A replayed trajectory counts with its stored verdict, by default a success. `buffer` is the one
-  that the step was planned with, `plan` has its Q questions. `replays` has the stored trajectory
-  that each group replays, None for a group without. `responses` are the fresh ones by group: K, or
-  K - 1 next to a stored one. `verdicts` are in the same order.
+  A replayed trajectory counts with its stored verdict: always a success unless `store` is 'all'.
+
+  Args:
+    config: the replay settings.
+    buffer: the buffer that the step was planned with.
+    plan: the step's Q questions.
+    replays: the stored trajectory that each group replays, or None.
+    responses: each group's fresh responses: K, or K - 1 if it replays a trajectory.
+    verdicts: the verdict on each fresh response.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
@@ -284,7 +291,7 @@ def record_step(
 def group_correctness(
   config: ReplayConfig, judged: Sequence[Verdict], replayed: Trajectory | None
 ) -> float:
-  """Return the share of successes k / n in a group; the replayed row counts if configured."""
+  """Return a group's pass rate, including the replayed row if `count_replayed` is set."""
   found = [verdict.correct for verdict in judged]
   if replayed and config.count_replayed:
     found.append(replayed.correct)
@@ -292,7 +299,7 @@ def group_correctness(
 
 
 def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
-  """Count the replay. Matches by tokens because the logp may have been recomputed."""
+  """Count the replay of a trajectory, matched by its tokens because its logp may have changed."""
   counted = (
     dataclasses.replace(stored, times_replayed=stored.times_replayed + 1)
     if np.array_equal(stored.tokens, replayed.tokens)
@@ -309,10 +316,10 @@ def _with_new(
   judged: Sequence[Verdict],
   step: int,
 ) -> tuple[Trajectory, ...]:
-  """Add the group's new successes to the stored ones and keep the newest.
+  """Add the group's new successes to the stored trajectories and keep the newest ones.
 
-  With `store` 'all' every response is added, except those that could not be graded. A response
-  dates from the step that wrote its first token; `step` is the step that trains it.
+  If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
+  step that wrote its first token; the argument `step` is the step that trains on the group.
   """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
@@ -338,7 +345,7 @@ def _with_new(
 def _bucket_counts(
   config: ReplayConfig, size_K: np.ndarray, total: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Draw multinomial counts. Draws beyond a bucket's size are repeated by the same weights."""
+  """Draw multinomial counts; draws beyond a bucket's size are redrawn from buckets with room."""
   count_K = np.zeros_like(size_K)
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)

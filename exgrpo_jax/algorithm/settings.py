@@ -1,4 +1,4 @@
-"""Settings of the algorithm: what is replayed, and which loss."""
+"""Algorithm settings: replay and loss."""
 
 import dataclasses
 
@@ -9,106 +9,110 @@ from exgrpo_jax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-  """Settings of replay: what is kept and what is replayed."""
+  """Replay settings: which responses to store and which to replay."""
 
   ratio: float = setting(
     0.5,
     '[0, 1)',
-    "the share of each step's questions that is drawn from the buffer; 0 is plain GRPO",
+    "the fraction of each step's questions drawn from the buffer; 0 is plain GRPO",
     PAPER,
   )
   include_trajectory: bool = setting(
     True,
     None,
-    'train a drawn question on a stored success and K - 1 fresh responses; if off, the question is '
-    'only revisited, with K fresh responses',
+    'train each drawn question on a stored success and K - 1 fresh responses; if off, train it on '
+    'K fresh responses',
     PAPER,
   )
   start_pass_rate: float = setting(
-    0.35, '[0, 1]', 'replay starts once the pass rate of a step exceeds this', PAPER
+    0.35, '[0, 1]', "replay starts once a step's pass rate exceeds this value", PAPER
   )
   sigma: float = setting(
-    1.0, '(0, inf)', 'standard deviation of the bucket weights, in successes of a group', PAPER
+    1.0, '(0, inf)', 'standard deviation of the bucket weights, in successes per group', PAPER
   )
   question_selection: str = setting(
     'gaussian',
     ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform', 'hardest', 'advantage'),
-    'the weights by which replayed questions are drawn. For bucket k: '
+    'the weights for drawing replayed questions. For bucket k: '
     'exp(-(k - K/2)^2 / (2 sigma^2)) (gaussian), k/K (linear), min(k/K, 1/2) (linear_clip) or '
-    'sqrt(k/K) (square_root). uniform: the same for all questions. hardest: bucket 1 first, then '
-    'the next. advantage: 1 - k/n for each question, the advantage of a success in its latest '
-    'group of n',
+    'sqrt(k/K) (square_root). uniform: equal for all questions. hardest: bucket 1 first, then '
+    'bucket 2 and so on. advantage: 1 - k/n for each question, which is the advantage of a success '
+    'in its latest group of n',
     PAPER,
   )
   trajectory_selection: str = setting(
     'lowest_entropy',
     trajectory_rules.RULES,
-    'the rule that chooses the stored success of a question to replay',
+    "the rule that picks which of a question's stored successes to replay",
     PAPER,
   )
   store: str = setting(
     'successes',
     ('successes', 'all'),
-    'what to store of a group: its successes, or all responses, even if it has no success',
+    "the responses to store: only a group's successes, or all responses even if none succeeded",
     PAPER,
   )
   max_age: float = setting(
     float('inf'),
     '[1, inf]',
-    'the maximum age of a replayed success, in steps; a question with only older ones is not drawn',
+    'the maximum age of a replayed success, in steps; questions with only older successes are not '
+    'drawn',
     PAPER,
   )
   age_decay: float = setting(
     float('inf'),
     '(0, inf]',
-    'otherwise equal questions are drawn by exp(-age / age_decay), where age is the number of '
-    'steps since the newest success',
+    'weight otherwise equal questions by exp(-age / age_decay), where age is the number of steps '
+    'since their newest success',
     PAPER,
   )
   bucket_by: str = setting(
     'correctness',
     ('correctness', 'question_length', 'response_length'),
-    'the measure that puts questions into buckets of difficulty',
+    'the measure that sorts questions into difficulty buckets',
     PAPER,
   )
   difficulty: str = setting(
     'all',
     ('all', 'easy', 'medium', 'hard'),
-    'the questions that train, by their latest correctness: easy is 0.75 or more, hard 0.25 or '
-    'less, medium between them',
+    'the questions to train on, by their latest correctness: easy is 0.75 or more, hard is 0.25 '
+    'or less, and medium is in between',
   )
   count_replayed: bool = setting(
     True, None, "count the replayed row in its group's correctness", AUTHORS
   )
   lower_bound: float = setting(
-    0.0, '[0, 1)', 'a group with successes is recorded if its correctness is above this', AUTHORS
+    0.0,
+    '[0, 1)',
+    'a group with successes is recorded if its correctness is above this value',
+    AUTHORS,
   )
   upper_bound: float = setting(
     1.0,
     '(0, 1]',
-    'a group with successes is recorded if its correctness is at most this; a question solved in '
-    'full retires regardless of the bounds',
+    'a group with successes is recorded if its correctness is at most this value; a question '
+    'solved in full retires regardless of the bounds',
     AUTHORS,
   )
   max_trajectories: int = setting(
     8,
     '[0, inf)',
-    'the newest successes to keep for a question; 8 take about 6 GB of host memory for 46,000 '
-    'questions and 2,000 tokens each; 0 means no limit',
+    'the number of newest successes to keep per question; keeping 8 takes about 6 GB of host '
+    'memory for 46,000 questions and 2,000 tokens per success; 0 means no limit',
     f"{OURS}; authors' code, 0",
   )
   retire: str = setting(
     'with_replay',
     ('with_replay', 'always', 'never'),
-    'take a question that is solved in full out of buffer and stream: with_replay does so only if '
-    'ratio > 0, so that plain GRPO goes on reading it',
+    'when to drop a fully solved question from the buffer and the question stream: with_replay '
+    'drops it only if ratio > 0, so that plain GRPO keeps training on it',
     PAPER,
   )
   on_all_failed: str = setting(
     'stay',
     ('stay', 'bucket_0'),
-    'what happens to a question of the buffer if all responses of its group fail: it stays, as in '
-    "the authors' code, or moves to bucket 0, which is hardly ever drawn",
+    'what happens to a question in the buffer if all responses of its group fail: it stays in its '
+    "bucket, as in the authors' code, or moves to bucket 0, which is rarely drawn",
     AUTHORS,
   )
 
@@ -116,19 +120,19 @@ class ReplayConfig:
     if self.lower_bound >= self.upper_bound:
       raise InputError(
         f'config.replay.lower_bound={self.lower_bound} must be below '
-        f'config.replay.upper_bound={self.upper_bound}, because groups whose correctness lies '
+        f'config.replay.upper_bound={self.upper_bound}, because only groups with a correctness '
         'between them are recorded.'
       )
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-  """Settings of the loss: what a token adds, how ratios are bounded, how the sum is normalised."""
+  """Loss settings: token terms, ratio bounds and normalisation."""
 
   clip_schedule: str = setting(
     'until_replay',
     ('until_replay', 'always', 'never'),
-    "the steps in which fresh rows' ratios are clipped",
+    'when to clip the ratios of fresh rows',
     AUTHORS,
   )
   clip_epsilon: float = setting(
@@ -144,33 +148,35 @@ class ObjectiveConfig:
   dual_clip: float = setting(
     float('inf'),
     '(1, inf]',
-    'while ratios are clipped, a fresh token of negative advantage A adds at least dual_clip times '
-    'A; inf is off',
+    'while ratios are clipped, the term of a fresh token with negative advantage A is at least '
+    'dual_clip times A; inf turns this off',
   )
   policy_loss: str = setting(
     'ppo',
     losses.POLICY_LOSSES,
     "a fresh token's term: its clipped ratio times A (ppo), "
-    'or its log-probability times A times the clipped ratio as a constant (cispo)',
+    'or its log-probability times A times the clipped ratio, without a gradient through the ratio '
+    '(cispo)',
     PAPER,
   )
   importance_level: str = setting(
     'token',
     ('token', 'sequence', 'product'),
-    "a fresh token's ratio: its own, or the geometric mean or the product of its row's ratios",
+    "a fresh token's ratio: the token's own ratio (token), or the geometric mean (sequence) or the "
+    "product (product) of its row's ratios",
     PAPER,
   )
   tis_limit: float = setting(
     0.0,
     '[0, inf)',
-    "fresh terms are weighted by the trainer's probability over the sampler's probability, at most "
-    'tis_limit; 0 is off',
+    "weight fresh terms by the trainer's probability divided by the sampler's, capped at "
+    'tis_limit; 0 turns this off',
   )
   shaping: str = setting(
     'policy_shaping',
     losses.SHAPINGS,
-    "a replayed token's term for ratio w, before A multiplies it: w / (w + beta) "
-    '(policy_shaping), the same scaled to slope 1 at w = 1 (unit_slope), w (none), '
+    "a replayed token's term for ratio w, before it is multiplied by A: w / (w + beta) "
+    '(policy_shaping), w / (w + beta) scaled to slope 1 at w = 1 (unit_slope), w (none), '
     'w ** shaping_exponent (power), shaping_weight x log pi (log), or w + shaping_weight x log pi '
     '(ratio_plus_log)',
     PAPER,
@@ -178,7 +184,7 @@ class ObjectiveConfig:
   beta: float = setting(
     0.1,
     '(0, inf)',
-    "beta in the shapings 'policy_shaping', w / (w + beta), and 'unit_slope'",
+    "beta in w / (w + beta), in the shapings 'policy_shaping' and 'unit_slope'",
     PAPER,
   )
   shaping_exponent: float = setting(
@@ -190,36 +196,38 @@ class ObjectiveConfig:
   importance_correction: bool = setting(
     True,
     None,
-    'measure w against the policy that wrote the replayed row; if off, against the policy at the '
-    'start of the step, as if this step had written the row',
+    'compute the ratio w relative to the policy that wrote the replayed row; if off, relative to '
+    'the policy at the start of the step, as if this step had written the row',
     PAPER,
   )
   baseline: str = setting(
     'group',
     ('group', 'fresh'),
-    "the baseline of a fresh row's advantage: the mean of its group, or of the group's fresh rows",
+    "the baseline of a fresh row's advantage: the mean reward of its group (group), or of the "
+    "group's fresh rows only (fresh)",
     PAPER,
   )
   replay_advantage: str = setting(
     'group',
     ('group', 'zero', 'balanced'),
-    "a replayed row's advantage: its reward less its group's mean, or 0, or its reward less a mean "
-    "in which the row's weight is the slope of its shaping at w = 1. This mean is then the "
-    'baseline of the fresh rows too',
+    "a replayed row's advantage: its reward minus the group's mean (group), 0 (zero), or its "
+    'reward minus a mean that weights replayed rows by the slope of their shaping at w = 1 '
+    '(balanced); this mean is then also the baseline of fresh rows',
     PAPER,
   )
   m2po_threshold: float = setting(
     float('inf'),
     '(0, inf]',
-    'leave out the replayed tokens whose ratio has moved furthest in the direction of their '
-    "advantage, until the mean of (log w)^2 over the step's others is at most this (M2PO: 0.04)",
+    'of the replayed tokens whose ratio has moved in the direction of their advantage, drop those '
+    "with the largest (log w)^2 until its mean over the step's remaining tokens of this kind is at "
+    'most this value (M2PO uses 0.04)',
     PAPER,
   )
   normalize_std: str = setting(
     'off',
     ('off', 'population', 'sample'),
-    'divide advantages by the standard deviation of their group, over K (population) or K - 1 '
-    '(sample) rollouts',
+    "divide advantages by the standard deviation of their group's rewards, averaged over K "
+    '(population) or K - 1 (sample)',
     PAPER,
   )
   aggregation: str = setting(
@@ -232,22 +240,22 @@ class ObjectiveConfig:
     1e-4,
     '[0, inf)',
     'the coefficient of the mean token entropy, in nats',
-    f'{AUTHORS}, 1e-3 of a mean over each microbatch of 5 to 10 rows',
+    f'{AUTHORS}, 1e-3 times a mean over each microbatch of 5 to 10 rows',
   )
   balance_coefficient: float = setting(
     0.0,
     '[0, inf)',
-    'models with experts: the weight of the load-balancing loss, which is computed for each row '
-    'and layer, averaged over tokens, and 1 if the load is even (arXiv:2412.19437)',
+    'for mixture-of-experts models: the weight of the load-balancing loss, which is computed per '
+    'row and layer, averaged over tokens, and 1 for an even load (arXiv:2412.19437)',
   )
   kl_coefficient: float = setting(
-    0.0, '[0, inf)', 'the coefficient of KL(policy, reference), by the k3 estimator', AUTHORS
+    0.0, '[0, inf)', 'the coefficient of KL(policy, reference), estimated with k3', AUTHORS
   )
   old_logprobs: str = setting(
     'rollout',
     ('rollout', 'recompute'),
-    'the source of the log-probabilities of the policy that wrote a row: the sampler, or the '
-    'trainer, which computes them again',
+    "the source of a fresh row's old log-probabilities: the sampler, or a second computation by "
+    'the trainer',
   )
 
   def __post_init__(self) -> None:
@@ -259,16 +267,16 @@ class ObjectiveConfig:
       )
     if self.replay_advantage == 'balanced' and self.shaping not in losses.SLOPES:
       raise InputError(
-        "config.objective.replay_advantage='balanced' weighs a replayed row by the slope of its "
-        f'shaping at w = 1, and losses.SLOPES has none for {self.shaping!r}. Add it there.'
+        "config.objective.replay_advantage='balanced' weights a replayed row by the slope of its "
+        f'shaping at w = 1, but losses.SLOPES has no entry for {self.shaping!r}. Add an entry.'
       )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
-        f"config.objective.tis_limit={self.tis_limit} compares the trainer's log-probabilities "
-        "with the sampler's. Set config.objective.old_logprobs='recompute'."
+        f"config.objective.tis_limit={self.tis_limit} needs the trainer's own log-probabilities, "
+        "to compare them with the sampler's. Set config.objective.old_logprobs='recompute'."
       )
     if self.dual_clip < float('inf') and self.policy_loss == 'cispo':
       raise InputError(
         f'config.objective.dual_clip={self.dual_clip} needs '
-        "config.objective.policy_loss='ppo', because cispo bounds every ratio already."
+        "config.objective.policy_loss='ppo', because cispo already bounds every ratio."
       )

@@ -1,4 +1,4 @@
-"""Rules that choose which stored success of a question is replayed: one rule a line."""
+"""Rules that choose which of a question's stored successes to replay."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,22 +11,23 @@ def _mean_entropy(scores: ReplayScores) -> float:
   return float(np.mean(scores.entropy))
 
 
-# By config.replay.trajectory_selection: a trajectory's cost, from its scores under the current
-# policy. The lowest cost is replayed. None if no score is needed.
+# config.replay.trajectory_selection -> a function from a trajectory's scores under the current
+# policy to its cost, or None if the rule needs no scores. The trajectory with the lowest cost is
+# replayed.
 RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'lowest_entropy': _mean_entropy,
   'highest_entropy': lambda scores: -_mean_entropy(scores),
   'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),
   'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
-  # Avoids successes by luck: the policy has since unlearnt their wrong step, so its logp dropped.
+  # Avoids lucky successes: the policy has since unlearnt their wrong step, so its logp dropped.
   'smallest_drop': lambda scores: -float(np.min(scores.log_ratio)),
-  'valid_steps': _mean_entropy,  # among `scoring.with_valid_steps`
-  'released': None,  # by `released_costs`
+  'valid_steps': _mean_entropy,  # chosen among `scoring.with_valid_steps`
+  'released': None,  # uses `released_costs`
   'newest': None,
   'random': None,
 }
 
-_TOGETHER = 8  # candidates in a forward pass of the released code
+_TOGETHER = 8  # candidates per forward pass in the released code
 
 
 def released_costs(
@@ -34,24 +35,25 @@ def released_costs(
 ) -> list[float]:
   """Compute the costs that the authors' released code uses in place of the paper's entropies.
 
-  It has three faults at once (https://github.com/ElliottYan/LUFFY, experience_helpers.py; its issue
-  57). A candidate's entropies stand at the right end of a window as long as the longest response,
-  after its prompt's, with zeros before. The mask is made from responses at the left end, and it
-  selects their padding. Every candidate uses a mask of the last pass of up to eight candidates. So
-  a cost is the mean of the window from some other candidate's length on.
+  That code has three bugs (https://github.com/ElliottYan/LUFFY, experience_helpers.py; issue 57
+  there). A candidate's prompt and response entropies are right-aligned in a window as long as the
+  longest response, with zeros on the left. The mask is built for left-aligned responses and selects
+  their padding. Every candidate uses a mask from the last pass of up to eight candidates. So a cost
+  is the mean of the window from some other candidate's length to the end.
 
   Args:
-    entropies: of each candidate, nats [P - 1 + T]: of its prompt's tokens except the first, then of
-      its response's tokens.
-    lengths: tokens of each response that are not the padding token. An end token may be padding.
-    longest: tokens of the window, `rollout.max_response`.
+    entropies: the token entropies of each candidate, nats [P - 1 + T]: its prompt except the first
+      token, then its response.
+    lengths: the number of tokens in each response that are not the padding token, which may also be
+      an end token.
+    longest: length of the window in tokens, `rollout.max_response`.
 
   Returns:
-    Costs. An empty mean gives -inf: it is NaN in the authors' code, and NumPy's argmin takes the
-      first NaN.
+    The costs. The mean of an empty window is -inf here. It is NaN in the authors' code, and NumPy's
+      argmin picks the first NaN.
   """
   last = lengths[(len(lengths) - 1) // _TOGETHER * _TOGETHER :]
-  starts = [*last, *[0] * (_TOGETHER - len(last))]  # their code adds rows of padding
+  starts = [*last, *[0] * (_TOGETHER - len(last))]  # their code adds padding rows
   costs = []
   for place, entropy in enumerate(entropies):
     window = np.zeros(longest, np.float32)

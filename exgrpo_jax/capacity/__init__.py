@@ -1,1 +1,1 @@
-"""Estimates of memory on a TPU slice or a GPU and, on a slice, of training speed."""
+"""Estimates of memory use on a TPU slice or a GPU, and of training speed on a slice."""

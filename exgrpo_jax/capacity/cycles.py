@@ -1,10 +1,10 @@
-"""Estimates of a compiled program's time on its chips, from the compiler's cycles and formulas.
+"""Estimates of a compiled program's run time, from the compiler's cycle counts and formulas.
 
-Estimates, never measurements. libtpu's HLO text is scheduled, has one chip's shapes, and estimates
-the cycles of the operations that the compiler makes itself. Pallas kernels and collectives are
-added here by formula, and loops are multiplied by their trips. An asynchronous collective costs
-only the time that the rest of the same loop's body does not hide. Text of other compilers is read
-too, without cycles.
+These are estimates, never measurements. libtpu's HLO text is scheduled, contains one chip's shapes,
+and estimates the cycles of the operations that the compiler generates itself. This module adds
+Pallas kernels and collectives by formula and multiplies loop bodies by their trip counts. An
+asynchronous collective costs only the time that the rest of its loop's body does not hide. Other
+compilers' text can be parsed too, but contains no cycles.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import jax
 
 from exgrpo_jax.capacity.devices import Chip
 
-# Bytes of one element, by HLO's name of its type; other types (tokens, opaque) take no memory.
+# HLO element type -> bytes per element; other types (tokens, opaque) take no memory.
 _ELEMENT = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f8e5m2': 1} | {
   f'{kind}{8 * size}': size for kind in ('s', 'u', 'f') for size in (2, 4, 8)
 }
@@ -32,9 +32,9 @@ _OPERATION = re.compile(
 )
 _ARRAY = re.compile(r'([a-z]\w*)\[([\d,]*)\]')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_UNKNOWN_CYCLES = 10**12  # more than any program has: the compiler's mark for an unknown count
+_UNKNOWN_CYCLES = 10**12  # the compiler's placeholder; no program has this many
 
-Array = tuple[str, tuple[int, ...]]  # element type and sizes
+Array = tuple[str, tuple[int, ...]]  # element type, dimensions
 
 
 class Operation(NamedTuple):
@@ -43,13 +43,13 @@ class Operation(NamedTuple):
   name: str
   kind: str  # the opcode
   arrays: tuple[Array, ...]  # the result
-  operands: tuple[str, ...]  # names; for a constant, its value
-  cycles: int | None  # the compiler's estimate; None if it has none
+  operands: tuple[str, ...]  # the operands' names; for a constant, its value
+  cycles: int | None  # the compiler's estimate; None if the line has no estimate
   attributes: str  # the rest of the line
 
   @property
   def bytes(self) -> float:
-    """Return the size of the result."""
+    """Return the size of the result in bytes."""
     return sum(array_bytes(array) for array in self.arrays)
 
   def attribute(self, name: str) -> str:
@@ -72,7 +72,7 @@ class Computation(NamedTuple):
 
 
 class Module(NamedTuple):
-  """A program."""
+  """A compiled program: its computations by name."""
 
   computations: Mapping[str, Computation]
   entry: str
@@ -85,7 +85,7 @@ def array_bytes(array: Array) -> float:
 
 
 def parse(text: str) -> Module:
-  """Parse the text of `compiled.as_text()`; raise ValueError if it has no entry."""
+  """Parse the result of `compiled.as_text()`; raise ValueError if it has no entry computation."""
   computations: dict[str, Computation] = {}
   operations: dict[str, Operation] = {}
   name = entry = root = ''
@@ -101,14 +101,14 @@ def parse(text: str) -> Module:
       operations[operation.name] = operation
       root = operation.name if found['root'] else root
   if not entry:
-    raise ValueError('the text has no ENTRY computation: it is not a compiled program.')
+    raise ValueError('the text has no ENTRY computation, so it is not a compiled program.')
   return Module(computations, entry)
 
 
 def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> Module:
   """Read a compiled program.
 
-  If JAX cannot write the text, libtpu writes it in a second compilation. JAX 0.10.2 fails on some
+  If JAX cannot print the program, compile it again and let libtpu dump it. JAX 0.10.2 fails on some
   programs for v6e ("async-update instruction should have 1 operands").
   """
   try:
@@ -121,10 +121,11 @@ def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> M
 
 
 def known_trips(module: Module, loop: Operation) -> int | None:
-  """Return how often a `while` runs its body; None if that depends on data.
+  """Return how often a `while` loop runs its body; None if that depends on data.
 
-  The compiler states it for some loops. In others the condition compares a counter from 0 with a
-  constant, and the body adds a constant to it. That constant is taken as 1 if it is not plain.
+  The compiler states the count for some loops. In others the condition compares a counter that
+  starts at 0 with a constant, and the body increments it by a constant. If the increment cannot be
+  determined, it is assumed to be 1.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
   if known:
@@ -143,7 +144,7 @@ def known_trips(module: Module, loop: Operation) -> int | None:
 
 
 def group_size(collective: Operation, num_chips: int) -> int:
-  """Return the number of chips that a collective joins."""
+  """Return the number of chips that take part in a collective."""
   groups = re.search(
     r'replica_groups=(mesh\[(?P<mesh>[^]]*)\] \{(?P<axes>[^}]*)\}|\[\d+,(?P<size>\d+)\]<='
     r'|\{\{(?P<first>[\d,]*)\})',
@@ -160,7 +161,7 @@ def group_size(collective: Operation, num_chips: int) -> int:
 
 
 def _joined_lines(text: str) -> Iterator[str]:
-  """Yield lines without indentation, and join the line breaks in a Pallas kernel's metadata."""
+  """Yield unindented lines, joining lines that a Pallas kernel's metadata breaks."""
   line = ''
   for part in text.splitlines():
     if part.startswith(('  ', '%', 'ENTRY ')) or _END.fullmatch(part):
@@ -192,7 +193,7 @@ def _arrays(text: str) -> tuple[Array, ...]:
 
 
 def _step(body: Computation, name: str) -> int:
-  """Return the body's increment of its counter; 1 unless it is one addition of a constant."""
+  """Return the constant that the body adds to its counter, or 1 if the constant is unknown."""
   added = body.operations.get(name)
   if added is None or added.kind != 'add':
     return 1
@@ -203,15 +204,15 @@ def _step(body: Computation, name: str) -> int:
 
 # ---- Time ----
 
-# Assumptions. An attention kernel's share of the peak, with heads as wide as the matrix units:
+# Assumed fraction of peak FLOPs in an attention kernel with heads as wide as the matrix units.
 ATTENTION_EFFICIENCY = 0.5
-# Any other Pallas kernel's share of the memory's bandwidth:
+# Assumed fraction of the memory bandwidth in any other Pallas kernel.
 READ_EFFICIENCY = 0.75
-# A collective keeps both links of one axis of the slice busy, and pays for each hop:
+# A collective is assumed to keep both links of one slice axis busy, and to pay for each hop.
 LINKS = 2
 HOP_SECONDS = 1e-6
 
-# Matrix products of [T, T] by H of each kernel of splash attention; causality halves each.
+# Number of [T, T] by H matrix products in each splash attention kernel; causality halves each.
 _SPLASH_PRODUCTS = {'splash_mha_fwd': 2, 'splash_mha_dq': 3, 'splash_mha_dkv': 4}
 _FLOATS = ('bf16', 'f32')
 _FUSIONS = ('fusion', 'async-start')
@@ -222,16 +223,16 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'col
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """The time of a program or of one of its parts, by the source of the estimate."""
+  """The time of a program or of a part of it, split by the source of the estimate."""
 
   operations: float = 0.0  # the compiler's estimate
   kernels: float = 0.0  # by formula: Pallas kernels
   collectives: float = 0.0  # by formula: waiting for other chips
-  hidden: float = 0.0  # by formula: collectives that overlap the rest; not in the total
+  hidden: float = 0.0  # by formula: collectives that overlap other work; not in the total
 
   @property
   def total(self) -> float:
-    """Return all time that is not hidden."""
+    """Return the total time, excluding hidden collectives."""
     return self.operations + self.kernels + self.collectives
 
   def __add__(self, other: 'Seconds') -> 'Seconds':
@@ -242,9 +243,9 @@ class Seconds:
 
 
 def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Seconds:
-  """Estimate the time of one run of a program.
+  """Estimate the time that a program takes to run once.
 
-  `trips` is assumed for loops whose trips depend on data.
+  `trips` is the assumed trip count of loops whose trip count depends on data.
   """
 
   def of(name: str) -> Seconds:
@@ -273,13 +274,13 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
 
 
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
-  """Estimate a ring over the chips that it joins: the bytes over a chip's links, and the hops.
+  """Estimate a collective as a ring over its chips: bytes over the links, plus latency per hop.
 
-  A permutation is one step to a neighbour; an all-reduce is a reduce-scatter and an all-gather.
+  A permutation is one step to a neighbour. An all-reduce is a reduce-scatter plus an all-gather.
   """
   kind = collective.kind.removesuffix('-start')
   size = collective.bytes
-  if kind != collective.kind:  # a start may have its argument among its results
+  if kind != collective.kind:  # the results of a -start may include its argument
     size = max(map(array_bytes, collective.arrays))
   chips = group_size(collective, num_chips)
   if kind == 'collective-permute':
@@ -292,12 +293,12 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
 
 
 def attention_efficiency(head_size: int, chip: Chip) -> float:
-  """Return the share of the peak that training attention is assumed to reach."""
+  """Return the assumed fraction of peak FLOPs in training attention."""
   return ATTENTION_EFFICIENCY * min(1, head_size / chip.matrix_unit)
 
 
 def _own(operation: Operation, chip: Chip) -> Seconds:
-  """Return the time of one operation, without collectives and the computations it calls."""
+  """Return an operation's own time, excluding collectives and called computations."""
   if operation.cycles is not None:
     return Seconds(operations=operation.cycles / chip.clock)
   if operation.kind != 'custom-call' or operation.attribute('custom_call_target') != _PALLAS:
@@ -306,22 +307,22 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
 
 
 def _kernel_seconds(operation: Operation, chip: Chip) -> float:
-  """Estimate a Pallas kernel: attention by its products, any other by the bytes it moves."""
+  """Estimate a Pallas kernel's time: attention by its FLOPs, other kernels by the bytes moved."""
   for name, products in _SPLASH_PRODUCTS.items():
     if operation.name.startswith(name):
       query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
-      flops = products * math.prod(query) * query[-2]  # half of each product is skipped
+      flops = products * math.prod(query) * query[-2]  # causality skips half of each product
       return flops / chip.flops / attention_efficiency(query[-1], chip)
   moved = operation.bytes + sum(map(array_bytes, operation.operand_arrays))
   return moved / chip.bandwidth / READ_EFFICIENCY
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
-  """Yield (collective, whether the chip waits for it) of a computation, each once.
+  """Yield each collective of a computation once, as (collective, whether the chip waits for it).
 
-  The compiler writes an asynchronous collective as a pair of -start and -done, or spreads it over
-  a chain of fusions that repeat it under one channel. The first fusion starts it, and it overlaps
-  the products of the next ones. Permutations overlap too.
+  The compiler writes an asynchronous collective as a -start and a -done operation, or as a chain of
+  fusions that repeat it with the same channel. The first fusion starts the collective, which
+  overlaps the products of the following fusions. Permutations also overlap other work.
   """
   channels = set()
   for operation in computation.operations.values():

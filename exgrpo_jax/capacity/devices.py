@@ -1,4 +1,4 @@
-"""TPU chips and slices to compile for without a TPU, and NVIDIA GPUs by name."""
+"""Specifications of TPU chips, TPU slices and NVIDIA GPUs. Compiling for a slice needs no TPU."""
 
 import importlib.util
 import os
@@ -15,18 +15,18 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """One chip. Memory as in libtpu's messages, the rest from Google Cloud's documentation.
+  """A TPU chip: memory from libtpu's messages, other values from Google Cloud's documentation.
 
-  The clock follows from the peak: each matrix unit makes `matrix_unit` squared multiply-adds a
-  cycle, and a v5e or v6e has four units, a v5p eight.
+  The clock is derived from peak FLOPs: each matrix unit does `matrix_unit` squared multiply-adds
+  per cycle; v5e and v6e have four units, v5p has eight.
   """
 
-  memory: float  # bytes that programs can use, a little less than the chip has
+  memory: float  # bytes that programs can use, slightly less than the chip's memory
   flops: float  # per second, in bfloat16
-  bandwidth: float  # of its memory, in bytes per second
+  bandwidth: float  # of the chip's memory, in bytes per second
   link: float  # of one link to a neighbouring chip, in bytes per second and direction
   clock: float  # cycles per second
-  matrix_unit: int  # rows, and columns
+  matrix_unit: int  # number of rows, equal to the number of columns
 
 
 CHIPS = {
@@ -43,41 +43,42 @@ CHIPS = {
 
 
 def chip_of(topology: str) -> Chip:
-  """Return the chip of a topology such as 'v5e:4x4'; InputError for an unknown generation."""
+  """Return the chip of a topology such as 'v5e:4x4'; raise InputError if the chip is unknown."""
   generation, _, shape = topology.partition(':')
   if generation not in CHIPS or not shape:
     raise InputError(
       f'--topology={topology}: the value must be a generation and a slice, such as v5e:4x4. '
-      f'Generations are {", ".join(CHIPS)}.'
+      f'The generations are {", ".join(CHIPS)}.'
     )
   return CHIPS[generation]
 
 
 def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
-  """Return the devices of a slice, for compilation only: programs cannot run on them.
+  """Return a slice's devices, for compilation only: programs cannot run on them.
 
   Raises:
-    InputError: libtpu is not installed, or has no such slice.
+    InputError: libtpu is not installed or does not support the slice.
   """
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # do not query the cloud's metadata server
-  # Another process may hold this machine's TPU. Nothing runs here, so it keeps it.
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # skip the cloud's metadata server
+  # Another process may be using this machine's TPU. That is fine, because nothing runs here.
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
   if importlib.util.find_spec('libtpu') is None:
     raise InputError(
       f'--topology={topology}: capacity compiles with libtpu, which is not installed. Run '
-      "pip install -e '.[tpu]'; it needs no TPU."
+      "pip install -e '.[tpu]'; this does not require a TPU."
     )
   try:
     return list(topologies.get_topology_desc(platform='tpu', topology_name=topology).devices)
-  except Exception as error:  # libtpu raises types of its own
+  except Exception as error:  # libtpu raises its own types
     raise InputError(
-      f'--topology={topology}: libtpu does not have this slice ({str(error).splitlines()[0]}).'
+      f'--topology={topology}: libtpu does not support this slice ({str(error).splitlines()[0]}). '
+      'Choose another slice.'
     ) from error
 
 
 # ---- GPUs ----
 
-# Name -> memory by its data sheet, in gigabytes of 10^9 bytes; a driver reports about as much.
+# Name -> memory in GB (10^9 bytes) according to the data sheet; drivers report about as much.
 GPUS = {
   'b200': 180,
   'h200': 141,
@@ -103,10 +104,10 @@ GPUS = {
   'v100-16': 16,
   't4': 16,
 }
-# Older than Ampere: XLA converts bfloat16 products to float32, and cuDNN's attention refuses them.
+# Older than Ampere: XLA converts bfloat16 products to float32; cuDNN's attention rejects bfloat16.
 _WITHOUT_BFLOAT16 = ('v100-32', 'v100-16', 't4')
 
-# Words that a name may also have, as in 'NVIDIA A100-SXM4-80GB'.
+# Words to ignore in a name such as 'NVIDIA A100-SXM4-80GB'.
 _OTHER_WORDS = re.compile(
   r'nvidia|tesla|geforce|quadro|rtx|generation|gpu|pcie|sxm[0-9]?|hbm[0-9]e?'
 )
@@ -114,14 +115,14 @@ _MEMORY = re.compile(r'(?<![a-z0-9])([1-9][0-9]{0,2})\s*(gib|gb|g)?\b')
 
 
 def usable_memory(device: str) -> float:
-  """Return the bytes that JAX takes of a GPU's memory for arrays and programs.
+  """Return how many bytes of a GPU's memory JAX reserves for arrays and programs.
 
   Args:
-    device: one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or the memory of any GPU:
-      '24gb', '24G' or '24', of 10^9 bytes each, or '24 GiB'.
+    device: one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or any GPU's memory: '24gb',
+      '24G' or '24' (units of 10^9 bytes), or '24 GiB'.
 
   Raises:
-    InputError: `device` names no GPU, or several.
+    InputError: `device` matches no GPU, or more than one.
   """
   if memory := _MEMORY.fullmatch(_lower(device)):
     size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)
@@ -131,7 +132,7 @@ def usable_memory(device: str) -> float:
 
 
 def has_bfloat16(device: str) -> bool:
-  """Return True if a GPU computes in bfloat16; assume so if only its memory is known."""
+  """Return True if a GPU supports bfloat16, or if only its memory is known."""
   try:
     return _name_of(device) not in _WITHOUT_BFLOAT16
   except InputError:
@@ -139,10 +140,10 @@ def has_bfloat16(device: str) -> bool:
 
 
 def check_dtype(device: str, dtype: str) -> None:
-  """Raise InputError for bfloat16 on a GPU that does not have it."""
+  """Raise InputError if the GPU does not support `dtype`."""
   if dtype == 'bfloat16' and not has_bfloat16(device):
     raise InputError(
-      f'--device={device}: this GPU has no bfloat16, which config.model.dtype=bfloat16 needs. '
+      f'--device={device}: this GPU lacks bfloat16, which config.model.dtype=bfloat16 needs. '
       'Choose an Ampere or newer GPU (A100, A10G, RTX 3090), or set --config.model.dtype=float32, '
       'which doubles the memory of activations, cache and decode weights.'
     )
@@ -158,7 +159,7 @@ def _name_of(device: str) -> str:
   if several:
     raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(several)}.')
   raise InputError(
-    f'--device={device}: the value must be one of {", ".join(GPUS)}; or the memory of any GPU, '
+    f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory of any GPU, '
     'such as 24gb.'
   )
 
@@ -168,6 +169,6 @@ def _lower(device: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-  """Split a name in any spelling into its parts; a memory becomes a bare number."""
+  """Split a name in any spelling into its parts; '80GB' becomes '80'."""
   text = _MEMORY.sub(r' \1 ', _OTHER_WORDS.sub(' ', _lower(name)))
   return set(re.findall(r'[a-z]+[0-9]+[a-z]*|[0-9]+|[a-z]+', text))

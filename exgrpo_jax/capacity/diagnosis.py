@@ -1,4 +1,4 @@
-"""Findings about this machine: hardware and versions, problems, and a run that fits."""
+"""A diagnosis of this machine: hardware, versions, problems, and a config that fits."""
 
 import importlib
 import importlib.util
@@ -29,20 +29,20 @@ _OPTIONAL = {
 
 
 class Finding(NamedTuple):
-  """One line about the machine."""
+  """One line of the diagnosis."""
 
   name: str
   text: str
-  is_problem: bool = False  # training cannot start
+  is_problem: bool = False  # True if training cannot start
 
 
 def findings() -> list[Finding]:
-  """List everything worth knowing about the machine before a run is started."""
+  """List everything worth knowing about the machine before starting a run."""
   return [*_host(), *_versions(), *_devices(), *_optional()]
 
 
 def suggestion(device: Any) -> str:
-  """Return the command of a run that fits the device."""
+  """Return a train command that fits the device."""
   config, workdir = 'chains', 'chains'
   if device.platform in ('gpu', 'cuda'):
     config, workdir = _for_gpu(device), 'run'
@@ -64,7 +64,7 @@ def _host() -> Iterator[Finding]:
 
 
 def _free_bytes(folder: str) -> int:
-  """Return the free space on the disk of a folder, which need not exist yet."""
+  """Return the free space on a folder's disk; the folder need not exist yet."""
   path = pathlib.Path(folder).expanduser().absolute()
   return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
@@ -75,16 +75,18 @@ def _versions() -> Iterator[Finding]:
   yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
   for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):
     if versions.get(plugin, versions['jaxlib']) != versions['jaxlib']:
-      text = f'{plugin} {versions[plugin]} does not fit jaxlib {versions["jaxlib"]}: reinstall both'
+      text = (
+        f'{plugin} {versions[plugin]} does not match jaxlib {versions["jaxlib"]}: reinstall both'
+      )
       yield Finding('plugin', text, is_problem=True)
 
 
 def _devices() -> Iterator[Finding]:
-  """Yield the devices that JAX uses, and accelerators that it does not use."""
+  """Yield the devices that JAX uses, and the accelerators that it does not use."""
   try:
     devices = jax.devices()
   except RuntimeError as error:
-    yield Finding('devices', f'JAX finds none: {str(error).splitlines()[0]}', is_problem=True)
+    yield Finding('devices', f'JAX found no devices: {str(error).splitlines()[0]}', is_problem=True)
     return
   device, driver = devices[0], machine.nvidia_driver()
   stats = device.memory_stats() or {}
@@ -93,22 +95,22 @@ def _devices() -> Iterator[Finding]:
   yield Finding('devices', f'{len(devices)} {device.device_kind}{of_memory}{of_driver}')
   if device.platform == 'cpu':
     for name in machine.platforms():
-      text = f'there is {_NAMES[name]}, but JAX computes on the CPU: {_remedy(name, driver)}'
+      text = f'this machine has {_NAMES[name]}, but JAX uses the CPU: {_remedy(name, driver)}'
       yield Finding('devices', text, is_problem=True)
 
 
 def _remedy(name: str, driver: str) -> str:
-  """Say how to make JAX use the devices of the platform 'cuda', 'tpu' or 'rocm'."""
+  """Return a hint on how to make JAX use the devices of a platform: 'cuda', 'tpu' or 'rocm'."""
   if os.environ.get('JAX_PLATFORMS'):
-    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} forces it; unset it'
+    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} is set; unset it'
   if name == 'rocm':
     return 'this code has not been tested on AMD GPUs'
   if name == 'tpu':
-    return "pip install -e '.[tpu]'"
+    return "run pip install -e '.[tpu]'"
   if not driver:
-    return "NVIDIA's driver is not loaded: install it first"
+    return 'the NVIDIA driver is not loaded: install it first'
   cuda = 13 if int(driver.split('.')[0]) >= _CUDA_13_DRIVER else 12
-  return f"pip install -e '.[cuda{cuda}]'"
+  return f"run pip install -e '.[cuda{cuda}]'"
 
 
 def _optional() -> Iterator[Finding]:
@@ -116,12 +118,12 @@ def _optional() -> Iterator[Finding]:
     is_here = importlib.util.find_spec(package) is not None
     yield Finding(package, 'installed' if is_here else f'not installed; needed for {use}')
   has_token = huggingface_hub.get_token() is not None
-  without = 'no token; gated models need one: hf auth login'
-  yield Finding('hub', 'has a token' if has_token else without)
+  without = 'no token found; for gated models, run hf auth login'
+  yield Finding('hub', 'token found' if has_token else without)
 
 
 def _for_gpu(device: Any) -> str:
-  """Return the largest config that fits a GPU's usable memory without LoRA, and its overrides."""
+  """Return the largest config without LoRA that fits the GPU, with any overrides it needs."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
   limit = (device.memory_stats() or {}).get('bytes_limit', 0)
   has_bfloat16 = devices.has_bfloat16(device.device_kind)
@@ -134,7 +136,7 @@ def _for_gpu(device: Any) -> str:
     ]
     if not memories:
       continue
-    # A card reports a little more or less memory than its name says.
+    # Cards report slightly more or less memory than their names suggest.
     within = [memory for memory in memories if devices.usable_memory(memory) <= 1.1 * limit]
     choice = f'{model},{(within or memories[:1])[-1]},gsm8k'
     config = parse_config(config_files.load_config(f'one_gpu:{choice}'))

@@ -1,4 +1,4 @@
-"""A check that a config fits a TPU slice or a GPU, with its training speed on a slice."""
+"""Checks of whether a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,27 +18,27 @@ from exgrpo_jax.runtime.compilations import Program
 
 
 class Speed(NamedTuple):
-  """The estimated speed of training."""
+  """The estimated training speed."""
 
-  seconds: float  # a step
-  tokens_per_second: float  # of the step's responses, replayed ones included
-  chip_hours: float  # 100 steps
-  parts: Sequence[Part]  # of the step
+  seconds: float  # per step
+  tokens_per_second: float  # response tokens, including replayed ones
+  chip_hours: float  # per 100 steps
+  parts: Sequence[Part]  # of a step
 
 
 class Examination(NamedTuple):
   """The memory and speed of a config on a slice or a GPU."""
 
   fits: bool
-  peaks: Mapping[str, float]  # bytes of a chip by program; inf if it does not compile
+  peaks: Mapping[str, float]  # program -> peak bytes on a chip; inf if it does not compile
   speed: Speed | None = None  # only for a slice, and only if all programs compile
 
 
 def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int) -> Examination:
-  """Print and return whether a config fits a slice and, if it compiles, how fast it is.
+  """Print and return whether a config fits a slice and, if it compiles, how fast it runs.
 
-  `topology` is such as 'v5e:8x8'. For `lengths_spec` see `lengths.draw`. `evaluated` counts the
-  questions of all evaluations together.
+  `topology` has the form 'v5e:8x8'. For `lengths_spec` see `lengths.draw`. `evaluated` is the
+  number of evaluation questions, summed over all data sets.
   """
   chip = devices.chip_of(topology)
   work = step.workload(config, lengths_spec, evaluated)  # before anything is compiled
@@ -69,15 +69,15 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
     _print_partial_rollouts(whole, work, estimate, modules, chip)
     _print_assumptions(work, lengths.describe(lengths_spec, config.rollout.max_response))
     if config.environment.name:
-      print('  not counted: turns of episodes, and the tokens and time of their environments')
+      print("  not counted: episode turns, and the environments' tokens and time")
   return Examination(_print_verdict(peaks, chip.memory), peaks, speed)
 
 
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
-  """Print and return by formula whether a config fits one GPU.
+  """Estimate by formula whether a config fits one GPU; print and return the result.
 
-  For `device` see `devices.usable_memory`. With `fit`, the largest slots and microbatches that fit
-  are chosen and printed.
+  For `device` see `devices.usable_memory`. With `fit`, chooses and prints the most slots and the
+  largest microbatches that fit.
   """
   limit = devices.usable_memory(device)
   whole = step.of_config(config)
@@ -113,14 +113,14 @@ def _parameters(whole: Step) -> str:
 
 
 def _print_arrays(whole: Step, limit: float) -> bool:
-  """Print the size of each array, and whether they fit without any program."""
+  """Print the arrays' sizes; return True if they fit while no program runs."""
   uses_lora = whole.spec.lora.rank > 0
   resident = {
     'adapters' if uses_lora else 'parameters': whole.state.params,
     'moments': whole.state.opt_state,
     'frozen base' if uses_lora else 'reference policy': whole.initial,
   }
-  # Each is held for a part of a step, never both at once.
+  # Each of these exists during a part of a step, but never both at the same time.
   transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
   sizes = {
     name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
@@ -131,12 +131,12 @@ def _print_arrays(whole: Step, limit: float) -> bool:
   held = [name for name in sizes if name not in transient] + [largest]
   total = sum(sizes[name] for name in held)
   if total > limit:
-    print(f'without any program, {", ".join(held)} take {total / GIB:.2f} GiB')
+    print(f'before any program runs, {", ".join(held)} take {total / GIB:.2f} GiB')
   return total <= limit
 
 
 def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
-  """Print how many slots would fit."""
+  """Print the cache's size and roughly how many slots would fit."""
   if not peaks['decode'] < float('inf'):
     return
   rollout, keeps = whole.config.rollout, whole.config.environment.keeps_caches
@@ -163,28 +163,28 @@ def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
 
 
 def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
-  """Yield ways to make a config smaller for one GPU, line by line.
+  """Yield ways to reduce a config's memory on one GPU, one per line.
 
-  `may_fit` says that the model, with its moments and gradient, leaves room. `is_fitted` says that
-  slots and microbatches are already the smallest.
+  `may_fit` is True if the model, its moments and its gradient leave memory for other arrays.
+  `is_fitted` is True if slots and microbatches are already as small as possible.
   """
   rollout = config.rollout
   if config.environment.keeps_caches:
-    yield 'keep no caches of episodes between turns: config.environment.keep_caches=False'
+    yield "drop episodes' caches between turns: config.environment.keep_caches=False"
   if may_fit and not is_fitted:
     yield (
       f'lower config.rollout.slots={rollout.slots} and '
-      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both, and they change '
-      'only memory and time'
+      f'config.microbatch.tokens={config.microbatch.tokens}: --fit chooses both, and they '
+      'affect only memory and time'
     )
   if may_fit:
-    yield f'lower config.rollout.max_response={rollout.max_response}, for shorter responses'
+    yield f'lower config.rollout.max_response={rollout.max_response} to shorten responses'
   if not config.lora.rank:
     if config.objective.kl_coefficient:
       yield 'drop the reference policy: config.objective.kl_coefficient=0'
     if config.optimizer.moment_dtype == 'float32':
       yield 'halve the moments: config.optimizer.moment_dtype=bfloat16'
-    yield 'train with LoRA, without moments and gradient of the whole model: config.lora.rank=32'
+    yield "train with LoRA, which avoids the full model's moments and gradient: config.lora.rank=32"
   yield 'use a smaller model, or a GPU with more memory'
 
 
@@ -192,7 +192,7 @@ def _advice(config: RunConfig, may_fit: bool, is_fitted: bool) -> Iterator[str]:
 
 
 def _print_time(estimate: Estimate, work: Workload, num_chips: int, num_steps: int) -> Speed:
-  """Print and return how long a step takes, and `num_steps` of them."""
+  """Print and return how long one step and `num_steps` steps take."""
   print('a step, estimated, not measured:')
   for part in estimate.parts:
     print(f'  {part.name:<12} {part.seconds:7.2f} s  {part.detail}'.rstrip())
@@ -213,9 +213,9 @@ def _print_partial_rollouts(
   modules: Mapping[tuple[str, tuple[int, int]], cycles.Module],
   chip: Chip,
 ) -> None:
-  """Print the staleness of partial rollouts or, if they are off, what they would bring.
+  """Print the staleness of partial rollouts or, if they are off, how they would change a step.
 
-  The latter compiles the programs that resume responses.
+  To estimate the change, the programs that resume responses are compiled.
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
@@ -246,26 +246,26 @@ def _print_partial_rollouts(
 def _ages(estimate: Estimate) -> str:
   ages = estimate.ages
   return (
-    f'responses up to {ages.max()} steps old when they are trained (mean {ages.mean():.1f}), '
+    f'responses up to {ages.max()} steps old when trained on (mean {ages.mean():.1f}), '
     f'{100 * estimate.carried:.0f}% of their tokens from earlier steps'
   )
 
 
 def _print_assumptions(work: Workload, described: str) -> None:
-  """Print the assumptions of an estimate; `described` says where its lengths come from."""
+  """Print the assumptions behind an estimate; `described` is the source of its lengths."""
   links, hop = cycles.LINKS, 1e6 * cycles.HOP_SECONDS
   mean = sum(work.fresh) / len(work.fresh)
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS
   print(f"""\
 assumptions:
-  compiler: it estimates the cycles of all operations that it makes itself
-  formulas: collectives take their bytes over {links} links and {hop:.0f} microsecond a hop, hidden
-    behind other work if they are asynchronous; attention reaches at most
+  compiler: it estimates the cycles of all operations that it generates itself
+  formulas: collectives move their bytes over {links} links and take {hop:.0f} microsecond per hop,
+    hidden behind other work if they are asynchronous; attention reaches at most
     {100 * cycles.ATTENTION_EFFICIENCY:.0f}% of peak FLOPs in training, and \
-{100 * cycles.READ_EFFICIENCY:.0f}% of the memory's bandwidth in
+{100 * cycles.READ_EFFICIENCY:.0f}% of the memory bandwidth in
     decoding, where it reads only the filled part of the cache
   assumed: responses {described}
-    (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; replay in full, with
-    {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of the host in each
-    sync and {host:.0f} s in each step; no compilation, checkpoint, preemption or
+    (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; full replay, with
+    {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of host time per
+    sync and {host:.0f} s per step; no compilation, checkpoint, preemption or
     comparison of log-probabilities""")

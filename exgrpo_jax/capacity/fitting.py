@@ -1,7 +1,7 @@
-"""Slots and microbatch tokens that fit one GPU, by formula.
+"""A search for the numbers of slots and microbatch tokens that fit one GPU, by formula.
 
-Both settings change only memory, time and rounding. Each one decides by itself whether its own
-programs fit.
+Both settings only affect memory, time and rounding. The search treats them independently, because
+each setting affects other programs.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from exgrpo_jax.capacity.step import Step
 from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.runtime.compilations import Program
 
-_SPARE = 0.05  # share of the memory kept free because the formula is not complete
+_SPARE = 0.05  # fraction of memory to keep free, because the formula is incomplete
 _FEWEST_SLOTS, _MOST_SLOTS = 8, 1024
-_MOST_TOKENS = 32768  # of a microbatch; with more an update is no faster
+_MOST_TOKENS = 32768  # of a microbatch; larger microbatches are no faster
 
 
 class Fitted(NamedTuple):
-  """Settings that fit."""
+  """The numbers of slots and microbatch tokens that fit."""
 
   slots: int
   tokens_per_microbatch: int
 
   @property
   def flags(self) -> str:
-    """Return the settings as flags of the command line."""
+    """Return the settings as command-line flags."""
     return (
       f'--config.rollout.slots={self.slots} --config.microbatch.tokens={self.tokens_per_microbatch}'
     )
@@ -42,10 +42,10 @@ class Fitted(NamedTuple):
 
 
 def fit(config: RunConfig, limit: float) -> Fitted | None:
-  """Double slots and microbatch tokens while they fit a GPU; return the largest that do.
+  """Double slots and microbatch tokens while they fit a GPU; return the largest values that fit.
 
-  Returns None if not even the smallest fit. `limit` is the bytes that programs can use. The slots
-  and microbatches of `config` are not used.
+  Returns None if even the smallest values do not fit. `limit` is the number of bytes that programs
+  can use. The values in `config` are ignored.
   """
 
   def fits(list_programs: Callable[[Step], Iterable[Program]], slots: int, tokens: int) -> bool:
@@ -68,13 +68,13 @@ def programs(whole: Step) -> Iterator[Program]:
 
 
 def needs(whole: Step) -> Callable[[Program], Need]:
-  """Return the formula for the memory of a step's program on a GPU."""
+  """Return a function that estimates a program's memory on a GPU by formula."""
   platform = memory.of_gpu(whole.spec.model.dtype)
   return functools.partial(memory.estimated, spec=whole.spec, platform=platform)
 
 
 def peaks(config: RunConfig) -> dict[str, int]:
-  """Return the bytes in use while each program of a step runs, by formula, on one GPU."""
+  """Estimate how many bytes are in use on one GPU while each of a step's programs runs."""
   whole = step.of_config(config)
   return _peaks(whole, programs(whole))
 
@@ -84,7 +84,7 @@ def _training(whole: Step) -> Iterator[Program]:
 
 
 def _peaks(whole: Step, found: Iterable[Program]) -> dict[str, int]:
-  """Return the largest peak of each program that has a formula, by name."""
+  """Return a mapping from program name to largest peak, for programs that have a formula."""
   most, need_of = dict[str, int](), needs(whole)
   for one in found:
     if one.name in memory.KNOWN:
@@ -94,7 +94,7 @@ def _peaks(whole: Step, found: Iterable[Program]) -> dict[str, int]:
 
 
 def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-  """Double `least` up to `most` while it fits; return the last that fits, or 0."""
+  """Double `least` up to `most` while it fits; return the last value that fits, or 0."""
   found = 0
   while least <= most and fits(least):
     found, least = least, 2 * least

@@ -1,4 +1,4 @@
-"""The response lengths for which a step's time is estimated: lognormal, or from a run."""
+"""Response lengths for estimating a step's time: lognormal, or sampled from a run."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import step_records
 
 _NORMAL_99 = 2.3263  # the 99th percentile of the standard normal distribution
-_SPREAD = 8  # the 99th percentile of lengths, in medians
+_SPREAD = 8  # the 99th percentile of the lengths divided by their median
 
 _ALLOWED = (
   'lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in tokens, such as lognormal:1000,8192, or the '
@@ -20,17 +20,17 @@ _ALLOWED = (
 
 
 def draw(spec: str, count: int, limit: int) -> np.ndarray:
-  """Draw the lengths of `count` responses in tokens, int [count]; the same on every call.
+  """Draw `count` response lengths in tokens, int [count]; every call returns the same lengths.
 
   Args:
-    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with a 99th percentile of 8 medians and a
-      mean of 1.5 medians before the cut; or a run's workdir, to draw with replacement from the
-      responses it generated. '' is lognormal with a median of an eighth of the limit.
+    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with a 99th percentile of 8 medians and,
+      before truncation, a mean of 1.5 medians; or a run's workdir, to draw with replacement from
+      its generated responses. '' means lognormal with a median of an eighth of the limit.
     count: number of lengths.
-    limit: tokens at which responses are cut. The LIMIT in `spec` may be lower.
+    limit: number of tokens at which responses are truncated. The LIMIT in `spec` may be lower.
 
   Raises:
-    InputError: `spec` is none of these, or the run has no records.
+    InputError: `spec` has none of these forms, or the run has no records.
   """
   rng = np.random.default_rng(0)
   if _is_lognormal(spec):
@@ -43,11 +43,11 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
 
 
 def describe(spec: str, limit: int) -> str:
-  """Describe in words where the lengths come from."""
+  """Return a phrase that describes where the lengths come from."""
   if not _is_lognormal(spec):
     return f'drawn from the generated responses of {spec}'
   median, limit = _parse(spec, limit)
-  return f'lognormal of median {median:,.0f}, 99th percentile {_SPREAD} medians, cut at {limit:,}'
+  return f'lognormal, median {median:,.0f}, 99th percentile {_SPREAD} medians, cut at {limit:,}'
 
 
 def _is_lognormal(spec: str) -> bool:
@@ -64,17 +64,17 @@ def _parse(spec: str, limit: int) -> tuple[float, int]:
   own_limit = int(numbers[2] or limit)
   if own_limit > limit:
     raise InputError(
-      f'--lengths={spec}: the limit is over config.rollout.max_response={limit}, where responses '
-      'are truncated. Lower it.'
+      f'--lengths={spec}: the limit exceeds config.rollout.max_response={limit}, where responses '
+      'are truncated. Lower the limit.'
     )
   return int(numbers[1]), own_limit
 
 
 def _of_run(workdir: str) -> np.ndarray:
-  """Read the lengths of all responses that a run generated."""
+  """Read the lengths of all of a run's generated responses."""
   if not os.path.isdir(pathlib.Path(workdir) / step_records.FOLDER):
     raise InputError(
-      f'--lengths={workdir}: there is no folder {step_records.FOLDER} in it. The value must be '
+      f'--lengths={workdir}: this folder contains no {step_records.FOLDER}/. The value must be '
       f'{_ALLOWED}.'
     )
   responses = step_records.read(workdir).responses

@@ -1,9 +1,10 @@
-"""The device memory that a program needs, from its compiler or, without one, by formula.
+"""The device memory that a program needs, from the compiler or by formula.
 
-The formula counts all arguments, and the largest temporary arrays that exist at once, by the
-model's shape. It counts an update's gradient and logits separately. If they share memory, an update
-takes up to a fifth less. Tests compare the sums with the buffers that XLA allocates for the CPU
-and, where its compiler is installed, for an H100. Letters as in layers.py and attention.py.
+The formula adds up all arguments and, from the model's shape, the largest temporary arrays that
+exist at the same time. It counts an update's gradient and logits separately. If the two share
+memory, an update takes up to a fifth less. Tests compare the sums with the buffers that XLA
+allocates for the CPU and, if the GPU compiler is installed, for an H100. Shape letters are those in
+layers.py and attention.py.
 """
 
 import dataclasses
@@ -29,17 +30,17 @@ class Need(NamedTuple):
   """The memory that a program needs on a device while it runs, in bytes."""
 
   arguments: int
-  results: int  # without results that reuse the memory of a donated argument
+  results: int  # excluding results that reuse a donated argument's memory
   temporary: int
 
   @property
   def peak(self) -> int:
-    """Return the sum, which the compiler reserves for as long as the program runs."""
+    """Return the total, which is reserved while the program runs."""
     return self.arguments + self.results + self.temporary
 
 
 def of_compiled(executable: jax.stages.Compiled) -> Need:
-  """Return the compiler's own count for one device."""
+  """Return the compiler's own memory count for one device."""
   analysis = executable.memory_analysis()
   assert analysis is not None, 'XLA counts the memory of every program'
   return Need(
@@ -50,9 +51,9 @@ def of_compiled(executable: jax.stages.Compiled) -> Need:
 
 
 def other_arrays(program: Program, held: Any) -> int:
-  """Return the bytes that a device keeps while a program runs, without its arguments.
+  """Return the bytes that other arrays take on a device while a program runs.
 
-  `held` are the arrays that a run keeps all the time.
+  `held` is a tree of the arrays that exist during the whole run.
   """
   arguments = {id(leaf) for leaf in _arrays(program.args)}
   kept = {id(leaf): leaf for leaf in _arrays((held, program.kept)) if id(leaf) not in arguments}
@@ -64,10 +65,12 @@ def print_peaks(
 ) -> dict[str, float]:
   """Print the memory that each program of a step needs on a device.
 
-  For `held` see `other_arrays`. `limit` is the bytes that programs can use. `need_of` may compile.
+  For `held` see `other_arrays`. `limit` is the number of bytes that programs can use. `need_of`
+  returns a program's memory and may compile it.
 
   Returns:
-    Program -> bytes on a device at its largest size; inf if it does not compile.
+    Program name -> peak bytes on a device at the program's largest size; inf if the program
+      does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:
@@ -94,12 +97,12 @@ def print_peaks(
 
 
 def size_of(tree: Any) -> int:
-  """Return the bytes of one device's shards of the arrays of a tree, or of their shapes."""
+  """Return the bytes that a tree of arrays or shapes takes on one device."""
   return sum(map(_size, _arrays(tree)))
 
 
 def _arrays(tree: Any) -> list[Any]:
-  """Return the leaves that are arrays or shapes, without static arguments."""
+  """Return the tree's leaves that are arrays or shapes, skipping static arguments."""
   return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, _ARRAY)]
 
 
@@ -114,30 +117,30 @@ def _size(leaf: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-  """The differences between the programs of two compilers."""
+  """The differences in memory use between two compilers' programs."""
 
-  # If True, attention scores are float32 arrays. Else there is one number for each pair of tokens,
-  # in the activations' type: the mask that keeps the rows of a sequence apart.
+  # If True, attention scores are stored in float32. If False, attention only stores a mask that
+  # separates the rows of a sequence: one number per pair of tokens, in the activations' dtype.
   has_scores: bool
-  logit_arrays: int  # in float32, as large as a chunk's logits, in sampling and scoring
-  has_new_moments: bool  # next to the old ones; else they are written in place
+  logit_arrays: int  # number of float32 arrays as large as a chunk's logits in sampling and scoring
+  has_new_moments: bool  # True if new moments exist next to old ones; False if updated in place
 
 
-# Only for float32, because XLA:CPU converts most bfloat16 arrays to it.
+# Valid for float32 only, because XLA:CPU converts most bfloat16 arrays to float32.
 CPU = Platform(has_scores=True, logit_arrays=3, has_new_moments=True)
 
 
 def of_gpu(dtype: str) -> Platform:
-  """Return the GPU's platform for a dtype.
+  """Return the GPU platform for a dtype.
 
-  XLA:GPU fuses arrays that XLA:CPU writes out. cuDNN's attention, for bfloat16, holds no scores.
+  XLA:GPU fuses arrays that XLA:CPU materialises. cuDNN's bfloat16 attention stores no scores.
   """
   has_scores = attention.backend_for('gpu', dtype) != 'cudnn'
   return Platform(has_scores=has_scores, logit_arrays=1, has_new_moments=False)
 
 
 def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> Need:
-  """Estimate the need of a program in `KNOWN` on one device, without compiling it."""
+  """Estimate the memory of a program in `KNOWN` on one device, without compiling it."""
   temporary = _of_update if program.name == 'update' else _of_others
   with jax.set_mesh(program.mesh):
     size = temporary(program, spec, platform)
@@ -145,11 +148,11 @@ def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) 
 
 
 KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
-# The other programs need no more than their callers keep.
+# The other programs need no memory beyond the arrays that their callers keep.
 
 
 def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
-  """Return the bytes of temporary arrays, without the arguments."""
+  """Return the bytes of temporary arrays in a program other than 'update'."""
   if program.name == 'optimizer':
     return 2 * size_of(program.args[2]) if platform.has_new_moments else 0
   shape, (count, length) = spec.model, program.size
@@ -171,9 +174,9 @@ def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform)
 
 
 def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
-  """Return the bytes of temporary arrays.
+  """Return the bytes of temporary arrays in an update.
 
-  A microbatch's gradient exists at the same time as the sum of the earlier ones.
+  A microbatch's gradient exists at the same time as the sum of the earlier gradients.
   """
   shape, (count, length) = spec.model, program.size
   layer, c, tokens = (
@@ -187,14 +190,14 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
     of_unembedding = 0  # it is frozen, or counted in the gradient
   head = layer.logits(window) * (_FLOAT32 + c) + 3 * count * window * shape.width * c
   scores = (2 if platform.has_scores else 1) * layer.pairs  # and their gradients
-  # A backward pass recomputes these, each with its gradient: gate and up, the residual stream and
-  # its norms, queries, keys and values.
+  # Recomputed by the backward pass, each with its gradient: gate and up, the residual stream and
+  # its norms, and queries, keys and values.
   entries = 4 * layer.hidden + 6 * shape.width + 2 * layer.projections
   layers = jax.tree.leaves(model.shapes(shape, spec.mesh)['layers'])
   matrices = sum(leaf.size for leaf in layers) // shape.num_layers
   backward = c * (matrices + tokens * entries) + scores
   residuals = 3 * layer.hidden + 4 * shape.width + 2 * layer.projections
-  kept = {  # of a layer, from the forward to the backward pass
+  kept = {  # per layer, from the forward to the backward pass
     'all': 0,
     'all_but_products': c * tokens * (layer.projections + 2 * layer.hidden),
     'none': c * tokens * residuals + scores,
@@ -209,10 +212,10 @@ class _Layer(NamedTuple):
   """Sizes that several programs share."""
 
   projections: int  # entries of a token's queries, keys and values
-  hidden: int  # units of a token in a layer, in all of its experts
-  unembedding: int  # bytes of its copy: the embedding transposed, or cast from float32
+  hidden: int  # a token's hidden units in a layer, summed over its experts
+  unembedding: int  # bytes of its copy, which is transposed or cast from float32
   pairs: int  # bytes for all pairs of tokens: the scores of all heads, or the mask
-  logits: Callable[[int], int]  # entries that exist at once, by the window of a sequence
+  logits: Callable[[int], int]  # window of a sequence -> logits that exist at once
 
   @classmethod
   def of(cls, program: Program, spec: gradients.UpdateSpec, platform: Platform) -> '_Layer':

@@ -1,7 +1,8 @@
-"""Compilation of a run's programs on its devices, without taking a step.
+"""Compilation of all of a run's programs on its devices, without taking a step.
 
-Rollout and learner list the programs, with arrays of the same shapes and layouts, so a run finds
-all of them in the compilation cache. Their memory is known before the first step.
+The rollout and the learner list their programs with arrays of the same shapes and layouts as in
+training. So a run finds all programs in the compilation cache, and their memory is known before the
+first step.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from exgrpo_jax.training.run import first_params
 
 
 def run(experiment: Experiment) -> None:
-  """Compile every program that a run may call; call this on the training mesh.
+  """Compile every program that a run may call. Must be called on the training mesh.
 
   Raises InputError if a program needs more memory than a device has.
   """
@@ -44,12 +45,12 @@ def run(experiment: Experiment) -> None:
   if peaks[fullest] > limit:
     raise InputError(
       f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB, but the device has '
-      f'{limit / 1e9:.1f} GB. A run would end when it calls the program.'
+      f'{limit / 1e9:.1f} GB. A run would fail when it calls the program.'
     )
 
 
 def _step(experiment: Experiment) -> Step:
-  """Make the arrays of a run before its first step, and run the small programs on them."""
+  """Make a run's initial arrays and run the small programs on them."""
   config, meshes = experiment.config, experiment.meshes
   key = randomness.key(config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, meshes.training)
@@ -68,7 +69,7 @@ def _step(experiment: Experiment) -> Step:
 
 
 def _generating(experiment: Experiment, params: model.Params) -> Iterator[Program]:
-  """Yield the sampling programs of training and evaluation; shared ones compile once."""
+  """Yield the sampling programs of training and evaluation; shared programs compile only once."""
   spans_steps, has_turns = (
     experiment.config.rollout.partial,
     bool(experiment.config.environment.name),
@@ -88,6 +89,6 @@ def _generating(experiment: Experiment, params: model.Params) -> Iterator[Progra
 
 
 def _memory() -> float:
-  """Return the bytes of a device that programs can use; a CPU uses the host's memory."""
+  """Return the memory that programs can use on a device, in bytes; on a CPU, the host's memory."""
   stats = jax.local_devices()[0].memory_stats() or {}
   return stats.get('bytes_limit') or machine.host_memory()

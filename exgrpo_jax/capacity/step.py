@@ -1,6 +1,6 @@
-"""The programs of a training step, as rollout and learner list them, and their estimated time.
+"""A training step's programs, as the rollout and the learner list them, and their estimated time.
 
-Nothing is measured; cycles.py says where a program's time comes from.
+Nothing is measured; cycles.py explains how a program's time is estimated.
 """
 
 import dataclasses
@@ -20,36 +20,36 @@ from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, ragged_cache, sharding
 from exgrpo_jax.policy.shape import check_meshes
-from exgrpo_jax.rollout import programs, scoring, settings
+from exgrpo_jax.rollout import programs, scoring, settings, stages
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime.compilations import Program
 
-# Assumed, because nothing was measured: how long the device waits for the host.
+# Assumed times that the device waits for the host; not measured.
 SYNC_SECONDS = 0.003  # between two decode calls
 HOST_SECONDS = 1.0  # in a step, for verdicts, the batch and logging
-# Assumed, because there are no data.
+# Assumed, because no data are available.
 PROMPT = 150  # tokens
 CANDIDATES = 4  # stored responses of a replayed question
 EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
 
-_SAMPLED_BY = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token does
+_SAMPLED_BY = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token works
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A step of a config on some devices, which need not exist, with the shapes of its arrays."""
+  """A config's step on devices that need not exist, described by the shapes of its arrays."""
 
   config: RunConfig
   spec: gradients.UpdateSpec
   meshes: sharding.Meshes
-  state: optimizer.TrainState  # trained parameters and AdamW's moments; kept the whole run
-  initial: model.Params | None  # LoRA's base, or the reference of a KL term; kept the whole run
+  state: optimizer.TrainState  # trained parameters and AdamW's moments; kept for the whole run
+  initial: model.Params | None  # LoRA's base or the KL reference policy; kept for the whole run
   policy: model.Params  # input of forward passes: parameters, or LoRA's base and adapters
-  decode_params: model.Params  # during the rollout, in the decode layout
+  decode_params: model.Params  # the policy in the decode layout; kept during a rollout
 
   @property
   def held(self) -> Any:
-    """Return the arrays that a run keeps all the time."""
+    """Return the arrays that exist during the whole run."""
     return self.state, self.initial
 
   def scoring(self, length_R: Sequence[int] | np.ndarray = ()) -> Iterator[Program]:
@@ -70,28 +70,21 @@ class Step:
       mesh=self.meshes.decoding,
       step_key=jax.random.key,
       resumes=config.rollout.partial or bool(config.environment.name),
+      packs_resumed=not config.environment.name,
     )
     return programs.of_engine(engine, self.decode_params, made, only_longest=True)
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
-    """Yield the programs of the step's updates."""
-    rollout = self.config.rollout
-    return gradients.programs(
-      self.spec,
-      self.state,
-      self.initial,
-      rollout.questions * rollout.group_size,
-      spans_steps=rollout.partial,
-      keeps_routes=rollout.router_replay,
-      minibatch_passes=minibatch_passes,
-    )
+    """Yield the programs that run the step's updates."""
+    nothing = stages.empty_batch(self.config.rollout, self.spec.model)
+    return gradients.programs(self.spec, self.state, self.initial, nothing, minibatch_passes)
 
 
 def of_config(
   config: RunConfig,
   devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
 ) -> Step:
-  """Return the step of a config on `devices`, by default one, without allocating arrays."""
+  """Return a config's step on `devices`, by default one device, without allocating arrays."""
   shape = model_config(config, platform='accelerator')
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
   check_meshes(shape, meshes)
@@ -105,7 +98,7 @@ def of_config(
     state=optimizer.shapes(spec.optimizer, spec.num_updates, trained),
     initial=initial,
     policy=lora.joined(spec.lora, initial, trained),
-    # Layers share their shape objects there; here each array gets its own.
+    # decode_shapes returns the same shape objects for every layer; here each array needs its own.
     decode_params=jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
       model.decode_shapes(shape, meshes.decoding),
@@ -113,24 +106,24 @@ def of_config(
   )
 
 
-# ---- What a step works on ----
+# ---- Workload ----
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
   """The prompts and responses of a step, in tokens."""
 
-  prompt: int  # each prompt
-  fresh: np.ndarray  # a step's generated responses, in the order in which they begin
-  groups: Sequence[np.ndarray]  # the same by group, for `programs.num_groups` groups
+  prompt: int  # length of each prompt
+  fresh: np.ndarray  # lengths of a step's generated responses, in starting order
+  groups: Sequence[np.ndarray]  # lengths by group, for `programs.num_groups` groups
   replayed: np.ndarray  # replayed responses in the update
   candidates: np.ndarray  # stored responses that are scored to choose the replayed ones
-  evaluated: np.ndarray  # responses of one evaluation; empty if there is none
+  evaluated: np.ndarray  # responses of one evaluation; empty without evaluation
   evaluation_every: int  # steps
 
 
 def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
-  """Return a step in which replay takes its full share; for `spec` see `lengths.draw`."""
+  """Return the workload of a step with full replay; for `spec` see `lengths.draw`."""
   rollout, replayed = config.rollout, int(config.replay.ratio * config.rollout.questions)
   counts = (
     rollout.questions * rollout.group_size - replayed,
@@ -152,7 +145,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
 
 
 def _groups(rollout: settings.RolloutConfig, spec: str, replayed: int) -> list[np.ndarray]:
-  """Draw the lengths of many steps' responses; `replayed` groups of a step have one less."""
+  """Draw response lengths for many steps; `replayed` groups per step have one fewer response."""
   count = programs.num_groups(programs.with_partial_rollouts(rollout))
   replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
   sizes = rollout.group_size - np.diff(replays)
@@ -161,7 +154,7 @@ def _groups(rollout: settings.RolloutConfig, spec: str, replayed: int) -> list[n
 
 
 def generations(step: Step, work: Workload) -> list[programs.Step]:
-  """Return the generations of one step or, with partial rollouts, some steady-state steps."""
+  """Return the generations of one step or, with partial rollouts, of several steady-state steps."""
   rollout = step.config.rollout
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, ragged_cache.BLOCK)
@@ -177,7 +170,7 @@ def _at_once(
 
 
 def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterator[Program]:
-  """Yield the programs of a step with this work, in the order in which it runs them."""
+  """Yield the programs of a step with this workload, in the order in which they run."""
   responses = np.concatenate([work.fresh, work.replayed])
   minibatches = np.split(responses, step.spec.optimizer.minibatches)
   convert = model.decode_conversion(step.spec.model, step.meshes)
@@ -190,7 +183,7 @@ def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterato
 
 
 def needed(programs: Iterator[Program]) -> list[Program]:
-  """Keep the programs that a step runs, and the largest of each name, which may need the most."""
+  """Keep the programs that a step runs, and each name's largest program for its peak memory."""
   found = list(programs)
   largest = {
     one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
@@ -210,12 +203,12 @@ class Part(NamedTuple):
 
 
 class Estimate(NamedTuple):
-  """The time of a step, and facts about its rollout."""
+  """A step's estimated time and rollout statistics."""
 
   parts: list[Part]  # in the order in which they run
-  live: float  # busy slots, mean over decode steps
-  ages: np.ndarray  # int, staleness of its groups in steps; empty without partial rollouts
-  carried: float  # share of these groups' tokens that earlier steps wrote
+  live: float  # number of busy slots, averaged over decode steps
+  ages: np.ndarray  # int, staleness of the trained groups in steps; empty without partial rollouts
+  carried: float  # fraction of these groups' tokens that earlier steps wrote
 
   @property
   def seconds(self) -> float:
@@ -223,17 +216,17 @@ class Estimate(NamedTuple):
     return sum(part.seconds for part in self.parts)
 
   def seconds_of(self, name: str) -> float:
-    """Return the time of one part; 0 if the step has none of that name."""
+    """Return the time of the part `name`; 0 if the step has no such part."""
     return sum(part.seconds for part in self.parts if part.name == name)
 
 
-Modules = Mapping[tuple[str, tuple[int, int]], cycles.Module]  # by the program's name and size
+Modules = Mapping[tuple[str, tuple[int, int]], cycles.Module]  # by program name and size
 
 
 def estimate(
   step: Step, work: Workload, found: Sequence[Program], modules: Modules, chip: Chip
 ) -> Estimate:
-  """Estimate the time of a step that runs these programs, with its share of an evaluation."""
+  """Estimate the time of a step that runs these programs, plus its share of an evaluation."""
 
   def timed(program: Program) -> Seconds:
     return time(program, modules[program.name, program.size], chip, step.spec.mesh.size)
@@ -259,9 +252,9 @@ def estimate(
 
 
 def time(program: Program, module: cycles.Module, chip: Chip, num_chips: int) -> Seconds:
-  """Estimate the time that a program takes in a step.
+  """Estimate the total time that a program takes in a step.
 
-  Kernels inside a loop over data read only the filled part of the cache.
+  Kernels inside loops with data-dependent trip counts read only the filled part of the cache.
   """
   once = cycles.estimate(module, chip, num_chips, trips=0)
   each = cycles.estimate(module, chip, num_chips) + once * -1

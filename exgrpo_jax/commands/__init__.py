@@ -1,1 +1,1 @@
-"""The commands, one thin file each: flags, then a call into the package."""
+"""The commands, one thin file each: flags and a call into the package."""

@@ -5,9 +5,9 @@ exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
     --lengths=lognormal:1000,8192
 exgrpo capacity --config=one_gpu --device=l4 --fit
 
-For a slice it compiles a step's programs, which needs libtpu (pip install -e '.[tpu]'), and prints
-memory and time. For a GPU it prints memory, by formula. Exit status: 0 if everything fits, 1 if it
-does not, 2 if the command cannot run.
+For a slice, it compiles a step's programs, which needs libtpu (pip install -e '.[tpu]'), and prints
+memory and time. For a GPU, it prints memory, computed by formula. Exit status: 0 if everything
+fits, 1 if it does not, 2 if the command cannot run.
 """
 
 import sys
@@ -28,38 +28,38 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    'One GPU, instead of --topology. Either a name in any spelling, such as "RTX 4090" or '
-    f'A100-80GB, of {", ".join(devices.GPUS)}; or the memory of any GPU, such as 24gb.',
+    'A GPU, given instead of --topology: either the memory of any GPU, such as 24gb, or one of '
+    f'these names in any spelling: {", ".join(devices.GPUS)}.',
   )
   flags.DEFINE_bool(
     'fit',
     False,
-    'With --device: choose the largest rollout.slots and microbatch.tokens that fit. They change '
+    'With --device: choose the largest rollout.slots and microbatch.tokens that fit. They affect '
     'only memory and time.',
   )
   flags.DEFINE_string(
     'lengths',
     '',
-    'With --topology: the lengths of responses. Either lognormal:MEDIAN or lognormal:MEDIAN,LIMIT '
-    "in tokens, with a 99th percentile of 8 medians; or a run's workdir, to draw from the lengths "
-    'of its responses. By default lognormal, with a median of an eighth of '
-    'config.rollout.max_response.',
+    'With --topology: the distribution of response lengths. lognormal:MEDIAN or '
+    'lognormal:MEDIAN,LIMIT, in tokens, is a log-normal distribution whose 99th percentile is 8 '
+    "times the median. A run's workdir uses the response lengths of that run. The default is "
+    'lognormal with a median of config.rollout.max_response / 8.',
   )
   flags.DEFINE_integer(
     'evaluated',
     step.EVALUATED,
-    "With --topology: how many questions config.data's evaluations have together; by default as "
-    "many as the rows of the authors' valid.parquet.",
+    "With --topology: the total number of questions in config.data's evaluations; by default the "
+    "number of rows in the authors' valid.parquet.",
     lower_bound=0,
   )
 
 
 def main(args: command_line.Args) -> None:
-  """Print what a config needs of each chip; exit with status 1 if it does not fit."""
+  """Print how much memory a config needs on each chip. Exits with status 1 if it does not fit."""
   if args.topology and args.device:
     raise InputError(
-      f'--topology={args.topology} and --device={args.device}: only one of them can be given. Name '
-      'a slice or a GPU.'
+      f'--topology={args.topology} and --device={args.device}: only one of them can be given. '
+      'Choose a slice or a GPU.'
     )
   check_given(
     {'--config': args.config, '--topology or --device': args.topology or args.device},
@@ -67,10 +67,11 @@ def main(args: command_line.Args) -> None:
   )
   if args.fit and not args.device:
     raise InputError(
-      '--fit: this needs --device, because every trial for a slice would have to be compiled.'
+      '--fit: this flag needs --device, because every trial for a slice would have to be '
+      'compiled. Replace --topology with --device, or leave --fit out.'
     )
   config = parse_config(args.config)
-  config = with_folders(config, config.model.path)  # if the config does not give the shape
+  config = with_folders(config, config.model.path)  # in case the config does not set the shape
   if args.topology:
     found = examination.examine(config, args.topology, args.lengths, args.evaluated)
   else:

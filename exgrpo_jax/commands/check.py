@@ -2,11 +2,11 @@
 
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
-Takes the flags of train, and checks what train checks first: flags, config and reward functions,
-wandb, the model's shape and the tokenizer, and that local data and weights exist. It writes only to
-the cache: the files that describe a model on the Hub or in a GGUF, without its weights. It reads
-nothing in buckets.
-Exit status: 0 if nothing is wrong, 2 if the run could not start.
+Accepts train's flags and performs train's first checks: flags, config and reward functions, wandb,
+the model's shape and the tokenizer, and whether local data and weights exist. It writes only to the
+cache: the files that describe a model on the Hub or in a GGUF, without its weights. It does not
+read from buckets.
+Exit status: 0 if it finds no problem, 2 if the run could not start.
 """
 
 from etils import epath
@@ -25,14 +25,14 @@ from exgrpo_jax.training.checks import check_command
 
 
 def define_flags() -> None:
-  """Define the flags of train."""
+  """Define the same flags as train."""
   command_line.define_config()
   command_line.define_workdir()
   command_line.define_hosts()
 
 
 def main(args: command_line.Args) -> None:
-  """Check a command line of train."""
+  """Check a command line for train."""
   config = check_command(args.config, args.workdir)
   hub.recall(args.workdir)
   local = epath.Path(config.model.path).expanduser()
@@ -44,9 +44,9 @@ def main(args: command_line.Args) -> None:
 
 
 def _check_model(config: RunConfig) -> list[str]:
-  """Check model and tokenizer; return the paths in buckets, which are not read.
+  """Check the model and the tokenizer. Return the paths in buckets, which are not read.
 
-  Raises InputError if one is missing at its path, or the model has another shape.
+  Raises InputError if the model or the tokenizer is missing, or if the model has a different shape.
   """
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:

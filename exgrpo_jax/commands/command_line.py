@@ -1,10 +1,10 @@
-"""The command line: flags that several commands share, `--help`, overrides, exit statuses.
+"""The command line: shared flags, `--help`, overrides, exit statuses.
 
 A command is a module with `define_flags()`, `main(args)` and `run()`, which calls `run` here. No
-flag is defined at import, so any two commands can be imported together.
+flags are defined on import, so any two commands can be imported together.
 
-Exit statuses of every command: 0 at the end, 2 if the command cannot run (one line on standard
-error says why). `train` and `sweep` add some of their own.
+Every command exits with status 0 on success, or 2 if it cannot run (with a one-line explanation on
+standard error). `train` and `sweep` have additional statuses.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.runtime import hosts
 
-Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
+Args = flags.FlagValues  # the values of a command's flags, e.g. args.workdir
 
 
 # ---- Shared flags ----
 
 
 class _Path(flags.ArgumentParser[str]):
-  """A parser of paths that expands ~, because no shell expands it in --flag=~/x."""
+  """A path parser that expands ~, because shells don't expand it in --flag=~/x."""
 
-  syntactic_help = 'a path; ~ at its start must be an existing home folder'
+  syntactic_help = 'a path; a leading ~ must refer to an existing home folder'
 
   def parse(self, argument: str) -> str:
     path = os.path.expanduser(argument)
@@ -47,18 +47,18 @@ class _Path(flags.ArgumentParser[str]):
 
 
 class _Paths(flags.ListParser):
-  """A parser of paths with commas between them."""
+  """A parser for comma-separated paths."""
 
-  syntactic_help = 'paths separated by commas; ~ at their start must be an existing home folder'
+  syntactic_help = 'comma-separated paths; a leading ~ must refer to an existing home folder'
 
   def parse(self, argument: str | list[str]) -> list[str]:
     return [_Path().parse(path) for path in super().parse(argument)]
 
 
 class _Specs(flags.ListParser):
-  """A parser of data specs with commas between them; commas in brackets are part of a spec."""
+  """A parser for comma-separated data specs. Commas in brackets belong to a spec."""
 
-  syntactic_help = 'data specs separated by commas'
+  syntactic_help = 'comma-separated data specs'
 
   def parse(self, argument: str | list[str]) -> list[str]:
     specs, depth = [''], 0
@@ -72,52 +72,52 @@ class _Specs(flags.ListParser):
 
 
 def define_path(name: str, meaning: str) -> None:
-  """Define a flag that names a file, a folder or a model on the Hub."""
+  """Define a flag for a file, a folder or a model on the Hub."""
   flags.DEFINE(_Path(), name, None, meaning)
 
 
 def define_paths(name: str, meaning: str) -> None:
-  """Define a flag that names several paths."""
+  """Define a flag for several paths."""
   flags.DEFINE(_Paths(), name, None, meaning)
 
 
 def define_specs(name: str, meaning: str) -> None:
-  """Define a flag that names data."""
+  """Define a flag for data specs."""
   flags.DEFINE(_Specs(), name, None, meaning)
 
 
 def define_config() -> None:
-  """Define --config: an experiment's file, or the name of one that ships with the package."""
+  """Define --config: a config file, or the name of one that ships with the package."""
   config_flags.DEFINE_config_file(
     'config',
     None,
-    'The experiment: a file such as path/to/file.py, or one of these names: '
+    'The config: a file such as path/to/file.py, or one of these names: '
     + ', '.join(config_files.shipped_names(config_files.CONFIGS))
-    + '. Override any setting as in --config.replay.ratio=0.25; docs/configuration.md lists all '
-    'settings.',
+    + '. Override any setting, for example with --config.replay.ratio=0.25. docs/configuration.md '
+    'lists all settings.',
   )
 
 
 def define_workdir() -> None:
-  """Define --workdir, for commands that make a run."""
+  """Define --workdir, for commands that create a run."""
   define_path('workdir', 'The folder for everything the run writes. A run found there is resumed.')
 
 
 def define_checkpoint() -> None:
   """Define --checkpoint and --step, for commands that read a run."""
   define_path('checkpoint', "A run's workdir.")
-  flags.DEFINE_integer('step', None, 'The step of its checkpoint; by default the newest.')
+  flags.DEFINE_integer('step', None, 'The step of the checkpoint to use; by default the newest.')
 
 
 def define_model(
-  default: str = 'Without --config, prompts use its chat template, and prompts and responses have '
-  'up to 2,048 tokens.',
+  default: str = "Without --config, prompts use the model's chat template, and prompts and "
+  'responses are limited to 2,048 tokens each.',
 ) -> None:
   """Define --model, for commands that read a run or a model."""
   define_path(
     'model',
-    'A model, instead of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a name '
-    'on the Hub such as owner/name or owner/name@revision. ' + default,
+    'A model to use instead of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a '
+    'name on the Hub such as owner/name or owner/name@revision. ' + default,
   )
 
 
@@ -126,13 +126,13 @@ def define_sampling() -> None:
   flags.DEFINE_float(
     'temperature',
     None,
-    'The temperature of sampling; 0 is greedy. By default config.evaluation.temperature.',
+    'The sampling temperature; 0 is greedy. The default is config.evaluation.temperature.',
     lower_bound=0.0,
   )
   flags.DEFINE_integer(
     'max_response',
     None,
-    'The longest response, in tokens; by default config.rollout.max_response.',
+    'The maximum response length, in tokens. The default is config.rollout.max_response.',
     lower_bound=1,
   )
 
@@ -144,30 +144,31 @@ def define_out(meaning: str) -> None:
 
 def define_launcher() -> None:
   """Define --parallel and --launcher, for commands that start runs."""
-  flags.DEFINE_integer('parallel', 1, 'The number of trials that run at a time.', lower_bound=1)
+  flags.DEFINE_integer('parallel', 1, 'The number of trials to run at a time.', lower_bound=1)
   flags.DEFINE_enum(
     'launcher',
     'local',
     ['local', 'commands'],
-    "Run the trials here, or print a command for each trial, for a cluster's queue.",
+    "Run the trials here, or print one command per trial for a cluster's queue.",
   )
 
 
 def define_hosts() -> None:
-  """Define the flags by which hosts find each other, for commands that run on several."""
+  """Define the flags that let hosts find each other, for commands that run on several hosts."""
   flags.DEFINE_string(
     'coordinator_address',
     None,
-    'host:port of the first host, which all hosts connect to. Not needed on Cloud TPU, GKE and '
+    'host:port of the first host, to which all hosts connect. Not needed on Cloud TPU, GKE and '
     'Slurm.',
   )
   flags.DEFINE_integer(
     'num_processes',
     None,
-    'The number of hosts. 1, without the other two flags, means that there are no others.',
+    'The number of hosts. To run on this host only, set this flag to 1 and leave '
+    '--coordinator_address and --process_id out.',
     lower_bound=1,
   )
-  flags.DEFINE_integer('process_id', None, 'The number of this host, from 0.', lower_bound=0)
+  flags.DEFINE_integer('process_id', None, 'The index of this host, from 0.', lower_bound=0)
 
 
 # ---- Running a command ----
@@ -180,14 +181,14 @@ def run(
   on_all_hosts: bool = False,
   several: str = '',
 ) -> None:
-  """Run a command; a mistake of the user becomes one line and exit status 2.
+  """Run a command. A user error prints one line and exits with status 2.
 
   Args:
     main: called with the flags, and with the words after the command if it accepts any.
     define_flags: defines the command's flags.
-    choices: exactly one of these words must follow the command.
-    on_all_hosts: the command can run as one of several hosts that work together.
-    several: name of the words, one or more, that must follow the command, e.g. 'WORKDIR'.
+    choices: if given, exactly one of these words must follow the command.
+    on_all_hosts: whether the command can run on several hosts that work together.
+    several: a name for the words (at least one) that must follow the command, e.g. 'WORKDIR'.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -196,24 +197,23 @@ def run(
   if on_all_hosts:
     define_hosts()
   args = flags.FLAGS
-  sys.modules['__main__'].__doc__ = sys.modules[main.__module__].__doc__  # the head of --help
-  # --help lists only the main module's flags, so these are registered as its flags.
+  sys.modules['__main__'].__doc__ = sys.modules[main.__module__].__doc__  # the top of --help
+  # --help lists only the main module's flags, so register these as its flags.
   for module in (__name__, define_flags.__module__):
     for flag in args.flags_by_module_dict().get(module, []):
       args.register_key_flag_for_module(sys.argv[0], flag)
 
   def guarded(argv: list[str]) -> None:
-    logging.set_verbosity(logging.ERROR)  # orbax and TFDS log every detail below it
+    logging.set_verbosity(logging.ERROR)  # orbax and TFDS log every detail at lower levels
     words = argv[1:]
     try:
       if choices and (len(words) != 1 or words[0] not in choices):
         raise InputError(
-          f"'{' '.join(words)}': the command must be followed by one of: {', '.join(choices)}."
+          f"'{' '.join(words)}': the command must be followed by one of these words: "
+          f'{", ".join(choices)}.'
         )
       if several and not words:
-        raise InputError(
-          f'the command must be followed by one {several} or more. --help says more.'
-        )
+        raise InputError(f'the command must be followed by at least one {several}. See --help.')
       if words and not choices and not several:
         raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
@@ -235,7 +235,7 @@ def _meeting(args: Args) -> hosts.Meeting:
 
 @contextlib.contextmanager
 def _closed_output() -> Iterator[None]:
-  """End the process without a traceback if nobody reads its output, as in `| head`."""
+  """Exit without a traceback if the reader of the output has closed the pipe, as in `| head`."""
   try:
     try:
       yield
@@ -245,13 +245,13 @@ def _closed_output() -> Iterator[None]:
     readers = select.poll()
     readers.register(sys.stdout.fileno(), 0)
     if not any(event & select.POLLERR for _, event in readers.poll(0)):
-      raise  # it was another pipe
+      raise  # a different pipe is broken
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(128 + signal.SIGPIPE)
 
 
 def refuse(error: InputError) -> NoReturn:
-  """Print the error in one line and exit with status 2."""
+  """Print the error on one line and exit with status 2."""
   print(f'error: {error}', file=sys.stderr, flush=True)
   sys.exit(2)
 
@@ -270,40 +270,41 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _check_spelling(arg: str) -> None:
-  """Refuse a flag with characters that only look like - or =, which some editors insert."""
+  """Reject flags with characters that only look like - or =, which some editors insert."""
   name = arg.partition('=')[0]
   if name and unicodedata.category(name[0]) == 'Pd':
     for character in name:
       if not character.isascii():
         raise InputError(
-          f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be in a "
-          "flag's name. Type it again, as --name=value."
+          f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be part "
+          'of a flag name. Type the flag again as --name=value.'
         )
 
 
 def _check_repeats(args: Sequence[str]) -> None:
-  """Refuse a flag that is typed twice, because absl would silently take the last."""
+  """Reject a flag given twice, because absl would silently use the last one."""
   typed = {}
   for arg in args:
     if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
       name = match[1]
       if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
         raise InputError(
-          f'--{name} is given twice: {typed[name]} and {arg}. Leave one of them out.'
+          f'--{name}: this flag is given twice, as {typed[name]} and as {arg}. Leave one of them '
+          'out.'
         )
       typed[name] = arg
 
 
 def _absl_flags(argv: list[str]) -> list[str]:
-  """Parse flags with absl and return the remaining words; its errors become InputErrors."""
+  """Parse flags with absl and return the remaining words. Turns absl errors into InputErrors."""
   try:
     return flags.FLAGS(argv)
-  except SystemExit:  # of --help, with status 1
+  except SystemExit:  # from --help, with status 1
     sys.exit(0)
   except flags.UnrecognizedFlagError as error:
     names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
     near = difflib.get_close_matches(error.flagname, names, n=1)
-    listed = f'Its flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
+    listed = f'The flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
     hint = f'Did you mean --{near[0]}?' if near else listed
     hint = config.counterpart_hint(error.flagname) or hint
     raise InputError(f'--{error.flagname}: this command has no such flag. {hint}') from error
@@ -312,7 +313,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
 
 
 def _explanation(message: str) -> str:
-  """Complete a message of absl; for a refused value, say what the flag accepts and means."""
+  """Complete an absl error message. For a bad value, say what the flag accepts and means."""
   match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
   if not match:
     return f'{message.rstrip(".")}. --help lists all flags.'
@@ -320,7 +321,7 @@ def _explanation(message: str) -> str:
   choices = getattr(flag.parser, 'enum_values', ())
   kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
   kind = re.sub('^number', 'a number', kind)  # absl writes 'number >= 1.0'
-  meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
+  meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts the choices in front
   return f'--{match[1]}={match[2]}: the value must be {kind}. Meaning: {meaning}'
 
 
@@ -328,32 +329,34 @@ def _explanation(message: str) -> str:
 
 
 def chosen_policy(args: Args) -> Source:
-  """Return the policy of --checkpoint and --step, or of --model; InputError for none or two."""
+  """Return the policy given by --checkpoint and --step, or by --model. Needs exactly one."""
   if args.checkpoint and args.model:
     raise InputError(
-      f'--checkpoint={args.checkpoint} and --model={args.model}: both name a policy. Leave one of '
-      'them out.'
+      f'--checkpoint={args.checkpoint} and --model={args.model}: both flags choose a policy. '
+      'Leave one of them out.'
     )
   if not args.checkpoint and not args.model:
     raise InputError(
-      "--checkpoint or --model is needed: a run's workdir, or a model's folder, GGUF file or name."
+      "--checkpoint or --model is needed. Set --checkpoint to a run's workdir, or --model to a "
+      "model's folder, GGUF file or name on the Hub."
     )
   if args.checkpoint:
     return Source('run', args.checkpoint, args.step)
   if args.step is not None:
     raise InputError(
-      f'--step={args.step}: --model={args.model} has no steps; only a run has them. Leave --step '
-      'out.'
+      f'--step={args.step}: only runs have steps, but --model={args.model} is not a run. Leave '
+      '--step out.'
     )
   if 'model.path' in given_overrides(args):
     raise InputError(
-      f'--config.model.path and --model={args.model}: both name a model. Leave one of them out.'
+      f'--config.model.path and --model={args.model}: both flags choose a model. Leave one of '
+      'them out.'
     )
   return Source('model', args.model)
 
 
 def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
-  """Copy the config with the values of --temperature and --max_response."""
+  """Return a copy of the config with --temperature and --max_response applied."""
   changed: Any = copy.deepcopy(values)
   with changed.unlocked():
     if args.temperature is not None:
@@ -363,6 +366,6 @@ def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
 
 
 def given_overrides(args: Args) -> dict[str, Any]:
-  """Return dotted key -> value for each override of --config on the command line."""
-  is_given = getattr(args, 'config', None)  # a command may have no such flag
+  """Return dotted key -> value for each config override on the command line."""
+  is_given = getattr(args, 'config', None)  # some commands have no such flag
   return config_flags.get_override_values(args['config']) if is_given else {}

@@ -23,8 +23,8 @@ def _define_show() -> None:
   command_line.define_config()
   command_line.define_path(
     'model',
-    "A Hugging Face model, by folder or by name, instead of the config's. Its tokenizer counts "
-    'tokens. Without --config, prompts use its chat template.',
+    "The folder or name of a Hugging Face model to use instead of the config's model. Its "
+    "tokenizer counts the tokens. Without --config, prompts use the model's chat template.",
   )
 
 
@@ -42,13 +42,13 @@ def _define_prefilter() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_out('The folder to write.')
-  flags.DEFINE_integer('samples', 8, 'The number of responses to each question.', lower_bound=2)
-  flags.DEFINE_float('above', 0.0, 'Keep questions with a pass rate above this.', 0.0, 1.0)
-  flags.DEFINE_float('below', 1.0, 'Keep questions with a pass rate below this.', 0.0, 1.0)
+  flags.DEFINE_integer('samples', 8, 'The number of responses per question.', lower_bound=2)
+  flags.DEFINE_float('above', 0.0, 'Keep questions with a pass rate above this value.', 0.0, 1.0)
+  flags.DEFINE_float('below', 1.0, 'Keep questions with a pass rate below this value.', 0.0, 1.0)
 
 
 def _prefilter(args: command_line.Args) -> None:
-  """Try all training questions, and write those that remain."""
+  """Try all training questions, and write the questions to keep."""
   check_given(
     {'--out': args.out, '--config or --checkpoint': args.config or args.checkpoint},
     '--config=one_gpu --out=filtered',
@@ -59,11 +59,11 @@ def _prefilter(args: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the subcommand that the first word names."""
+  """Run the subcommand named by the first word."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word not in ('show', 'prefilter', '--help', '-h'):
     command_line.refuse(
-      InputError(f"'{word}': the first word must be one of: show, prefilter. --help says more.")
+      InputError(f"'{word}': the first word must be show or prefilter. See --help.")
     )
   if not word.startswith('-'):
     del sys.argv[1]

@@ -1,8 +1,8 @@
-"""Report what this machine has, what it lacks for training, and a config that fits it.
+"""Report this machine's hardware, what is missing for training, and a config that fits.
 
 exgrpo doctor
 
-Exit status: 0 if training can start, 1 if it cannot. Lines with an exclamation mark say why.
+Exit status: 0 if training can start, 1 if it cannot. Lines with an exclamation mark explain why.
 """
 
 import sys
@@ -14,7 +14,7 @@ from exgrpo_jax.commands import command_line
 
 
 def main(_: command_line.Args) -> None:
-  """Print the findings and a command to start with; exit with status 1 if no command can work."""
+  """Print the findings and a first command to run. Exits with status 1 if training cannot work."""
   found = diagnosis.findings()
   for finding in found:
     print(f'{"!" if finding.is_problem else " "} {finding.name:<12}{finding.text}')

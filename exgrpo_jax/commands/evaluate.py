@@ -1,4 +1,4 @@
-r"""Measure how often a policy is right: pass@1, avg@k and pass@k per data source.
+r"""Measure how often a policy is correct: pass@1, avg@k and pass@k per data source.
 
 exgrpo evaluate --checkpoint=/tmp/chains --samples=4 --temperature=1
 exgrpo evaluate --model=Qwen2.5-1.5B-Instruct --data=gsm8k_test.jsonl
@@ -6,11 +6,11 @@ exgrpo evaluate --compare=Qwen2.5-1.5B-Instruct,/tmp/run --data=gsm8k_test.jsonl
 exgrpo evaluate --suite=paper --model=Qwen2.5-7B-Instruct --name='Base model' \
     --out=/tmp/table
 
---compare asks two policies the same questions in the same way, and prints the difference. A suite
-is a table of benchmarks; each evaluation adds a row to it.
+--compare evaluates two policies on the same questions with the same settings, and prints the
+difference. A suite is a table of benchmarks; each evaluation adds a row to it.
 
-Every evaluation by hand writes new files, and a line in evaluations.jsonl next to them with its
-scores and how it was made. The files of the run's own evaluations do not change.
+Each run of this command writes new files, and adds a line with its scores and settings to
+evaluations.jsonl next to them. Files from evaluations during training do not change.
 """
 
 import os
@@ -43,33 +43,35 @@ def define_flags() -> None:
   command_line.define_checkpoint()
   command_line.define_model()
   command_line.define_out(
-    "The folder for the records of all questions; by default the run's evaluation/. Without a run, "
-    'nothing is kept by default.'
+    "The folder for the records of all questions; by default evaluation/ in the run's workdir. "
+    'Without a run, records are not kept by default.'
   )
   command_line.define_paths(
     'compare',
-    "Two policies, A,B, each a run's workdir or a Hugging Face folder, instead of --checkpoint "
-    'and --model. B is sampled and graded as A is, but with its own prompts and tokenizer.',
+    "Two policies to compare, written as A,B, instead of --checkpoint and --model. Each is a run's "
+    'workdir or a Hugging Face folder. B is sampled and graded like A, but with its own prompts '
+    'and tokenizer.',
   )
   flags.DEFINE_string(
     'suite',
     None,
     'A table of benchmarks to add a row to: a file such as path/to/suite.py, or one of these '
     f'names: {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings replace the '
-    "config's, except what the command line changes.",
+    "config's, except settings given on the command line.",
   )
   flags.DEFINE_string(
-    'name', None, "The row's name; by default the name of the run's or the model's folder."
+    'name', None, "The row's name; by default the name of the run's or model's folder."
   )
   command_line.define_specs(
-    'data', 'Data specs; by default config.data.validation and .evaluation.'
+    'data',
+    'The data specs to evaluate on; by default config.data.validation and config.data.evaluation.',
   )
-  flags.DEFINE_integer('samples', None, 'The number of responses to each question.', lower_bound=1)
+  flags.DEFINE_integer('samples', None, 'The number of responses per question.', lower_bound=1)
   command_line.define_sampling()
 
 
 def main(args: command_line.Args) -> None:
-  """Evaluate a checkpoint or a model on some data or on a suite, or compare two policies."""
+  """Evaluate a checkpoint or a model on data or on a suite, or compare two policies."""
   if args.compare:
     _compare_two(args)
     return
@@ -100,17 +102,18 @@ def main(args: command_line.Args) -> None:
 
 
 def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
-  """Open the table of --suite, if the flag is given."""
+  """Open the table of --suite. Returns None if the flag is not given."""
   if not args.suite:
     if args.name is not None:
       raise InputError(
-        f'--name={args.name}: this names a row of a table, but there is no --suite. Add one, or '
-        'leave --name out.'
+        f'--name={args.name}: this flag names a row in a table, but --suite is missing. Add '
+        '--suite, or leave --name out.'
       )
     return None
   if args.samples is not None:
     raise InputError(
-      f'--samples={args.samples}: the suite sets this for each benchmark. Leave --samples out.'
+      f'--samples={args.samples}: the suite sets the number of samples for each benchmark. Leave '
+      '--samples out.'
     )
   (path,) = source.describe().values()
   name = os.path.basename(path.rstrip('/'))
@@ -118,7 +121,7 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
 
 
 def _as_asked(args: command_line.Args, values: ConfigDict) -> ConfigDict:
-  """Copy the config with the sampling flags of the command line."""
+  """Return a copy of the config with the command line's sampling flags applied."""
   changed: Any = command_line.with_sampling(args, values)
   with changed.unlocked():
     changed.evaluation.samples = args.samples or changed.evaluation.samples
@@ -134,7 +137,7 @@ def _check_specs(specs: Sequence[str]) -> None:
 
 
 def _compare_two(args: command_line.Args) -> None:
-  """Evaluate two policies on the same questions, and print how much better the second is."""
+  """Evaluate two policies on the same questions, and print the difference, second minus first."""
   for name in ('checkpoint', 'model', 'step', 'suite', 'name'):
     if getattr(args, name) is not None:
       raise InputError(
@@ -143,8 +146,8 @@ def _compare_two(args: command_line.Args) -> None:
       )
   if len(args.compare) != 2:
     raise InputError(
-      f"--compare={','.join(args.compare)}: the value must be two policies, A,B. Each is a run's "
-      'workdir or a Hugging Face folder.'
+      f'--compare={",".join(args.compare)}: the value must be two policies, written as A,B. Each '
+      "is a run's workdir or a Hugging Face folder."
     )
   first, second = map(policies.at, args.compare)
   of_first: Any = _as_asked(args, policies.config_values(first, args.config))

@@ -1,9 +1,9 @@
-"""Write a run's policy, or a model, as a Hugging Face folder for transformers, vLLM or another run.
+"""Write a run's policy or a model as a Hugging Face folder for transformers, vLLM or another run.
 
 exgrpo export --checkpoint=/tmp/run --out=/tmp/policy
 exgrpo export --model=model.gguf --out=/tmp/model
 
-LoRA's adapters are merged into the model's weights. With --adapters, only they are written.
+LoRA adapters are merged into the model's weights. With --adapters, only the adapters are written.
 """
 
 import dataclasses
@@ -33,35 +33,36 @@ from exgrpo_jax.training.export import completed, write
 def define_flags() -> None:
   """Define the flags of this command."""
   command_line.define_checkpoint()
-  command_line.define_model('Its weights are written as they are.')
+  command_line.define_model('Its weights are written unchanged.')
   command_line.define_out('The folder to write; it must be new or empty.')
   flags.DEFINE_enum(
     'dtype',
     None,
     ['float32', 'bfloat16', 'float16'],
-    "The dtype of the weights; by default the original checkpoint's. For a GGUF it is float32, "
-    'which holds dequantised values exactly.',
+    "The dtype of the weights; by default the original checkpoint's dtype. For a GGUF file, "
+    'the default is float32, which stores dequantised values exactly.',
   )
   flags.DEFINE_bool(
     'adapters',
     False,
-    "Write only LoRA's adapters, for PEFT to load onto the model of config.model.path.",
+    'Write only the LoRA adapters, which PEFT can load onto the model in config.model.path.',
   )
 
 
 def main(args: command_line.Args) -> None:
-  """Export a checkpoint of a run, or a model."""
+  """Export a run's checkpoint, or a model."""
   source = command_line.chosen_policy(args)
   out = new_folder(args.out)
   if source.kind == 'model':
     if args.adapters:
       raise InputError(
-        f'--adapters: --model={args.model} has none; only a run has adapters. Leave the flag out.'
+        f'--adapters: only runs have adapters, but --model={args.model} is not a run. Leave '
+        '--adapters out.'
       )
     print(f'{out}: {source.path}, in {write_model(source.path, out, args.dtype)}')
     return
   values: Any = policies.run_config(args.checkpoint)
-  # This machine's devices, not the run's.
+  # Use this machine's devices, not the run's.
   values.mesh = dataclasses.asdict(sharding.MeshConfig())
   experiment = open_experiment(values, args.checkpoint)
   if args.adapters:
@@ -81,20 +82,20 @@ def main(args: command_line.Args) -> None:
 
 
 def new_folder(name: str | None) -> epath.Path:
-  """Return the folder of --out; InputError if the flag is missing or the folder not empty."""
+  """Return the folder given by --out. Raises InputError if it is missing or not empty."""
   if not name:
-    raise InputError('--out is needed: the folder to write.')
+    raise InputError('--out is required. Set it to the output folder.')
   out = epath.Path(name).expanduser()
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise InputError(
-      f'--out={name}: this is not an empty folder. Name a new one, so that no file of another '
-      'model stays in it.'
+      f'--out={name}: this is not an empty folder. Choose a new or empty folder, so that the '
+      'export does not mix with files of another model.'
     )
   return out
 
 
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
-  """Write the model of a folder, a GGUF file or a name on the Hub; return the weights' dtype."""
+  """Write a model from a folder, a GGUF file or the Hub, and return its weights' dtype."""
   experiment = open_experiment(policies.suited_to(path), path)
   with (
     jax.set_mesh(experiment.meshes.training),
@@ -107,22 +108,24 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
 
 
 def _check_adapters(config: RunConfig, dtype: str | None) -> None:
-  """Raise InputError if adapters without their base would be useless."""
+  """Raise InputError if the adapters alone would be useless."""
   problem = None
   if not config.lora.rank:
-    problem = 'this run trained the whole model (config.lora.rank=0) and has none'
+    problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = 'their base is random or a warm start, so no other folder has it'
+    problem = 'their base is random weights or a warm start, which no other folder contains'
   elif config.model.extension.rope_theta:
-    problem = "they cannot hold the run's config.model.extension.rope_theta"
+    problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:
-    problem = f'they are written as they were trained, in float32, not in --dtype={dtype}'
+    problem = (
+      f'adapters are always written in float32, as they were trained, not in --dtype={dtype}'
+    )
   if problem:
-    raise InputError(f'--adapters: {problem}. Leave the flag out to export the whole policy.')
+    raise InputError(f'--adapters: {problem}. Leave --adapters out to export the whole policy.')
 
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:
-  """Write a checkpoint's adapters and the tokenizer's files; return the checkpoint's step."""
+  """Write a checkpoint's adapters and the tokenizer's files, and return the step."""
   config, like = experiment.config, state_shapes(experiment).params
   trained, step = checkpoint.restore_params(experiment.workdir, step, like)
   if hosts.is_first():

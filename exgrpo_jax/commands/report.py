@@ -3,9 +3,9 @@
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page needs no network and, without --texts=all, no other file. While runs go on, --watch keeps
-rewriting it, and --serve serves it to browsers on this machine. Nothing is written into a workdir,
-unless --out is there.
+The page needs no network and, without --texts=all, no other file. During a run, --watch keeps
+rewriting it, and --serve serves it to browsers on this machine. Nothing is written into a workdir
+unless --out points there.
 """
 
 import math
@@ -26,13 +26,15 @@ def define_flags() -> None:
     'texts',
     'sampled',
     ['sampled', 'all'],
-    'Responses with recorded tokens that the page shows: as many as fit, or all, in a folder next '
-    'to the page.',
+    'The responses to show with their tokens. sampled shows as many as fit into the page; all '
+    'shows all recorded responses, which are written to a folder next to the page.',
   )
   flags.DEFINE_bool('watch', False, 'Keep rewriting the file until the runs have ended.')
   flags.DEFINE_bool('serve', False, 'Serve the page on this machine instead of writing a file.')
-  flags.DEFINE_integer('port', 8700, 'The port of --serve; 0 is any free port.', 0, 65535)
-  flags.DEFINE_float('every', 30.0, 'The least time from one page to the next, in seconds.', 1.0)
+  flags.DEFINE_integer('port', 8700, 'The port for --serve; 0 chooses a free one.', 0, 65535)
+  flags.DEFINE_float(
+    'every', 30.0, 'The minimum time between two versions of the page, in seconds.', 1.0
+  )
 
 
 def main(args: command_line.Args, *workdirs: str) -> None:
@@ -42,8 +44,8 @@ def main(args: command_line.Args, *workdirs: str) -> None:
   for name in ('out', 'watch', 'texts'):
     if args.serve and args[name].present:
       raise InputError(
-        f'--{name}={args[name].value}: this does not go together with --serve. A served page is '
-        'not a file, and has all texts.'
+        f'--{name}={args[name].value}: this flag cannot be combined with --serve, because a '
+        f'served page is not a file and contains all texts. Leave --{name} out.'
       )
   out = _page_at(args.out or PAGE)
   if args.serve:
@@ -55,7 +57,7 @@ def main(args: command_line.Args, *workdirs: str) -> None:
 
 
 def _page_at(out: str) -> pathlib.Path:
-  """Return the page's file: `out`, or a file in it if `out` is a folder or ends in a slash."""
+  """Return the page's path: `out`, or a file in it if it is a folder or ends in a slash."""
   path = pathlib.Path(out).expanduser()
   return path / PAGE if path.is_dir() or out.endswith(('/', os.sep)) else path
 

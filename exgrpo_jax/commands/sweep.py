@@ -2,8 +2,8 @@
 
 exgrpo sweep --sweep=ratio --config=arithmetic --workdir=/tmp/ratio --parallel=2
 
-Every trial is `exgrpo train` in a folder of its name. Run the same command again to resume the
-trials that have not finished. Exit status: 0 if all have finished, 1 if some have failed, 2 if the
+Each trial runs `exgrpo train` in a folder named after it. Run the same command again to resume
+unfinished trials. Exit status: 0 if all trials have finished, 1 if some have failed, 2 if the
 command cannot run, 130 if it was interrupted.
 """
 
@@ -37,7 +37,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Run the trials of a sweep that are not finished, or print their commands."""
+  """Run a sweep's unfinished trials, or print their commands."""
   check_given(
     {'--sweep': args.sweep, '--config': args.config, '--workdir': args.workdir},
     '--sweep=ratio --config=arithmetic --workdir=/tmp/ratio',

@@ -2,9 +2,9 @@
 
 exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
 
-A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 at the end, 2 if the
-command cannot run, 75 after SIGTERM or Ctrl-C, once the step is finished and saved. Then run the
-same command again to resume.
+A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 when the run has
+ended, 2 if the command cannot run, 75 after SIGTERM or Ctrl-C, once the current step is finished
+and saved. To resume, run the same command again.
 """
 
 import os
@@ -27,7 +27,7 @@ from exgrpo_jax.training.run import Callback
 
 
 def define_flags() -> None:
-  """Define the flags."""
+  """Define the flags of this command."""
   command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_bool(
@@ -36,9 +36,9 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
-  """Check everything that can be checked, then train or resume.
+  """Check everything that can be checked up front, then train or resume.
 
-  For `callbacks` see `session.open_run`.
+  For `callbacks`, see `session.open_run`.
   """
   config, workdir = check_start(args.config, args.workdir), args.workdir
   done = session.steps_done(workdir)
@@ -53,7 +53,7 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
 def _train(
   args: command_line.Args, config: RunConfig, done: int, callbacks: Sequence[Callback]
 ) -> None:
-  """Take the remaining steps, or only compile their programs."""
+  """Take the remaining steps, or only compile the programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
   full = machine.explained(lambda: memory.largest(experiment))

@@ -1,11 +1,11 @@
-r"""Explain why a response was judged as it was, or score the verifier on a file of cases.
+r"""Explain how the verifier judges a response, or score the verifier on a file of cases.
 
 exgrpo verify --response='So \boxed{2/4}' --answer=0.5
 exgrpo verify --file=cases.jsonl
 
-A file has one JSON object per line: 'response', 'gold' or 'answer' (the ground truth), and
-optionally 'expected' (true by default: it should be judged correct) and 'kind'. The command prints
-the lines that are judged otherwise than expected, and the totals.
+The file contains one JSON object per line: 'response', 'gold' or 'answer' (the ground truth), and
+optionally 'expected' (whether it should be judged correct, true by default) and 'kind'. The command
+prints the lines that are not judged as expected, and the totals.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from exgrpo_jax.grading.cases import explain, score
 
 class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
-    """Raise the error in one line, instead of printing the usage in several."""
+    """Raise a one-line error instead of printing the usage."""
     raise InputError(f'{message}. --help lists all flags.')
 
 
 def main(argv: list[str]) -> None:
-  """Explain how one response is judged, or score a file."""
+  """Explain how one response is judged, or score a file of cases."""
   try:
     text = _answer(_parser().parse_args(argv))
   except InputError as error:
@@ -39,13 +39,14 @@ def _answer(args: argparse.Namespace) -> str:
   config = verifier.VerifierConfig(require_think=args.require_think, require_box=args.require_box)
   given = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
   if args.file is not None and given:
-    raise InputError(f'--file and {given[0]} are both given. Judge a file, or one response.')
+    raise InputError(f'--file and {given[0]} are both given. Choose a file or a single response.')
   if args.file is not None:
     return score(args.file, config, args.kind, args.verifier)
   if len(given) == 2:
     return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
-    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5, or --file."
+    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5. Add both of "
+    'them, or use --file instead.'
   )
 
 
@@ -61,17 +62,17 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--file',
     type=os.path.expanduser,
-    help='cases as JSON lines, instead of one response and answer',
+    help='a file of cases as JSON lines, instead of a single response and answer',
   )
   parser.add_argument(
     '--kind',
     default='math',
-    help=f'how answers are compared: {", ".join(verifier.KINDS)} (default: math)',
+    help=f'how to compare answers: {", ".join(verifier.KINDS)} (default: math)',
   )
   parser.add_argument(
     '--verifier',
     default='built_in',
-    help='built_in (default), math_verify or package.module:Class, as config.grading.verifier',
+    help='built_in (default), math_verify or package.module:Class, like config.grading.verifier',
   )
   parser.add_argument(
     '--require_box', action='store_true', help=r'only \boxed{…} counts as an answer'
@@ -84,5 +85,5 @@ def _parser() -> argparse.ArgumentParser:
 
 def run() -> None:
   """Run the command line, without JAX."""
-  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback before `| head`
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when piped into `| head`
   main(sys.argv[1:])

@@ -1,1 +1,1 @@
-"""Questions from files, the Hub, TFDS and embedded tasks, and their prompts as tokens."""
+"""Load questions from files, the Hub, TFDS or embedded tasks, and tokenize their prompts."""

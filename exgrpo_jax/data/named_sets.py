@@ -1,11 +1,11 @@
-"""Data sets by name: splits on the Hugging Face Hub, and data sets of TFDS.
+"""Data sets by name: splits on the Hugging Face Hub, and TFDS data sets.
 
-A split on the Hub is `owner/name:config:split`, or `owner/name:split` if the data set has one
-config; both may have a revision, `owner/name@revision:…`. Only parquet is read: the repository's
-own files if they have a usual path (config/split-00000-of-00001.parquet, data/split-….parquet,
-config/split/….parquet), else the files of the branch refs/convert/parquet, to which the Hub
-converts data sets. A revision has only its own files. TFDS names may have the same form and come
-first.
+A Hub split is written `owner/name:config:split`, or `owner/name:split` if the data set has only
+one config. Either form may include a revision: `owner/name@revision:…`. Only parquet is read. The
+repository's own files are used if their paths are standard (config/split-00000-of-00001.parquet,
+data/split-….parquet, config/split/….parquet). Otherwise the files come from the branch
+refs/convert/parquet, where the Hub stores its parquet conversions. With a revision, only that
+revision's files are used. TFDS names can have the same form and take precedence.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hub
 
 _CONVERTED = 'refs/convert/parquet'
-_ONLY = 'default'  # the Hub's name for the config if a data set names none
+_ONLY = 'default'  # the Hub's name for the config of a data set that does not name one
 _SPLIT = re.compile(r'(?P<name>[^:]+/[^:]+):((?P<config>[^:]+):)?(?P<split>[^:/]+)')
 _SHARD = re.compile(r'(?P<split>\w[\w.]*?)([-_.]\d+-of-\d+(-\w+)?)?')
-_BATCH = 1000  # rows of TFDS in one read
+_BATCH = 1000  # TFDS rows per read
 
 Layout = Mapping[str, Mapping[str, Sequence[str]]]  # config -> split -> paths of its files
 
@@ -35,12 +35,12 @@ class HubSplit(NamedTuple):
   """A split of a data set on the Hub."""
 
   repository: hub.Repository
-  config: str  # '' if it is the only one
+  config: str  # '' means the only config
   split: str
 
 
 def parse(base: str) -> HubSplit | None:
-  """Return the split that a data spec without its slice names; None if it has another form."""
+  """Parse a data spec without its slice as a Hub split; return None if it has another form."""
   match = _SPLIT.fullmatch(base)
   repository = hub.parse('dataset', match['name']) if match else None
   return (
@@ -49,9 +49,9 @@ def parse(base: str) -> HubSplit | None:
 
 
 def on_hub(cache_dir: str, base: str) -> HubSplit | None:
-  """Return the split on the Hub that a data spec without its slice names; else None.
+  """Return the Hub split that a data spec (without its slice) names, or None for other specs.
 
-  Raises InputError if the spec names a data set on the Hub but no split.
+  Raises InputError if the spec names a Hub data set without a split.
   """
   if base.endswith(row_files.ENDINGS) or row_files.task_file(base):
     return None
@@ -59,7 +59,7 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
   repository = found.repository if found else hub.parse('dataset', base)
   if not repository or _tfds_knows(cache_dir, repository.name):
     return None
-  is_file = os.path.splitext(base)[1][1:].isalpha()  # in a format that is not supported
+  is_file = os.path.splitext(base)[1][1:].isalpha()  # a file in an unsupported format
   if not found and not is_file and not os.path.exists(base):
     _refuse_unsplit(repository)
   return found
@@ -69,15 +69,16 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
 
 
 def settle(split: HubSplit) -> None:
-  """Make all hosts agree on the commit that holds a split. They call this before `files`.
+  """Make all hosts agree on the commit to read a split from. Every host calls this before `files`.
 
-  Raises InputError if the split cannot be fetched or does not exist; it lists the existing splits.
+  Raises InputError if the split cannot be fetched or does not exist. The message lists the splits
+  that do.
   """
   _locate(split)
 
 
 def files(split: HubSplit) -> list[str]:
-  """Return the local files of a settled split, in order; fetch those that the cache lacks."""
+  """Return the local files of a settled split, in order, fetching any that aren't cached."""
   repository, paths = _locate(split)
   literal = [re.sub(r'([*?[])', r'[\1]', path) for path in paths]
   folder = hub.fetch(repository, literal)
@@ -85,7 +86,7 @@ def files(split: HubSplit) -> list[str]:
 
 
 def _locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
-  """Return the repository at a commit, and the paths of the split's files there."""
+  """Return the repository, pinned to a commit, and the paths of the split's files in it."""
   layout: Layout = {}
   for repository, layout in _layouts(split.repository):
     configs = [split.config] if split.config else list(layout)
@@ -95,7 +96,7 @@ def _locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
 
 
 def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
-  """Yield the repository at its commit, then the branch that the Hub has converted, if any."""
+  """Yield the repository pinned to its commit, then the Hub's converted branch if it exists."""
   repository = hub.pinned(named)
   yield repository, _layout(repository)
   if not named.revision:
@@ -107,7 +108,7 @@ def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
 
 
 def _layout(repository: hub.Repository) -> Layout:
-  """Return the splits of a repository at a commit, from the paths of its parquet files."""
+  """Infer a pinned repository's splits from the paths of its parquet files."""
   hub.fetch(repository, hub.DESCRIPTION)  # this also fetches the listing
   layout: dict[str, dict[str, list[str]]] = {}
   for path in hub.listing(repository):
@@ -125,9 +126,9 @@ def _layout(repository: hub.Repository) -> Layout:
 
 
 def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
-  """Raise InputError for a data set without a split; it lists the splits if they are known."""
+  """Raise InputError for a data set named without a split; list its splits if they are known."""
   form = (
-    f"'{repository}': there is no such file, and a data set of the Hub needs a split. Write "
+    f"'{repository}': there is no such file, and a Hub data set needs a split. Write "
     f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if it has '
     'one config'
   )
@@ -139,18 +140,20 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
 
 
 def _there(layout: Layout) -> str:
-  """Describe the splits of each config."""
+  """List each config's splits for an error message."""
   return '; '.join(f'{config}: {", ".join(layout[config])}' for config in layout)
 
 
 def _absent(split: HubSplit, layout: Layout) -> str:
   repository, there = split.repository, _there(layout)
   if not there:
-    where = f'download its files from {repository.page} and name them, or write them as parquet'
+    where = (
+      f'download its files from {repository.page} and list the files, or convert them to parquet'
+    )
     if repository.revision:
       return (
         f'the data set {repository} has no parquet files at the usual paths of a split, and the '
-        f'Hub converts only the default branch. Leave the revision out, or {where}.'
+        f'Hub converts only the default branch. Drop the revision, or {where}.'
       )
     return (
       f'the data set {repository} has no parquet files at the usual paths of a split, and the Hub '
@@ -170,9 +173,9 @@ def _absent(split: HubSplit, layout: Layout) -> str:
 
 
 def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
-  """Return a split of a data set that TFDS prepares as array_record.
+  """Return a split of a TFDS data set, prepared as array_record.
 
-  Raises InputError if TFDS cannot prepare the data set, or it has no such split.
+  Raises InputError if TFDS cannot prepare the data set or the split does not exist.
   """
   builder = _prepared(cache_dir, spec, name)
   splits = builder.info.splits
@@ -197,11 +200,11 @@ def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
 
 @functools.cache
 def _tfds() -> Any:
-  """Import TFDS; stop its requests to its own bucket, which leave empty folders in /tmp."""
+  """Import TFDS and disable its bucket requests, which leave empty folders in /tmp."""
   import tensorflow_datasets as tfds
 
   tfds.core.DatasetInfo.initialize_from_bucket = lambda self: None  # noqa: ARG005, the type's name
-  tfds.disable_progress_bar()  # it prints pages for seconds of work
+  tfds.disable_progress_bar()  # it prints pages of output for a few seconds of work
   return tfds
 
 
@@ -211,7 +214,7 @@ def _builder(cache_dir: str, name: str) -> Any:
 
 
 def _tfds_knows(cache_dir: str, name: str) -> bool:
-  """Return True if TFDS has a data set of this name, or one is prepared."""
+  """Return True if TFDS provides a data set with this name or one has been prepared."""
   try:
     _builder(cache_dir, name)
   except _tfds().core.DatasetNotFoundError:
@@ -222,7 +225,7 @@ def _tfds_knows(cache_dir: str, name: str) -> bool:
 
 
 def _prepared(cache_dir: str, spec: str, name: str) -> Any:
-  """Prepare a data set and return its builder; InputError if it cannot be prepared."""
+  """Prepare a data set and return its builder; raise InputError if that fails."""
   try:
     builder = _builder(cache_dir, name)
     try:
@@ -237,14 +240,14 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
   except _tfds().core.DatasetNotFoundError as error:
     raise InputError(
       f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
-      'finds here. If its builder needs TensorFlow, prepare it on another machine as '
-      'array_record, and set config.data.cache_dir to that folder.'
+      'finds here. If its builder needs TensorFlow, prepare it as array_record on another machine '
+      'and set config.data.cache_dir to that folder.'
     ) from error
   except Exception as error:  # builders are third-party code and may download files
     reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
     raise InputError(
       f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must work "
-      'without TensorFlow. config.data.cache_dir must be writable, have space for it, and not '
-      'hold it in another format.'
+      'without TensorFlow. config.data.cache_dir must be writable, have enough free space and not '
+      'already contain the data set in another format.'
     ) from error
   return builder

@@ -1,4 +1,4 @@
-"""Prompts: a question's messages as the text that the model reads, before tokenization.
+"""Prompts: render a question's messages as the text that the model reads.
 
 Chat templates come with checkpoints and are code, so they run in jinja2's sandbox, with
 the globals and filters that transformers provides, except for one: strftime_now is left
@@ -22,18 +22,18 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
-THINK = '<think>\n'  # the end of every prompt of the template 'paper'
+THINK = '<think>\n'  # every prompt of the template 'paper' ends with this
 
-_TURN = 'the-turn-before'  # stands for the content of a turn while a template is applied
+_TURN = 'the-turn-before'  # placeholder for a turn's content while a template is applied
 
-# The paper's instructions, reworded. A system message of the data or the config takes precedence.
+# The paper's instructions, reworded. A system message from the data or config takes precedence.
 SYSTEM = (
   'Solve the task in two sections. First think: between <think> and </think>, analyse the task, '
   'explore ways to solve it, check every step and correct what turns out wrong. Then, after '
   '</think>, give the solution in brief, with the final answer inside \\boxed{}.'
 )
 
-# For chat templates without tools. environments/tools.py reads calls in this form.
+# For chat templates without tool support. environments/tools.py parses calls in this form.
 _TOOLS = """You may call functions. These are they, one JSON schema a line:
 <tools>
 {}
@@ -46,7 +46,7 @@ A call is a JSON object of name and arguments between tags; end your turn with i
 
 @dataclasses.dataclass(frozen=True)
 class PromptConfig:
-  """The template of prompts, and their system prompt."""
+  """Prompt template and system prompt."""
 
   template: str = setting(
     'plain',
@@ -64,22 +64,22 @@ class PromptConfig:
 
 
 def check(config: PromptConfig) -> None:
-  """Raise InputError if the template would leave out the system prompt that the config sets."""
+  """Raise InputError if the template would drop the configured system prompt."""
   if config.system and config.template == 'plain':
     raise InputError(
-      f'config.prompt.system={reprlib.repr(config.system)}: no model would see it, because '
-      "config.prompt.template='plain' leaves system messages out. Use 'chat' or 'paper'."
+      f'config.prompt.system={reprlib.repr(config.system)}: no model would see it because '
+      "config.prompt.template='plain' drops system messages. Use 'chat' or 'paper'."
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-  """A checkpoint's own specification of prompts."""
+  """A checkpoint's chat template and special tokens."""
 
   source: str  # the file it was read from, for error messages
   template: str | None  # in jinja2
   special_tokens: Mapping[str, str]  # e.g. bos_token -> '<|begin_of_text|>'
-  begin: str  # special tokens before any text that is not rendered as a chat; often ''
+  begin: str  # special tokens that precede text not rendered as a chat; often ''
 
 
 NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={}, begin='')
@@ -91,19 +91,19 @@ def render(
   chat: Chat = NO_CHAT,
   tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-  r"""Render `messages` as the prompt of a policy, in training and everywhere else.
+  r"""Render `messages` as a policy's prompt, in training and everywhere else.
 
-  Messages without a system message first get one from `config.system`. Then, by template,
+  Messages without a system message first get one from `config.system`. The template then decides:
 
   'plain': the contents of the user and assistant messages, each followed by a newline.
   System messages are dropped because a base model was never trained to follow them.
   'chat': the output of transformers' apply_chat_template with a generation prompt.
-  'paper': adds a system message that asks for '<think> ... </think>' and \boxed{}, unless
+  'paper': first adds a system message that asks for '<think> ... </think>' and \boxed{}, unless
   there is one; then applies the chat template, or, if the checkpoint has none, writes
   lines that begin with the role; then appends '<think>\n', unless the template has done so.
 
-  A chat template gets `tools` as JSON schemas, as in transformers. If the template does not read
-  them, the system message describes them and asks for calls in the form of Qwen2.5.
+  A chat template receives `tools` as JSON schemas, as in transformers. If the template ignores
+  them, the system message describes them and asks for calls in Qwen2.5's format.
 
   Raises:
     InputError: 'chat' has no chat template, the template fails on these messages, or there are
@@ -137,10 +137,11 @@ def render(
 
 
 def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO_CHAT) -> str:
-  """Render `messages` after a turn of the model, up to the beginning of its next turn.
+  """Render `messages` that follow a model turn, up to the beginning of the model's next turn.
 
-  The text starts right after the turn's content, with the template's end of a turn. Templates are
-  as in `render`. Raises as `render` does, and if a chat template leaves the turn out.
+  The text starts right after the turn's content, with the template's end-of-turn text. Templates
+  work as in `render`. Raises what `render` raises, plus InputError if a chat template omits the
+  turn.
   """
   if config.template == 'plain':
     return ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
@@ -151,21 +152,21 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   text = _apply_template(chat.template, [*turn, *messages], chat)
   if text.count(_TURN) != 1:
     raise InputError(
-      f'the chat template of {chat.source} does not show what the assistant said before, so it '
-      'cannot be used for several turns. Fix it, or choose another config.prompt.template.'
+      f'the chat template of {chat.source} omits earlier assistant turns, so it cannot be used '
+      'for multi-turn episodes. Fix it, or choose another config.prompt.template.'
     )
   return text.partition(_TURN)[2].removesuffix(thinks) + thinks
 
 
 def last_user_message(messages: Sequence[Message]) -> str:
-  """Return the last user message, stripped; responses from elsewhere find their question by it."""
+  """Return the last user message, stripped. External responses are matched to questions by it."""
   return next((m.content.strip() for m in reversed(messages) if m.role == 'user'), '')
 
 
 def _with_descriptions(
   tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]
 ) -> list[Message]:
-  """Return the messages, the first a system message that describes the tools."""
+  """Return the messages with the tool descriptions in a leading system message."""
   described = '\n'.join(json.dumps(tool, ensure_ascii=False) for tool in tools)
   before = [message.content for message in messages if message.role == 'system']
   text = '\n\n'.join([*before, _TOOLS.format(described)])
@@ -215,11 +216,11 @@ def _knows_tools(template: str) -> bool:
   try:
     return 'tools' in jinja2.meta.find_undeclared_variables(_environment().parse(template))
   except jinja2.TemplateSyntaxError:
-    return True  # rendering says what is wrong
+    return True  # rendering will report what is wrong
 
 
 def _environment() -> jinja2.Environment:
-  """Make the same environment as transformers, because templates are written for that."""
+  """Build the same jinja2 environment as transformers, which templates are written for."""
   return jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
   )

@@ -1,16 +1,16 @@
-"""The questions that a data spec names.
+"""Load the questions that a data spec names.
 
 A spec is one of
   arithmetic:train      an embedded task and its split
-  path/to/x.parquet     a file, also .jsonl, .json and .csv; records.py says which column is which
-  path/to/x-*.parquet   several files, in the order of their names
-  path/to/x.py:train    a task in Python: rows that a function makes
-  reasoning_gym:chain_sum(max_terms=3):train   tasks of reasoning_gym, see reasoning_gym.py
-  owner/name:config:split   a data set of the Hugging Face Hub, see named_sets.py
-  tfds_name:split       a data set of TFDS, such as math_dataset:train
-and may end in names of columns, {question=problem,answer=key}, and in a slice in TFDS syntax:
+  path/to/x.parquet     a .parquet, .jsonl, .json or .csv file; records.py identifies its columns
+  path/to/x-*.parquet   several files, sorted by name
+  path/to/x.py:train    a Python task: a function that returns rows
+  reasoning_gym:chain_sum(max_terms=3):train   reasoning_gym tasks, see reasoning_gym.py
+  owner/name:config:split   a Hugging Face Hub data set, see named_sets.py
+  tfds_name:split       a TFDS data set, such as math_dataset:train
+and may end in column names, {question=problem,answer=key}, and a slice in TFDS syntax:
 [:640], [100:200], [:10%].
-Data is prepared once, see store.py; after that, rows are read by index, when needed.
+Data is prepared once (see store.py). After that, rows are read by index on demand.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import hosts
 
-COLUMNS = ('question', 'answer', 'solution')  # a spec may name the columns that hold these
+COLUMNS = ('question', 'answer', 'solution')  # a spec may name the columns that contain these
 
 _SPEC = re.compile(
   r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
@@ -45,7 +45,7 @@ _BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """The sources of questions, and the fields that are read."""
+  """Question sources and the columns to read from them."""
 
   train: str = setting('arithmetic:train', None, 'the data spec of the questions to train on')
   validation: tuple[str, ...] = setting(
@@ -57,30 +57,30 @@ class DataConfig:
   question_field: str = setting(
     '',
     None,
-    "the column that holds the question, as text or chat messages; '' finds it by its name. A data "
+    "the column with the question, as text or chat messages; '' detects it by name. A data "
     'spec that names columns, such as x.jsonl{question=ask}, uses only those',
   )
   answer_field: str = setting(
     '',
     None,
-    "the column that holds the answer, 'a.b' for field b of structs in a; '' finds it by its name",
+    "the column with the answer ('a.b' means field b of the structs in a); '' detects it by name",
   )
   solution_field: str = setting(
     '',
     None,
-    "the column that holds a worked solution (rows may lack it); '' finds it by its name, or "
-    "takes the text before GSM8K's '#### ' or the assistant's last turn in a chat",
+    "the column with a worked solution (rows may lack it); '' detects it by name, or uses the "
+    "text before GSM8K's '#### ' or the last assistant turn of a chat",
   )
   default_kind: str = setting(
     '',
     ('', 'math', 'choice', 'text'),
-    "the comparison of answers if a row does not name one: '' means math, and refuses verl's rows "
+    "how to compare answers if a row does not name a way: '' means math, and rejects verl rows "
     'with an unknown data_source',
   )
   on_unverifiable: str = setting(
     'refuse',
     ('refuse', 'drop'),
-    "what to do with rows whose answer cannot be checked, because it is missing or 'proof'",
+    "what to do with rows whose answer cannot be checked because it is missing or 'proof'",
   )
   on_overlong: str = setting(
     'refuse', ('refuse', 'drop'), 'what to do with questions whose prompt exceeds the limit'
@@ -88,7 +88,7 @@ class DataConfig:
   cache_dir: str = setting(
     '~/.cache/exgrpo_jax',
     None,
-    "the folder for prepared data; '' means TFDS's folder: $TFDS_DATA_DIR or ~/tensorflow_datasets",
+    "folder for prepared data; '' means TFDS's folder: $TFDS_DATA_DIR or ~/tensorflow_datasets",
   )
 
   @property
@@ -103,44 +103,44 @@ class DataConfig:
 def load_set(
   config: DataConfig, spec: str, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """Load the questions of `spec` with their prompts; prepare both if needed. All hosts call it.
+  """Load the questions of `spec` with their prompts, preparing both if needed. All hosts call it.
 
-  `max_prompt` is the limit of a prompt, in tokens; config.on_overlong decides what happens to
-  longer ones.
+  `max_prompt` is the prompt limit in tokens. config.on_overlong decides what happens to longer
+  prompts.
 
   Raises:
-    InputError: there is no such data, a row cannot be used or is too long, or hosts disagree.
+    InputError: the data does not exist, a row is unusable or too long, or hosts disagree.
   """
   settle(config, spec)
-  with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
+  with hosts.first_host_first('load_questions'):  # prepared data may be in a shared folder
     loaded = load(config, spec)
     tokens = store.tokenized(loaded, tokenizer, prompts)
   kept = check_prompts(spec, tokens.lengths, max_prompt, config.on_overlong)
   hosts.check_same(spec, 'the questions', lambda: tokens.checksum + kept.tobytes())
-  # Rows are renumbered because the stream and the buffer address questions by place.
+  # Rows are renumbered because the stream and the buffer address questions by index.
   return QuestionSet(spec=spec, questions=loaded.select(kept), prompts=tokens.select(kept))
 
 
 def settle(config: DataConfig, spec: str) -> None:
-  """Make all hosts agree on the commit of a spec that names a data set of the Hub.
+  """Make all hosts agree on the commit to read if `spec` names a Hub data set.
 
-  All hosts call it before `load`. Raises InputError if the Hub or the cache has no such data.
+  All hosts call it before `load`. Raises InputError if neither Hub nor cache has the data.
   """
   if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
     named_sets.settle(found)
 
 
 def load(config: DataConfig, spec: str) -> Dataset:
-  """Load the questions that `spec` names; prepare the data first if that has not been done.
+  """Load the questions that `spec` names, preparing the data first if necessary.
 
-  Safe to call from several processes at once, as `store.prepared` is.
+  Several processes may call it concurrently, like `store.prepared`.
 
   Raises:
-    InputError: there is no such data, or one of its rows cannot be used.
+    InputError: the data does not exist or contains an unusable row.
   """
   base, fields = split_spec(spec)[0], _fields(config, spec)
   if fields.of_spec and base.startswith((reasoning_gym.PREFIX, *(f'{task}:' for task in TASKS))):
-    raise InputError(f'{spec}: a task has no columns to choose from. Leave the braces out.')
+    raise InputError(f'{spec}: tasks have no columns to choose from. Remove the braces.')
   if base.startswith(reasoning_gym.PREFIX):
     tasks, _, split = base.removeprefix(reasoning_gym.PREFIX).rpartition(':')
     if not tasks:
@@ -153,7 +153,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
   try:
     found = store.of_files(config.cache_dir, fields, files, source)
   except InputError as error:
-    if (source or fields.of_spec) and not str(error).startswith(spec):  # else it names the spec
+    if (source or fields.of_spec) and not str(error).startswith(spec):
       raise InputError(f'{spec}: {error}') from error
     raise
   if found.left_out and config.on_unverifiable == 'refuse':
@@ -162,15 +162,15 @@ def load(config: DataConfig, spec: str) -> Dataset:
     raise InputError(
       f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
       f'checked ({counts}). The first is at {next(iter(found.left_out.values())).first}. Give each '
-      "row an answer, or set config.data.on_unverifiable='drop' to leave them out."
+      "row an answer, or set config.data.on_unverifiable='drop' to skip such rows."
     )
   return _of_store(spec, found, files[0].path, store.ROWS)
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return the files of a spec without an embedded task, and the source if no column has it.
+  """Return a spec's files and the source to use if no column contains one ('': the file name).
 
-  A source of '' means the file's name.
+  The spec must not name an embedded task.
   """
   if row_files.task_file(base):
     paths, source = [base], ''
@@ -194,7 +194,7 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
 
 
 def _fields(config: DataConfig, spec: str) -> Fields:
-  """Return the columns that the spec names, else those that the config names for all data."""
+  """Return the columns named by the spec or, if it names none, by the config."""
   named = spec_columns(spec)
   of_config = {key: getattr(config, f'{key}_field') for key in COLUMNS}
   of_spec = dict.fromkeys(COLUMNS, '') | named
@@ -204,22 +204,22 @@ def _fields(config: DataConfig, spec: str) -> Fields:
 
 
 def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
-  """Return the rows of a split that the slice of the spec selects."""
+  """Return the rows of a split selected by the spec's slice."""
   if split not in found.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
-    raise InputError(f'{spec}: {split} has no question, because there are too few different ones.')
+    raise InputError(f'{spec}: {split} is empty because there are too few different questions.')
   kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
   rows = spec_rows(spec, len(kept))
   return Dataset(spec, found, split, kept[rows.start : rows.stop])
 
 
 def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> np.ndarray:
-  """Return the rows whose prompts are within the limit, in ascending order.
+  """Return the indices of the prompts within the limit, in ascending order.
 
   Args:
     spec: the data spec, for error messages.
-    lengths: int [rows], in tokens.
+    lengths: prompt lengths in tokens, int [rows].
     limit: the longest allowed prompt, in tokens.
     overlong: 'refuse' or 'drop', see DataConfig.on_overlong.
 
@@ -227,14 +227,14 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
     int [rows kept], indices into `lengths`.
 
   Raises:
-    InputError: a prompt is over the limit and `overlong` is 'refuse', or every prompt is.
+    InputError: a prompt exceeds the limit and `overlong` is 'refuse', or all prompts exceed it.
   """
   over = np.flatnonzero(lengths > limit)
   if over.size and overlong == 'refuse':
     raise InputError(
       f'{spec}: the prompt of row {over[0]} has {lengths[over[0]]} tokens, and {over.size} of '
       f'{counted(len(lengths), "prompt")} {"exceeds" if over.size == 1 else "exceed"} the limit of '
-      f"{limit}. Raise the limit, or set config.data.on_overlong='drop' to leave them out."
+      f"{limit}. Raise the limit, or set config.data.on_overlong='drop' to skip such questions."
     )
   if over.size == len(lengths):
     raise InputError(
@@ -248,16 +248,16 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-  """Return a data spec without its columns and slice, and the slice with its brackets, or ''."""
+  """Split a data spec into its base, without columns, and its slice with brackets ('' if none)."""
   match = _SPEC.fullmatch(spec)
   return (match['base'], match['slicing'] or '') if match else ('', '')
 
 
 def spec_columns(spec: str) -> dict[str, str]:
-  """Return the columns that a spec names, keyed by their content; {} if it names none.
+  """Return the columns that a spec names, keyed by their role, or {} if it names none.
 
   'x.jsonl{question=problem,answer=key}[:500]' is {'question': 'problem', 'answer': 'key'}. The
-  braces may follow the slice. Raises InputError if they hold anything else.
+  braces may follow the slice. Raises InputError if they contain anything else.
   """
   match = _SPEC.fullmatch(spec)
   braces = [part for part in (match['columns'], match['columns_last']) if part] if match else []
@@ -266,16 +266,16 @@ def spec_columns(spec: str) -> dict[str, str]:
   if len(named) < len(pairs) or not set(named) <= set(COLUMNS) or not all(named.values()):
     raise InputError(
       f'{spec}: {" and ".join(braces)} must name columns, as in {{question=problem,answer=key}}: '
-      f'{", ".join(COLUMNS)}, each at most once. A column whose name has a comma or a brace can '
-      'only be named in config.data.question_field, answer_field or solution_field.'
+      f'{", ".join(COLUMNS)}, each at most once. A column whose name contains a comma or a brace '
+      'can only be named in config.data.question_field, answer_field or solution_field.'
     )
   return named
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
-  """Return the files that a spec without its slice names, and their common name or ''.
+  """Return the files that a spec (without its slice) names, and their common name or ''.
 
-  In the last part of the path `*` stands for any characters; files come in the order of names.
+  `*` in the last path component matches any characters. Files are sorted by name.
 
   Raises:
     InputError: no file matches the pattern.
@@ -290,10 +290,10 @@ def spec_files(base: str) -> tuple[list[str], str]:
 
 
 def spec_rows(spec: str, size: int) -> range:
-  """Return the rows that the slice of a spec selects, as in TFDS: [:640], [100:-5], [:10%].
+  """Return the rows selected by a spec's slice in TFDS syntax: [:640], [100:-5], [:10%].
 
   Raises:
-    InputError: the slice has another form, goes beyond the `size` rows, or selects none.
+    InputError: the slice is malformed, extends beyond the `size` rows, or selects nothing.
   """
   slicing = split_spec(spec)[1]
   if not slicing:
@@ -328,12 +328,12 @@ def _row(bound: str, is_percent: bool, size: int) -> int:
 
 
 def spec_name(spec: str) -> str:
-  """Return a name of letters, digits, '_', '.' and '-' that depends only on the spec.
+  """Derive a name from a spec, using only letters, digits, '_', '.' and '-'.
 
-  A file's name includes its folder because many files are called test.jsonl: '/data/gsm8k/
-  test.jsonl' is gsm8k_test. A slice is spelt out: 'arithmetic:test[64:96]' is
-  arithmetic_test_64_to_96. Arguments of reasoning_gym's tasks become a hash because names are part
-  of paths.
+  The name includes a file's folder because many files are called test.jsonl: '/data/gsm8k/
+  test.jsonl' becomes gsm8k_test. A slice is spelled out: 'arithmetic:test[64:96]' becomes
+  arithmetic_test_64_to_96. Arguments of reasoning_gym tasks are hashed because names are used in
+  paths.
   """
   base, slicing = split_spec(spec)
   if base.endswith(ENDINGS):
@@ -353,27 +353,27 @@ def _spell(match: re.Match[str]) -> str:
 
 
 def check_distinct(specs: Iterable[str], where: str) -> None:
-  """Raise InputError if two specs have the same name and so would overwrite each other's results.
+  """Raise InputError if two specs share a name and would overwrite each other's results.
 
-  `where` names the setting, e.g. 'config.data.evaluation'; it begins the message.
+  `where` is the setting that the message starts with, e.g. 'config.data.evaluation'.
   """
   named: dict[str, str] = {}
   for spec in specs:
     name = spec_name(spec)
     if name in named:
       raise InputError(
-        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', which is made "
-        'of file and folder (or task and split) and slice. Rename one of them, or leave it out.'
+        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', a name built "
+        'from file and folder (or task and split) and slice. Rename one of them or remove it.'
       )
     named[name] = spec
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """Raise InputError if a spec is in both, or two would be reported under one name."""
+  """Raise InputError if a spec is in both lists, or two would be reported under one name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(
-        f"config.data.validation and config.data.evaluation both have '{spec}'. The data that "
-        'choose a policy must not be the data that it is reported on. Leave it out of one.'
+        f"config.data.validation and config.data.evaluation both contain '{spec}'. The data used "
+        'to choose a policy must not be the data it is reported on. Remove it from one of them.'
       )
   check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

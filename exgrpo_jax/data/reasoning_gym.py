@@ -1,19 +1,19 @@
-"""Questions that tasks of reasoning_gym generate and score.
+"""Questions generated and scored by reasoning_gym tasks.
 
-A spec is reasoning_gym:TASKS:SPLIT, where TASKS is written like Python but never evaluated:
+A spec is reasoning_gym:TASKS:SPLIT. TASKS is written like Python but never evaluated:
 
   reasoning_gym:chain_sum:train
   reasoning_gym:chain_sum(min_terms=2,max_terms=3,size=10000):train
   reasoning_gym:chain_sum(level=2)*2+gcd+products(max_digits=1):train
 
-Arguments are fields of the task's config, or `level`, a level of its curriculum. `size` is the
-number of different questions in train; validation and test have a quarter each, and *2 doubles it.
+Arguments are fields of the task's config, or `level`, a curriculum level. `size` is the number of
+different questions in train. validation and test each have a quarter of that, and *2 doubles it.
 
-A hash of a question's text decides its split and its row. So no two splits share a question,
-regardless of their tasks, arguments and seeds, and a slice is a fair sample.
+A hash of the question's text decides its split and row. So no two splits share a question,
+whatever their tasks, arguments and seeds, and a slice is a fair sample.
 
-Every host must get the same questions, so a separate process makes them: some tasks draw from
-global generators of random numbers or iterate over a set in the order of its hashes.
+Every host must get the same questions, but some tasks draw from global random number generators
+or iterate over sets in hash order. The questions are therefore generated in a separate process.
 """
 
 import ast
@@ -48,23 +48,23 @@ from exgrpo_jax.runtime import activity
 PREFIX = 'reasoning_gym:'
 
 _SIXTHS = {'train': 4, 'validation': 1, 'test': 1}  # of all questions
-_SIZE = 2000  # of train
-_TRIES = 1000  # a task is exhausted after so many tries without a new question
-_CHUNK = 500  # questions of one seed of reasoning_gym
-_APART = 1_000_000  # reasoning_gym's seeds per seed of ours: most tasks add the row to the seed
-_FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with arguments by name'
+_SIZE = 2000  # default number of train questions
+_TRIES = 1000  # a task is exhausted after this many tries in a row without a new question
+_CHUNK = 500  # questions per reasoning_gym seed
+_APART = 1_000_000  # reasoning_gym seeds per seed of ours: most tasks add the row to the seed
+_FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with keyword arguments'
 
 
 class Task(NamedTuple):
-  """A task as a spec names it."""
+  """A task named in a spec."""
 
   name: str
-  config: dict[str, Any]  # the values that differ from its defaults, in JSON's types
+  config: dict[str, Any]  # values that differ from the defaults, in JSON types
   size: int  # questions in train
   seed: int
 
   def entries(self) -> Iterator[dict[str, Any]]:
-    """Yield generated questions without end, in JSON's types, with `task` and `config`."""
+    """Yield an endless stream of questions in JSON types, each with its `task` and `config`."""
     origin = {'task': self.name, 'config': self.config}
     for start in itertools.count(self.seed * _APART, _CHUNK):
       config = {**self.config, 'seed': start, 'size': _CHUNK}
@@ -74,7 +74,7 @@ class Task(NamedTuple):
 
 
 def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
-  """Return the splits of the tasks in a spec; InputError if they cannot be made."""
+  """Return the splits of a spec's tasks; raise InputError if they cannot be generated."""
   if importlib.util.find_spec('reasoning_gym') is None:
     raise InputError(
       f"{spec} needs the package reasoning-gym: pip install 'exgrpo_jax[reasoning-gym]'."
@@ -91,7 +91,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
 
 
 def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
-  """Run `main` in a process with a fixed hash seed, so that sets always have the same order."""
+  """Run `main` in a process with a fixed hash seed, so that set order is reproducible."""
   search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
   done = subprocess.run(
     [sys.executable, '-P', '-m', __name__, spec, tasks],
@@ -109,7 +109,7 @@ def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Write as JSON the records of each split and a line on each task, or the error."""
+  """Write JSON with each split's records and one line about each task, or with the error."""
   spec, text = sys.argv[1:]
   out, sys.stdout = sys.stdout, sys.stderr
   warnings.simplefilter('ignore')
@@ -125,7 +125,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
   counts = []
   for task in tasks:
     report = activity.reporter(
-      lambda done, name=task.name: f'{name}: {counted(done, "question")} made'
+      lambda done, name=task.name: f'{name}: {counted(done, "question")} generated'
     )
     random.seed(task.seed)
     np.random.seed(task.seed % 2**32)
@@ -139,7 +139,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
 
 
 def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int], None]) -> str:
-  """Add a task's questions to the splits by a hash of their text; return a line about them."""
+  """Assign a task's questions to splits by a hash of their text; return a summary line."""
   wanted = {split: max(1, task.size * part // 4) for split, part in _SIXTHS.items()}
   made, refused, tries = dict.fromkeys(wanted, 0), [], 0
   for entry in task.entries():
@@ -161,7 +161,7 @@ def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int
     raise InputError(f'none of its questions can be used: {refused[0]}.')
   line = f'{task.name}: ' + ', '.join(f'{made[split]:,} {split}' for split in made)
   if made != wanted:
-    line += f' (fewer than {task.size:,} to train: {_TRIES:,} more tries gave nothing new)'
+    line += f' (fewer than {task.size:,} to train: {_TRIES:,} more tries found no new question)'
   return line + (f'; {len(refused):,} left out, the first because {refused[0]}' if refused else '')
 
 
@@ -171,7 +171,7 @@ def _split(key: str) -> str:
 
 
 def _unusable(entry: dict[str, Any]) -> str:
-  """Return the reason why a question cannot be used, or ''."""
+  """Return why a question cannot be used, or ''."""
   for text in ('?', 'nan'):
     if reasoning_gym.score(text, entry) >= 1:
       return f"score_answer gives 1 to the answer '{text}'"
@@ -198,7 +198,7 @@ def _record(entry: dict[str, Any]) -> Record:
 
 @contextlib.contextmanager
 def _refusing(place: str) -> Iterator[None]:
-  """Turn exceptions of reasoning_gym, often failed assertions, into an InputError."""
+  """Turn reasoning_gym's exceptions, often failed assertions, into InputErrors."""
   try:
     yield
   except InputError as error:
@@ -212,7 +212,7 @@ def _refusing(place: str) -> Iterator[None]:
 
 
 def parse(spec: str, text: str) -> list[Task]:
-  """Return the tasks that `text` names; if it is invalid, InputError that begins with the spec."""
+  """Parse the tasks in `text`; if it is invalid, raise an InputError that starts with the spec."""
   try:
     tree = ast.parse(text, mode='eval').body
   except (SyntaxError, ValueError) as error:
@@ -237,7 +237,7 @@ def _tasks(spec: str, node: ast.expr, weight: float) -> Iterator[Task]:
 
 def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) -> Task:
   factory = importlib.import_module('reasoning_gym.factory')
-  known = [task for task in factory.DATASETS if task != 'composite']  # joins tasks, as + does
+  known = [task for task in factory.DATASETS if task != 'composite']  # combines tasks, as + does
   check_known(name, known, f'{spec}: reasoning_gym')
   place, settings = f'{spec}: {name}', factory.DATASETS[name][1]
   names = [field.name for field in dataclasses.fields(settings)]
@@ -245,7 +245,7 @@ def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) 
   for keyword in keywords:
     check_known(str(keyword.arg), [*names, 'level'], place)
     if keyword.arg in values:
-      raise InputError(f'{place}: {keyword.arg} is given twice.')
+      raise InputError(f'{place}: {keyword.arg} is given twice. Remove one.')
     values[keyword.arg] = _literal(place, keyword)
   size, seed = values.pop('size', _SIZE), values.pop('seed', 0)
   for key, value, least in (('size', size, 1), ('seed', seed, 0)):
@@ -259,27 +259,27 @@ def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) 
 
 
 def _literal(place: str, keyword: ast.keyword) -> Any:
-  """Return an argument's value in JSON's types."""
+  """Return an argument's value in JSON types."""
   try:
     return json.loads(json.dumps(ast.literal_eval(keyword.value)))
   except (TypeError, ValueError) as error:
     raise InputError(
-      f'{place}: {ast.unparse(keyword)} must be a number, a text in quotes, True, False, None, or '
-      'a list of these.'
+      f'{place}: {ast.unparse(keyword)} must be a number, a quoted string, True, False, None, or '
+      'a list of such values.'
     ) from error
 
 
 def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
-  """Return the values of a task's config at a curriculum level that are not its defaults."""
+  """Return the task's config values that a curriculum level changes from their defaults."""
   if name not in factory.CURRICULA:
     raise InputError(
-      f'{place}: level={level!r} has no effect, because the task has no curriculum. Leave it out.'
+      f'{place}: level={level!r} has no effect because the task has no curriculum. Remove it.'
     )
   curriculum, settings = factory.create_curriculum(name), factory.DATASETS[name][1]
   highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
   if type(level) is not int or not 0 <= level <= highest:
     raise InputError(
-      f'{place}: level={level!r} must lie in [0, {highest}], the levels of its curriculum.'
+      f'{place}: level={level!r} must be in [0, {highest}], the levels of its curriculum.'
     )
   curriculum.set_global_level(level)
   values, defaults = vars(curriculum.generate_configuration()), vars(settings())

@@ -1,7 +1,7 @@
-"""Records from the rows of a file or data set.
+"""Convert the rows of a file or data set to records.
 
-Only `recognize` decides which column holds the question, the answer and so on, by the columns'
-names; a public data set is one entry of KNOWN_SETS. `of_file` then makes a record of every row.
+`recognize` alone decides from the column names which column contains the question, the answer and
+so on. Each supported public data set is one entry in KNOWN_SETS. `of_file` then converts each row.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from exgrpo_jax.grading.verifier import KINDS
 
 Record = dict[str, Any]  # the fields of datatypes.Question except `row`; `columns` is JSON
 
-# Text in place of an answer: in NuminaMath and sets built from that, or a missing value as text.
+# Text in place of an answer: NuminaMath and its derivatives, or a missing value written as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
-# Columns in common use; a set must have at most one of each line.
+# Common column names. A data set may have at most one from each line.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
 _SOLUTION = 'solution'
 ROLES = ('system', 'user', 'assistant')
-# The comparison of answers if reward_model.style is verl's 'rule'.
+# How answers are compared if reward_model.style is verl's 'rule'.
 _MATH_SOURCES = (
   'aime aime24 aime25 amc gsm8k openai/gsm8k math lighteval/MATH HuggingFaceH4/MATH-500 '
   'DigitalLearningGmbH/MATH-lighteval math_dapo minerva olympiad_bench'
@@ -42,33 +42,33 @@ _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>2
 
 
 class Fields(NamedTuple):
-  """The columns that the user names; '' lets `recognize` choose."""
+  """The columns chosen by the user; '' lets `recognize` choose."""
 
   question: str
   answer: str
   solution: str
-  default_kind: str  # how answers are compared if a row does not say it
-  of_spec: bool = False  # the data spec names them, so they are only meant for this data
+  default_kind: str  # how answers are compared if the row does not specify it
+  of_spec: bool = False  # the data spec names the columns, so they apply only to this data
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The columns of a data set by meaning; 'a.b' is the field b of structs in column a."""
+  """A data set's columns by role; 'a.b' is field b of the structs in column a."""
 
-  name: str  # of the set, for messages
+  name: str  # the data set's name in messages
   question: str  # text, or chat messages
-  known_by: tuple[str, ...] = ()  # a known set has all of these columns, and maybe others
-  answer: str = ''  # '' takes it from the solution, or from the assistant's last turn
-  solution: str = ''  # worked; '' if there is none
-  worked: bool = False  # the solution is never only the answer, which is in a box or after ####
-  source: str = ''  # '' is the file's name
+  known_by: tuple[str, ...] = ()  # columns that identify a known set, which may have others too
+  answer: str = ''  # '' extracts it from the solution or the last assistant turn
+  solution: str = ''  # a worked solution; '' if none
+  worked: bool = False  # solutions are always worked, with the answer in a box or after ####
+  source: str = ''  # '' uses the file's name
   style: str = ''  # verl's reward_model.style
-  proofs: tuple[str, ...] = ()  # columns that say 'proof' if there is no answer to check
-  bulky: tuple[str, ...] = ()  # columns that no reward reads and that are too large to keep
-  row: str = ''  # holds the row's other columns as JSON; '' if they are columns here too
+  proofs: tuple[str, ...] = ()  # columns set to 'proof' if there is no answer to check
+  bulky: tuple[str, ...] = ()  # columns too large to keep, which no reward reads
+  row: str = ''  # column with the row's other columns as JSON; '' if they are regular columns
 
   def describe(self) -> str:
-    """Describe in one line how a row is read."""
+    """Summarize in one line how rows are read."""
     solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
     box = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
     answer = f"'{self.answer}'" if self.answer else box
@@ -84,7 +84,7 @@ _NUMINA: Any = {
   'source': 'source',
   'proofs': ('problem_type', 'question_type'),
 }
-# The first set whose `known_by` columns are all there is taken, so more specific ones come first.
+# The first set whose `known_by` columns are all present wins, so more specific sets come first.
 KNOWN_SETS = (
   PREFILTERED := Layout(
     'prefiltered',  # what `data prefilter` writes
@@ -155,27 +155,28 @@ KNOWN_SETS = (
 
 
 def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
-  """Choose how the rows of a set with these columns are read; `fields` take precedence.
+  """Choose how to read rows with these columns; `fields` take precedence.
 
   `place` is the file or data spec, for error messages.
 
   Raises:
-    InputError: a column that the user names is not there, or no column is known to be the question
+    InputError: a column named by the user is missing, or no column is recognized as the question
       or the answer.
   """
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
   if known is PREFILTERED and not fields.of_spec:
     return PREFILTERED  # `fields` describe the file that was filtered
-  # The settings apply to all data, so rows may lack the solution column that they name.
+  # Settings apply to all data, so some data may lack the configured solution column.
   named_fields = fields._asdict()
   for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
     named = named_fields[key]
     if named and not {named, named.partition('.')[0]} & set(columns):
       if fields.of_spec:
         raise InputError(
-          f"{place}: no field '{named}', which the data spec names. It has: {quote(columns)}."
+          f"{place}: no field '{named}', which the data spec names (has: {quote(columns)}). Name "
+          'one of these.'
         )
-      # The same settings apply to benchmarks in verl's columns and to training data in others.
+      # The same settings apply to benchmarks in verl's format and to training data in others.
       if not (known and known.style):
         raise InputError(no_field(place, named, columns, key))
       fields = fields._replace(**{key: ''})
@@ -205,13 +206,13 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
     question=question,
     answer=answer,
     solution=solution,
-    # TRL's `solution` to a prompt may be only the answer; the solution of a problem is worked.
+    # TRL's `solution` to a prompt may be just the answer; a problem's solution is worked out.
     worked=not answer and question in ('problem', 'messages'),
   )
 
 
 def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
-  """Return the only one of `names` that is a column, or '' if none is."""
+  """Return the one name that is a column, or '' if none is; several raise InputError."""
   found = [name for name in names if name in columns]
   if len(found) > 1:
     raise InputError(
@@ -223,15 +224,15 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
 
 def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
   return (
-    f'{place}: no column is known to be the {key} (has: {quote(columns)}). Set '
-    f'config.data.{key}_field, or end the data spec in {{{key}=COLUMN}}. Recognised by name are '
-    f'{quote(names)}, and the columns of these sets: '
+    f'{place}: no column is recognized as the {key} (has: {quote(columns)}). Set '
+    f'config.data.{key}_field, or end the data spec in {{{key}=COLUMN}}. Recognized names are '
+    f'{quote(names)} and the columns of these sets: '
     f'{", ".join(known.name for known in KNOWN_SETS)}.'
   )
 
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
-  """Return the error message if `columns` lack `field`, which config.data.<key>_field may set."""
+  """Build the error message for a missing `field`, which config.data.<key>_field can change."""
   return (
     f"{place}: no field '{field}' (has: {quote(columns)}). Set config.data.{key}_field, or end the "
     f'data spec in {{{key}=COLUMN}}.'
@@ -239,7 +240,7 @@ def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
 
 
 def no_answer(place: str, columns: Sequence[str]) -> str:
-  """Return the error message if none of `columns` has the answer."""
+  """Build the error message for data without an answer column."""
   return _unknown(place, columns, 'answer', (*_ANSWERS, _SOLUTION))
 
 
@@ -247,24 +248,24 @@ def no_answer(place: str, columns: Sequence[str]) -> str:
 
 
 class Uncheckable(NamedTuple):
-  """A row without an answer to compare responses with."""
+  """A row whose answer cannot be checked."""
 
   reason: str
 
 
-Records = Iterator[tuple[str, Record | Uncheckable]]  # with the place of each row
+Records = Iterator[tuple[str, Record | Uncheckable]]  # the place and record of each row
 
 
 def of_file(
   fields: Fields, file: RowFile, source: str
 ) -> tuple[Layout | None, Callable[[], Records]]:
-  """Return a file's layout, None if it is empty, and a function that reads its records.
+  """Return a file's layout (None if the file is empty) and a function that reads its records.
 
-  `source` is of its questions if no column says it.
+  `source` is the source of the questions if no column contains it.
 
   Raises:
-    InputError: now or on reading a row: the file is damaged, its columns are not understood, or one
-      of them holds an invalid value.
+    InputError: the file is damaged, its columns are not recognized, or a column contains an invalid
+      value. The function that reads records may raise it too.
   """
   table = file.opened()
   names = table.columns()
@@ -284,16 +285,16 @@ def of_file(
 def record(
   layout: Layout, fields: Fields, row: Mapping[str, Any], place: str, source: str
 ) -> Record | Uncheckable:
-  """Make a row's record; `place` is for error messages. Source and errors as in `of_file`."""
+  """Convert a row to a record. See `of_file` for `source` and errors; messages name `place`."""
   messages = _messages(_value(row, layout.question, 'question', place), layout.question, place)
-  turn = ''  # the assistant's last, if the data has one
+  turn = ''  # the last assistant turn, if any
   if messages[-1]['role'] == 'assistant':
     *messages, last = messages
     turn = last['content']
   if not any(message['role'] == 'user' for message in messages):
     raise InputError(
-      f"{place}: '{layout.question}' has no message with the role 'user', so it asks nothing. Add "
-      'one.'
+      f"{place}: '{layout.question}' has no message with the role 'user', so there is no question. "
+      'Add a user message.'
     )
   solution = _optional(row.get(layout.solution), layout.solution, place) or turn
   if layout.answer:
@@ -326,15 +327,15 @@ def record(
 
 
 def answer_text(value: Any, name: str, place: str) -> str:
-  """Return an answer as text: '' if there is none, a JSON array for a list of accepted answers.
+  """Convert an answer to text: '' if missing, a JSON array for a list of accepted answers.
 
   Args:
-    value: text, a number, a list of these, or nothing.
-    name: of the column, for error messages.
-    place: of the row, for error messages.
+    value: text, a number, a list of texts and numbers, or nothing.
+    name: the column's name, for error messages.
+    place: the row's location, for error messages.
 
   Raises:
-    InputError: the value, or one in the list, is something else.
+    InputError: the value or a list element has another type.
   """
   if not _is_list(value):
     return _optional(value, name, place)
@@ -343,15 +344,15 @@ def answer_text(value: Any, name: str, place: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-  """Split an answer column's text into the answer and the worked solution that GSM8K puts there."""
+  """Split an answer column's text into the answer and, for GSM8K, the worked solution before it."""
   _, mark, final = text.rpartition(_FINAL_ANSWER)
   return (final.strip(), _CALCULATOR.sub('', text)) if mark else (text, '')
 
 
 def _conclusion(text: str, worked: bool) -> tuple[str, str]:
-  """Split a solution column's text into the answer, '' if it has none, and the solution.
+  """Split a solution column's text into the answer ('' if missing) and the solution.
 
-  Unless the column is `worked`, a text without a box or '#### ' is only the answer, as in TRL.
+  Unless the column is `worked`, text without a box or '#### ' is treated as the answer, as in TRL.
   """
   if '\\boxed' in text:
     return extraction.extract(text, require_think=False, require_box=True) or '', text
@@ -362,7 +363,7 @@ def _conclusion(text: str, worked: bool) -> tuple[str, str]:
 
 
 def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str) -> str:
-  """Return the reason why an answer cannot be checked, or ''."""
+  """Return why an answer cannot be checked, or ''."""
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
@@ -376,7 +377,7 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str)
 
 
 def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, place: str) -> str:
-  """Return one of KINDS: verl's style if it names one, otherwise by verl's data source."""
+  """Return one of KINDS: verl's style if it names one, otherwise the kind of verl's data source."""
   if not layout.style:
     return fields.default_kind or 'math'
   style = _value(row, layout.style, 'answer', place) or 'rule'
@@ -385,15 +386,15 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
   # DAPO-Math-17k has 'rule-lighteval/MATH_v2'.
   if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
-      f'{place}: reward_model.style={reprlib.repr(style)} does not say how answers are compared. '
-      f"Set it to 'rule', so that data_source decides, or to one of {quote(KINDS)}."
+      f'{place}: reward_model.style={reprlib.repr(style)} is not a way to compare answers. '
+      f"Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
     )
   kind = _KIND_OF_SOURCE.get(source, '') if layout.source else 'math'
   kind = kind or fields.default_kind
   if not kind:
     raise InputError(
-      f"{place}: data_source='{source}' does not say how answers are compared, because it is none "
-      f'of the known ones ({", ".join(_KIND_OF_SOURCE)}). Set config.data.default_kind or '
+      f"{place}: data_source='{source}' does not determine how to compare answers because it isn't "
+      f'a known source ({", ".join(_KIND_OF_SOURCE)}). Set config.data.default_kind or '
       f'reward_model.style to one of {quote(KINDS)}.'
     )
   return kind
@@ -403,7 +404,7 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
 
 
 def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, Any]:
-  """Return the row's values by column, for rewards that ask for them."""
+  """Return the row's values by column, for reward functions that use them."""
   if not layout.row:
     return {name: _plain(value) for name, value in row.items() if name not in layout.bulky}
   text = row.get(layout.row)
@@ -413,16 +414,16 @@ def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, An
     own = None
   if not isinstance(own, dict):
     raise InputError(
-      f"{place}: field '{layout.row}' is {reprlib.repr(text)}. It must hold the columns of the "
-      'row that was filtered, as a JSON object.'
+      f"{place}: field '{layout.row}' is {reprlib.repr(text)}. It must be a JSON object with the "
+      "original row's columns."
     )
   return own | {'pass_rate': _plain(row.get('pass_rate'))}
 
 
 def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
-  """Return the value of a column; 'a.b' is a field of a struct unless a column has that name.
+  """Return a column's value; 'a.b' is a struct field unless a column has exactly that name.
 
-  Raises InputError if the row lacks the column; config.data.<key>_field may set it.
+  Raises InputError if the row lacks the column, which config.data.<key>_field can change.
   """
   column, _, field = name.partition('.')
   if name in row:
@@ -438,7 +439,7 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
 
 
 def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
-  """Return the chat messages of a question; a text becomes one user message."""
+  """Return a question's chat messages; plain text becomes one user message."""
   if not _is_list(value):
     return [{'role': 'user', 'content': _text(value, name, place)}]
   turns = list(value)
@@ -456,21 +457,21 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
 
 
 def _optional(value: Any, name: str, place: str) -> str:
-  """Return `_text` of `value`, or '' for None, NaN and white space."""
+  """Convert `value` with `_text`, but return '' for None, NaN and whitespace."""
   if value is None or _is_nan(value) or (isinstance(value, (str, bytes)) and not value.strip()):
     return ''
   return _text(value, name, place)
 
 
 def _text(value: Any, name: str, place: str) -> str:
-  """Return `value` as text; numbers are written as in Python, decimals with all their digits."""
+  """Convert `value` to text. Numbers are written as in Python, decimals with all their digits."""
   if isinstance(value, bytes):
     try:
       value = value.decode()
     except UnicodeDecodeError as error:
       raise InputError(
-        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Write it "
-        'again as text in UTF-8.'
+        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Save it "
+        'as UTF-8 text.'
       ) from error
   is_number = isinstance(value, (int, float, np.integer, np.floating))
   if is_number and not isinstance(value, bool) and not _is_nan(value):
@@ -499,20 +500,20 @@ def _is_nan(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-  """Return `value` in JSON's types; other types and integers that are too long become text."""
+  """Convert `value` to JSON types; other types and integers that are too long become text."""
   if value is None or type(value) in (str, int, float, bool):
     return value
   if isinstance(value, Numeral):
     try:
       return json.loads(value)
-    except ValueError:  # Python parses no integer of more than 4,300 digits
+    except ValueError:  # Python does not parse integers of more than 4,300 digits
       return str(value)
   if isinstance(value, Mapping):
     return {str(name): _plain(inner) for name, inner in value.items()}
   if _is_list(value):
     return [_plain(inner) for inner in value]
   if isinstance(value, np.floating):
-    return float(str(value))  # the shortest decimal in the value's own precision
+    return float(str(value))  # the shortest decimal at the value's precision
   if isinstance(value, (np.ndarray, np.generic)):
     return _plain(value.tolist())
   if isinstance(value, bytes):

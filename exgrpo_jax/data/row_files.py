@@ -1,8 +1,8 @@
-"""The rows of a file of any format: jsonl, a JSON array, csv, parquet, or a task in Python.
+"""Read rows from any supported format: jsonl, a JSON array, csv, parquet, or a Python task.
 
-The `datasets` library is not used: it turns an answer of 0.50 into 0.5, 5,000 digits into infinity,
-and `nan` or a missing value into None, shifts the columns of a csv row that is too long, renames
-the second of two columns with one name, and does not say which line is wrong.
+The `datasets` library is not used. It turns an answer of 0.50 into 0.5, 5,000 digits into infinity,
+and `nan` or a missing value into None. It also shifts the columns of a csv row that is too long,
+renames the second of two columns with the same name, and does not report which line is wrong.
 """
 
 import collections
@@ -25,56 +25,56 @@ from exgrpo_jax import config
 from exgrpo_jax.errors import InputError, counted
 
 ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
-LINES_OR_PARQUET = ('.jsonl', '.parquet')  # formats of files that hold more than questions
+LINES_OR_PARQUET = ('.jsonl', '.parquet')  # formats of files that contain more than questions
 
-Row = dict[str, Any]  # by column; a row of jsonl may lack some
-Rows = Iterator[tuple[str, Row]]  # place, 'path:line' or 'path: row n', and row
+Row = dict[str, Any]  # values by column; a jsonl row may lack some columns
+Rows = Iterator[tuple[str, Row]]  # place ('path:line' or 'path: row n') and row
 
 _TASK = re.compile(r'(?P<file>.+\.py):(?P<split>[\w.-]+)')
-_BATCH = 128  # rows of parquet in memory at once
+_BATCH = 128  # parquet rows in memory at a time
 
 
 class Numeral(str):
-  """A number in its original spelling: an answer of 0.50 must not become 0.5."""
+  """A number that keeps its original spelling, so that an answer of 0.50 doesn't become 0.5."""
 
 
 class Table(NamedTuple):
-  """Rows that can be read several times, a few in memory at a time (of .json and .py: all)."""
+  """Rows that can be read repeatedly, a few in memory at a time (all of them for .json and .py)."""
 
-  columns: Callable[[], list[str]]  # of all rows together, in the order in which they first occur
-  rows: Callable[[Collection[str]], Rows]  # without the columns in the argument
+  columns: Callable[[], list[str]]  # the union over all rows, in order of first occurrence
+  rows: Callable[[Collection[str]], Rows]  # the argument names columns to leave out
 
 
 class RowFile(NamedTuple):
-  """A file or a split of a data set, opened only if its content is not known yet."""
+  """A file or a data set's split, opened only if its content has not been prepared yet."""
 
   path: str  # for messages
-  digest: Callable[[], str]  # of the content
+  digest: Callable[[], str]  # returns a digest of the content
   opened: Callable[[], Table]
 
 
 def row_file(path: str) -> RowFile:
-  """Return the file at `path`, which is one that `opened` takes."""
+  """Return a RowFile for `path`, which may be anything that `opened` accepts."""
   return RowFile(path, functools.partial(digest, path), functools.partial(opened, path))
 
 
 def task_file(base: str) -> tuple[str, str] | None:
-  """Return file and split of a task in Python, such as 'squares.py:train'; else None."""
+  """Return the file and split of a Python task such as 'squares.py:train', otherwise None."""
   match = _TASK.fullmatch(base)
   return (match['file'], match['split']) if match else None
 
 
 def opened(path: str, keep_spelling: bool = True) -> Table:
-  """Open the file at `path`; its ending decides how it is read.
+  """Open the file at `path` with the reader for its extension.
 
   Args:
-    path: of the file; a task in Python has its split too, as in 'squares.py:train'.
-    keep_spelling: whether numbers in JSON become Numerals, and float16 and float32 of parquet the
-      float64 of the same shortest spelling: 0.1, not 0.10000000149011612.
+    path: the file's path. A Python task also needs its split, as in 'squares.py:train'.
+    keep_spelling: if True, JSON numbers become Numerals, and parquet's float16 and float32 become
+      the float64 with the same shortest spelling: 0.1, not 0.10000000149011612.
 
   Raises:
-    InputError: now or on reading: there is no such file, it is damaged or not of its format, a text
-      is not UTF-8, or two columns have one name.
+    InputError: now or while reading: the file is missing, damaged or in another format, a text
+      isn't UTF-8, or two columns share a name.
   """
   if task := task_file(path):
     return _task(path, existing(task[0]), task[1])
@@ -95,7 +95,7 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
 
 
 def existing(path: str) -> epath.Path:
-  """Return the file at `path`; InputError if there is none."""
+  """Return the file at `path`; raise InputError if it does not exist."""
   file = epath.Path(path).expanduser()
   if not file.is_file():
     raise InputError(
@@ -106,7 +106,7 @@ def existing(path: str) -> epath.Path:
 
 
 def digest(path: str) -> str:
-  """Return a SHA-256 of the content of a file that `opened` takes."""
+  """Return the SHA-256 of a file's content. `path` may be anything that `opened` accepts."""
   task = task_file(path)
   try:
     with existing(task[0] if task else path).open('rb') as content:
@@ -139,15 +139,15 @@ def _lines(path: str, lines: Iterable[bytes], keep_spelling: bool) -> Rows:
   for number, line in enumerate(lines, start=1):
     if line.strip():
       place = f'{path}:{number}'
-      value = _parsed(line, place, 'Every line must hold one object, in UTF-8', keep_spelling)
+      value = _parsed(line, place, 'Every line must be one object, in UTF-8', keep_spelling)
       yield place, _object(value, place)
 
 
 def _array(path: str, content: bytes, keep_spelling: bool) -> Rows:
-  rule = 'A .json file must hold an array of objects, in UTF-8; one object a line is .jsonl'
+  rule = 'A .json file must contain an array of objects, in UTF-8; use .jsonl for one per line'
   values = _parsed(content, path, rule, keep_spelling)
   if not isinstance(values, list):
-    raise InputError(f'{path}: it holds {reprlib.repr(values)}, which is no array. {rule}.')
+    raise InputError(f"{path}: it contains {reprlib.repr(values)}, which isn't an array. {rule}.")
   for number, value in enumerate(values):
     place = f'{path}: row {number}'
     yield place, _object(value, place)
@@ -187,20 +187,20 @@ def _csv(path: str, file: epath.Path) -> Table:
   def values() -> Iterator[list[str]]:
     with file.open('rb') as opened_file:
       text = io.TextIOWrapper(opened_file, encoding='utf-8-sig', newline='')  # pyright: ignore[reportArgumentType]  # epath's type of a file
-      yield from filter(None, csv.reader(text, strict=True))  # without blank lines
+      yield from filter(None, csv.reader(text, strict=True))  # skip blank lines
 
   def rows(without: Collection[str]) -> Rows:
     found = values()
     next(found, None)  # skip the names
     for number in range(sys.maxsize):
-      place = f'{path}: row {number}'  # a value may span lines
+      place = f'{path}: row {number}'  # not the line, because a value may span lines
       row = _next(found, place, file)
       if row is None:
         return
       if len(row) != len(names):
         raise InputError(
           f'{place}: it has {counted(len(row), "value")}, but the first line names {len(names)}. '
-          'Put a value with a comma or a line break in quotes.'
+          'Quote values that contain a comma or a line break.'
         )
       yield place, _others(dict(zip(names, row)), without)
 
@@ -208,8 +208,8 @@ def _csv(path: str, file: epath.Path) -> Table:
     header = opened_file.readline().decode(errors='replace').strip()
   if ',' not in header and any(separator in header for separator in ';\t|'):
     raise InputError(
-      f'{path}:1: {reprlib.repr(header)} has no comma, so its separator seems to be another '
-      'character. Write the file again with commas between its values.'
+      f'{path}:1: {reprlib.repr(header)} has no comma, so the separator seems to be another '
+      'character. Save the file with commas between values.'
     )
   names = _next(values(), f'{path}:1', file) or []
   check_distinct(names, f'{path}:1')
@@ -220,8 +220,8 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
   try:
     return next(found, None)
   except csv.Error as error:
-    raise InputError(f'{place}: not valid CSV ({error}). Write it again.') from error
-  except UnicodeDecodeError as error:  # its position counts within a part of the file
+    raise InputError(f'{place}: not valid CSV ({error}). Save it again.') from error
+  except UnicodeDecodeError as error:  # its position is relative to a part of the file
     for number, line in enumerate(file.read_bytes().split(b'\n'), start=1):
       try:
         line.decode()
@@ -258,10 +258,10 @@ def _parquet(path: str, file: epath.Path, keep_spelling: bool) -> Table:
 
 
 def _values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
-  """Return the rows of a batch that begins at row `number` of the file."""
+  """Return the rows of a batch that starts at row `number` of the file."""
   try:
     return batch.to_pylist()
-  except UnicodeDecodeError:  # the file's writer need not have checked its texts
+  except UnicodeDecodeError:  # the file's writer may not have validated its texts
     for offset in range(batch.num_rows):
       try:
         batch.slice(offset, 1).to_pylist()
@@ -275,7 +275,7 @@ def _has_short_floats(kind: pa.DataType) -> bool:
 
 
 def _spelt(value: Any, kind: pa.DataType) -> Any:
-  """Replace each float16 and float32 in a value by the float64 of its shortest spelling."""
+  """Replace each float16 and float32 in a value with the float64 of its shortest spelling."""
   if value is None or not _has_short_floats(kind):
     return value
   if pa.types.is_floating(kind):
@@ -289,7 +289,7 @@ def _spelt(value: Any, kind: pa.DataType) -> Any:
   return [_spelt(inner, kind.value_type) for inner in value]
 
 
-# ---- A task in Python ----
+# ---- Python tasks ----
 
 
 def _task(path: str, file: epath.Path, split: str) -> Table:
@@ -297,7 +297,7 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
     if split not in splits:
       raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
 
-  returned = 'the rows of each split by its name, each row a dict by column'
+  returned = 'a dict from split name to rows, each row a dict by column'
   splits, _ = config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
   return _of_list(
     [
@@ -311,7 +311,7 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
 
 
 def check_distinct(names: Sequence[str], place: str) -> None:
-  """Raise InputError if a name occurs twice; several columns may have no name."""
+  """Raise InputError if a name occurs twice. Several columns may be unnamed."""
   for name, count in collections.Counter(names).items():
     if name and count > 1:
       raise InputError(
@@ -321,13 +321,13 @@ def check_distinct(names: Sequence[str], place: str) -> None:
 
 
 def quote(names: Sequence[str]) -> str:
-  """Quote the names as a list in a message."""
+  """Quote the names and join them with commas, for a message."""
   return ', '.join(f"'{name}'" for name in names) or 'nothing'
 
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
-  return InputError(f'{place}: a text is not UTF-8 ({error}). Write it again in UTF-8.')
+  return InputError(f'{place}: a text is not UTF-8 ({error}). Save it as UTF-8.')
 
 
 def _damaged(path: str, error: Exception) -> InputError:
-  return InputError(f'{path}: not a complete parquet file ({error}). Write it again.')
+  return InputError(f'{path}: not a complete parquet file ({error}). Save it again.')

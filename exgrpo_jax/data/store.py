@@ -1,12 +1,12 @@
-"""Prepared data: a data set's records and the tokens of its prompts, made once and then mapped.
+"""Prepared data: a data set's records and prompt tokens, written once and then memory-mapped.
 
 A data set has one folder. Its name contains a hash of everything that shapes the records:
 
-  facts.json     the number of rows of each split, and how they were read
-  SPLIT.arrow    the records of a split
-  prompts/HASH   the tokens of prompts; the hash covers everything that shapes them
+  facts.json     each split's row count, and how the rows were read
+  SPLIT.arrow    a split's records
+  prompts/HASH   prompt tokens; the hash covers everything that shapes them
 
-So a file that exists under its name is right, and files from before a change do no harm.
+So any existing file is up to date, and files from before a change do no harm.
 """
 
 import functools
@@ -45,42 +45,42 @@ SCHEMA = pa.schema(
     *((name, pa.string()) for name in ('answer', 'kind', 'solution', 'source', 'columns')),
   ]
 )
-_VERSION = '4'  # increase it when rows become other records
-_BATCH = 1000  # rows that are written, read and tokenised at once
+_VERSION = '4'  # increment this when the conversion of rows to records changes
+_BATCH = 1000  # rows written, read or tokenized at a time
 _FACTS = 'facts.json'
 _INT = np.dtype('<i4')
-_DIGEST = 32  # bytes of a SHA-256
+_DIGEST = 32  # bytes in a SHA-256
 _LIBRARIES = ('jinja2', 'sentencepiece', 'tokenizers')
 
-Facts = dict[str, Any]  # the attributes of a Store except its folder
+Facts = dict[str, Any]  # a Store's attributes except its folder
 
 
 class LeftOut(NamedTuple):
   """Rows that were left out for one reason."""
 
   rows: int
-  first: str  # the place of the first row, and for conflicting answers of the second too
+  first: str  # the first row's place; for conflicting answers, the second row's too
 
 
 class Store:
-  """The prepared splits of a data set; rows are read on demand."""
+  """A data set's prepared splits. Rows are read on demand."""
 
   def __init__(self, folder: pathlib.Path) -> None:
     facts: Facts = json.loads((folder / _FACTS).read_text())
     self.folder = folder
-    self.sizes: dict[str, int] = facts['sizes']  # split -> rows, `excluded` ones too
-    # Lines on how the columns were read (mostly one for all files), or on the rows of each task.
+    self.sizes: dict[str, int] = facts['sizes']  # split -> row count, including `excluded` rows
+    # Lines on how the columns were read (usually one for all files) or on the rows of each task.
     self.layouts: list[str] = facts.get('layouts', [])
-    # Reason -> the rows of files whose answer cannot be checked.
+    # Reason -> rows of files whose answer cannot be checked.
     self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
-    # Rows of files that are stored but left out, because conflicts are only known at the end.
+    # Rows stored but left out. Conflicting answers are known only after all rows are written.
     self.excluded: list[int] = facts.get('excluded', [])
 
   def reader(self, split: str) -> Callable[[Sequence[int]], list[Record]]:
-    """Return a function from rows of a split to records; it still works if the cache is cleared."""
+    """Return a function that reads a split's rows. It still works if the cache is cleared."""
     with pa.ipc.open_file(pa.memory_map(os.fspath(_file(self.folder, split)))) as file:
       batches = [file.get_batch(number) for number in range(file.num_record_batches)]
-    size = batches[0].num_rows if batches else 1  # of all batches except the last
+    size = batches[0].num_rows if batches else 1  # rows in every batch except the last
 
     def read(rows: Sequence[int]) -> list[Record]:
       found = {}
@@ -96,20 +96,20 @@ class Store:
 def prepared(
   cache_dir: str, name: str, key: str, make: Callable[[Facts], Mapping[str, Iterable[Record]]]
 ) -> Store:
-  """Return the data set of this key; make it if it is not there.
+  """Return the data set with this key, preparing it if needed.
 
-  Safe to call from several processes at once, and to kill: each writes to its own folder, and the
+  Concurrent calls and killed processes are safe: each process writes to its own folder, and the
   first to finish renames it.
 
   Args:
-    cache_dir: where data is kept; '' is TFDS's folder.
-    name: of the data set; it begins the folder's name.
+    cache_dir: the cache folder; '' means TFDS's folder.
+    name: the data set's name, used as a prefix of its folder's name.
     key: everything that shapes the records.
     make: returns the records of each split. It may add to its argument, which is written after all
       records.
 
   Raises:
-    InputError: the data cannot be stored. Exceptions of `make` pass through.
+    InputError: the data cannot be stored. Exceptions from `make` propagate.
   """
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
@@ -122,13 +122,13 @@ def prepared(
     except (OSError, pa.ArrowInvalid) as error:
       raise InputError(
         f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}). '
-        'Set config.data.cache_dir to a folder that is writable and has space for them.'
+        'Set config.data.cache_dir to a writable folder with enough free space.'
       ) from error
   return Store(folder)
 
 
 def cache_folder(cache_dir: str) -> pathlib.Path:
-  """Return the folder that config.data.cache_dir names; '' is TFDS's folder."""
+  """Return the folder set in config.data.cache_dir; '' means TFDS's folder."""
   named = cache_dir or os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
   return pathlib.Path(named).expanduser()
 
@@ -150,11 +150,11 @@ def _write(folder: pathlib.Path, make: Callable[[Facts], Mapping[str, Iterable[R
   (folder / _FACTS).write_text(json.dumps(facts | {'sizes': sizes}))
 
 
-# ---- The records of tasks and of files ----
+# ---- Records of tasks and files ----
 
 
 def of_task(cache_dir: str, name: str, rows: Callable[[], Mapping[str, Iterable[Record]]]) -> Store:
-  """Return the splits of an embedded task; prepare them again when its code changes."""
+  """Return an embedded task's splits, preparing them again if the task's code has changed."""
   code = inspect.getsource(inspect.getmodule(rows) or rows)
   return prepared(cache_dir, name, code, lambda _: rows())
 
@@ -162,10 +162,10 @@ def of_task(cache_dir: str, name: str, rows: Callable[[], Mapping[str, Iterable[
 def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: str = '') -> Store:
   """Return the rows of one or more files in order, as the split ROWS.
 
-  `source` is of the questions if no column says it; '' is the first file's name.
+  `source` is the questions' source if no column contains it; '' means the first file's name.
 
   Raises:
-    InputError: a file is not there, cannot be read or stored, or one of its rows cannot be used.
+    InputError: a file is missing, cannot be read or stored, or contains an unusable row.
   """
   source = source or epath.Path(files[0].path).stem
   named = [(epath.Path(file.path).name, file.digest()) for file in files]
@@ -179,14 +179,14 @@ def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: s
 def _records(
   files: Sequence[RowFile], digests: Sequence[str], fields: Fields, source: str, facts: Facts
 ) -> Iterator[Record]:
-  """Yield the records of some files; at the end, add to `facts` how they were read."""
+  """Yield the files' records, then add to `facts` how they were read."""
   found = [(file, *records.of_file(fields, file, source)) for file in files]
   first = files[0].path
   named = first if len(files) == 1 else f'{first} and {len(files) - 1} more'
   report = activity.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
   answers, left_out = Answers(), dict[str, LeftOut]()
   for file, _, rows in found:
-    # Places are kept without the folder because the file may be moved.
+    # Places omit the folder because the file may be moved.
     folder = file.path.removesuffix(epath.Path(file.path).name)
     for place, record in rows():
       place = place.removeprefix(folder)
@@ -203,7 +203,7 @@ def _records(
   for file, digest in zip(files, digests):
     if file.digest() != digest:
       raise InputError(
-        f'{file.path}: the file changed while it was read. Start again when it is complete.'
+        f'{file.path}: the file changed while it was being read. Rerun once it is complete.'
       )
   if len(excluded) == len(answers.asked):
     raise InputError(_nothing(first, left_out))
@@ -213,29 +213,29 @@ def _records(
 
 def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
   for reason, (rows, first) in left_out.items():
-    where = f'{counted(rows, "row")}, as at {first}'
+    where = f'{counted(rows, "row")}, the first at {first}'
     return f'{path}: no row has an answer that can be checked: {reason} ({where}).'
-  return f'{path}: the file holds no question. It needs at least one.'
+  return f'{path}: the file contains no question. It needs at least one.'
 
 
-CONFLICT = 'another answer to the same question elsewhere'
+CONFLICT = 'conflicting answers to the same question'
 
 
 class Answers:
-  """The answers to the questions of a data set, whose rows are added one by one.
+  """Answers in a data set, added row by row, used to find conflicts.
 
-  Answers that differ as text may still be the same to the verifier: 1/2 and 0.5.
+  Answers that differ as text may still be equal to the verifier: 1/2 and 0.5.
   """
 
   def __init__(self) -> None:
     self.asked: list[bytes] = []  # `question_key` of each row
-    self.conflicting: dict[bytes, str] = {}  # key -> the places and the text of two answers
-    self._first: dict[bytes, tuple[str, str]] = {}  # key -> an answer, and its place
+    self.conflicting: dict[bytes, str] = {}  # key -> places and texts of two answers
+    self._first: dict[bytes, tuple[str, str]] = {}  # key -> an answer and its place
 
   def add(
     self, place: str, messages: Sequence[Mapping[str, Any]], answer: str, kind: str = 'math'
   ) -> None:
-    """Add a row: its place, its messages, its answer, and how answers to it are compared."""
+    """Add a row. `kind` determines how its answers are compared."""
     asked = question_key(messages)
     self.asked.append(asked)
     first, first_place = self._first.setdefault(asked, (answer, place))
@@ -245,12 +245,12 @@ class Answers:
       )
 
   def conflicting_rows(self) -> list[int]:
-    """Return the numbers of the rows whose question has another answer elsewhere."""
+    """Return the indices of rows whose question has a different answer elsewhere."""
     return [row for row, asked in enumerate(self.asked) if asked in self.conflicting]
 
 
 def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
-  """Hash the messages, because the texts of a large data set take much memory."""
+  """Hash the messages, because a large data set's texts take too much memory."""
   return hashlib.sha256(repr(messages).encode()).digest()[:16]
 
 
@@ -261,27 +261,27 @@ def _same(first: str, second: str, kind: str) -> bool:
   )
 
 
-# ---- Questions and their prompts ----
+# ---- Questions and prompts ----
 
 
 class Dataset(Questions):
-  """The questions of one data spec: some rows of a split."""
+  """One data spec's questions: some of the rows of a split."""
 
   def __init__(self, spec: str, store: Store, split: str, rows: np.ndarray) -> None:
     self.spec, self.store, self.split = spec, store, split
-    self.rows = rows  # int [questions], of the split
+    self.rows = rows  # int [questions], indices into the split
     self._read = store.reader(split)
 
   def __len__(self) -> int:
     return len(self.rows)
 
   def __iter__(self) -> Iterator[Question]:
-    # One at a time takes several times as long.
+    # One by one, this would take several times as long.
     for start in range(0, len(self), _BATCH):
       yield from self[start : start + _BATCH]
 
   def select(self, rows: np.ndarray) -> 'Dataset':
-    """Return some of the questions, renumbered from 0."""
+    """Return the questions at these indices, renumbered from 0."""
     return Dataset(self.spec, self.store, self.split, self.rows[rows])
 
   def read(self, rows: Sequence[int]) -> list[Question]:
@@ -300,14 +300,14 @@ class Dataset(Questions):
 
 
 class Prompts(Sequence[np.ndarray]):
-  """The prompts of a data set: int32 [T] each, views of one array; a slice is a list."""
+  """A data set's prompts, each an int32 [T] view of one array. Slicing returns a list."""
 
   def __init__(
     self, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, checksum: bytes
   ) -> None:
     self._tokens, self._begins = tokens, begins
     self.lengths = lengths  # int [prompts], in tokens
-    self.checksum = checksum  # of the questions and prompts of the whole data set
+    self.checksum = checksum  # covers all questions and prompts of the data set
 
   def __len__(self) -> int:
     return len(self.lengths)
@@ -323,14 +323,14 @@ class Prompts(Sequence[np.ndarray]):
     return self._tokens[begin : begin + self.lengths[row]]
 
   def select(self, rows: np.ndarray) -> 'Prompts':
-    """Return some of the prompts, renumbered from 0."""
+    """Return the prompts at these indices, renumbered from 0."""
     return Prompts(self._tokens, self._begins[rows], self.lengths[rows], self.checksum)
 
 
 def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> Prompts:
-  """Return the prompts of `data`: read them from the cache, or tokenise and store them.
+  """Return the tokenized prompts of `data` from the cache, or tokenize and store them.
 
-  Safe to call from several processes at once, and to kill, as `prepared` is.
+  Concurrent calls and killed processes are safe, as with `prepared`.
 
   Raises:
     InputError: a question cannot be rendered.
@@ -340,7 +340,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
     try:
       return _prompts_in(path)
     except (OSError, ValueError) as error:
-      hosts.warn(f'{path}: {error}. The prompts of {data.spec} are tokenised again.')
+      hosts.warn(f'{path}: {error}. Tokenizing the prompts of {data.spec} again.')
   content = _tokenize(data, tokenizer, prompts)
   try:
     with replacing(path, shared=True) as unfinished:
@@ -348,15 +348,15 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
     return _prompts_in(path)
   except OSError as error:
     hosts.warn(
-      f'the tokenised prompts of {data.spec} cannot be kept in {path.parent} '
-      f'({error.strerror or error}), so every start tokenises them again. Make that folder '
+      f'the tokenized prompts of {data.spec} cannot be saved in {path.parent} '
+      f'({error.strerror or error}), so every start tokenizes them again. Make that folder '
       'writable and free some space, or set config.data.cache_dir to another folder.'
     )
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
 
 
 def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> str:
-  """Hash everything that shapes the prompts; hexadecimal digits."""
+  """Return a hex digest of everything that shapes the prompts."""
   shaping = (
     data.split,
     hashlib.sha256(data.rows.tobytes()).hexdigest(),
@@ -369,7 +369,7 @@ def _hash(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> 
 
 @functools.cache
 def _code() -> tuple[str, ...]:
-  """Return a digest of the code in this folder, and the versions of libraries that it relies on."""
+  """Return a digest of the code in this folder and the versions of the libraries it uses."""
   hashed = hashlib.sha256()
   for file in sorted(pathlib.Path(__file__).parent.glob('*.py')):
     hashed.update(file.read_bytes())
@@ -377,14 +377,14 @@ def _code() -> tuple[str, ...]:
 
 
 def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
-  """Return the content of the file of these prompts.
+  """Tokenize the prompts and return the content of their cache file.
 
-  A SHA-256 of all that follows, a SHA-256 of the questions, and as little-endian int32 the tokens
-  of all prompts, the length of each, and the number of prompts.
+  It consists of a SHA-256 of everything that follows, a SHA-256 of the questions and, as
+  little-endian int32, the tokens of all prompts, each prompt's length, and the number of prompts.
   """
   content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
   report = activity.reporter(
-    lambda done: f'{data.spec}: {done:,} of {counted(len(data), "prompt")} tokenised'
+    lambda done: f'{data.spec}: {done:,} of {counted(len(data), "prompt")} tokenized'
   )
   for start in range(0, len(data), _BATCH):
     batch = data[start : start + _BATCH]
@@ -400,7 +400,7 @@ def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
 
 
 def _prompts_in(path: pathlib.Path) -> Prompts:
-  """Map the prompts in a file; ValueError if it is damaged."""
+  """Memory-map a file's prompts; raise ValueError if the file is damaged."""
   with path.open('rb') as file:
     if file.read(_DIGEST) != hashlib.file_digest(file, 'sha256').digest():
       raise ValueError('the file is damaged')
@@ -408,7 +408,7 @@ def _prompts_in(path: pathlib.Path) -> Prompts:
 
 
 def _parse(content: np.ndarray) -> Prompts:
-  """Return the prompts in a file's content, int32, as views."""
+  """Return the prompts in a file's int32 content, as views."""
   checksum, rest = content[: _DIGEST // 4].tobytes(), content[2 * _DIGEST // 4 :]
   count = int(rest[-1])
   lengths = rest[-1 - count : -1].astype(np.int64)

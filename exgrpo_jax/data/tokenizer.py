@@ -1,7 +1,7 @@
-"""Tokenizers: text to token ids and back, one interface to SentencePiece and tokenizer.json.
+"""Tokenizers: a common interface to SentencePiece and tokenizer.json.
 
-The ends of responses and the padding are tracked by lengths, never by token ids. So a
-vocabulary needs no padding token: without one, the end token pads, as is usual.
+Response ends and padding are tracked by lengths, never by token ids, so a vocabulary needs
+no padding token. Without one, the end token is used for padding, as usual.
 """
 
 import abc
@@ -24,14 +24,14 @@ from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
-_BYTES = 256  # byte-fallback pieces of a trained model, used by characters not in its text
-_RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
-# Tags that mark the parts of a response; they are read as text, special tokens or not.
+_BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its training text
+_RESERVED = 4  # reserved pieces of a trained model: padding, end, unknown, newline
+# Tags that mark the parts of a response. They count as text, even if they are special tokens.
 _TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'tool_call', 'answer'))
-# The files next to tokenizer.json that are parsed; the others are only kept for exports.
+# Files next to tokenizer.json that are parsed. The rest are only kept for exports.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
-# Files next to tokenizer.json: end and padding tokens, the chat template, files with which
-# transformers reads it, and formats that older readers need.
+# Files next to tokenizer.json: end and padding tokens, the chat template, files that
+# transformers needs to load it, and formats for older readers.
 _COMPANIONS = (
   'tokenizer_config.json',
   'tokenization.py',
@@ -51,24 +51,24 @@ class TokenizerConfig:
   path: str = setting(
     '',
     None,
-    "a tokenizer.json, a SentencePiece *.model, the folder of one or a model's name on the Hub; "
-    "'' uses the one in config.model.path. Without a model, '' trains a SentencePiece model on the "
-    "text of the warm start's data, or of config.data.train without a warm start",
+    'a tokenizer.json, a SentencePiece *.model, a folder that contains either, or a Hub model '
+    "name; '' uses the tokenizer in config.model.path. Without a model, '' trains a SentencePiece "
+    "model on the text of the warm start's data, or of config.data.train without a warm start",
   )
   vocab_size: int = setting(
     512,
     '[1, inf)',
-    'the maximum number of pieces of a tokenizer that is trained here; ignored for one from a file',
+    'the maximum number of pieces when training a tokenizer; ignored if one is loaded',
   )
 
 
 class Tokenizer(abc.ABC):
-  """The interface to a tokenizer of either format."""
+  """Interface to a tokenizer in either format."""
 
-  eos_ids: tuple[int, ...]  # any of them ends a response; use the first one when writing
+  eos_ids: tuple[int, ...]  # any of these ends a response; use the first to end one yourself
   pad_id: int  # masked everywhere, except that `trajectory_selection=released` counts it
   vocab_size: int  # every id is below this
-  files: Mapping[str, bytes]  # name -> content of the files it was read from
+  files: Mapping[str, bytes]  # name -> content of the files the tokenizer was read from
   chat: prompt.Chat = prompt.NO_CHAT
 
   @abc.abstractmethod
@@ -77,19 +77,19 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-    """Return `encode` of each text; faster, on several cores if possible."""
+    """Encode each text. Faster than separate calls, and parallel if possible."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
-    """Return the text of `ids`, with end, padding and other special tokens only if `special`.
+    """Return the text of `ids`, including end, padding and other special tokens if `special`.
 
-    Grading gets the text without them, people read the text with them. Tags such as </think> are in
-    both, even if the vocabulary calls them special. Ids outside the vocabulary are skipped, because
-    a model's embedding may be padded beyond it. Bytes that are not UTF-8 become U+FFFD.
+    Graders see the text without special tokens, people see it with them. Tags such as </think>
+    always appear, even if the vocabulary marks them as special. Ids outside the vocabulary are
+    skipped because a model's embedding may be padded beyond it. Invalid UTF-8 becomes U+FFFD.
     """
 
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Return each token's text, see `token_texts`; joined they are `decode` with `special`."""
+    """Return each token's text, see `token_texts`. Joined, they equal `decode` with `special`."""
     places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
     found = token_texts([int(ids[place]) for place in places], lambda some: self.decode(some, True))
     texts = dict(zip(places, found))
@@ -105,7 +105,7 @@ class Tokenizer(abc.ABC):
     return prompt.render(messages, prompts, self.chat, tools)
 
   def save(self, directory: epath.PathLike) -> None:
-    """Write the files from which `load` and transformers make the same tokenizer."""
+    """Write files from which `load` and transformers can restore the same tokenizer."""
     folder = epath.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in self.files.items():
@@ -115,8 +115,8 @@ class Tokenizer(abc.ABC):
 class SentencePieceTokenizer(Tokenizer):
   """A SentencePiece model, from `train` or from a checkpoint.
 
-  `save` also writes a tokenizer.json if the model can have one: see `tokenizer_json`.
-  `content` is the model file's; `path` is for error messages.
+  `save` also writes a tokenizer.json if the model can be converted, see `tokenizer_json`.
+  `content` is the model file's content; `path` is for error messages.
   """
 
   def __init__(self, content: bytes, path: str) -> None:
@@ -131,7 +131,7 @@ class SentencePieceTokenizer(Tokenizer):
     if self._model.eos_id() < 0:
       raise InputError(
         f'{path}: the SentencePiece model has no end-of-sequence piece, so responses could not '
-        'end. Use a model that has one.'
+        'end. Use a model with one.'
       )
     self.eos_ids = (self._model.eos_id(),)
     self.pad_id = pad if (pad := self._model.pad_id()) >= 0 else self.eos_ids[0]
@@ -143,7 +143,7 @@ class SentencePieceTokenizer(Tokenizer):
     """See Tokenizer.encode."""
     if not self._has_bytes:
       return self._model.encode(text)
-    # U+2581 in a text would be read as a space, so it is encoded as its three UTF-8 bytes instead.
+    # SentencePiece would treat U+2581 in a text as a space, so encode it as its three UTF-8 bytes.
     first, *rest = [self._model.encode(piece) for piece in text.split(SPACE)]
     return first + [i for ids in rest for i in (*self._space_ids, *ids)]
 
@@ -157,7 +157,7 @@ class SentencePieceTokenizer(Tokenizer):
     known = [int(i) for i in ids if 0 <= i < self.vocab_size]
     if not special:
       known = [i for i in known if not self._is_special(i) or self._model.id_to_piece(i) in _TAGS]
-    return ''.join(  # SentencePiece itself decodes special pieces to nothing
+    return ''.join(  # SentencePiece drops special pieces when decoding
       ''.join(map(self._model.id_to_piece, run)) if is_special else self._model.decode(list(run))
       for is_special, run in itertools.groupby(known, self._is_special)
     )
@@ -166,17 +166,17 @@ class SentencePieceTokenizer(Tokenizer):
     return self._model.is_control(id_) or self._model.is_unknown(id_)
 
   def save(self, directory: epath.PathLike) -> None:
-    """Write the files of Tokenizer.save, and a tokenizer.json if the model can have one."""
+    """See Tokenizer.save. Also writes a tokenizer.json if the model can be converted."""
     super().save(directory)
     for name, content in tokenizer_json.of_sentencepiece(self.files['tokenizer.model']).items():
       (epath.Path(directory) / name).write_bytes(content)
 
 
 class JsonTokenizer(Tokenizer):
-  """A tokenizer.json of the `tokenizers` library, as found in Hugging Face checkpoints.
+  """A `tokenizers` tokenizer.json, as in Hugging Face checkpoints.
 
-  `files` are tokenizer.json and, if present, the files next to it; `path` is tokenizer.json's,
-  for error messages.
+  `files` are tokenizer.json and any files next to it. `path` is tokenizer.json's path, for error
+  messages.
   """
 
   def __init__(self, files: Mapping[str, bytes], path: str) -> None:
@@ -187,19 +187,19 @@ class JsonTokenizer(Tokenizer):
       raise InputError(
         f"{path}: not a tokenizer.json ({error}). Use one that the 'tokenizers' library wrote."
       ) from error
-    self._model.no_padding()  # the file may enable padding and truncation for other uses
+    self._model.no_padding()  # the file may enable padding and truncation for other purposes
     self._model.no_truncation()
     vocabulary = self._model.get_vocab()
-    self.vocab_size = max(vocabulary.values()) + 1  # not the count, because ids may have gaps
+    self.vocab_size = max(vocabulary.values()) + 1  # not the length, because ids may have gaps
     settings = {
       name: _parse_json(files[name], f'{path}: {name}') for name in _SETTINGS if name in files
     }
     splits = settings.get('tokenizer_config.json', {}).get('split_special_tokens', False)
-    self._model.encode_special_tokens = bool(splits)  # whether '</s>' in a text is text
+    self._model.encode_special_tokens = bool(splits)  # True: '</s>' in a text is plain text
     self.eos_ids = _eos_ids(settings, vocabulary, path)
     added = self._model.get_added_tokens_decoder().items()
     special = {id_ for id_, token in added if token.special and token.content not in _TAGS}
-    self._hidden = special.union(self.eos_ids)  # an end token need not be special in the file
+    self._hidden = special.union(self.eos_ids)  # the file may not mark an end token as special
     pad = _token_text(settings.get('tokenizer_config.json', {}).get('pad_token'))
     self.pad_id = self.eos_ids[0] if pad is None else vocabulary.get(pad, self.eos_ids[0])
     self.chat = self._read_chat(settings, path)
@@ -226,20 +226,20 @@ class JsonTokenizer(Tokenizer):
     }
     special_tokens = {name: text for name, text in named_tokens.items() if text is not None}
     template = config.get('chat_template')
-    if isinstance(template, list):  # several templates, each with a name
+    if isinstance(template, list):  # several named templates
       template = {entry['name']: entry['template'] for entry in template}.get('default')
     if 'chat_template.jinja' in self.files:
       template = self.files['chat_template.jinja'].decode()
-    # The tokens that are added to every text; Llama 3 puts its begin token first.
+    # Tokens added to every text. Llama 3, for example, prepends its begin token.
     added = self._model.encode('').tokens
     begin = added[0] if added and added[0] == special_tokens.get('bos_token') else ''
     return prompt.Chat(source=path, template=template, special_tokens=special_tokens, begin=begin)
 
 
 def load(path: epath.PathLike) -> Tokenizer:
-  """Read a tokenizer.json, a SentencePiece *.model, or the one in a folder.
+  """Load a tokenizer.json, a SentencePiece *.model, or a folder that contains either.
 
-  If a folder holds both, tokenizer.json is used, as in transformers.
+  If a folder contains both, tokenizer.json is used, as in transformers.
 
   Raises:
     InputError: the file is missing, cannot be read, or has no end-of-sequence token.
@@ -250,8 +250,8 @@ def load(path: epath.PathLike) -> Tokenizer:
     file = next((candidate for candidate in candidates if candidate.is_file()), file)
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
-      f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that holds one, but '
-      'there is none. Check config.tokenizer.path or, if that is empty, config.model.path.'
+      f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that contains one, '
+      'but none was found. Check config.tokenizer.path or, if that is empty, config.model.path.'
     )
   if file.suffix == '.model':
     return SentencePieceTokenizer(file.read_bytes(), str(file))
@@ -263,18 +263,18 @@ def load(path: epath.PathLike) -> Tokenizer:
 
 
 def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
-  """Train a SentencePiece model on `texts` and write it to `path`, deterministically.
+  """Train a SentencePiece model on `texts` deterministically and write it to `path`.
 
-  It uses byte-pair encoding without normalisation, splits numbers into digits, and falls
+  It uses byte-pair encoding without normalization, splits numbers into digits, and falls
   back to bytes for characters not in the texts, so that decoding restores any text exactly.
 
   Args:
-    texts: the corpus; a repeated text counts as often as it appears.
-    vocab_size: maximum number of pieces; a small corpus may run out of merges earlier.
+    texts: the corpus. A repeated text counts every time it appears.
+    vocab_size: the maximum number of pieces. A small corpus may run out of merges earlier.
     path: the file to write, ending in '.model'.
 
   Raises:
-    InputError: there is no text, or `vocab_size` is too small for its characters.
+    InputError: there is no text, or `vocab_size` is too small for the text's characters.
   """
   texts = [text for text in texts if text]
   characters = {SPACE if c == ' ' else c for c in itertools.chain.from_iterable(texts)} - {'\n'}
@@ -305,8 +305,8 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     eos_id=1,
     unk_id=2,
     bos_id=-1,
-    # Never merge a newline with its neighbours: every prompt ends with one, and the response
-    # after it is tokenized separately.
+    # Never merge a newline with its neighbors: every prompt ends with a newline, and the response
+    # is tokenized separately.
     user_defined_symbols=['\n'],
     max_sentence_length=2**30,  # bytes; longer texts would be skipped silently
     num_threads=1,
@@ -320,7 +320,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
 def _eos_ids(
   settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], path: str
 ) -> tuple[int, ...]:
-  """Return the end-of-sequence ids: first the tokenizer's own, then generation's stop ids."""
+  """Return the end-of-sequence ids: the tokenizer's own first, then generation_config's."""
   eos = _token_text(settings.get('tokenizer_config.json', {}).get('eos_token'))
   stops = settings.get('generation_config.json', {}).get('eos_token_id')
   ids = [] if eos is None or eos not in vocabulary else [vocabulary[eos]]
@@ -328,14 +328,14 @@ def _eos_ids(
   ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]
   if not ids:
     raise InputError(
-      f'{path}: no end-of-sequence token. Name one as eos_token in a tokenizer_config.json next to '
-      f'it. These are recognised without it: {", ".join(KNOWN_EOS)}.'
+      f'{path}: no end-of-sequence token. Set eos_token in a tokenizer_config.json next to '
+      f'it. Recognized without that: {", ".join(KNOWN_EOS)}.'
     )
   return tuple(dict.fromkeys(ids))
 
 
 def _token_text(entry: Any) -> str | None:
-  """Return a special token's text; tokenizer_config.json holds it directly or in an object."""
+  """Return a special token's text. tokenizer_config.json stores it as a string or in an object."""
   text = entry.get('content') if isinstance(entry, dict) else entry
   return text if isinstance(text, str) else None
 
@@ -347,47 +347,47 @@ def _parse_json(content: bytes, location: str) -> dict[str, Any]:
     raise InputError(f'{location}: not valid JSON ({error}). Fix or remove the file.') from error
 
 
-# ---- The text of each token ----
+# ---- Text of individual tokens ----
 
-# A token decoded alone may differ from its text in context: a character may span several tokens,
-# and decoders drop a space at the start. So each token is decoded after a token before it, and a
-# character belongs to the token that completes it.
+# A token decoded by itself may differ from its text in context: a character may span several
+# tokens, and decoders drop a leading space. So each token is decoded together with a preceding
+# token, and a character belongs to the token that completes it.
 
 
-_UNFINISHED = '\ufffd'  # decoders write this for bytes that are no character, or not yet one
-_LONGEST = 4  # bytes of a character, and so at most as many tokens
+_UNFINISHED = '\ufffd'  # decoders return this for invalid bytes and incomplete characters
+_LONGEST = 4  # maximum bytes, and therefore tokens, per character
 
 
 def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-  """Return the text of each token, in time linear in the tokens; joined they are the decoded whole.
+  """Return each token's text in linear time; joined, the texts equal the decoded sequence.
 
-  Tokens before the last one of a character have ''. If bytes are not UTF-8, there may be more or
-  fewer U+FFFD than in the whole, or U+FFFD may be with the next character.
+  If a character spans several tokens, all but the last get ''. With invalid UTF-8, the texts may
+  contain more or fewer U+FFFD than the decoded sequence, or attach U+FFFD to the next character.
   """
   texts = [''] * len(ids)
   context: list[int] = []
-  group: list[int] = []  # the tokens of a character that may still be completed
+  group: list[int] = []  # tokens of a character that may still be completed
   for place, id_ in enumerate(ids):
     group.append(id_)
     while group:
       before, text = decode(context), decode(context + group)
-      # `text` may begin differently: bytes that are not UTF-8 can change how earlier ones are read.
+      # `text` may begin differently because invalid UTF-8 can change how earlier bytes decode.
       own = text.removeprefix(before) if text.startswith(before) else decode(group)
       if not own.endswith(_UNFINISHED):
         texts[place] = own
-        # With only white space before it, some decoders treat a token as the start of the text.
+        # Some decoders treat a token preceded only by whitespace as the start of the text.
         if own.replace(_UNFINISHED, '').strip() or not context:
           context = group
         group = []
       elif len(group) < _LONGEST and place + 1 < len(ids):
         break
-      else:  # the group's first token is part of no character
+      else:  # the group's first token isn't part of a character
         texts[place + 1 - len(group)] = decode(group[:1])
         group = group[1:]
   return texts
 
 
-# ---- Conversations of several turns ----
+# ---- Multi-turn conversations ----
 
 
 def observed_tokens(
@@ -396,12 +396,12 @@ def observed_tokens(
   turn: np.ndarray,
   messages: Sequence[Mapping[str, str]],
 ) -> np.ndarray:
-  """Return the tokens after the policy's turn: `messages`, up to the beginning of its next turn.
+  """Tokenize the `messages` that follow a policy turn, up to the beginning of its next turn.
 
   Args:
-    tokenizer: of the policy.
-    prompts: how messages become text, see `prompt.following`.
-    turn: the turn's tokens. If the turn was cut, the result begins with an end token.
+    tokenizer: the policy's tokenizer.
+    prompts: how messages are rendered, see `prompt.following`.
+    turn: the turn's tokens. If the turn was truncated, the result begins with an end token.
     messages: the replies to the turn, each with its role and content.
 
   Returns:

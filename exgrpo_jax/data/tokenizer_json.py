@@ -1,12 +1,11 @@
-"""Conversion of a SentencePiece model or a GGUF to tokenizer.json, for transformers and vLLM.
+"""Convert a SentencePiece model or a GGUF tokenizer to tokenizer.json, for transformers and vLLM.
 
-SentencePiece gives every piece a score and merges the neighbours that make the best piece; a
-tokenizer.json lists pairs of pieces by rank. So each piece becomes all pairs that make it, in the
-order of the scores.
+SentencePiece scores every piece and merges the neighbors that form the best piece. A tokenizer.json
+lists pairs of pieces by rank. So each piece becomes all pairs that form it, in order of score.
 
-A GGUF file has a vocabulary, merges or scores, and the name of a way to split text before merging
-(tokenizer.ggml.pre). llama.cpp's src/llama-vocab.cpp defines the names by copying the models' own
-tokenizer.json; this file follows those tokenizer.json.
+A GGUF file contains a vocabulary, merges or scores, and the name of a pre-tokenization rule
+(tokenizer.ggml.pre). llama.cpp's src/llama-vocab.cpp defines these rules by copying the models'
+own tokenizer.json files, which this file also follows.
 """
 
 import json
@@ -19,12 +18,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from exgrpo_jax.errors import InputError
 
-# End-of-sequence tokens of common model families, for a tokenizer without any other file.
+# End-of-sequence tokens of common model families, for a tokenizer.json without other files.
 KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
 SPACE = '\u2581'  # SentencePiece's symbol for a space
-# For every Qwen2 model, AutoTokenizer of transformers 5 ignores the folder and uses Qwen2's own
-# tokenizer, with other ids, unless `auto_map` names a class. This class is only imported if the
-# user trusts code of the folder; otherwise `tokenizer_class` counts, which is equivalent.
+# For every Qwen2 model, AutoTokenizer in transformers 5 ignores the folder and uses Qwen2's own
+# tokenizer, with other ids, unless `auto_map` names a class. This class is imported only if the
+# user trusts the folder's code; otherwise `tokenizer_class` is used, which is equivalent.
 _CODE = """from transformers import PreTrainedTokenizerFast
 
 
@@ -44,18 +43,18 @@ _AUTO_TOKENIZER = {
 
 
 def of_sentencepiece(content: bytes) -> dict[str, bytes]:
-  """Make tokenizer.json, tokenizer_config.json and tokenization.py of a SentencePiece model file.
+  """Convert a SentencePiece model to tokenizer.json, tokenizer_config.json and tokenization.py.
 
-  Returns file name -> content. It is empty if a tokenizer.json could not have the same ids for
-  every text: the model is not a BPE with byte fallback, or it changes the text before it encodes
-  it, as with a dummy prefix.
+  Returns file contents by name. The dict is empty if a tokenizer.json could not give the same ids
+  for every text, because the model isn't BPE with byte fallback or it changes text before encoding
+  (for example by adding a dummy prefix).
   """
-  # Digits, spaces and newlines need no splitting beforehand because no piece spans them.
+  # Digits, spaces and newlines don't need pre-splitting because no piece spans them.
   proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]  # generated code without types
   if not _is_convertible(proto):
     return {}
   names = {kind: _names(proto, kind) for kind in ('NORMAL', 'UNKNOWN', 'CONTROL')}
-  # Pieces have plain spaces, so text needs no replacement and U+2581 in it falls back to bytes.
+  # With plain spaces in the pieces, text stays as it is and U+2581 in it falls back to bytes.
   vocabulary = {piece.piece.replace(SPACE, ' '): i for i, piece in enumerate(proto.pieces)}
   model = tokenizers.Tokenizer(
     models.BPE(
@@ -86,13 +85,13 @@ def _is_convertible(proto: Any) -> bool:
     and trainer.byte_fallback
     and not changes_text
     and not _names(proto, 'UNUSED')
-    # Longer ones are matched before any merge; a single character is in no other piece.
+    # Longer ones are matched before any merge. A single character is not part of another piece.
     and all(len(name) == 1 for name in _names(proto, 'USER_DEFINED'))
   )
 
 
 def _names(proto: Any, kind: str) -> list[str]:
-  """Return the pieces of one kind, spelt as in the vocabulary, best first."""
+  """Return the pieces of one kind, spelled as in the vocabulary, best first."""
   pieces = [piece for piece in proto.pieces if piece.type == getattr(piece, kind)]
   return [
     piece.piece.replace(SPACE, ' ') for piece in sorted(pieces, key=lambda piece: -piece.score)
@@ -100,7 +99,7 @@ def _names(proto: Any, kind: str) -> list[str]:
 
 
 def _merges(pieces: list[str]) -> list[tuple[str, str]]:
-  """Return BPE's merges: all pairs of pieces that make another, in the order of `pieces`."""
+  """Return the BPE merges: all pairs that form another piece, in the order of `pieces`."""
   known = set(pieces)
   return [
     (piece[:cut], piece[cut:])
@@ -111,13 +110,13 @@ def _merges(pieces: list[str]) -> list[tuple[str, str]]:
 
 
 def _tokens(proto: Any) -> dict[str, str]:
-  """Return the pieces with a role, by their names in tokenizer_config.json."""
+  """Return the special pieces, keyed by their names in tokenizer_config.json."""
   ids = {name: getattr(proto.trainer_spec, f'{name}_id') for name in ('bos', 'eos', 'unk', 'pad')}
   return {f'{name}_token': proto.pieces[id_].piece for name, id_ in ids.items() if id_ >= 0}
 
 
 def _files(model: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, bytes]:
-  """Return a tokenizer's files by name; `settings` are for tokenizer_config.json."""
+  """Return a tokenizer's files by name; `settings` are added to tokenizer_config.json."""
   return {
     'tokenizer.json': model.to_str(pretty=True).encode(),
     'tokenizer_config.json': json.dumps({**settings, **_AUTO_TOKENIZER}, indent=2).encode(),
@@ -138,20 +137,20 @@ _QWEN2 = _LLAMA3.replace('{1,3}', '')
 
 
 class _Split(NamedTuple):
-  """The preparation of a text before its pieces are merged."""
+  """The preparation of a text before merging."""
 
-  pattern: str = ''  # matches the parts; '' is GPT-2's pattern, which `tokenizers` has
-  digits: bool = False  # each digit is split from its neighbours first
-  composes: bool = False  # Unicode's NFC
-  whole_words: bool = False  # a word of the vocabulary is not merged
-  begins: bool = False  # a text gets the begin token, unless the metadata denies it
+  pattern: str = ''  # matches the parts; '' means GPT-2's pattern, built into `tokenizers`
+  digits: bool = False  # split off each digit first
+  composes: bool = False  # normalize to Unicode NFC
+  whole_words: bool = False  # use words in the vocabulary without merging
+  begins: bool = False  # prepend the begin token unless the metadata says otherwise
 
 
 _BY_NAME = {
   'gpt-2': _Split(),
   'smollm': _Split(digits=True),
   'starcoder': _Split(digits=True),
-  # llama.cpp leaves NFC out, but the models were trained with it.
+  # llama.cpp skips NFC, but the models were trained with it.
   'qwen2': _Split(_QWEN2, composes=True),
   'deepseek-r1-qwen': _Split(_QWEN2, composes=True),
   'llama-bpe': _Split(_LLAMA3, whole_words=True, begins=True),
@@ -161,17 +160,17 @@ _BY_NAME = {
 
 
 def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
-  """Make tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
+  """Return tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
 
   Args:
-    metadata: of the GGUF file, by key.
-    path: of the file, for error messages.
+    metadata: the GGUF file's metadata, by key.
+    path: the GGUF file's path, for error messages.
 
   Returns:
-    File name -> content.
+    File contents by name.
 
   Raises:
-    InputError: the file has no tokenizer, an unsupported one, or one without an end token.
+    InputError: the tokenizer is missing, unsupported, or has no end token.
   """
   own = {
     key.removeprefix('tokenizer.ggml.'): value
@@ -200,9 +199,9 @@ def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
       model.post_processor = processors.TemplateProcessing(
         single=[begin, '$A'], special_tokens=[(begin, vocabulary[begin])]
       )
-  except Exception as error:  # `tokenizers` raises plain ones
+  except Exception as error:  # `tokenizers` raises plain Exceptions
     raise InputError(
-      f'{path}: its tokenizer contradicts itself ({type(error).__name__}: {error}). Convert the '
+      f'{path}: the tokenizer is inconsistent ({type(error).__name__}: {error}). Convert the '
       'model again.'
     ) from error
   settings = {f'{name}_token': token for name, token in named.items()}
@@ -218,32 +217,32 @@ def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
 
 
 def _check(own: Mapping[str, Any], path: str) -> None:
-  """Raise InputError if there is no tokenizer of a supported kind."""
+  """Raise InputError if the tokenizer is missing or unsupported."""
   kind, pre = own.get('model'), own.get('pre')
   needed = {'gpt2': ('tokens', 'merges', 'pre'), 'llama': ('tokens', 'scores')}
   if kind not in needed:
     found = 'no tokenizer' if kind is None else f"tokenizer.ggml.model='{kind}'"
     raise InputError(
-      f'{path}: {found}. The file must hold a tokenizer, with tokenizer.ggml.model one of '
+      f'{path}: {found}. The file must contain a tokenizer whose tokenizer.ggml.model is one of '
       f'{", ".join(needed)}.'
     )
   for key in needed[kind]:
     if not own.get(key):
       raise InputError(
-        f'{path}: no tokenizer.ggml.{key}. Without it, texts would become other tokens than the '
-        "model's. Convert the model again."
+        f'{path}: no tokenizer.ggml.{key}. Without it, the tokens would differ from those the '
+        'model was trained on. Convert the model again.'
       )
   if kind == 'gpt2' and pre not in _BY_NAME:
     raise InputError(
-      f"{path}: tokenizer.ggml.pre='{pre}' is not supported. Supported are "
-      f'{", ".join(_BY_NAME)}; any other would split texts differently.'
+      f"{path}: tokenizer.ggml.pre='{pre}' is not supported. Use a model with one of "
+      f'{", ".join(_BY_NAME)}; other values split texts differently.'
     )
 
 
 def _byte_level(
   own: Mapping[str, Any], vocabulary: dict[str, int], _: Sequence[int]
 ) -> tokenizers.Tokenizer:
-  """Make a BPE of bytes, as in GPT-2."""
+  """Build a byte-level BPE tokenizer, as in GPT-2."""
   split = _BY_NAME[own['pre']]
   merges = [tuple(merge.split(' ', 1)) for merge in own['merges']]
   model = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole_words))
@@ -263,7 +262,7 @@ def _byte_level(
 def _sentencepiece(
   own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]
 ) -> tokenizers.Tokenizer:
-  """Make a BPE of characters with byte fallback, by scores, as in SentencePiece."""
+  """Build a SentencePiece-style BPE tokenizer: characters with byte fallback, merged by score."""
   ids = [id_ for id_ in vocabulary.values() if types[id_] == _NORMAL]
   best_first = sorted(ids, key=lambda id_: -own['scores'][id_])
   merges = _merges([own['tokens'][id_] for id_ in best_first])
@@ -284,7 +283,7 @@ def _sentencepiece(
 def _add_tokens(
   model: tokenizers.Tokenizer, vocabulary: dict[str, int], types: Sequence[int]
 ) -> None:
-  """Add the tokens that are found in a text before it is split."""
+  """Add the tokens that are matched in a text before it is split."""
   model.add_tokens(
     [
       tokenizers.AddedToken(token, special=types[id_] != _USER_DEFINED, normalized=False)
@@ -297,9 +296,9 @@ def _add_tokens(
 def _ends(
   own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
 ) -> list[int]:
-  """Return the ids that stop generation, as in llama.cpp: end, end of turn, and well-known ones.
+  """Return the ids that stop generation, as in llama.cpp: end, end of turn and well-known ones.
 
-  A GGUF names only one end, but Hugging Face's generation_config.json lists several.
+  A GGUF names a single end token, but Hugging Face's generation_config.json lists several.
   """
   ids = [own[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in own]
   known = [vocabulary[token] for token in (*KNOWN_EOS, '<|eom_id|>') if token in vocabulary]
@@ -307,6 +306,6 @@ def _ends(
   if not ids:
     raise InputError(
       f'{path}: no tokenizer.ggml.eos_token_id, so responses could not end. Convert the model '
-      'again, with its end token.'
+      'again and include its end token.'
     )
   return list(dict.fromkeys(ids))

@@ -1,7 +1,7 @@
-"""Rows in verl's columns, made from the files of a public data set.
+"""Convert a public data set's files to rows with verl's columns.
 
-It reads parquet and jsonl files with verl's own columns, such as Elliott/Openr1-Math-46k-8192's, or
-with `problem` and `answer`, such as open-r1/OpenR1-Math-220k's.
+Reads parquet and jsonl files that have verl's columns, like Elliott/Openr1-Math-46k-8192, or the
+columns `problem` and `answer`, like open-r1/OpenR1-Math-220k.
 """
 
 import collections
@@ -19,7 +19,7 @@ from exgrpo_jax.data.records import NO_ANSWERS, ROLES
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import activity
 
-_TARGET = 'target'  # the column of worked solutions by another model
+_TARGET = 'target'  # column with another model's worked solutions
 _SCHEMA = pa.schema(
   [
     ('data_source', pa.string()),
@@ -30,12 +30,12 @@ _SCHEMA = pa.schema(
   ]
 )
 _VERL = _SCHEMA.names
-_GROUP = 1024  # rows that are written at once
-_INT64_DIGITS = 18  # of _SCHEMA's index; any number of so many digits fits
+_GROUP = 1024  # rows per write
+_INT64_DIGITS = 18  # for the index in _SCHEMA; any number with this many digits fits
 
 
 class Shard(NamedTuple):
-  """A file and its columns."""
+  """A data file and its columns."""
 
   path: str
   file: row_files.Table
@@ -43,27 +43,27 @@ class Shard(NamedTuple):
 
   @property
   def is_verl(self) -> bool:
-    """Return True if it has verl's columns; else it has problems and answers."""
+    """Return True for verl's columns, False for `problem` and `answer`."""
     return {'prompt', 'reward_model'} <= set(self.columns)
 
 
 class FileCounts(NamedTuple):
-  """The counts of a written file of training questions."""
+  """The statistics of an output file of training questions."""
 
   rows: int
-  different: int  # questions, each counted once
-  left_out: Mapping[str, int]  # rows, by reason
+  different: int  # unique questions
+  left_out: Mapping[str, int]  # rows by reason
 
 
 # ---- Files ----
 
 
 def shards(places: Sequence[str]) -> list[Shard]:
-  """Return the files at these places, in order. A place is a file, a folder, or a split of the Hub.
+  """Return the files at these places, in order. A place is a file, a folder, or a Hub split.
 
   Raises:
-    InputError: a place does not exist or has no such file, or a file cannot be read or has other
-      columns.
+    InputError: a place does not exist or contains no suitable file, or a file cannot be read or
+      has other columns.
   """
   return [_shard(path) for place in places for path in _files(place)]
 
@@ -78,8 +78,7 @@ def _files(place: str) -> list[str]:
     if split := named_sets.parse(place):
       return named_sets.files(split)
     raise InputError(
-      f'--data={place}: there is no such file or folder. A split of the Hub looks like '
-      'owner/name:train.'
+      f'--data={place}: there is no such file or folder. Write a Hub split as owner/name:train.'
     )
   inside = [
     str(file)
@@ -89,7 +88,7 @@ def _files(place: str) -> list[str]:
   ]
   if not inside:
     raise InputError(
-      f"--data={place}: no file in this folder ends in {endings}, as the data set's files must."
+      f'--data={place}: no file in this folder ends in {endings}. Name a folder with such files.'
     )
   return inside
 
@@ -99,14 +98,14 @@ def _shard(path: str) -> Shard:
   shard = Shard(path, file, file.columns())
   if not shard.is_verl and not {'problem', 'answer'} <= set(shard.columns):
     raise InputError(
-      f'{path}: it has {", ".join(shard.columns) or "no row"}, so it is unclear what is asked. It '
+      f'{path}: no question column found (has: {", ".join(shard.columns) or "no row"}). The file '
       "must have verl's columns 'prompt' and 'reward_model', or 'problem' and 'answer'."
     )
   return shard
 
 
 def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
-  """Return the columns whose content will not be written."""
+  """Return the columns that won't be written."""
   used = {*_VERL, 'problem', 'answer', *([_TARGET, 'solution'] if keep_target else [])}
   return sorted({column for shard in found for column in shard.columns} - used)
 
@@ -115,15 +114,15 @@ def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
 
 
 def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> FileCounts:
-  """Write the rows of all files as parquet; each file is read twice.
+  """Write the rows of all files as parquet. Each file is read twice.
 
-  A row of problem and answer becomes a prompt of one user message. It gets no system message
-  because the config's template has one. Rows are left out if they have no prompt or ground truth,
-  or if their question has another ground truth elsewhere. `keep_target` keeps the column of worked
-  solutions, as text.
+  A row with problem and answer becomes a prompt with a single user message. It gets no system
+  message because the config's template provides one. Rows are skipped if they have no prompt or
+  ground truth, or if their question has another ground truth elsewhere. `keep_target` keeps the
+  worked solutions, as text.
 
   Raises:
-    InputError: a row is not of the type that its columns must have.
+    InputError: a value has the wrong type for its column.
   """
   schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA
   conflicting = _conflicting(found)
@@ -157,7 +156,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
 
 def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
-  """Return the questions with several answers, see store.Answers."""
+  """Return the questions with conflicting answers, see store.Answers."""
   answers = store.Answers()
   for shard in found:
     for place, row in _rows(shard, keep_target=False):
@@ -170,7 +169,7 @@ def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
 
 
 def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """Yield each row's place, and the row in verl's columns or the reason why it is left out."""
+  """Yield each row's place and either the row in verl's columns or the reason to skip it."""
   solution = _TARGET if shard.is_verl else 'solution'
   wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
   for place, record in shard.file.rows(set(shard.columns) - wanted):
@@ -181,7 +180,7 @@ def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _as_verl(record: Mapping[str, Any], place: str) -> dict[str, Any]:
-  """Convert a row of problem and answer."""
+  """Convert a row with `problem` and `answer` to verl's columns."""
   problem = record.get('problem')
   if not isinstance(problem, str | None):
     raise InputError(f'{place}: problem is {reprlib.repr(problem)}. It must be text.')
@@ -192,11 +191,11 @@ def _as_verl(record: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
-  """Return a row with all of verl's columns filled, or the reason why it is left out."""
+  """Return the row with all of verl's columns filled, or the reason to skip it."""
   prompt, model = record.get('prompt') or [], record.get('reward_model') or {}
   if not isinstance(model, Mapping) or isinstance(model.get('ground_truth'), bytes):
     raise InputError(
-      f'{place}: reward_model is {reprlib.repr(model)}. It must be a struct with ground_truth, as '
+      f'{place}: reward_model is {reprlib.repr(model)}. It must be a struct whose ground_truth is '
       'text.'
     )
   if not isinstance(prompt, list) or not all(
@@ -207,7 +206,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
   ):
     raise InputError(
       f'{place}: prompt is {reprlib.repr(prompt)}. It must be a list of chat messages, each with a '
-      f'role ({", ".join(ROLES)}) and a content, as text.'
+      f'role ({", ".join(ROLES)}) and text content.'
     )
   messages = [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt]
   if not any(turn['role'] == 'user' for turn in messages) or not all(
@@ -218,7 +217,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
   if not answer:
     return 'no ground truth'
   if answer.strip().lower() in NO_ANSWERS:
-    return f'{answer.strip()} in place of a ground truth'
+    return f'{answer.strip()} instead of a ground truth'
   extra = record.get('extra_info')
   extra = extra if isinstance(extra, Mapping) else {}
   index = _text(extra.get('index'))
@@ -236,7 +235,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
 
 
 def _solution(value: Any, place: str) -> str | None:
-  """Return a worked solution as text; `value` may be a list whose first message has it."""
+  """Return a worked solution as text; if `value` is a list, take it from the first message."""
   if isinstance(value, list):
     value = value[0] if value else None
   if isinstance(value, Mapping):
@@ -247,5 +246,5 @@ def _solution(value: Any, place: str) -> str | None:
 
 
 def _text(value: Any) -> str:
-  """Return `value` as text, or '' if it is None or white space."""
+  """Convert `value` to text; None and whitespace become ''."""
   return '' if value is None or not str(value).strip() else str(value)

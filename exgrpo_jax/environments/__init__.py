@@ -1,1 +1,1 @@
-"""Environments for many turns: the protocol, the processes that hold them, our own."""
+"""Multi-turn environments: the protocol, the worker processes, and built-in environments."""

@@ -1,12 +1,12 @@
-"""Games of TextArena and Gymnasium, as environments.
+"""TextArena and Gymnasium games as environments.
 
-A question names the game. Its column `seed` selects one of that kind, and `options` are the
-arguments that make it:
+The question is the game's name. The column `seed` selects an instance, and `options` are the
+arguments to create it with:
 
   {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
 
-The column's seed decides the board, so all episodes of a question begin alike. The episode's seed
-decides everything random after that.
+The column's seed decides the board, so all episodes of a question start from the same board. The
+episode's seed decides everything random after that.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.errors import InputError
 
 _IN_COLOUR = re.compile(r'\x1b\[([\d;]+)m(.*?)\x1b\[0m')
-_MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # of Taxi: passenger, destination, full taxi
+_MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # Taxi's passenger, destination, full taxi
 
 
 class TextArena:
-  """A TextArena game for one player, won at a reward of 1.
+  """A single-player TextArena game, won at a reward of 1.
 
-  The policy reads what the game says to the player, but not its own moves again.
+  The policy sees the game's messages to the player, but not its own moves repeated.
   """
 
   def __init__(self) -> None:
@@ -37,7 +37,7 @@ class TextArena:
   def reset(self, task: Task, seed: int) -> Messages:
     """Begin the game and return its prompt. Raises ValueError if the row has no seed."""
     options = task.columns.get('options') or {}
-    # Its 'raw' form says what is new; the others repeat the whole game at each turn.
+    # The 'raw' form contains only new text; other forms repeat the whole game every turn.
     self._game = self._textarena.make(f'{_name(task)}-raw', **options)
     self._chance = None
     with self._own_chance():
@@ -48,7 +48,7 @@ class TextArena:
     return prompt
 
   def step(self, response: str) -> Observation:
-    """Make a move. The last one gets the game's reward. A second invalid move ends the game."""
+    """Make a move. The last move gets the game's reward. A second invalid move ends the game."""
     with self._own_chance():
       done, _ = self._game.step(response)
       if not done:
@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_chance(self) -> Iterator[None]:
-    """Swap in the game's own global random state because episodes share a process."""
+    """Swap in this game's global random state, because episodes share a process."""
     others = random.getstate(), np.random.get_state()
     if self._chance is not None:
       random.setstate(self._chance[0])
@@ -80,8 +80,8 @@ class Gymnasium:
   """A Gymnasium game with numbered actions, such as the toy text games.
 
   A turn is an action's number, or its name if the column `actions` lists the names in order. The
-  prompt begins with the text of the column `rules`. The game is won if it ends with a reward of at
-  least the column `won`, by default 1.
+  prompt begins with the text in the column `rules`. The game is won if it ends with a reward of at
+  least `won`, another column (default 1).
   """
 
   def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Gymnasium:
     return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
 
   def _shown(self, seen: Any) -> str:
-    """Return the board as text with marks in place of colours, else the observation as text."""
+    """Return the board as text, with marks instead of colors, or else the observation as text."""
     if self._game.render_mode != 'ansi':
       return str(seen)
 
@@ -130,7 +130,7 @@ def package(name: str) -> Any:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:
     raise InputError(
-      f"environments of {name} need the package {name}: pip install 'exgrpo_jax[{name}]'."
+      f"{name} environments need the {name} package: pip install 'exgrpo_jax[{name}]'."
     ) from error
 
 

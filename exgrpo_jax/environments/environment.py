@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from exgrpo_jax.grading.reward_functions import LARGEST
 
-# {'role': 'user', 'content': 'higher'}, as chat templates take it; plain text is from the user.
+# {'role': 'user', 'content': 'higher'}, as in chat templates; plain text is a user message.
 Messages = str | Sequence[Mapping[str, str]]
 
 
@@ -16,51 +16,51 @@ TAKEN = ('turns_mean', 'turns_max', 'tokens_mean', 'seconds', 'idle_seconds')
 
 
 class Task(NamedTuple):
-  """A question as an environment sees it."""
+  """The question data passed to an environment."""
 
-  row: int  # in its data source
+  row: int  # index in the data source
   messages: Sequence[Mapping[str, str]]
   answer: str  # the ground truth
-  columns: Mapping[str, Any]  # of the row
+  columns: Mapping[str, Any]  # the row's values by column
   kind: str = 'math'  # how answers are compared: one of verifier.KINDS
 
 
 class Observation(NamedTuple):
-  """An environment's answer to a turn."""
+  """An environment's reply to a turn."""
 
   messages: Messages = ()  # for the policy to read before its next turn
-  reward: float = 0.0  # of this turn
+  reward: float = 0.0  # for this turn
   done: bool = False  # whether the episode ends here
   success: bool = False  # whether it was solved; only this decides what is stored and replayed
-  # Counts of this turn by name. A step's metrics have their sums.
+  # This turn's counts by name. The step's metrics contain their sums.
   counts: Mapping[str, float] = MappingProxyType({})
 
 
 class Environment(Protocol):
   """One episode; `config.environment.name` names the class.
 
-  It is made without arguments for each episode, in a worker process. The limits on time and memory
-  of this process hold for every call. The same task, seed and turns must give the same
-  observations: if a process is lost, its episodes are played again up to where they stood.
+  A worker process creates an instance without arguments for each episode. The process's time and
+  memory limits apply to every call. The same task, seed and turns must produce the same
+  observations: if a process is lost, its episodes are replayed up to their last turn.
 
-  For a warm start it may have a method `demonstrate(rng)`, which returns a player's next turn;
+  For a warm start, the class may define `demonstrate(rng)`, which returns a player's next turn.
   `rng` is a NumPy generator.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
     """Begin the episode and return the prompt.
 
-    The prompt depends only on the task. The seed is for what comes later.
+    The prompt must depend only on the task. The seed is for everything after it.
     """
     ...
 
   def step(self, response: str) -> Observation:
-    """Take a turn of the policy, without its end token and other special tokens."""
+    """Process the policy's turn, without its end token and other special tokens."""
     ...
 
 
 def as_messages(messages: Messages) -> list[dict[str, str]]:
-  """Return a list of messages. Raises ValueError if they are something else."""
+  """Convert to a list of messages. Raises ValueError for anything else."""
   if isinstance(messages, str):
     return [{'role': 'user', 'content': messages}]
   found = [dict(message) for message in messages]
@@ -76,13 +76,13 @@ def checked(observation: Observation) -> Observation:
   """Convert the fields to JSON values. Raises ValueError if one cannot be converted."""
   messages, reward, done, success, counts = observation
   reward = float(reward)
-  if not abs(reward) <= LARGEST:  # nor NaN
+  if not abs(reward) <= LARGEST:  # also rejects NaN
     raise ValueError(f'the reward is {reward!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
   for name in counts:
     if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
-        f'{name!r} cannot be the name of a count: a name has lower-case letters, digits and _, '
-        f'and is not one of {", ".join(TAKEN)}'
+        f'{name!r} cannot be the name of a count: a name may contain only lower-case letters, '
+        f'digits and _, and must not be one of {", ".join(TAKEN)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
   return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

@@ -49,7 +49,7 @@ def _value(node: ast.expr) -> Number:
     case ast.UnaryOp() if type(node.op) in _UNARY:
       found = _UNARY[type(node.op)](_value(node.operand))
     case _:
-      raise ValueError('an expression has numbers, + - * / // % ** and parentheses only')
+      raise ValueError('an expression may contain only numbers, + - * / // % ** and parentheses')
   if isinstance(found, complex) or not abs(found) <= _LARGEST:
     raise ValueError(f'numbers are real, and at most {_LARGEST:.0e}')
   return found

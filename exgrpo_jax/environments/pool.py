@@ -1,9 +1,9 @@
-"""Worker processes that hold environments and answer turns while other episodes decode.
+"""Worker processes that run environments and answer turns while other episodes decode.
 
-An episode stays with one worker. A worker that does not answer in time is killed, and that episode
-has failed. The other episodes of the worker are played again in a new process, from their seeds and
-turns, when their next turn comes. So an environment may hang, raise or end its process without harm
-to a run.
+An episode stays with one worker. A worker that does not answer in time is killed, and the episode
+fails. The worker's other episodes are replayed in a new process, from their seeds and turns, when
+their next turn is submitted. So an environment may hang, raise or kill its process without harming
+the run.
 """
 
 import concurrent.futures
@@ -28,30 +28,30 @@ COMMAND = workers.command('exgrpo_jax.environments.worker')
 
 
 class Answer(NamedTuple):
-  """The answer to the last turn of an episode."""
+  """The answer to an episode's last turn."""
 
   key: str
   result: Observation | Failure
   seconds: float  # taken by the environment
 
   def as_json(self) -> list[Any]:
-    """Return JSON values for another host."""
+    """Convert to JSON values, to send to another host."""
     return [self.key, isinstance(self.result, Failure), list(self.result), self.seconds]
 
   @staticmethod
   def of_json(value: Sequence[Any]) -> 'Answer':
-    """Rebuild an answer from the values of `as_json`."""
+    """Rebuild an answer from the output of `as_json`."""
     key, has_failed, result, seconds = value
     return Answer(key, (Failure if has_failed else Observation)(*result), seconds)
 
 
 class Pool:
-  """The workers of a config. They start when they are needed and end with this process."""
+  """A config's workers. They start on demand and end with this process."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
     count = config.workers or machine.count_cores()
     self._holders = [_Holder(config) for _ in range(count)]
-    self._holder_of: dict[str, _Holder] = {}  # by key, of unfinished episodes
+    self._holder_of: dict[str, _Holder] = {}  # unfinished episodes by key
     self._answers: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
 
   def submit(self, key: str, begin: Beginning, said: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class Pool:
     return answers
 
   def leave(self, key: str) -> None:
-    """Drop an episode that stops before it is done."""
+    """Drop an episode that stops early."""
     holder = self._holder_of.pop(key)
     holder.pool.submit(lambda worker: holder.leave(worker, key))
 
@@ -91,7 +91,7 @@ class Pool:
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
   ) -> list[list[tuple[str, Observation]]]:
-    """Let the environment's player play episodes. Raises InputError if it cannot."""
+    """Let the environment's player play episodes. Raises InputError if one fails."""
     requests = [
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
@@ -100,9 +100,9 @@ class Pool:
     return [[(text, Observation(*said)) for text, said in reply['episode']] for reply in replies]
 
   def tools(self) -> list[dict[str, Any]]:
-    """Return the descriptions of tools for the chat template. Most environments have no tools.
+    """Return the tool descriptions for the chat template. Most environments have no tools.
 
-    Raises InputError if the class, or a tool, cannot be used.
+    Raises InputError if the class or a tool cannot be used.
     """
 
     def described(worker: Worker) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ class Pool:
   def _all(
     self, questions: Sequence[Question], requests: Sequence[Mapping[str, Any]], what: str
   ) -> list[Mapping[str, Any]]:
-    """Send requests that concern no episode in flight to all workers and return the replies.
+    """Spread requests that belong to no episode over all workers, and return the replies.
 
     Raises InputError with `what`, the question's row and the reason if a request fails.
     """
@@ -131,12 +131,12 @@ class Pool:
 
 @functools.cache
 def of(config: EnvironmentConfig) -> Pool:
-  """Return the pool of a config. A run's steps and its evaluations share it."""
+  """Return the config's pool, which a run's steps and evaluations share."""
   return Pool(config)
 
 
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
-  """Return the start of an episode. With `is_known` the prompt is known already."""
+  """Return the start of an episode. `is_known` means the prompt is already known."""
   prompt = [message._asdict() for message in question.messages]
   original = [message._asdict() for message in question.original_messages] or prompt
   task = Task(question.row, original, question.answer, question.columns, question.kind)
@@ -144,7 +144,7 @@ def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning
 
 
 class _Holder:
-  """A worker and the episodes that its process holds."""
+  """A worker and the episodes in its process."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
     program = workers.Program(
@@ -157,12 +157,12 @@ class _Holder:
     self.pool = workers.Pool(program)  # of one worker
     self.waiting = 0  # submitted turns without an answer
     self._time_limit = config.time_limit
-    self._held: dict[str, int] = {}  # by key of an episode: `starts` of the process that holds it
+    self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
 
   def ask(
     self, request: Mapping[str, Any]
   ) -> concurrent.futures.Future[Mapping[str, Any] | Failure]:
-    """Submit a request that concerns no episode in flight."""
+    """Submit a request that belongs to no episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:

@@ -1,4 +1,4 @@
-"""Questions of a data spec with the prompts of their environment."""
+"""Questions whose prompts come from an environment."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Begun(Questions):
 
 
 def begin(questions: Sequence[Question], pool: Pool) -> list[Question]:
-  """Return the questions with the prompts of their environment. Raises InputError if it fails."""
+  """Return the questions with prompts from the environment. Raises InputError if it fails."""
   return [
     _beginning_with(tuple(Message(**message) for message in own), question)
     for own, question in zip(pool.prompts(questions), questions)
@@ -48,11 +48,11 @@ def _beginning_with(messages: tuple[Message, ...], question: Question) -> Questi
 def begun(
   data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """Return the questions with their environment's prompts. Raises InputError if it has none."""
+  """Return the questions with the environment's prompts; InputError if one fails or is too long."""
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, pool)]
   if messages == [question.messages for question in questions] and not tools:
-    return data  # its prompts are tokenised already
+    return data  # its prompts are tokenized already
   texts = [tokenizer.render(own, prompts, tools) for own in messages]
   tokens = [np.array(ids, np.int32) for ids in tokenizer.encode_all(texts)]
   check_prompts(data.spec, np.array([len(ids) for ids in tokens]), max_prompt, 'refuse')

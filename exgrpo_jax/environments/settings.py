@@ -1,4 +1,4 @@
-"""Settings of environments."""
+"""Environment settings."""
 
 import dataclasses
 
@@ -18,13 +18,13 @@ BUILT_IN = {
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-  """The environment that the policy acts in, and the limits of an episode."""
+  """The environment that the policy acts in, and episode limits."""
 
   name: str = setting(
     '',
     None,
-    f"{', '.join(BUILT_IN)}, or one of yours, 'package.module:Class'; '' means single turns, whose "
-    'responses are graded',
+    f"{', '.join(BUILT_IN)}, or your own 'package.module:Class'; '' means single-turn responses, "
+    'which are graded',
   )
   tools: tuple[str, ...] = setting(
     (),
@@ -34,7 +34,7 @@ class EnvironmentConfig:
     'methods it may call; needs `environment.name=tools`, or a class of yours that takes tools',
   )
   max_turns: int = setting(
-    8, '[1, inf)', 'the maximum turns of an episode; an episode that is not done by then has failed'
+    8, '[1, inf)', 'the maximum number of turns in an episode; an episode not done by then fails'
   )
   max_turn_tokens: int = setting(
     0, '[0, inf)', 'the longest turn, in tokens; 0 means the rest of rollout.max_response'
@@ -42,18 +42,16 @@ class EnvironmentConfig:
   discount: float = setting(
     1.0,
     '(0, 1]',
-    "the discount of later turns: an episode's reward is the sum of discount^t times the reward of "
-    'turn t, from t = 0',
+    "the discount for later turns: an episode's reward is the sum over t, from 0, of discount^t "
+    'times the reward of turn t',
   )
   workers: int = setting(
     0,
     '[0, inf)',
-    'processes that hold environments; each answers one turn at a time; 0 means one per core. If '
-    'turns wait for something, use as many processes as episodes wait at once',
+    'number of environment processes, each answering one turn at a time; 0 means one per core. If '
+    'turns wait on something external, use one process per waiting episode',
   )
-  time_limit: float = setting(
-    5.0, '(0, inf)', 'seconds for the answer to a turn; then the episode has failed'
-  )
+  time_limit: float = setting(5.0, '(0, inf)', 'seconds to answer a turn before the episode fails')
   memory_limit: int = setting(1024, '[1, inf)', 'MiB of memory that a worker may use for episodes')
 
   keep_caches: bool = setting(
@@ -66,17 +64,17 @@ class EnvironmentConfig:
 
   @property
   def spec(self) -> str:
-    """Return the class as 'package.module:Class'."""
+    """Return the environment's class as 'package.module:Class'."""
     return BUILT_IN.get(self.name, self.name)
 
   @property
   def keeps_caches(self) -> bool:
-    """Return True if there are episodes and some of their caches are kept between turns."""
+    """Return True if episodes are run and some of their caches are kept between turns."""
     return bool(self.name) and self.keep_caches
 
 
 def check(config: EnvironmentConfig) -> None:
-  """Raise InputError if the environment is unknown or its tools do not go with it."""
+  """Raise InputError if the environment is unknown or does not support the tools."""
   if config.name and ':' not in config.name:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
   if (config.name == 'tools') > bool(config.tools):
@@ -87,7 +85,7 @@ def check(config: EnvironmentConfig) -> None:
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
       f'config.environment.tools={config.tools}: config.environment.name={config.name!r} gives the '
-      "model no tools. Set config.environment.name='tools', or a class of yours that does."
+      "model no tools. Set config.environment.name='tools', or your own class that does."
     )
 
 

@@ -1,21 +1,21 @@
-"""Tools: Python functions that a model calls, until it answers without a call.
+"""Tools: Python functions that a model calls until it answers without a call.
 
 Our verifier compares this answer with the question's, as for a single turn. If a call cannot be
 read or a tool fails, the model gets the error and may try again.
 
-Tools that share a state are the public methods of a class, which is made without arguments for each
-episode. This is the form of TRL's `environment_factory`. If the class has a method `reset`, it is
-no tool but gets prompt, answer and columns of the row by name, and the text that it returns is
-added to the prompt. If the class has an attribute `reward`, a number from 0 to 1, it is the
-episode's reward when the model answers. A reward of 1 is a success, and the answer is not compared.
+Tools that share state are the public methods of a class, which is created without arguments for
+each episode, as in TRL's `environment_factory`. A method `reset` isn't a tool. It receives the
+row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
+prompt. An attribute `reward`, a number from 0 to 1, becomes the episode's reward when the model
+answers. A reward of 1 counts as a success, and the answer is not compared.
 
-Two formats of calls are read. Calls come after a thought; nothing in the thought is a call:
+Two call formats are supported. Calls follow the reasoning; nothing inside the reasoning is a call:
 
   Qwen2.5, Qwen3: text, and any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>
   Llama 3: {"name": …, "parameters": {…}} and nothing else, after <|python_tag|> or not
 
-A chat template gets the description of a function that `transformers.utils.get_json_schema` makes,
-for functions with simple types.
+For functions with simple types, chat templates receive the same description that
+`transformers.utils.get_json_schema` returns.
 """
 
 import inspect
@@ -31,7 +31,7 @@ from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.workers.user_code import ERRORS, on_a_line
 
-_ERROR = 'error: '  # begins the answer to a failed call
+_ERROR = 'error: '  # prefix of the reply to a failed call
 _LONGEST = 4000  # characters of a result; the middle of a longer one is left out
 _QWEN = re.compile(r'<tool_call>(.*?)</tool_call>', re.DOTALL)
 _LLAMA = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*', re.DOTALL)
@@ -40,17 +40,17 @@ _SECTIONS = ('Args:', 'Returns:', 'Raises:')
 
 
 class Call(NamedTuple):
-  """A call of a tool."""
+  """A tool call."""
 
   name: str
   arguments: Mapping[str, Any]
 
 
 class Tools:
-  """An environment of functions. The chat template describes them to the model."""
+  """An environment made of functions, which the chat template describes to the model."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
-    """Collect the tools: functions, and methods of classes, which share a state."""
+    """Collect the tools: functions, and methods of classes, which share state."""
     self._states: list[Any] = [source() for source in sources if inspect.isclass(source)]
     made = iter(self._states)
     tools = [
@@ -70,7 +70,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls, or end with a reward: the classes' mean, else 1 for the right answer."""
+    """Run the calls, or end with the classes' mean reward, or else 1 for the right answer."""
     try:
       calls = calls_of(response)
     except ValueError as error:
@@ -94,13 +94,13 @@ class Tools:
     except MemoryError:
       raise
     except ERRORS as error:
-      return f'{_ERROR}{on_a_line(error)}'  # the model has no use for the place in a file
+      return f'{_ERROR}{on_a_line(error)}'  # the model does not need the file and line
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f'{text[:half]} … {text[-half:]}'
 
 
 def methods(state: object) -> list[Callable[..., Any]]:
-  """Return the tools of a class's instance, in the order in which they are defined."""
+  """Return the tool methods of a class instance, in definition order."""
   names = [name for kind in type(state).__mro__[-2::-1] for name in vars(kind)]
   return [
     method
@@ -121,7 +121,7 @@ def _answered(results: Sequence[str]) -> Observation:
 
 
 def calls_of(text: str) -> list[Call]:
-  """Return the calls of a turn after its thought, in order; none if it makes no call.
+  """Return the calls that follow a turn's reasoning, in order; empty if it makes none.
 
   Raises:
     ValueError: a call cannot be read. The message says what a call looks like.
@@ -141,8 +141,8 @@ def _call(text: str, key: str) -> Call:
   example = f'a call must be {{"name": "…", "{key}": {{…}}}}'
   try:
     value = json.loads(text)
-  except (ValueError, RecursionError) as error:  # the latter if it is nested too deeply
-    raise ValueError(f'{example}, which is no JSON here: {error}') from error
+  except (ValueError, RecursionError) as error:  # RecursionError if it is nested too deeply
+    raise ValueError(f'{example}, which is not valid JSON: {error}') from error
   if not isinstance(value, dict) or set(value) != {'name', key}:
     raise ValueError(example)
   name, arguments = value['name'], value[key]
@@ -152,11 +152,11 @@ def _call(text: str, key: str) -> Call:
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-  """Describe a function that has type hints and a Google-style docstring, as JSON schema.
+  """Describe a function with type hints and a Google-style docstring as JSON schema.
 
   Raises:
     ValueError: the function has no docstring, or a parameter has no type hint, no description, or a
-      type that JSON lacks.
+      type that JSON cannot represent.
   """
   name = function.__name__
   purpose, described, returned = _docstring(name, inspect.getdoc(function) or '')
@@ -183,7 +183,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
-  """Split a docstring: (purpose, description of each parameter, description of the result)."""
+  """Split a docstring into (purpose, parameter descriptions, result description)."""
   pieces = re.split(rf'^\s*({"|".join(_SECTIONS)})\s*$', text, flags=re.MULTILINE)
   purpose = pieces[0].strip()
   if not purpose:
@@ -194,7 +194,7 @@ def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
   for line in lines:
     if found := re.match(r'(\w+)(?: \(.*?\))?:\s*(.*)', line):
       described[last := found[1]] = found[2]
-    elif described and line.strip():  # the description goes on
+    elif described and line.strip():  # the description continues
       described[last] += f' {line.strip()}'
   return purpose, described, ' '.join(sections.get('Returns:', '').split())
 

@@ -1,6 +1,6 @@
-"""Small environments of our own: three games for small policies, and attempts at any question.
+"""Small built-in environments: three games for small policies, and retries for any question.
 
-None of them is random, so seeds are not read. Each game has a player for the warm start.
+They are deterministic, so seeds are ignored. Each game has a player for the warm start.
 """
 
 import re
@@ -13,10 +13,10 @@ from exgrpo_jax.grading import verifier
 
 # Error rates of the warm start's players.
 _FORGETS = 0.25  # Guess: share of turns that forget all answers
-_HALVES = 0.3  # Guess: share of the others that halve the interval; the rest takes any number in it
+_HALVES = 0.3  # Guess: share of the others that halve the interval; the rest pick any number in it
 _SKIPS = 0.15  # Calculator: share of turns that answer before the sum is complete
 _SLIPS = 0.1  # Calculator: share of the other turns that take a wrong number
-_STRAYS = 0.35  # Lake: share of turns that make any move
+_STRAYS = 0.35  # Lake: share of turns that make a random move
 
 _CALL = re.compile(r'(\d{1,12})([+-])(\d{1,12})', re.ASCII)
 _ANSWER = re.compile(r'=(-?\d{1,12})', re.ASCII)
@@ -25,9 +25,9 @@ MISSING = 'I find no answer in that. Try again.'
 
 
 class Guess:
-  """A hidden number to find by 'higher' and 'lower'; one turn is not enough.
+  """Find a hidden number from the replies 'higher' and 'lower'; one turn is not enough.
 
-  Anything that is not a number is answered by '?'. The answer of a task is the number.
+  Anything that isn't a number is answered with '?'. The task's answer is the number.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
@@ -61,10 +61,10 @@ class Guess:
 
 
 class Calculator:
-  """A sum of numbers too large for a small policy to add, and a calculator.
+  """Use a calculator to add numbers that are too large for a small policy.
 
-  A turn such as '4821+377' is answered by the total. '=4286' ends the episode with an answer.
-  Anything else is answered by '?'.
+  A turn such as '4821+377' is answered with the total. '=4286' ends the episode with an answer.
+  Anything else is answered with '?'.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
@@ -76,7 +76,7 @@ class Calculator:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Add two numbers, or judge an answer. The reward is 1 for the right answer."""
+    """Add two numbers or judge an answer. The right answer gets reward 1."""
     if found := _ANSWER.fullmatch(response.strip()):
       is_right = int(found[1]) == self._answer
       return Observation(reward=float(is_right), done=True, success=is_right)
@@ -97,9 +97,9 @@ class Calculator:
 
 
 class Lake:
-  """A frozen lake to cross: a hole ends the episode, the goal solves it.
+  """Cross a frozen lake. A hole ends the episode, and the goal solves it.
 
-  A move is answered by the new map. A turn that is none of MOVES is answered by '?'.
+  A move is answered with the new map, and a turn that isn't one of MOVES with '?'.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
@@ -124,7 +124,7 @@ class Lake:
     return Observation('\n'.join(self._lines))
 
   def demonstrate(self, rng: np.random.Generator) -> str:
-    """Return the move of a player who mostly takes a shortest way and sometimes any."""
+    """Return the move of a player who mostly takes a shortest path and sometimes moves randomly."""
     reached, moves = distances(self._lines), list(MOVES)
     if rng.random() < _STRAYS:
       return str(rng.choice(moves))
@@ -143,10 +143,9 @@ class Lake:
 
 
 class Attempts:
-  """Several attempts at a question: after a wrong answer, the policy may try again.
+  """Answer a question in several attempts: after a wrong answer, the policy may try again.
 
-  Each turn is judged like a response of a single turn, tasks of reasoning_gym by their own
-  score_answer.
+  Each turn is judged like a single-turn response. reasoning_gym tasks use their own score_answer.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:

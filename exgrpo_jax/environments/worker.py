@@ -1,18 +1,18 @@
-"""The worker process, which holds environments and answers turns.
+"""The worker process, which runs environments and answers turns.
 
 pool.py sends the requests; ../workers/server.py has the protocol:
 
-  {'spec', 'tools'}         the class, and the tools that it is made with, if any, each
+  {'spec', 'tools'}         the class and the tools to create it with, if any, each as
                             'package.module:name'. The reply is {'tools': descriptions}
   {'key', 'begin', 'said'}  the reply answers the last turn of `said`: an Observation's fields, or
-                            {'messages': the prompt} without turns. `begin` has the fields of a
-                            `Beginning`, and all turns are played. It is None if the worker
-                            holds the episode already. Then `said` has only the new turn, and
-                            without a turn the episode is dropped
+                            {'messages': the prompt} if there are no turns. `begin` contains the
+                            fields of a `Beginning`, and all turns are played. It is None if the
+                            worker already has the episode. Then `said` contains only the new
+                            turn; if empty, the episode is dropped
   {'begin', 'turns'}        the reply is {'episode': [[text, observation], …]}, played by the
                             environment's own `demonstrate`, at most `turns` turns
 
-An episode is dropped if answering it raises.
+An episode is dropped if answering a turn raises.
 """
 
 import dataclasses

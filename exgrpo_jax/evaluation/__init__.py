@@ -1,1 +1,1 @@
-"""Evaluation of a policy: scores, suites of benchmarks, and responses to prompts."""
+"""Evaluation of a policy: scores, benchmark suites, and responses to prompts."""

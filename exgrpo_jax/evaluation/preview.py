@@ -1,8 +1,9 @@
-"""A data spec as a model sees it: `exgrpo data show`.
+"""Preview of a data spec as a model sees it, for `exgrpo data show`.
 
-It shows how columns and ground truths are read, three questions as the model sees them, the lengths
-of prompts, and which rows are left out and why. With an environment, it shows episodes that the
-environment plays by itself. Rows that a run can leave out are never an error here.
+The preview shows how columns and ground truths are read, three questions as the model sees them,
+the prompt lengths, and which rows are left out and why. With an environment, it also shows an
+episode of each question, played by the environment itself. Rows that a run can leave out never
+cause an error here.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ _SHARES = (50, 90, 99, 100)  # percentiles
 
 
 class Prompts(NamedTuple):
-  """The prompts of a data set: all lengths, and the first texts."""
+  """The lengths of all prompts in a data set, and the texts of the first few."""
 
   unit: str
   lengths: np.ndarray  # int [questions], in units
@@ -37,10 +38,10 @@ class Prompts(NamedTuple):
 
 
 def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
-  """Return the text that the command prints; without a tokenizer, lengths are in characters.
+  """Return the command's output. Without a tokenizer, prompt lengths are in characters.
 
   Raises:
-    InputError: there is no such data, or it cannot be read.
+    InputError: the data does not exist or cannot be read.
   """
   questions.settle(config.data, spec)
   data = questions.load(dataclasses.replace(config.data, on_unverifiable='drop'), spec)
@@ -72,7 +73,7 @@ def _rendered(
   opened: Tokenizer | None,
   tools: Sequence[dict[str, Any]] = (),
 ) -> Prompts:
-  """Render the prompts of questions, with the description of the tools."""
+  """Render questions as prompts, including the tool descriptions."""
   chat = opened.chat if opened else prompt.NO_CHAT
   texts = [prompt.render(question.messages, rendering, chat, tools) for question in asked]
   sizes = list(map(len, opened.encode_all(texts) if opened else texts))
@@ -80,7 +81,7 @@ def _rendered(
 
 
 def _episode(environments: Pool, question: Question, config: RunConfig) -> str:
-  """Describe an episode that the environment plays, with the reward of each turn."""
+  """Describe an episode that the environment plays, with each turn's reward."""
   try:
     (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
   except InputError as error:
@@ -97,7 +98,7 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   lines = [f'{data.spec}: {counted(len(data), "question")}']
   lines += [f'  read as    {layout}' for layout in data.store.layouts]
   if data[0].columns:
-    lines.append(f'  columns    {", ".join(data[0].columns)}: a reward can read them')
+    lines.append(f'  columns    {", ".join(data[0].columns)} (rewards can read them)')
   lengths = np.percentile(prompts.lengths, _SHARES, method='inverted_cdf')
   spread = ', '.join(
     f'{length} ({"longest" if share == 100 else f"{share}%"})'
@@ -111,14 +112,14 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   texts = {question.messages for question in data}
   if len(texts) < len(data):
     lines.append(
-      f'  repeated   {len(data) - len(texts):,} have the text of an earlier one; they stay, '
-      'because every row is a question'
+      f'  repeated   {len(data) - len(texts):,} with the text of an earlier question; kept, '
+      'because every row counts as a question'
     )
   return '\n'.join(lines)
 
 
 def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
-  """List the rows that a run leaves out or refuses; 'nothing' if there are none."""
+  """Return a line per reason to leave out or refuse rows; ['nothing'] if there is no reason."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.on_unverifiable, 'on_unverifiable')
@@ -127,7 +128,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
   limit = config.rollout.max_prompt
   if prompts.unit != 'tokens':
     lines.append(
-      'prompts over the limit cannot be counted without a tokenizer: name one by --model'
+      'prompts over the limit cannot be counted without a tokenizer; choose a model with --model'
     )
   elif over := int(np.sum(prompts.lengths > limit)):
     lines.append(

@@ -1,4 +1,4 @@
-"""Responses of a policy to a user's prompts, and its episodes in an environment."""
+"""A policy's responses to a user's prompts, and its episodes in an environment."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from exgrpo_jax.experiment.policies import Policy
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime.randomness import Purpose
 
-_SHORTEST_PREFILL = 64  # tokens: prompts are padded to a power of two, so that few programs compile
+_SHORTEST_PREFILL = 64  # tokens; prompts are padded to powers of two to limit compilation
 
 
 def sample(
   policy: Policy, prompts: Sequence[str], samples: int = 1, *, seed: int = 0
 ) -> list[list[Response]]:
-  """Sample responses to some prompts, with the settings in config.evaluation.
+  """Sample responses to prompts, using the settings in config.evaluation.
 
-  Each prompt is one user message, rendered by config.prompt, and gets `samples` responses. The same
-  `seed` draws the same responses.
+  Each prompt is a single user message, rendered with config.prompt, and gets `samples` responses.
+  The same `seed` gives the same responses.
 
   Returns:
-    For each prompt its responses. Log-probabilities and entropies are in nats under the
-    distribution that was sampled from; at temperature 0, under the distribution of temperature 1.
+    A list of responses for each prompt. Log-probabilities and entropies are in nats, under the
+    sampling distribution or, at temperature 0, under the distribution at temperature 1.
 
   Raises:
     InputError: a prompt is longer than config.rollout.max_prompt, or the config has an environment.
@@ -35,15 +35,15 @@ def sample(
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
   if name := config.environment.name:
     raise InputError(
-      f'config.environment.name={name!r}: the environment asks its own questions. Choose one by '
-      'its row of config.data.train, with --row instead of --prompt.'
+      f'config.environment.name={name!r}: the environment asks its own questions. Instead '
+      'of --prompt, pass --row with the row of a question in config.data.train.'
     )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in prompts]
   longest, limit = max(map(len, encoded)), config.rollout.max_prompt
   if longest > limit:
     raise InputError(
-      f'config.rollout.max_prompt={limit}: a prompt has {longest} tokens, as the model reads it. '
-      'Shorten it, or raise the limit.'
+      f'config.rollout.max_prompt={limit}: a prompt has {longest} tokens after rendering. '
+      'Shorten the prompt or raise the limit.'
     )
   return _sampled(policy, encoded, range(len(prompts)), samples, seed)
 
@@ -51,26 +51,26 @@ def sample(
 def play(
   policy: Policy, row: int, samples: int = 1, *, seed: int = 0
 ) -> tuple[np.ndarray, list[Response]]:
-  """Play episodes of a policy in the environment of its config, sampled as by `sample`.
+  """Play episodes with a policy in the environment of its config, sampling as `sample` does.
 
-  `row` is the question's row in config.data.train. The same `seed` draws the same episodes.
+  `row` is the question's row in config.data.train. The same `seed` gives the same episodes.
 
   Returns:
-    The tokens of the prompt, and the episodes.
+    The prompt's tokens and the list of episodes.
 
   Raises:
-    InputError: the config has no environment, or no such row.
+    InputError: the config has no environment, or the data has no such row.
   """
   experiment = policy.experiment
   if not experiment.config.environment.name:
     raise InputError(
-      f"--row={row}: config.environment.name='', so there is no episode to play. Use --prompt."
+      f"--row={row}: config.environment.name='', so there is no episode to play. Use --prompt "
+      'instead.'
     )
   data = load_questions(experiment, experiment.config.data.train)
   if row not in range(len(data.questions)):
     raise InputError(
-      f'--row={row}: {data.spec} has only the rows 0 to {len(data.questions) - 1}. Choose one of '
-      'them.'
+      f'--row={row}: {data.spec} only has rows 0 to {len(data.questions) - 1}. Choose one of these.'
     )
   (question,) = data.questions.read([row])
   (episodes,) = _sampled(policy, [data.prompts[row]], [row], samples, seed, [question])
@@ -85,7 +85,7 @@ def _sampled(
   seed: int,
   asked: Sequence[Question] = (),
 ) -> list[list[Response]]:
-  """Sample responses to each prompt in a decoder just large enough for them."""
+  """Sample responses to each prompt, with a decoder that is just large enough for the prompts."""
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
   sized = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The scores of a policy: its responses to some questions, graded and summarized."""
+"""A policy's scores: its responses to questions, graded and summarized."""
 
 import dataclasses
 import datetime
@@ -41,11 +41,11 @@ def score(
 ) -> tuple[dict[str, float], list[Record]]:
   """Score a policy on the questions of a data spec; see `score_policy`.
 
-  `spec` is such as 'chains:test[:100]'. `samples` is the number of responses to each question;
-  config.evaluation.samples by default.
+  `spec` is a data spec such as 'chains:test[:100]'. `samples` is the number of responses per
+  question; the default is config.evaluation.samples.
 
   Raises:
-    InputError: there is no such data.
+    InputError: the data does not exist.
   """
   experiment = policy.experiment
   if samples is not None:
@@ -58,10 +58,11 @@ def score(
 def score_all(
   experiment: Experiment, params: model.Params, evaluations: Sequence[QuestionSet], step: int
 ) -> dict[str, float]:
-  """Score and print all of a run's evaluations; see `score_policy`.
+  """Run and print all of a run's evaluations; see `score_policy`.
 
-  With a validation set, 'validation/score' is the share of right responses, averaged over the
-  sources that are not in config.export.best_without. The best policy has the highest score.
+  With a validation set, 'validation/score' is the share of correct responses, averaged over the
+  sources not listed in config.export.best_without. The best policy is the one with the highest
+  'validation/score'.
   """
   config, scores, validation = experiment.config, {}, []
   if evaluations:
@@ -87,18 +88,19 @@ def score_all(
 def score_policy(
   experiment: Experiment, decode_params: model.Params, data: QuestionSet, step: int
 ) -> tuple[dict[str, float], list[Record]]:
-  """Score `decode_params` on some questions; return metrics and a record of each question.
+  """Score `decode_params` on some questions; return metrics and one record per question.
 
-  config.evaluation, not config.verifier, decides which form a response must have. Sampling depends
-  on the seed, the step and the questions, so an evaluation by hand repeats the run's.
+  The required response format comes from config.evaluation, not config.verifier. Sampling depends
+  only on the seed, the step and the questions, so a manual evaluation reproduces the run's scores.
 
   Returns:
-    Metrics by name: 'eval/{name}/pass@1' (the first sample), with its 95% interval as '…_low' and
-    '…_high'. With k > 1 samples the same for 'avg@{k}' (the mean of all) and 'pass@{k}' (any).
-    'truncated' and, if the task can check it, 'valid_steps' are shares of all responses. The name
-    comes from the data spec (`spec_name`). Data from several sources have metrics of each source
-    instead, 'eval/{name}/{source}/…'.
-    Records: questions, responses, verdicts, and the settings of sampling.
+    Metrics by name. 'eval/{name}/pass@1' is the score of the first sample, and '…_low' and '…_high'
+    bound its 95% interval. With k > 1 samples, 'avg@{k}' (the mean over all samples) and 'pass@{k}'
+    (the share of questions with a correct sample) are added, with the same bounds. 'truncated' and,
+    if the task can check steps, 'valid_steps' are shares of all responses. The name comes from the
+    data spec (`spec_name`). If the data has several sources, the metrics are per source instead:
+    'eval/{name}/{source}/…'.
+    Records, which contain questions, responses, verdicts and sampling settings.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
   wanted, samples = config.evaluation, config.evaluation.samples
@@ -129,14 +131,14 @@ def score_policy(
 
 
 def with_samples(experiment: Experiment, samples: int) -> Experiment:
-  """Return the experiment with another number of responses to each evaluated question."""
+  """Return the experiment with `samples` responses per evaluated question."""
   config = experiment.config
   changed = dataclasses.replace(config.evaluation, samples=samples)
   return dataclasses.replace(experiment, config=dataclasses.replace(config, evaluation=changed))
 
 
 def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
-  """Group records by source, in the order in which sources first occur."""
+  """Group records by source, in order of first appearance."""
   groups: dict[str, list[Record]] = {}
   for record in records:
     groups.setdefault(record['source'], []).append(record)
@@ -144,7 +146,7 @@ def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def table(scores: Mapping[str, float]) -> str:
-  """Format evaluation metrics: a line for each data set and measure, with its 95% interval."""
+  """Format evaluation metrics: one line per data set and measure, with the 95% interval."""
   lines = []
   width = max(len(name.removeprefix('eval/').rpartition('/')[0]) for name in scores)
   for name, value in scores.items():
@@ -162,10 +164,10 @@ def table(scores: Mapping[str, float]) -> str:
 
 
 def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
-  """Format how much more often the second policy is right than the first, by source.
+  """Format how much more often the second policy is correct than the first, by source.
 
-  Both have records of the same questions, with equally many responses to each. Differences are
-  paired by question, so a question's difficulty does not widen the interval.
+  `first` and `second` are records of the same questions, with the same number of responses to each.
+  Differences are paired by question, so a question's difficulty does not widen the interval.
   """
   lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
   width = max(map(len, pairs))
@@ -187,16 +189,17 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
 
 
 def records_path(out: str, step: int, spec: str, made: str = '') -> str:
-  """Return the path in the folder `out` for the records of an evaluation."""
+  """Return the path of an evaluation's records in the folder `out`."""
   return os.path.join(out, f'step_{step:06d}_{spec_name(spec)}{made}.jsonl')
 
 
 def _grade(
   config: RunConfig, questions: Sequence[Question], texts: Sequence[str], thinks: bool
 ) -> list[Verdict]:
-  """Grade the texts, equally many for each question in turn, as config.evaluation says.
+  """Grade the texts as config.evaluation specifies.
 
-  A response needs </think> only if all prompts end in <think> (`thinks`).
+  `texts` are in question order, with the same number for each question. `thinks` is True if all
+  prompts end in <think>; only then can a response be required to contain </think>.
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
@@ -220,7 +223,7 @@ def _records(
   texts: Sequence[str],
   verdicts: Sequence[Verdict],
 ) -> list[Record]:
-  """Make one record per question, with all its responses, special tokens included."""
+  """Return one record per question, with all of its responses, including special tokens."""
   samples = len(texts) // len(questions)
   records = []
   for index, (question, prompt) in enumerate(zip(questions, prompts)):
@@ -233,11 +236,11 @@ def _records(
       'responses': [tokenizer.decode(r.tokens, special=True) for r in responses[span]],
       'correct': [verdict.correct for verdict in verdicts[span]],
       'outcomes': [verdict.outcome for verdict in verdicts[span]],
-      # The answers that the verifier compared; null if there was none, or grading failed.
+      # The answers that the verifier compared; null if a response has no answer or grading failed.
       'extracted': [verdict.answer for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [response.num_own for response in responses[span]],
-      # Means over tokens, in nats, at the temperature of sampling.
+      # Means over tokens, in nats, at the sampling temperature.
       'entropies': [_mean_entropy(response) for response in responses[span]],
     }
     if check := step_checker(question):
@@ -249,15 +252,15 @@ def _records(
 
 
 def _mean_entropy(response: Response) -> float | None:
-  """Average over its tokens, in nats; None if the policy has diverged, because JSON has no NaN."""
+  """Return the mean entropy in nats; None if the policy has diverged, because JSON has no NaN."""
   value = float(np.mean(response.entropy[response.own]))
   return round(value, 5) if math.isfinite(value) else None
 
 
 def _asked(record: Record) -> str:
-  """Return the key of a question's cluster: rows with the same key (AIME's 32 copies) are one.
+  """Return a question's cluster key; rows with the same key (AIME's 32 copies) are one cluster.
 
-  The key includes the answer because an environment may ask for many things in the same words.
+  The key includes the answer because an environment may ask different questions in the same words.
   """
   return f'{record["question"]}\n{record["answer"]}'
 
@@ -286,18 +289,18 @@ def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
   return scores
 
 
-# ---- Evaluations by hand ----
+# ---- Manual evaluations ----
 
 
-Records = Sequence[Mapping[str, Any]]  # the questions of a data spec, see `score_policy`
+Records = Sequence[Mapping[str, Any]]  # one per question, see `score_policy`
 
 
 def evaluate(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> tuple[int, list[tuple[Part, Records]]]:
-  """Score a policy on each part, print the scores, and return its step and all records.
+  """Score a policy on each part and print the scores; return the policy's step and all records.
 
-  Call this on the training mesh. Records are written into `out`, unless it is ''.
+  Call this with the training mesh set. Records are written to `out`, unless `out` is ''.
   """
   policy, evaluated = policies.restore(source, experiment), []
   temperature = experiment.config.evaluation.temperature
@@ -324,7 +327,7 @@ def _write_by_hand(
   scores: Mapping[str, float],
   records: Records,
 ) -> str:
-  """Write records to a new file and a line to evaluations.jsonl; return the file's path."""
+  """Write records to a new file and add a line to evaluations.jsonl; return the file's path."""
   now = datetime.datetime.now().astimezone()
   sampling, samples = records[0]['sampling'], len(records[0]['responses'])
   made = f'_temperature_{sampling["temperature"]:g}_samples_{samples}_{now:%Y%m%dT%H%M%S%f}'

@@ -1,6 +1,6 @@
-"""Evaluation of a policy on a suite of benchmarks, which adds a row to a table.
+"""Evaluation of a policy on a benchmark suite, which adds a row to a table.
 
-A file in configs/suites/ defines a `get_suite()` that returns a Suite.
+Each file in configs/suites/ defines `get_suite()`, which returns a Suite.
 """
 
 import collections
@@ -26,35 +26,35 @@ from exgrpo_jax.runtime.workdir import write_json
 
 SUITES = 'exgrpo_jax.configs.suites'
 
-Record = Mapping[str, Any]  # a question, see `scores.score_policy`
+Record = Mapping[str, Any]  # one question's record, see `scores.score_policy`
 
 
 class Part(NamedTuple):
-  """The questions of one data spec that get equally many responses each."""
+  """Questions from one data spec that all get the same number of responses."""
 
   data: QuestionSet
   samples: int
-  benchmarks: tuple[Benchmark, ...]  # that own these questions
+  benchmarks: tuple[Benchmark, ...]  # the benchmarks that the questions belong to
 
 
 class Table(NamedTuple):
   """The table that gets a new row."""
 
   suite: Suite
-  name: str  # the suite's
+  name: str  # the suite's name
   out: str  # the table's folder
   row: str  # the new row's name
 
   @property
   def folder(self) -> str:
-    """Return the folder of its rows."""
+    """Return the folder with the table's rows."""
     return os.path.join(self.out, self.name)
 
 
 def open_table(value: str, out: str | None, row: str) -> Table:
-  """Open the table of --suite in --out; InputError if it has a row of that name."""
+  """Open the --suite table in --out; raises InputError if it already has a row with this name."""
   if not out:
-    raise InputError('--out is needed with --suite: the folder of the table and its rows.')
+    raise InputError('--out is required with --suite. Pass the folder for the table and its rows.')
   if not row.strip() or not row.isprintable():
     raise InputError(f"--name={row!r}: the row's name in the table must be printable text.")
   path = config_files.shipped_path(value, SUITES, 'suite')
@@ -62,13 +62,14 @@ def open_table(value: str, out: str | None, row: str) -> Table:
   file = benchmark_table.row_path(table.folder, row)
   if file.exists():
     raise InputError(
-      f'--name={row}: {file} already exists. Delete it to evaluate again, or choose another --name.'
+      f'--name={row}: {file} already exists. Delete the file to evaluate again, or choose another '
+      '--name.'
     )
   return table
 
 
 def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> ConfigDict:
-  """Apply the suite's settings, except keys that are `given` on the command line."""
+  """Apply the suite's settings, except for keys that are `given` on the command line."""
   kept = {key: value for key, value in suite.settings.items() if key not in given}
   return overridden(values, kept)
 
@@ -76,7 +77,7 @@ def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> Con
 def plan(
   table: Table, loaded: Sequence[QuestionSet], config: RunConfig, may_miss: bool
 ) -> list[Part]:
-  """Plan what to sample, and refuse a row that would not fit the table before any sampling.
+  """Plan the sampling; refuse a row that would not be comparable with the table's other rows.
 
   With `may_miss`, some benchmarks may have no questions in `loaded`.
   """
@@ -86,14 +87,15 @@ def plan(
   where = ', '.join(data.spec for data in loaded)
   if missing and (not may_miss or not parts):
     raise InputError(
-      f'--suite={table.name}: {where} has no questions of {", ".join(missing)}. Name files that do '
-      'in --data. A benchmark without questions there is left blank, unless all are.'
+      f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Pass '
+      'files that contain such questions with --data. Benchmarks without questions then stay '
+      'blank, but at least one must have questions.'
     )
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:
     print(f'{", ".join(missing)}: no questions in {where}; left blank', flush=True)
   if others:
-    print(f'not in the suite, and left out: {", ".join(sorted(others))}', flush=True)
+    print(f'not in the suite, so left out: {", ".join(sorted(others))}', flush=True)
   planned = {
     benchmark.label: {
       'content': _content(questions),
@@ -114,9 +116,9 @@ def write_row(
   policy: Mapping[str, Any],
   evaluated: Sequence[tuple[Part, Sequence[Record]]],
 ) -> str:
-  """Write the row's file and the tables over all rows; return the table in Markdown.
+  """Write the row's file and the tables of all rows; return the table as Markdown.
 
-  `policy` describes the policy as in evaluations.jsonl: run or model, and step.
+  `policy` describes the policy as evaluations.jsonl does, with its run or model and its step.
   """
   row = {
     'name': table.row,
@@ -141,7 +143,7 @@ def write_row(
 
 
 def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any]:
-  """Compute a benchmark's score with its interval, and describe its questions."""
+  """Compute a benchmark's score and interval, and describe its questions."""
   rows = [record for record in records if record['source'] == source]
   correct_QK = np.array([record['correct'] for record in rows], float)
   asked = [record['question'] for record in rows]
@@ -159,7 +161,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 
 
 def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
-  """Read from the config every key that the suite sets."""
+  """Return the config's value of every key that the suite sets."""
   return {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
 
 
@@ -167,7 +169,7 @@ def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
 
 
 def load_suite(path: str) -> Suite:
-  """Load a suite; InputError if its file fails or two benchmarks share a label or a source."""
+  """Load a suite; raises InputError if its file fails or benchmarks share a label or source."""
   return evaluate_file(path, 'suite', 'a Suite, as configs/suites/paper.py does', _check)[0]
 
 
@@ -179,28 +181,28 @@ def _check(suite: Any) -> None:
     label = benchmark.label
     if benchmark.group not in GROUPS or benchmark.samples < 1:
       raise InputError(
-        f"benchmark '{label}': group={benchmark.group!r} and samples={benchmark.samples}; the "
-        f'group must be one of {", ".join(GROUPS)}, and samples at least 1'
+        f"benchmark '{label}': group={benchmark.group!r} must be one of "
+        f'{", ".join(GROUPS)}, and samples={benchmark.samples} must be at least 1'
       )
     for key in (f'label {label}', f'source {benchmark.source}'):
       if key in seen:
         raise InputError(
-          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but each must have "
-          'its own'
+          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but labels "
+          'and sources must be unique'
         )
       seen[key] = label
 
 
 def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
-  """Collect the questions to sample for the benchmarks that have any in `loaded`.
+  """Plan which questions to sample; benchmarks without questions in `loaded` are skipped.
 
-  If a benchmark has k samples and each question is listed c times, each row gets k / c responses.
+  If a benchmark takes k samples and each question is listed c times, each row gets k / c responses.
 
   Raises:
     InputError: a benchmark has questions in two data specs, its questions are not listed equally
       often, or c does not divide k.
   """
-  found: dict[str, str] = {}  # source -> the data spec that has it
+  found: dict[str, str] = {}  # source -> the data spec that contains it
   planned = []
   for data in loaded:
     rows_of = collections.defaultdict(list)
@@ -214,8 +216,9 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
         continue
       if benchmark.source in found:
         raise InputError(
-          f"'{found[benchmark.source]}' and '{data.spec}' both have questions of source "
-          f"'{benchmark.source}' ({benchmark.label}). Name only one of them in --data, or a slice."
+          f"'{found[benchmark.source]}' and '{data.spec}' both contain questions from source "
+          f"'{benchmark.source}' ({benchmark.label}). Pass only one of the two specs to --data, or "
+          'slice one of them so that it leaves these questions out.'
         )
       found[benchmark.source] = data.spec
       samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
@@ -232,22 +235,22 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
 
 
 def _content(questions: Sequence[Question]) -> str:
-  """Compute a digest of questions and answers that neither order nor copies change."""
+  """Compute a digest of questions and answers, regardless of their order and of duplicates."""
   asked = sorted({repr((question.messages, question.answer)) for question in questions})
   return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
 
 
 def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> int:
-  """Return the number of responses to each row."""
+  """Return the number of responses per row."""
   if benchmark.samples == 1:
-    return 1  # a row is a question
+    return 1  # each row counts as a question
   copies = collections.Counter((question.messages, question.answer) for question in questions)
   fewest, most = min(copies.values()), max(copies.values())
   if fewest != most or benchmark.samples % most:
     times = f'{most}' if fewest == most else f'{fewest} to {most}'
     raise InputError(
       f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
-      f'{benchmark.label} is {benchmark.measure}. List all equally often, by a divisor of '
-      f'{benchmark.samples}.'
+      f'{benchmark.label} is {benchmark.measure}. List every question the same number of times, '
+      f'and choose a number that divides {benchmark.samples}.'
     )
   return benchmark.samples // most

@@ -1,4 +1,4 @@
-"""A summary of how the verifier reads a data set's ground truths, with the odd ones."""
+"""Summary of how the verifier reads a data set's ground truths, including odd ones."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from exgrpo_jax.grading.answers.answer import MAX_LENGTH, read
 from exgrpo_jax.grading.answers.description import describe
 from exgrpo_jax.grading.answers.extraction import final_answer
 
-_READ = 2000  # rows, evenly spaced, about a second
-_ODD = 5  # truths that are listed
+_READ = 2000  # rows to read, evenly spaced; reading them takes about a second
+_ODD = 5  # odd truths to list
 _LONG = 200  # characters
 _SENTENCE = 5  # words of two letters or more
-_RARE, _COMMON = 0.01, 0.9  # a kind below the first share is odd if another is above the second
+# A kind is odd if its share is below _RARE and another kind's share is at least _COMMON.
+_RARE, _COMMON = 0.01, 0.9
 _QUOTED = 60  # characters
 _COMMAND = re.compile(r'\\[A-Za-z]+')
 _WORD = re.compile(r'[^\W\d_]{2,}')
@@ -25,14 +26,14 @@ _QUANTITIES = {  # first word of a description -> the kind
   'fraction': 'fractions',
   'expression': 'expressions',
 }
-_KINDS = {  # head of a reading -> the kind; other heads stand for themselves
+_KINDS = {  # head of a reading -> the kind; other heads are used as they are
   'text': 'not understood, compared as text',
   'letters': 'words or letters',
   'list': 'lists',
   'group': 'tuples and intervals',
   'matrix': 'matrices',
   'ratio': 'ratios',
-  'numeral': 'numerals of a base',
+  'numeral': 'numerals in a base',
   'labelled': 'equations and inequalities',
   'assigned': 'equations and inequalities',
   'equation': 'equations and inequalities',
@@ -47,14 +48,14 @@ _KINDS = {  # head of a reading -> the kind; other heads stand for themselves
 
 
 def summary(data: Dataset) -> list[str]:
-  """Return a table of the kinds, with counts and examples, and then up to five odd truths."""
+  """Return a table of the kinds, with counts and examples, followed by up to five odd truths."""
   rows = np.unique(np.linspace(0, len(data) - 1, min(_READ, len(data))).round().astype(int))
   asked = data.read(rows.tolist())
   return [f'{len(asked):,} of {len(data):,} read', *_table(asked)]
 
 
 def kind_of(truth: str, compared: str = 'math') -> str:
-  """Return the kind of a ground truth as the verifier reads it, in the plural.
+  """Return the kind of a ground truth as the verifier reads it, such as 'integers'.
 
   `compared` is the row's kind, which decides how answers are compared.
   """
@@ -103,7 +104,7 @@ def _table(asked: Sequence[Question]) -> list[str]:
 
 
 def _oddness(question: Question, kind: str, is_rare: bool) -> str:
-  """Return the reason why a truth is odd; '' if it is not."""
+  """Return why a truth is odd, or '' if it is not odd."""
   size = len(final_answer(question.answer))
   if size > _LONG:
     return f'{size:,} characters'

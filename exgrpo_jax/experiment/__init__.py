@@ -1,1 +1,1 @@
-"""From a config to frozen settings, a model, a tokenizer and data."""
+"""Turning a config into frozen settings, a model, a tokenizer and data."""

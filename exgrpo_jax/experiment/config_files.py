@@ -1,7 +1,7 @@
-"""Config files, found by name or path, and the command line's overrides of them.
+"""Config files, found by name or path, and their command-line overrides.
 
-Mistakes are refused here, before absl and ml_collections read the same command line. These
-libraries would raise errors of many types, some of them only when a value is used.
+Mistakes are rejected here, before absl and ml_collections parse the same command line. These
+libraries raise errors of many types, some only when a value is used.
 """
 
 import copy
@@ -35,10 +35,10 @@ def shipped_names(package: str) -> list[str]:
 
 
 def shipped_path(value: str, package: str, flag: str) -> str:
-  """Return the path of a file; `value` is the path or the file's name in `package`.
+  """Resolve a path or the name of a file in `package` to a path.
 
-  `flag` is also the noun for the files: config, sweep or suite. Raises InputError, which begins
-  with the flag, if there is no such file.
+  `flag` is config, sweep or suite. Messages use it as the name of the flag and as the noun for
+  these files. Raises InputError if the file does not exist.
   """
   if not value.endswith('.py') and os.sep not in value:
     path = _folder(package) / f'{value}.py'
@@ -48,8 +48,8 @@ def shipped_path(value: str, package: str, flag: str) -> str:
     near = difflib.get_close_matches(value, names, n=1)
     hint = f'Did you mean {near[0]!r}? ' if near else ''
     raise InputError(
-      f'--{flag}={value}: there is no {flag} of that name. {hint}The value must be a path that '
-      f'ends in .py, or one of {", ".join(names)}.'
+      f'--{flag}={value}: there is no {flag} with this name. {hint}The value must be a path '
+      f'ending in .py, or one of these names: {", ".join(names)}.'
     )
   path = os.path.expanduser(value)
   if not os.path.isfile(path):
@@ -61,13 +61,13 @@ def shipped_path(value: str, package: str, flag: str) -> str:
 
 
 def config_path(value: str) -> str:
-  """Resolve a config's name to its path; keep the argument of get_config after a colon."""
+  """Resolve a config name to its path. Keeps the get_config argument after a colon."""
   file, colon, argument = value.partition(':')
   return shipped_path(file, CONFIGS, 'config') + colon + argument
 
 
 def portable_config(path: str) -> str:
-  """Return the name of a shipped config, which is valid on any machine; else `path`."""
+  """Return a shipped config's name, which is valid on any machine. Other paths are unchanged."""
   file, colon, argument = path.partition(':')
   folder, name = os.path.split(file)
   is_shipped = folder == os.fspath(_folder(CONFIGS))
@@ -87,9 +87,9 @@ def _folder(package: str) -> pathlib.Path:
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
-  """Check the config file and its overrides; return `argv` with the file's path for its name.
+  """Check the config file and its overrides; return `argv` with the config's path filled in.
 
-  Raises InputError if there is no such file, if it makes no config, or if an override does not fit.
+  Raises InputError if the file doesn't exist or returns no config, or if an override is invalid.
   """
   changed, path, follows = [], '', False
   for arg in argv:
@@ -101,7 +101,7 @@ def resolved(argv: Sequence[str]) -> list[str]:
       arg = f'{name}={path}'
     elif not path and _overridden_key(arg):
       raise InputError(
-        f'{arg}: this changes a setting of --config, so --config must come before it.'
+        f'{arg}: this overrides a setting of --config, so --config must come before it.'
       )
     follows = arg in ('-config', '--config')
     changed.append(arg)
@@ -109,15 +109,15 @@ def resolved(argv: Sequence[str]) -> list[str]:
     values = load(path)
     for key, words in _overrides(changed).items():
       _check_override(path, values, key, words)
-      if key == 'objective.beta':  # it is accepted, so no error explains it
+      if key == 'objective.beta':  # a valid key, so no error explains the mix-up
         print(f'warning: {" ".join(words)}: {config.counterpart_hint("beta")}', file=sys.stderr)
   return changed
 
 
 def load(path: str) -> ConfigDict:
-  """Read the ConfigDict of a config file; an InputError says where the file fails.
+  """Read the ConfigDict of a config file. InputErrors point to the failing line of the file.
 
-  In `path`, the text after a colon is get_config's argument.
+  In `path`, the text after a colon is passed to get_config.
   """
   returned = 'a ConfigDict, as configs/smoke.py does'
   file, *argument = path.split(':', 1)
@@ -128,7 +128,7 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
   """Read a config by name or path, with overrides by dotted key.
 
   Raises:
-    InputError: there is no such config or setting, or a setting cannot have that value.
+    InputError: the config or a setting doesn't exist, or a value is not allowed.
   """
   values = config.overridden(load(config_path(name)), overrides or {})
   parse_config(values)
@@ -141,13 +141,13 @@ def _check_type(values: Any) -> None:
 
 
 def _overridden_key(arg: str) -> str:
-  """Return 'replay.ratio' for --config.replay.ratio=0, or ''; a boolean may be --noconfig.x.y."""
+  """Return 'replay.ratio' for --config.replay.ratio=0, '' for other flags. Handles --noconfig.x."""
   name = arg.partition('=')[0].lstrip('-').removeprefix('no')
   return name.removeprefix('config.') if arg[0] == '-' and name.startswith('config.') else ''
 
 
 def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
-  """Return dotted key -> its arguments: one, or more if the value is a separate argument."""
+  """Return dotted key -> arguments that set it. A value may be a separate argument."""
   found: dict[str, list[str]] = {}
   for number, arg in enumerate(argv):
     if key := _overridden_key(arg):
@@ -159,7 +159,7 @@ def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
 def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -> None:
   """Raise InputError unless the config has the key and accepts the value in `words`."""
   text = words[-1].partition('=')[2] if _FLAG.match(words[-1]) else words[-1]
-  as_text = config.overridden(values, {key: text})  # refuses an unknown key
+  as_text = config.overridden(values, {key: text})  # rejects unknown keys
   alone = flags.FlagValues()
   command = ['', *words]
   try:
@@ -168,9 +168,9 @@ def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -
     )
     alone(command)
   except (flags.Error, ValueError) as error:
-    present = f'In {path} it is {_value(values, key)!r}.'
+    present = f'In {path}, the value is {_value(values, key)!r}.'
     try:
-      parse_config(as_text)  # its error says what the value must be, and what it means
+      parse_config(as_text)  # its error states the allowed values and the meaning
     except InputError as refusal:
       raise InputError(f'{refusal} {present}') from error
     raise InputError(f'{" ".join(words)}: {error}. {present}') from error

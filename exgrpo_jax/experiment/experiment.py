@@ -1,6 +1,6 @@
 """An experiment: a checked config with its tokenizer, meshes and model shape.
 
-The functions at the end load its weights and questions, and make the spec of its updates.
+Other functions load the experiment's weights and questions and build the spec of its updates.
 """
 
 import dataclasses
@@ -23,32 +23,32 @@ from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.policy.shape import check_meshes
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
 
-TOKENIZER_TEXTS = 20_000  # the most questions whose text trains a tokenizer
+TOKENIZER_TEXTS = 20_000  # maximum number of questions whose text trains a tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """A configuration, and the objects that it describes; never changes during a run."""
+  """A config and the objects it describes. Never changes during a run."""
 
   config: RunConfig
   workdir: str
   tokenizer: Tokenizer
   meshes: sharding.Meshes
-  # The checkpoint's, or the config's with the tokenizer's vocabulary size if none is set.
+  # From the checkpoint or the config. The vocabulary size defaults to the tokenizer's size.
   model: model.ShapeConfig
-  model_name: str  # of the checkpoint: config.model.path as the user wrote it; '' for none
+  model_name: str  # the checkpoint: config.model.path as the user wrote it; '' if none
 
 
 def model_name(parsed: RunConfig) -> str:
-  """Return the checkpoint that the config starts from: a folder or a Hub name, '' if none."""
+  """Return the folder or Hub name of the checkpoint that the config starts from; '' if none."""
   return parsed.model.path or parsed.model.repository
 
 
 def with_folders(parsed: RunConfig, model: str) -> RunConfig:
-  """Return the config with local folders instead of the Hub names of its tokenizer and its model.
+  """Replace the Hub names of the model and the tokenizer with local folders in the config.
 
-  Fetches the files that describe them, but no weights. All hosts call it. `model` is the model's
-  name or folder, or ''. Raises InputError if a name cannot be fetched.
+  Fetches the files that describe them, but no weights. All hosts must call this. `model` is the
+  model's name or folder, or ''. Raises InputError if a name cannot be fetched.
   """
   return dataclasses.replace(
     parsed,
@@ -60,19 +60,19 @@ def with_folders(parsed: RunConfig, model: str) -> RunConfig:
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
-  """Check a config and open its experiment. Loads the tokenizer, or trains it once per workdir.
+  """Check a config and open its experiment. Loads the tokenizer, or trains one in the workdir.
 
-  Names on the Hub resolve to the commits of the run in `workdir`, if there is one.
+  Hub names resolve to the commits used by the run in `workdir`, if there is one.
 
-  Model code runs inside `with jax.set_mesh(experiment.meshes.training)`; `SlotEngine.generate`
-  enters the decoding mesh by itself.
+  Run model code inside `with jax.set_mesh(experiment.meshes.training)`; `SlotEngine.generate`
+  enters the decoding mesh itself.
   """
   hub.recall(workdir)
   as_given = parse_config(values)
   name = model_name(as_given)
   parsed = with_folders(as_given, name)
   shape = model_config(parsed)
-  if not parsed.tokenizer.path and not parsed.model.path:  # then a tokenizer is trained
+  if not parsed.tokenizer.path and not parsed.model.path:  # a tokenizer will be trained
     questions.settle(parsed.data, _tokenizer_data(parsed))
   with hosts.first_host_first('tokenizer'):  # the first host may train one for the others to read
     text_tokenizer = _open_tokenizer(parsed, workdir)
@@ -80,15 +80,15 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   if vocab_size < text_tokenizer.vocab_size:
     raise InputError(
       f"config.model.vocab_size={vocab_size}: the value must be at least the tokenizer's "
-      f'{text_tokenizer.vocab_size}, because every token needs an embedding. Raise it, or set 0 '
-      "for the tokenizer's size."
+      f'{text_tokenizer.vocab_size}, because every token needs an embedding. Increase the value, '
+      "or set it to 0 to use the tokenizer's size."
     )
   compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
   meshes = sharding.make_meshes(parsed.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   check_meshes(shape, meshes)
   _check_experts(parsed, shape)
-  lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses too large a rank
+  lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # rejects a rank that is too large
   return Experiment(
     config=parsed,
     workdir=workdir,
@@ -100,7 +100,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
 
 
 def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
-  """Raise InputError if a setting needs a model with experts, and this one has none."""
+  """Raise InputError if a setting needs a model with experts but this model has none."""
   settings = {
     'objective.balance_coefficient': config.objective.balance_coefficient,
     'rollout.router_replay': config.rollout.router_replay,
@@ -108,15 +108,15 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
   for name, value in settings.items():
     if value and not shape.num_experts:
       raise InputError(
-        f'config.{name}={value}: this needs a model with experts, but config.model.num_experts=0. '
-        'Choose another model, or leave this setting at its default.'
+        f'config.{name}={value}: this setting needs a model with experts, but '
+        'config.model.num_experts=0. Choose another model, or reset this setting to its default.'
       )
 
 
 def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
-  """Return the model's shape: the checkpoint's if there is one, else the config's.
+  """Return the model's shape, from the checkpoint if there is one, otherwise from the config.
 
-  A dtype of 'auto' depends on `platform`, where the model will run; by default JAX's backend.
+  A dtype of 'auto' depends on `platform`, where the model will run; JAX's backend by default.
   """
   own = parsed.model
   if own.dtype == 'auto':
@@ -134,9 +134,9 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
       name for name, value in vars(configured).items() if value != getattr(of_checkpoint, name)
     )
     raise InputError(
-      f'{file}: {name} is {getattr(of_checkpoint, name)}, but config.model.{name} of '
-      f'{own.repository} is {getattr(configured, name)}. Name the folder of that model, or set '
-      "config.model.repository='' to train another."
+      f'{file}: {name} is {getattr(of_checkpoint, name)}, but config.model.{name} is '
+      f'{getattr(configured, name)} for {own.repository}. Set config.model.path to the folder of '
+      "that model, or set config.model.repository='' to train a different model."
     )
   values = architecture.extended(values, own.extension)
   longest = parsed.rollout.longest_row
@@ -144,16 +144,16 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   if longest > limit:
     raise InputError(
       f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
-      f'exceed max_position_embeddings={limit} of {file}. Lower them, or set '
-      'config.model.extension to a longer context.'
+      f'exceeds max_position_embeddings={limit} in {file}. Lower one of these settings, or extend '
+      'the context with config.model.extension.'
     )
   return architecture.parse(values, file, own.dtype)
 
 
 def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
-  """Load the parameters of the checkpoint that the config starts from; fetch it if it is a name.
+  """Load the parameters of the checkpoint that the config starts from. May fetch it from the Hub.
 
-  `frozen` as in `weights.load`.
+  For `frozen`, see `weights.load`.
   """
   name = experiment.model_name
   folder = hub_checkpoint.folder(name, 'config.model.path', weights=True)
@@ -165,7 +165,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  Prompts over `rollout.max_prompt` are refused or dropped, as `data.on_overlong` says.
+  `data.on_overlong` decides whether prompts above `rollout.max_prompt` are refused or dropped.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -177,9 +177,9 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
-  """Load the questions of config.data.validation, then of config.data.evaluation.
+  """Load the questions of config.data.validation, then config.data.evaluation.
 
-  Raises InputError if config.export.best_without leaves no questions to choose the best policy by.
+  Raises InputError if config.export.best_without leaves no questions for choosing the best policy.
   """
   data, export = experiment.config.data, experiment.config.export
   loaded = tuple(load_questions(experiment, spec) for spec in data.evaluated)
@@ -188,8 +188,9 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
     question.source in export.best_without for found in validation for question in found.questions
   ):
     raise InputError(
-      f'config.export.best_without={export.best_without}: this leaves out every source of '
-      f'config.data.validation={data.validation}. Keep one, to choose the best policy by.'
+      f'config.export.best_without={export.best_without}: this setting leaves out every source of '
+      f'config.data.validation={data.validation}. Keep at least one source, so that the best '
+      'policy can be chosen.'
     )
   return loaded
 
@@ -197,7 +198,7 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
 def update_spec(
   parsed: RunConfig, shape: model.ShapeConfig, mesh: jax.sharding.Mesh
 ) -> gradients.UpdateSpec:
-  """Return the settings that a run's updates depend on, besides arrays."""
+  """Return the static settings of a run's updates."""
   return gradients.UpdateSpec(
     microbatch=parsed.microbatch,
     objective=parsed.objective,
@@ -214,7 +215,7 @@ def update_spec(
 
 
 def state_shapes(experiment: Experiment) -> optimizer.TrainState:
-  """Return the shapes and shardings of a run's train state; allocate nothing."""
+  """Return the shapes and shardings of a run's train state, without allocating anything."""
   spec = update_spec(experiment.config, experiment.model, experiment.meshes.training)
   return optimizer.shapes(spec.optimizer, spec.num_updates, gradients.trained_shapes(spec))
 
@@ -223,7 +224,7 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  # Without a config.json it is left over from a refused start, perhaps trained on other texts.
+  # Without a config.json, it is left over from a rejected start and may come from other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
     found = questions.load(parsed.data, _tokenizer_data(parsed))
@@ -237,8 +238,8 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 
 
 def _tokenizer_data(parsed: RunConfig) -> str:
-  """Return the data spec whose text trains a tokenizer.
+  """Return the data spec whose text trains the tokenizer.
 
-  With a warm start it does not depend on config.data.train, so that runs can share a warm start.
+  With a warm start, it is independent of config.data.train, so that runs can share a warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

@@ -1,4 +1,4 @@
-"""From an experiment to sampling its policy: the slot engine, and the stages of a step."""
+"""Building the sampler of an experiment's policy and the stages of its steps."""
 
 import dataclasses
 import functools
@@ -19,45 +19,46 @@ from exgrpo_jax.runtime import hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 
-def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
-  """Make the rollout; raise InputError if the training questions are too few or do not fit it."""
+def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSetup:
+  """Make a run's rollout setup. Raises InputError if the questions are too few or unsuitable."""
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
       f'config.rollout.questions={parsed.rollout.questions}: {data.spec} has only '
-      f'{counted(size, "question")}, and no question comes twice in a step. Lower it.'
+      f'{counted(size, "question")}, and a step cannot ask a question twice. '
+      f'Set config.rollout.questions to at most {size}.'
     )
   if size < (in_flight := parsed.rollout.groups_in_flight):
     raise InputError(
       f'config.rollout.partial=True: {counted(in_flight, "group")} would be in flight, but '
-      f'{data.spec} has only {counted(size, "question")}, and no question is in flight twice. Set '
-      'config.rollout.max_groups_in_flight to at most that number.'
+      f'{data.spec} has only {counted(size, "question")}, and a question cannot be in flight '
+      'twice. Set config.rollout.max_groups_in_flight to at most the number of questions.'
     )
   if parsed.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)
   ):
     raise InputError(
-      "config.replay.trajectory_selection='valid_steps': this needs a task that can check the "
-      f'steps of a response ({", ".join(STEP_CHECKERS)}), but {data.spec} has no question of one. '
-      'Choose another selection.'
+      "config.replay.trajectory_selection='valid_steps': this selection needs a task that can "
+      f'check the steps of a response ({", ".join(STEP_CHECKERS)}), but {data.spec} has no '
+      'question from such a task. Choose another selection.'
     )
   return stages_of(experiment, data, Purpose.ROLLOUT)
 
 
 def stages_of(
   experiment: Experiment, data: QuestionSet, purpose: Purpose, **sections: Any
-) -> stages.Rollout:
-  """Make the stages of a step on some questions; `sections` replace sections of the config."""
+) -> stages.RolloutSetup:
+  """Make the stages of a step on `data`. `sections` replace sections of the config."""
   parsed = dataclasses.replace(experiment.config, **sections)
   changed = dataclasses.replace(experiment, config=parsed)
-  return stages.Rollout(
+  return stages.RolloutSetup(
     config=parsed.rollout,
-    replay=parsed.replay,
-    objective=parsed.objective,
+    replay_config=parsed.replay,
+    objective_config=parsed.objective,
     logprob_check=parsed.logprob_check,
     tokenizer=experiment.tokenizer,
     meshes=experiment.meshes,
-    scoring=parsed.rollout.score_spec(
+    score_spec=parsed.rollout.score_spec(
       experiment.model, experiment.meshes.training, parsed.microbatch.tokens
     ),
     seed=parsed.seed,
@@ -74,13 +75,13 @@ def make_sampler(
   distribution: Distribution | None = None,
   resumes: bool = False,
 ) -> Sampler:
-  """Make the slot engine on an experiment's model, inside its environment if it has one.
+  """Make a slot engine for an experiment's model, wrapped in the environment if there is one.
 
   Args:
     experiment: its `config.rollout` sets the number of slots and the limits.
-    purpose: of the random numbers.
-    seed: of the random numbers; the run's by default.
-    distribution: to sample from; by default the softmax at the training temperature.
+    purpose: the purpose of the random numbers.
+    seed: the seed of the random numbers; the run's seed by default.
+    distribution: the distribution to sample; by default the softmax at the training temperature.
     resumes: see `SlotEngine`.
   """
   parsed = experiment.config
@@ -92,6 +93,7 @@ def make_sampler(
     mesh=experiment.meshes.decoding,
     step_key=functools.partial(randomness.key, seed, purpose),
     resumes=resumes or has_turns,
+    packs_resumed=not has_turns,
   )
   if not has_turns:
     return engine
@@ -108,7 +110,7 @@ def make_sampler(
 
 
 def decode_spec(experiment: Experiment, distribution: Distribution | None = None) -> DecodeSpec:
-  """Return the spec for sampling `distribution`, by default the softmax at training temperature."""
+  """Return the decode spec for `distribution`, by default the softmax at training temperature."""
   config = experiment.config
   spec = config.rollout.decode_spec(experiment.tokenizer, distribution)
   return dataclasses.replace(spec, parked=spec.slots) if config.environment.keeps_caches else spec

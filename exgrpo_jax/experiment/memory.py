@@ -1,4 +1,4 @@
-"""Memory that a run's settings need: refused if it cannot fit, explained if it runs out."""
+"""Memory that a run needs: rejecting configs that cannot fit, explaining out-of-memory errors."""
 
 import dataclasses
 import math
@@ -13,9 +13,10 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import settings
 from exgrpo_jax.runtime import machine
 
-# Tokens, mask, log-probabilities and weights of a step's rows: 4 bytes each.
+# Per token of a step's rows: token, mask, log-probability and weight, 4 bytes each.
 _BATCH_BYTES = 16
-# Parameter, gradient and AdamW's moments in float32; with LoRA only the frozen base in bfloat16.
+# Per parameter: the parameter, gradient and AdamW's moments in float32. With LoRA, only the frozen
+# base in bfloat16.
 _TRAINED_BYTES, _FROZEN_BYTES = 16, 2
 
 
@@ -25,13 +26,13 @@ class Need:
 
   setting: str  # config.rollout.max_response=8192
   what: str
-  size: int  # bytes, on all devices together or on the host
+  size: int  # bytes, on all devices combined or on the host
   is_on_host: bool = False
-  is_certain: bool = True  # in a run that reaches its limits; False depends on the responses
+  is_certain: bool = True  # in a run that reaches its limits; False if it depends on the responses
 
 
 def needs(experiment: Experiment) -> list[Need]:
-  """Return the large arrays of a run; their sizes are lower bounds by formula."""
+  """Return a run's large arrays. Their sizes are lower bounds, computed by formula."""
   config, shape = experiment.config, experiment.model
   rollout = config.rollout
   num_rows, longest = rollout.questions * rollout.group_size, rollout.longest_row
@@ -72,37 +73,37 @@ def needs(experiment: Experiment) -> list[Need]:
 
 
 def check(experiment: Experiment) -> None:
-  """Raise InputError if an array that every run of the config needs exceeds the memory."""
+  """Raise InputError if an array that the config always needs exceeds the memory."""
   for need in needs(experiment):
     has = machine.host_memory() if need.is_on_host else _device_memory()
     if need.is_certain and has and need.size > has:
       raise InputError(
-        f'{need.setting}: {need.what} take at least {decimal(need.size)}, and this machine has '
-        f'{decimal(has)} of memory for them. Lower it, or use a larger machine.'
+        f'{need.setting}: at least {decimal(need.size)} of memory is needed for {need.what}, but '
+        f'this machine has only {decimal(has)}. Lower this setting, or use a larger machine.'
       )
 
 
 def largest(experiment: Experiment) -> str:
-  """Return a sentence that names the setting with the largest array."""
+  """Return a sentence that names the setting behind the largest array."""
   need = max(needs(experiment), key=lambda need: need.size)
-  return f'{need.setting} needs the most: {need.what} take {decimal(need.size)}.'
+  return f'{need.setting} needs the most memory: {decimal(need.size)} for {need.what}.'
 
 
 def _row_cache(shape: model.ShapeConfig, length: int) -> int:
-  """Return the bytes of a row's keys and values in all layers."""
+  """Return the size of a row's keys and values in all layers, in bytes."""
   positions = sum(shape.layer_lengths(length))
   return 2 * positions * shape.num_kv_heads * shape.head_size * np.dtype(shape.dtype).itemsize
 
 
 def _largest(config: RunConfig, *names: str) -> str:
-  """Return the setting of the rollout that exceeds its default by the largest factor."""
+  """Return the rollout setting that exceeds its default by the largest factor."""
   defaults = {field.name: field.default for field in dataclasses.fields(settings.RolloutConfig)}
   name = max(names, key=lambda name: getattr(config.rollout, name) / defaults[name])
   return f'config.rollout.{name}={getattr(config.rollout, name)}'
 
 
 def _device_memory() -> int:
-  """Return the memory of all devices together in bytes; the host's on a CPU, 0 if not known."""
+  """Return the combined memory of all devices in bytes, or the host's on CPU; 0 if unknown."""
   if jax.default_backend() == 'cpu':
     return machine.host_memory()
   stats = jax.local_devices()[0].memory_stats() or {}

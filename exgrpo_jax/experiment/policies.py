@@ -1,4 +1,4 @@
-"""The policy that a command samples: a run's checkpoint, or a Hugging Face model without a run."""
+"""The policy that a command samples: a run's checkpoint or a Hugging Face model."""
 
 import copy
 import dataclasses
@@ -29,8 +29,8 @@ from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
-# Limits for a model without a config: tokens of a prompt and of a response, and the bytes of the
-# cache. The cache decides how many responses are decoded together.
+# Limits for a model without a config: tokens per prompt and per response, and bytes of the cache.
+# The cache size determines how many responses are decoded together.
 _LONGEST = 2048
 
 
@@ -38,16 +38,16 @@ _CACHE_BYTES = 4 * 2**30
 
 
 class Source(NamedTuple):
-  """The location of a policy."""
+  """Where to load a policy from."""
 
   kind: str  # 'run' or 'model'
   path: str  # the run's workdir, or the model's folder or name on the Hub
-  step: int | None = None  # of the run's checkpoints; None is the newest
+  step: int | None = None  # the step of a run's checkpoint; None is the newest
 
   def describe(self) -> dict[str, str]:
     """Return {kind: location}, which identifies the policy in evaluations.jsonl and in tables.
 
-    For a model on the Hub this includes the commit, once that has been looked up.
+    For a model on the Hub, this includes the commit once it is known.
     """
     if '://' in self.path or hub_checkpoint.is_shipped(self.path):
       return {self.kind: self.path}
@@ -57,24 +57,24 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """A language model that is ready to sample."""
+  """A language model ready to sample."""
 
   source: Source
   experiment: Experiment
-  decode_params: model.Params  # for a Sampler; the training layout is not kept
-  step: int  # the run's step that these parameters come from; 0 for a model
+  decode_params: model.Params  # in the decode layout; the training layout is not kept
+  step: int  # the run's step that the parameters come from; 0 for a model
 
 
 def at(path: str) -> Source:
-  """Return a Source: the run if `path` is a workdir, otherwise the Hugging Face model."""
+  """Return a Source: a run if `path` is a workdir, otherwise a Hugging Face model."""
   is_run = os.path.exists(os.path.join(path, 'config.json')) and not _is_model(read_config(path))
   return Source('run' if is_run else 'model', path)
 
 
 def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict:
-  """Return the config to sample with: a copy of `given`, else the run's, or one for the model.
+  """Return a config for sampling: a copy of `given`, the run's config, or a config for the model.
 
-  Raises InputError if the run's model, tokenizer or prompt differs from the one in `given`.
+  Raises InputError if the run's model, LoRA, tokenizer or prompt settings differ from `given`.
   """
   values: Any = copy.deepcopy(given)
   if values:
@@ -94,17 +94,17 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
 
 
 def run_config(workdir: str) -> ConfigDict:
-  """Read the config of a run; raise InputError if the folder holds no run with a checkpoint."""
+  """Read a run's config. Raises InputError if the folder isn't a run with a checkpoint."""
   values = read_config(workdir)
   if _is_model(values):
     raise InputError(
-      f"--checkpoint={workdir}: the value must be a run's workdir, but this folder holds a Hugging "
-      f'Face model. generate, evaluate and export accept it as --model={workdir}.'
+      f"--checkpoint={workdir}: the value must be a run's workdir, but this folder contains a "
+      f'Hugging Face model. generate, evaluate and export accept it as --model={workdir}.'
     )
   if not checkpoint.steps(workdir):
     raise InputError(
       f'--checkpoint={workdir}: the run has no checkpoint yet, so it has no policy. Wait for its '
-      'first checkpoint, or name another run.'
+      'first checkpoint, or choose another run.'
     )
   return ConfigDict(values)
 
@@ -115,7 +115,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 
 
 def suited_to(path: str) -> ConfigDict:
-  """Make a config to sample a model: its chat template if any, and slots that fit _CACHE_BYTES."""
+  """Make a config for sampling a model, with its chat template and slots within _CACHE_BYTES."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')
@@ -131,7 +131,7 @@ def suited_to(path: str) -> ConfigDict:
 
 
 def base_config() -> ConfigDict:
-  """Load configs/base.py, without evaluation data."""
+  """Load configs/base.py without its evaluation data."""
   values: Any = config_files.load_config('base')
   values.data.evaluation = ()
   return values
@@ -140,16 +140,16 @@ def base_config() -> ConfigDict:
 def open_policy(
   path: str, overrides: Mapping[str, Any] | None = None, step: int | None = None
 ) -> Policy:
-  """Load the policy of a run's workdir or of a Hugging Face model, with its parameters.
+  """Load a policy and its parameters from a run's workdir or a Hugging Face model.
 
   Args:
     path: the workdir, or the model's folder or name on the Hub.
-    overrides: dotted key -> value of the settings to change in the run's config, or in the model's
-      default config, such as {'evaluation.temperature': 0.0}.
-    step: of the run's checkpoints; the newest by default.
+    overrides: dotted key -> value of settings to change in the run's config or the model's default
+      config, e.g. {'evaluation.temperature': 0.0}.
+    step: the step of the run's checkpoint; the newest by default.
 
   Raises:
-    InputError: there is no such policy, it is damaged, or there is no such setting.
+    InputError: the policy doesn't exist or is damaged, or a setting doesn't exist.
   """
   source = at(path)._replace(step=step)
   if step is not None and source.kind == 'model':
@@ -159,7 +159,7 @@ def open_policy(
 
 
 def restore(source: Source, experiment: Experiment) -> Policy:
-  """Load the policy of `source` into its opened experiment, to sample from."""
+  """Load the policy of `source` into its open experiment, ready for sampling."""
   with jax.set_mesh(experiment.meshes.training), activity.doing(f'loading {source.path}'):
     if source.kind == 'run':
       params, step = of_run(experiment, source.path, source.step)
@@ -170,9 +170,9 @@ def restore(source: Source, experiment: Experiment) -> Policy:
 
 
 def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:
-  """Load the policy of a checkpoint, by default the newest; return its parameters and its step.
+  """Load the policy from a checkpoint (the newest by default); return its parameters and step.
 
-  Raises InputError if there is no checkpoint, or if its adapters belong to another base.
+  Raises InputError if there is no checkpoint, or if its adapters belong to a different base model.
   """
   config, like = experiment.config, state_shapes(experiment).params
   if not config.lora.rank:

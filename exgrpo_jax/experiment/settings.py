@@ -1,4 +1,4 @@
-"""All settings of a run, and the checks across them. Only this module reads a ConfigDict."""
+"""All settings of a run, and checks across them. Only this module reads a ConfigDict."""
 
 import dataclasses
 
@@ -24,27 +24,27 @@ from exgrpo_jax.rollout.token_sampling import Distribution
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(model.ShapeConfig):
-  """The policy: a checkpoint's weights, or random ones of the shape given here."""
+  """The policy: a checkpoint's weights, or random weights with the shape given here."""
 
   path: str = setting(
     '',
     None,
-    "where weights, shape and tokenizer come from: a Hugging Face checkpoint's folder, a GGUF "
-    'file, a name on the Hub (owner/name or owner/name@revision) or shipped:chains; '
-    "'' is `repository` or, without that, a model from scratch",
+    'source of the weights, shape and tokenizer: a Hugging Face checkpoint folder, a GGUF file, a '
+    "name on the Hub (owner/name or owner/name@revision) or shipped:chains; '' uses `repository` "
+    'or, if `repository` is also empty, trains a model from scratch',
   )
   repository: str = setting(
     '',
     None,
-    'Hub name of the model that must be at `path`; fetched if `path` is empty. Its shape must be '
-    "the one given here; '' allows any model",
+    'Hub name of the model that must be at `path`; fetched if `path` is empty. Its shape must '
+    "match the shape given here; '' allows any model",
   )
   extension: architecture.Extension = dataclasses.field(default_factory=architecture.Extension)
   dtype: str = setting(
     'bfloat16',
     ('auto', 'float32', 'bfloat16'),
     'dtype of activations; parameters are float32. auto is bfloat16 on accelerators and on CPUs '
-    'with matrix units for it (AMX), float32 on other CPUs',
+    'with bfloat16 matrix units (AMX), float32 on other CPUs',
   )
 
 
@@ -53,61 +53,60 @@ class WarmStartConfig:
   """Supervised training before the first step."""
 
   num_updates: int = setting(0, '[0, inf)', 'supervised updates before reinforcement learning')
-  data: str = setting('arithmetic:train', None, 'data spec of the worked solutions to learn')
-  batch_size: int = setting(64, '[1, inf)', 'solutions in an update')
-  learning_rate: float = setting(
-    1e-3, '[0, inf)', 'peak learning rate; it warms up, then falls to 0'
-  )
+  data: str = setting('arithmetic:train', None, 'data spec of the worked solutions to learn from')
+  batch_size: int = setting(64, '[1, inf)', 'solutions per update')
+  learning_rate: float = setting(1e-3, '[0, inf)', 'peak learning rate; warms up, then decays to 0')
   stop_at_pass_rate: float = setting(
     1.0,
     '(0, 1]',
-    'early stopping: stop when this share of 256 responses to config.data.train is correct; 1 is '
-    'off',
+    'early stopping: stop when this fraction of 256 responses to questions in config.data.train is '
+    'correct; 1 disables early stopping',
   )
   seed: int = setting(
     -1,
     '[-1, 2^63)',
-    'seed of the initial parameters and of the order of rows; fix it to start runs of several '
-    'seeds from the same policy; -1 is config.seed',
+    'seed of the initial parameters and the row order; set it to start runs with different '
+    'seeds from the same policy; -1 uses config.seed',
   )
   path: str = setting(
     '',
     None,
-    "folder that keeps the result; a result found there is reused; '' is in the run's workdir",
+    "folder for the result; a result found there is reused; '' keeps it in the run's workdir",
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """The schedule and sampling of evaluations on config.data.validation and .evaluation."""
+  """When and how to evaluate on config.data.validation and .evaluation."""
 
   every: int = setting(
     10,
     '[1, inf)',
-    'steps between evaluations; there is always one at the start and one at the end',
+    'steps between evaluations; the policy is always evaluated at the start and at the end',
     AUTHORS,
   )
   patience: int = setting(
     0,
     '[0, inf)',
-    'early stopping: the run ends after this many evaluations in a row without improvement of '
-    'validation/score, the mean over the sources of config.data.validation; 0 is off',
+    'early stopping: end the run after this many evaluations in a row without improvement in '
+    'validation/score, the mean over the sources of config.data.validation; 0 disables early '
+    'stopping',
   )
-  samples: int = setting(1, '[1, inf)', 'responses to each question (k of avg@k)', AUTHORS)
+  samples: int = setting(1, '[1, inf)', 'responses per question (k in avg@k)', AUTHORS)
   temperature: float = setting(0.6, '[0, inf)', 'sampling temperature; 0 is greedy', PAPER)
   top_k: int = setting(
-    0, '[0, inf)', 'sample only from the k most probable tokens; 0 is all', AUTHORS
+    0, '[0, inf)', 'sample only from the k most probable tokens; 0 uses all tokens', AUTHORS
   )
   top_p: float = setting(
     1.0,
     '(0, 1]',
-    'sample only from the most probable tokens that together have this probability',
+    'sample only from the most probable tokens whose probabilities add up to this value',
     AUTHORS,
   )
   min_p: float = setting(
     0.0,
     '[0, 1]',
-    "sample only from tokens with at least this share of the most probable token's probability",
+    "sample only from tokens with at least this fraction of the most probable token's probability",
   )
   require_think: bool = setting(
     False,
@@ -127,7 +126,7 @@ class EvaluationConfig:
     return Distribution(self.temperature, self.top_k, self.top_p, self.min_p)
 
   def steps(self, num_steps: int) -> list[int]:
-    """Return the steps after which the policy is evaluated, without the evaluation at the start."""
+    """Return the steps after which the policy is evaluated, excluding the one at the start."""
     return sorted({*range(self.every, num_steps, self.every), num_steps} - {0})
 
 
@@ -138,28 +137,28 @@ class ExportConfig:
   best: bool = setting(
     False,
     None,
-    'export to workdir/export/best the policy with the highest mean over the sources of '
-    'config.data.validation; the evaluation before the first step does not count',
+    'export the policy with the highest mean over the sources of config.data.validation to '
+    'workdir/export/best; the evaluation before the first step does not count',
   )
   best_without: tuple[str, ...] = setting(
-    (), None, "sources of config.data.validation that this mean leaves out, such as ('minerva',)"
+    (), None, "sources of config.data.validation to leave out of this mean, e.g. ('minerva',)"
   )
-  last: bool = setting(False, None, 'export to workdir/export/last the policy after the last step')
+  last: bool = setting(False, None, 'export the final policy to workdir/export/last')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """A whole configuration, checked. Field names are the ConfigDict's."""
+  """A complete, checked config. Field names match the ConfigDict."""
 
   seed: int = setting(
-    0, '[0, 2^63)', 'two runs with the same seed are equal bit for bit, unless verdicts time out'
+    0, '[0, 2^63)', 'runs with the same seed are identical bit for bit, unless verdicts time out'
   )
   num_steps: int = setting(700, '[0, inf)', 'steps of reinforcement learning', AUTHORS)
   compilation_cache: str = setting(
     '~/.cache/exgrpo_jax/compiled',
     None,
-    "folder that keeps compiled programs for the next start; {workdir} in it is the run's workdir; "
-    "'' keeps JAX's own setting",
+    "folder that caches compiled programs for the next start; {workdir} stands for the run's "
+    "workdir; '' keeps JAX's own setting",
   )
   rollout: rollout_settings.RolloutConfig
   replay: replay.ReplayConfig
@@ -185,12 +184,12 @@ class RunConfig:
 
   @property
   def num_updates(self) -> int:
-    """Return the number of optimiser updates of the whole run."""
+    """Return the number of optimiser updates in the whole run."""
     return self.num_steps * self.optimizer.minibatches
 
   @property
   def keeps_initial(self) -> bool:
-    """Return True if a run keeps its initial parameters: as LoRA's base, or for a KL term."""
+    """Return True if the run keeps its initial parameters, for LoRA or a KL term."""
     return bool(self.lora.rank or self.objective.kl_coefficient)
 
   @property
@@ -200,14 +199,14 @@ class RunConfig:
 
 
 def parse_config(values: ConfigDict) -> RunConfig:
-  """Return the checked configuration; an InputError names the first wrong key."""
+  """Return the checked config. An InputError names the first invalid key."""
   parsed = config.build(RunConfig, values, 'config')
   num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
   if num_questions % minibatches:
     raise InputError(
       f'config.optimizer.minibatches={minibatches}: the value must divide '
-      f'config.rollout.questions={num_questions}, because every minibatch has the same number of '
-      'whole groups.'
+      f'config.rollout.questions={num_questions}, because every minibatch contains the same number '
+      'of whole groups.'
     )
   combinations.check(
     parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.group_size
@@ -217,18 +216,19 @@ def parse_config(values: ConfigDict) -> RunConfig:
   _check_environment(parsed)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
-      'config.export.best=True: config.data.validation is empty. Set it, because the best policy '
-      'is reported on config.data.evaluation and must be chosen by other questions.'
+      'config.export.best=True: config.data.validation is empty. Set config.data.validation, '
+      'because the best policy is reported on config.data.evaluation and must be chosen on other '
+      'questions.'
     )
   if parsed.evaluation.patience and not parsed.data.validation:
     raise InputError(
       f'config.evaluation.patience={parsed.evaluation.patience}: config.data.validation is empty. '
-      'Set it, because config.data.evaluation must not decide when to stop.'
+      'Set config.data.validation, because config.data.evaluation must not decide when to stop.'
     )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
       f'config.experience.path={parsed.experience.path}: config.replay.ratio=0, so nothing would '
-      'be replayed. Set a ratio above 0.'
+      'be replayed. Set config.replay.ratio above 0.'
     )
   questions.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.microbatch.drop_zero_advantage:
@@ -236,8 +236,9 @@ def parse_config(values: ConfigDict) -> RunConfig:
       value = getattr(parsed.objective, name)
       if value:
         raise InputError(
-          f'config.microbatch.drop_zero_advantage=True: config.objective.{name}={value} has a '
-          'gradient at rows of advantage 0 too. Set one of them to its default.'
+          f'config.microbatch.drop_zero_advantage=True: this setting is not allowed with '
+          f'config.objective.{name}={value}, because that term has a gradient even on rows with '
+          'advantage 0. Set one of the two settings to its default.'
         )
   return parsed
 
@@ -250,7 +251,7 @@ def _check_environment(parsed: RunConfig) -> None:
     task = spec.partition(':')[0]
     if task in catalogue.IN_TURNS and not environment.name:
       raise InputError(
-        f'config.data.{key}={spec}: its questions take several turns to answer. Set '
+        f'config.data.{key}={spec}: these questions take several turns to answer. Set '
         f'config.environment.name={task!r}.'
       )
   environment_settings.check(environment)
@@ -258,5 +259,5 @@ def _check_environment(parsed: RunConfig) -> None:
   wanted = f'config.environment.name={environment.name!r}'
   if environment.name and parsed.experience.path:
     raise InputError(
-      f"{wanted}: prior experience has single turns only. Set config.experience.path=''."
+      f"{wanted}: prior experience must be single-turn. Set config.experience.path=''."
     )

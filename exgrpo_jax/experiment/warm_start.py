@@ -1,8 +1,8 @@
-"""The start of reinforcement learning: a checkpoint or random weights, then supervised training.
+"""The initial policy of a run: a checkpoint or random weights, then an optional warm start.
 
-The warm start learns worked solutions, so that reinforcement learning has something to reward. Its
-result is kept in a separate folder and reused if found. With `num_steps=0` it is plain supervised
-fine-tuning.
+The warm start trains on worked solutions, so that reinforcement learning has something to reward.
+Its result is stored in a separate folder and reused if found there. With `num_steps=0`, the run is
+plain supervised fine-tuning.
 """
 
 import contextlib
@@ -45,23 +45,23 @@ from exgrpo_jax.runtime.workdir import differences, write_json
 # ---- Solutions to imitate ----
 
 
-TOGETHER = 1000  # solutions made at a time
+TOGETHER = 1000  # solutions loaded at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-  """A row to learn."""
+  """A row to learn from."""
 
   prompt: np.ndarray  # [T] int32
   tokens: np.ndarray  # [T] int32, after the prompt
-  turns: tuple[Turn, ...] = ()  # of an episode; only the policy's tokens are learnt
+  turns: tuple[Turn, ...] = ()  # of an episode; only the policy's tokens are trained on
 
   def __len__(self) -> int:
     return len(self.prompt) + len(self.tokens)
 
 
 def load_solutions(experiment: Experiment) -> list[Solution]:
-  """Load the rows to learn; raise InputError if a solution is missing or is too long to keep."""
+  """Load the rows to learn from. Raises InputError if a solution is missing or too long."""
   config = experiment.config
   spec, limit = config.warm_start.data, config.rollout.max_response
   data = load_questions(experiment, spec)
@@ -77,16 +77,18 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
       elif config.data.on_overlong == 'refuse':
         raise InputError(
           f'{spec}: the solution of row {question.row} has {len(tokens)} tokens, '
-          f'over config.rollout.max_response={limit}. Raise the limit, or set '
+          f'more than config.rollout.max_response={limit}. Raise the limit, or set '
           "config.data.on_overlong='drop'."
         )
   if not rows:
-    raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}. Raise it.')
+    raise InputError(
+      f'{spec}: no solution fits config.rollout.max_response={limit}. Raise the limit.'
+    )
   return rows
 
 
 def padded(rows: Sequence[Solution], longest: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pad the rows with `right_padded`; the mask is 1 where a token is learnt."""
+  """Pad the rows with `right_padded`. The mask is 1 for tokens that are trained on."""
   tokens_BT, mask_BT = right_padded([(row.prompt, row.tokens) for row in rows], longest, pad_id)
   own = [own_tokens(row.turns, len(row.tokens)) for row in rows]
   mask_BT[mask_BT > 0] = np.concatenate(own)
@@ -97,7 +99,7 @@ _Made = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens and turns of eac
 
 
 def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
-  """Yield the worked solutions of the data, each with its end token."""
+  """Yield the worked solutions in the data, each with its end token."""
   spec, tokenizer = experiment.config.warm_start.data, experiment.tokenizer
   solutions = tokenizer.encode_all([question.solution for question in asked])
   for question, ids in zip(asked, solutions):
@@ -110,7 +112,7 @@ def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
 
 
 def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
-  """Yield episodes that the environment plays, as the tokens that a rollout would have."""
+  """Yield the environment's scripted episodes, tokenised as in a rollout."""
   config = experiment.config
   environments = pool.of(config.environment)
   seeds = [
@@ -121,8 +123,8 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
     episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
   except InputError as error:
     raise InputError(
-      f'{error}. A warm start learns from episodes that the class plays with its method '
-      'demonstrate(rng). Define it, or set config.warm_start.num_updates=0.'
+      f'{error}. A warm start learns from episodes that the class plays in its method '
+      'demonstrate(rng). Define this method, or set config.warm_start.num_updates=0.'
     ) from error
   for episode in episodes:
     yield _tokens(experiment, episode)
@@ -143,23 +145,23 @@ def _tokens(
   return np.concatenate(pieces), tuple(turns)
 
 
-WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
-REPORTS = 10  # progress lines of a warm start
+WARMUP_SHARE = 0.05  # of the updates; the learning rate decays to 0 over the rest
+REPORTS = 10  # progress lines per warm start
 CHECK_EVERY = 25  # updates between checks of the pass rate
-CHECK_ROWS = 256  # responses in such a check
+CHECK_ROWS = 256  # responses per check
 
-# Files in the folder of a warm start: the settings it depends on, written last, and the lock that
-# a run holds while it trains.
+# Files in a warm start's folder: the settings it depends on, written last, and the lock that a run
+# holds while it trains.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
-# Name in origin.json -> setting in the config, if the two differ.
+# Name in origin.json -> setting in the config, where they differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
 
 def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> model.Params:
-  """Return the checkpoint's or random parameters, after the warm start if the config has one.
+  """Return the run's initial parameters, from a checkpoint or random, after any warm start.
 
-  With LoRA these are the base of the adapters and are frozen (see `model.shapes`). `data` are the
-  training questions, used to check the warm start; None means that its result must already be kept.
+  With LoRA, these are the adapters' base and are frozen (see `model.shapes`). `data` are the
+  training questions, used to check the warm start. If None, the result must already be stored.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
@@ -168,9 +170,10 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
     if data is None:
       raise InputError(
         f'The warm-start weights that this run was trained on are missing from '
-        f'{_directory(experiment)}. Its LoRA adapters need them. Restore the folder.'
+        f'{_directory(experiment)}. The LoRA adapters need these weights. '
+        'Restore the folder.'
       )
-    rows = load_solutions(experiment)  # errors in them come before anything is computed
+    rows = load_solutions(experiment)  # so that errors in them come before any computation
   if name:
     params = load_weights(experiment, frozen=is_frozen and not is_warm)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -194,18 +197,18 @@ def run(
   data: QuestionSet | None,
   rows: list[Solution] | None = None,
 ) -> model.Params:
-  """Return the parameters after the warm start: read its kept result, or train and keep it.
+  """Return the parameters after the warm start: load a stored result, or train and store it.
 
-  `data` are the training questions, used to check `stop_at_pass_rate`; needed only to train.
-  `rows` are the rows to learn; loaded if None. Raises InputError if the folder holds the result of
-  another configuration.
+  `data` are the training questions for checking `stop_at_pass_rate`, needed only for training.
+  `rows` are the rows to learn from, loaded if None. Raises InputError if the folder contains the
+  result of a different config.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
-  if _is_kept(experiment):  # without the lock, because the folder may be read-only
+  if _is_kept(experiment):  # without a lock, because the folder may be read-only
     return _kept(directory, wanted, params)
   with _claimed(directory):
-    if _is_kept(experiment):  # by the run that this one waited for
+    if _is_kept(experiment):  # stored by the run that this one waited for
       return _kept(directory, wanted, params)
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
@@ -215,22 +218,22 @@ def run(
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)
     hosts.barrier('warm start')
-    write_json(os.path.join(directory, _ORIGIN), wanted)  # last: the rest is complete
+    write_json(os.path.join(directory, _ORIGIN), wanted)  # last, as a sign of completion
   return params
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
-  """Load the folder's result in the layout of `params`, if its origin is the wanted one."""
+  """Load the folder's result in the layout of `params`, if the result's origin matches `wanted`."""
   with open(os.path.join(directory, _ORIGIN)) as file:
     kept = json.load(file)
   if kept != wanted:
     changed = '; '.join(
-      f'config.{_SETTINGS.get(name, name)} was {old}, is {new}'
+      f'config.{_SETTINGS.get(name, name)} was {old} and is now {new}'
       for name, old, new in differences(kept, wanted)
     )
     raise InputError(
-      f'{directory} holds a warm start of another configuration: {changed}. Choose another '
-      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 is config.seed).'
+      f'{directory} contains a warm start with a different config: {changed}. Choose another '
+      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 means config.seed).'
     )
   print(f'warm start: reused from {directory}', flush=True)
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
@@ -238,7 +241,7 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
 
 @contextlib.contextmanager
 def _claimed(directory: str) -> Iterator[None]:
-  """Let only the first of several runs train in the folder; the others wait for it."""
+  """Let only one run at a time train in the folder; other runs wait for it."""
   if not hosts.is_first():
     yield
     return
@@ -253,13 +256,13 @@ def _directory(experiment: Experiment) -> str:
 
 
 def _is_kept(experiment: Experiment) -> bool:
-  """Return True if the first host finds a kept warm start in the folder for this one."""
+  """Return True if the first host finds a stored warm start that is not left over."""
   path = os.path.join(_directory(experiment), _ORIGIN)
   return hosts.broadcast_from_first(os.path.exists(path) and not _is_left_over(experiment, path))
 
 
 def _is_left_over(experiment: Experiment, path: str) -> bool:
-  """Return True if the workdir's warm start belongs to another config that never began."""
+  """Return True if the workdir's warm start belongs to another config whose run never began."""
   config, claim = experiment.config, os.path.join(experiment.workdir, 'config.json')
   if config.warm_start.path or os.path.exists(claim):
     return False
@@ -268,7 +271,7 @@ def _is_left_over(experiment: Experiment, path: str) -> bool:
 
 
 def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
-  """Return the settings that the result depends on, after a round trip through JSON."""
+  """Return the settings that determine the warm start's result, after a round trip through JSON."""
   settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
   del settings['seed']
   found = {
@@ -305,14 +308,14 @@ def _train(
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
       arrays = padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
-      # One update ahead and no more: XLA can deadlock on several CPU devices if some 45 programs
-      # with collectives wait there.
+      # Dispatch only one update ahead: with several CPU devices, XLA can deadlock if about 45
+      # programs with collectives are queued.
       jax.block_until_ready(loss)
       state, loss = _update_on(experiment, optimizer_config, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
           raise InputError(
-            f'warm start: the loss of update {update + 1} is {float(loss)}, so nothing is kept. '
+            f'warm start: the loss of update {update + 1} is {float(loss)}, so nothing was stored. '
             f'Lower config.warm_start.learning_rate={config.learning_rate:g}.'
           )
         writer.write(update + 1, {'loss': float(loss)})
@@ -332,7 +335,7 @@ def _train(
 
 
 def rehearse(experiment: Experiment) -> None:
-  """Compile the updates of a warm start, one for each length that its rows may be padded to."""
+  """Compile a warm start's updates, one for each length to which rows may be padded."""
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
@@ -352,7 +355,7 @@ def _update_on(
   state: TrainState,
   arrays: tuple[np.ndarray, np.ndarray],
 ) -> tuple[TrainState, jax.Array]:
-  """Return (state, loss) after an update on this host's tokens_BT and mask_BT; donates `state`."""
+  """Update on this host's (tokens_BT, mask_BT); return (state, loss). Donates `state`."""
   config = experiment.config.warm_start
   rows = sharding.batch(experiment.meshes.training, config.batch_size)
   layout = sharding.layout_of(state)
@@ -370,7 +373,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Compute the pass rate at the run's temperature: one response to each of the first questions."""
+  """Return the pass rate on the first 256 questions, with one response each at run temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response
@@ -391,7 +394,7 @@ def _pass_rate(
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
-  """Return the rows of one update: consecutive stretches of a permutation per epoch."""
+  """Return the rows of one update: a consecutive slice of each epoch's permutation."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
     int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
@@ -403,7 +406,7 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 def _optimizer(
   config: optimizer.OptimizerConfig, warm_start: WarmStartConfig
 ) -> optimizer.OptimizerConfig:
-  """Return AdamW at the warm start's rate; clip at norm 1 because the loss is a per-token mean."""
+  """Return AdamW for the warm start. It clips at norm 1 because the loss is a per-token mean."""
   return dataclasses.replace(
     config,
     learning_rate=warm_start.learning_rate,

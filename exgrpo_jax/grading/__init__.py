@@ -1,4 +1,4 @@
 """Grading: a verifier for mathematical answers, run in worker processes under hard limits.
 
-Nothing below pool.py imports jax, because a worker must start in an instant.
+worker.py and everything it imports must not import jax, because a worker must start instantly.
 """

@@ -1,7 +1,8 @@
-"""Rewards that take batches, such as a small model or a service, called in a separate process.
+"""Batched rewards, such as a small model or a service, which run in a separate process.
 
-A host batches the responses that it judges in the order of submission, so runs of the same seed
-make the same batches. Each is sent as soon as its responses are judged, while others still decode.
+Each host batches the responses that it judges, in submission order, so runs with the same seed form
+the same batches. A batch is sent as soon as its responses are judged, while other responses are
+still being decoded.
 """
 
 import concurrent.futures
@@ -18,31 +19,31 @@ _TRIES = 2  # per batch
 
 
 class BatchItem(NamedTuple):
-  """A response after the verifier and the rewards that take one at a time."""
+  """A response that the verifier and the unbatched rewards have already judged."""
 
   verdict: Verdict
-  facts: Mapping[str, Any]  # values that a batched reward may ask for, by name
+  facts: Mapping[str, Any]  # values that batched rewards may ask for, by name
 
 
 class Batches:
-  """Batches of the responses whose verdicts are collected together."""
+  """The batches of one round of responses, whose verdicts are collected together."""
 
   def __init__(self, config: GradingConfig, scorer: Pool) -> None:
-    """Store the pool whose only process calls the rewards (workers.program)."""
+    """Start empty. `scorer` is a pool of one process, which calls the rewards (workers.program)."""
     self._config, self._scorer = config, scorer
-    self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch that is not full
+    self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch being filled
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
-    # The process hung or died twice, so other batches would fare no better.
+    # Set once the process has hung or died twice, because later batches would fail too.
     self._failure: Failure | None = None
 
   def add(self, judged: concurrent.futures.Future[BatchItem]) -> None:
-    """Add the next response, and send its batch if that is now full."""
+    """Add the next response; send the batch if it is now full."""
     self._open.append(judged)
     if len(self._open) == self._config.batch_size:
       self._send()
 
   def verdicts(self) -> list[Verdict]:
-    """Wait for all added responses; return their verdicts in order, with all components."""
+    """Wait until all added responses are scored; return verdicts with all rewards, in order."""
     if self._open:
       self._send()
     return [verdict for scored in self._scored for verdict in scored.result()]
@@ -84,9 +85,9 @@ def _rewards(
 def _call(
   worker: Worker, config: GradingConfig, index: int, facts: Sequence[Mapping[str, Any]]
 ) -> list[float] | Failure:
-  """Call batched reward number `index`, and once more if it fails.
+  """Call batched reward number `index`; retry once if it fails.
 
-  After an exception the same process is called again; after a timeout or a death, a new one.
+  The retry uses the same process after an exception, and a new process after a timeout or crash.
   """
   failure = None
   for _ in range(_TRIES):

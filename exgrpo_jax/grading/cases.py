@@ -1,4 +1,4 @@
-"""Explanation of one verdict, and a verifier's verdicts on a file of cases."""
+"""Explanations of single verdicts, and a check of a verifier against a file of cases."""
 
 import json
 import pathlib
@@ -21,10 +21,10 @@ def explain(
   kind: str = 'math',
   chosen: str = 'built_in',
 ) -> str:
-  """Describe in lines the extracted answer, our reading of both sides, and the outcome.
+  """Explain a verdict: the extracted answer, how both answers were read, and the outcome.
 
-  Arguments and errors as for `verifier.judge`; `chosen` is a verifier as config.grading names it.
-  The readings are left out if `chosen` is not our verifier.
+  `chosen` is a value of config.grading.verifier. Readings are shown only for 'built_in'. For the
+  other arguments and the errors, see `verifier.judge`.
   """
   truth = verifier.Truth(answer, kind)
   outcome, given = verifier.judge_with(verifier.load(chosen), response, truth, config)
@@ -38,7 +38,7 @@ def explain(
 
 def _describe(text: str, kind: str) -> str:
   if len(text) > MAX_LENGTH:
-    return f'text of {len(text)} characters, compared as it stands'
+    return f'text of {len(text)} characters, compared verbatim'
   return describe(read(text)) if kind == 'math' else f'{kind}: {normalize_text(text)}'
 
 
@@ -54,25 +54,25 @@ class _Case(NamedTuple):
 
 
 def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
-  """Judge a file of cases.
+  """Judge every case in a file and report unexpected verdicts.
 
   Args:
-    path: JSON lines, as commands/verify.py describes them.
-    config: requirements that a response must meet.
-    kind: how answers are compared if a case does not say.
-    chosen: a verifier, as config.grading names it.
+    path: a JSON Lines file in the format that commands/verify.py describes.
+    config: the requirements that a response must meet.
+    kind: how to compare answers if a case does not specify a kind.
+    chosen: the verifier, a value of config.grading.verifier.
 
   Returns:
-    A line for each case with an unexpected verdict, then the totals.
+    One line per unexpected verdict, followed by the totals.
 
   Raises:
-    InputError: with file and line.
+    InputError: the file or a case is invalid; the message names the file and the line.
   """
   lines, judges = [], verifier.load(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
   cases = list(_read(path, kind))
   if not cases:
-    raise InputError(f'--file={path}: the file has no cases. Write one JSON object a line.')
+    raise InputError(f'--file={path}: the file contains no cases. Write one JSON object per line.')
   for case in cases:
     outcome, given = verifier.judge_with(judges, case.response, case.truth, config)
     counts[outcome] += 1
@@ -104,7 +104,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """Return the first of these fields in the row; InputError if none and no default."""
+    """Return the first of these fields that the row has, else `default`, else raise InputError."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       has = ', '.join(map(repr, row)) or 'nothing'

@@ -1,7 +1,7 @@
-"""Math-Verify as a verifier, which the paper's authors use in training.
+"""Math-Verify, the verifier that the paper's authors use in training.
 
-It hands the model's text to sympy, which evaluates it. Its own time limits need signals, so they
-are off; the limits of the worker process hold instead.
+It passes the model's text to sympy, which evaluates it. Its own time limits rely on signals, so
+they are turned off; the worker process's limits apply instead.
 """
 
 import logging
@@ -16,10 +16,10 @@ logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that its li
 
 
 class MathVerify:
-  """A verifier of mathematical answers as the authors do it; other kinds go to our verifier."""
+  """A verifier that checks math answers as the authors do; ours handles the other kinds."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Compare both sides by `math_verify.verify`, each parsed with its defaults."""
+    """Parse both answers with the default settings and compare them with math_verify.verify."""
     if question.kind != 'math':
       return BuiltIn().judge(response, question)
     given = math_verify.parse(response, parsing_timeout=0)
@@ -30,6 +30,6 @@ class MathVerify:
       math_verify.verify(math_verify.parse(truth, parsing_timeout=0), given, timeout_seconds=0)
       for truth in truths
     )
-    # Report the parsed text, because a sympy expression may take long to write out.
+    # Report the parsed text, because a sympy expression may be slow to print.
     text = next((part for part in given if isinstance(part, str)), None)
     return Judgement('correct' if is_right else 'wrong', text)

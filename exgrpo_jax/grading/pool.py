@@ -1,6 +1,6 @@
-"""Grading of responses in worker processes while others are still being generated.
+"""Grading in worker processes, while other responses are still being generated.
 
-Several hosts share the work: each submits the same responses in the same order, and gets all
+Hosts share the work: every host submits the same responses in the same order and receives all
 verdicts.
 """
 
@@ -21,22 +21,24 @@ from exgrpo_jax.workers.pool import START_TIMEOUT, Failure, Pool, Worker
 
 @dataclasses.dataclass(frozen=True)
 class Submission:
-  """A response to judge. Its functions are called in a thread, on the host that judges it."""
+  """A response to judge. Its callables run in a thread on the host that judges the response."""
 
   text: Callable[[], str]
   answer: str  # the ground truth
   kind: str = 'math'  # how answers are compared, one of verifier.KINDS
-  # True if each step of the text is right; the verdict ignores it. None if steps cannot be checked.
+  # Returns True if every step in a text is right; the verdict does not depend on the result. None
+  # if steps cannot be checked.
   check_steps: Callable[[str], bool] | None = None
-  # Values that rewards may ask for besides text, answer and outcome: `stages.response_facts`.
+  # Returns the values that rewards may ask for besides text, answer and outcome, as
+  # `stages.response_facts` does.
   facts: Callable[[], Mapping[str, Any]] = dict
 
 
 class Grader:
   """A pool of workers that grades responses; use it as a context manager.
 
-  If a worker dies while it judges a response, for example because it was killed from outside,
-  another worker judges that response again.
+  If a worker dies while judging a response, for example because it was killed externally, another
+  worker retries that response.
   """
 
   def __init__(self, config: GradingConfig, required: verifier.VerifierConfig) -> None:
@@ -53,7 +55,7 @@ class Grader:
     return self
 
   def __exit__(self, *_: object) -> None:
-    self._pool.close()  # first: the scorer's thread may wait for its verdicts
+    self._pool.close()  # first, because the scorer's thread may be waiting for verdicts
     if self._scorer:
       self._scorer.close()
 
@@ -61,7 +63,7 @@ class Grader:
     """Start judging a response; `collect` returns its verdict under `key`.
 
     Raises:
-      KeyError: `key` already awaits a verdict.
+      KeyError: a response with this key is already being graded.
     """
     if key in self._keys:
       raise KeyError(f'a response with key {key!r} is already being graded')
@@ -69,11 +71,17 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return how many of this host's responses since the last `collect` are graded; '' if none."""
+    """Return this host's progress since the last `collect`, such as '3 of 8 graded'.
+
+    Returns '' if this host has nothing to grade.
+    """
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
-    """Wait for all responses submitted since the last call; return verdicts in that order."""
+    """Wait until all responses submitted since the last call are graded.
+
+    Returns their verdicts in submission order.
+    """
     keys, self._keys = self._keys, {}
     submitted, self._round = self._round, self._new_round()
     return dict(zip(keys, submitted.verdicts(), strict=True))
@@ -85,10 +93,10 @@ class Grader:
     kinds: Sequence[str] | None = None,
     facts: Sequence[Callable[[], Mapping[str, Any]]] | None = None,
   ) -> list[Verdict]:
-    """Return the verdict on each response, in order, without touching submitted responses.
+    """Grade these responses and return their verdicts in order; earlier submissions are unaffected.
 
-    `answers` are the ground truths. `kinds` are of verifier.KINDS, 'math' by default; `facts` are
-    as in Submission, none by default.
+    `answers` are the ground truths. `kinds` are values from verifier.KINDS; by default, all are
+    'math'. `facts` are callables as in Submission; by default, there are no facts.
 
     Raises:
       ValueError: the arguments differ in length.
@@ -111,7 +119,7 @@ class Grader:
     text, facts = submission.text(), submission.facts()
 
     def request() -> tuple[Any, float]:
-      if submission.kind == reasoning_gym.KIND:  # the import is not part of its time limit
+      if submission.kind == reasoning_gym.KIND:  # importing does not use up its time limit
         worker.ask([submission.kind], START_TIMEOUT)
       known = workers.asked(worker, facts)
       return [text, submission.answer, submission.kind, known], self._config.time_limit
@@ -120,8 +128,8 @@ class Grader:
     if isinstance(reply, Failure):
       verdict = Verdict(0.0, reply.outcome, reply.reason)
     else:
-      verdict = Verdict(reward=0.0, **reply)  # `_Round` weighs its components
-    # Computed here, not where verdicts are read, because one host decodes each text, and only once.
+      verdict = Verdict(reward=0.0, **reply)  # `_Round` computes the reward
+    # Computed here because each text is decoded only once, on a single host.
     verdict = verdict._replace(
       has_code_block=rewards.has_code_block(text),
       valid_steps=submission.check_steps(text) if submission.check_steps else None,
@@ -140,7 +148,7 @@ class _Round:
     batches: Batches | None,
   ) -> None:
     self._weight_of, self._start, self._batches = weight_of, start, batches
-    self._count = 0  # responses of all hosts
+    self._count = 0  # all responses, including other hosts' shares
     self._own: list[concurrent.futures.Future[BatchItem]] = []
 
   def add(self, submission: Submission) -> None:
@@ -156,7 +164,7 @@ class _Round:
     return f'{done} of {len(self._own)} graded' if self._own else ''
 
   def verdicts(self) -> list[Verdict]:
-    """Wait for this host's verdicts; return all hosts' verdicts in the order of submission."""
+    """Wait for this host's verdicts; return all hosts' verdicts in submission order."""
     with activity.doing(self.progress):
       if self._batches:
         found = self._batches.verdicts()
@@ -166,7 +174,7 @@ class _Round:
     return [Verdict._make(fields) for fields in hosts.merge_shares(weighed)]
 
   def _weighed(self, verdict: Verdict) -> Verdict:
-    """Set a verdict's reward: the weighted sum of its components, 0 if grading failed."""
+    """Set a verdict's reward to the weighted sum of its components, or to 0 if grading failed."""
     if verdict.components is None:
       return verdict
     components = {name: verdict.components[name] for name in self._weight_of}
@@ -177,10 +185,10 @@ class _Round:
 def check(
   config: GradingConfig, required: verifier.VerifierConfig, row: Mapping[str, Any] | None = None
 ) -> None:
-  """Start each kind of worker once; raise InputError if verifier or rewards cannot be used.
+  """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
-  Without `row`, this tries the rewards that read no row. With a row of the data
-  (`stages.question_facts`), it tries the others.
+  Without `row`, only the rewards that need no row of the data are tried. With a row (from
+  `stages.question_facts`), only the rewards that need a row are tried.
   """
   for is_batched in (False, True) if config.batched else (False,):
     program = workers.program(config, required, row, is_batched)
@@ -189,13 +197,14 @@ def check(
 
 
 def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
-  """Raise InputError with the first reason if no response at all could be graded.
+  """Raise InputError with the first reason if grading failed for every response.
 
-  Such rewards teach nothing. The responses may cause a few failures; these are only a warning.
+  The policy would learn nothing from such rewards. A few failures only cause a warning, because
+  the responses themselves may be to blame.
   """
   if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
     raise InputError(
       f'{where}: grading failed for all of {counted(len(verdicts), "response")}, so the run stops. '
-      f'The first reason: {verdicts[0].reason}. Correct config.grading (rewards, time_limit, '
-      'memory_limit, batch_timeout). The same command then resumes from the newest checkpoint.'
+      f'First reason: {verdicts[0].reason}. Fix config.grading (rewards, time_limit, memory_limit, '
+      'batch_timeout), then run the same command again to resume from the newest checkpoint.'
     )

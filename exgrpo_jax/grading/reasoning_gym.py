@@ -1,13 +1,14 @@
-r"""Judging of reasoning_gym's tasks by their own score_answer: an answer with score 1 is right.
+r"""Grading of reasoning_gym tasks with their own score_answer, where a score of 1 means correct.
 
-It gets the answer as written, from a box or from prose. If neither '####' nor 'the answer is' marks
-it, the last number counts if the entry's answer is a number, and otherwise the last line. Most
-tasks compare letter by letter, so two more spellings are tried: without decoration such as
-`\text{}`, `**`, `$` and quotes; and as the entry spells it, if both are the same number. A formula
-is not a number, and a text that ends in one has no last number: `32 - 67 =` may be the question.
+score_answer receives the answer as written, from a box or from prose. If prose does not mark the
+answer with '####' or 'the answer is', the last number counts if the entry's answer is a number;
+otherwise, the last line counts. Most tasks compare character by character, so two more spellings
+are tried: the answer without decoration such as `\text{}`, `**`, `$` and quotes; and the entry's
+own spelling, if both answers are the same number. A formula doesn't count as a number, and a text
+that ends in a formula has no last number, because `32 - 67 =` may just repeat the question.
 
-A worker imports the package when the pool sends it the first response that needs it, before the
-response's own time begins.
+A worker imports the package when it receives the first response that needs the package, before that
+response's time limit starts.
 """
 
 import contextlib
@@ -23,12 +24,12 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.answers import equality, extraction
 from exgrpo_jax.grading.answers.tokens import normalize_spelling
 
-KIND = 'reasoning_gym'  # of questions; one of verifier.KINDS
+KIND = 'reasoning_gym'  # a question's kind, one of verifier.KINDS
 # The column with a question's entry: question, answer and metadata as generated, the `task`, and
-# the values of its `config` that are not the default.
+# the non-default values of its `config`.
 COLUMN = 'entry'
 
-# No leading zeros: '0101' may be a text.
+# No leading zeros: '0101' may be text.
 _NUMBER = re.compile(r'-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?')
 # 'x = 5', '+5.0', '5 legs'
 _NAMED_NUMBER = re.compile(r'(?:[A-Za-z]* ?= ?)?[+-]?[0-9]+(?:\.[0-9]+)?(?: [A-Za-z ]+)?')
@@ -38,14 +39,14 @@ _EVALUATES = re.compile(r'\b(?:eval|exec|parse_expr|sympify)\(\s*answer\b')
 
 
 def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
-  """Return the outcome and answer of a response without its thought, as in a Judgement.
+  """Judge a response stripped of its thought; return the fields of a Judgement.
 
-  Raises InputError if the columns have no entry that can be scored.
+  Raises InputError if the columns contain no entry that can be scored.
   """
   if COLUMN not in columns:
     raise InputError(
-      f"kind='{KIND}': the question has no column '{COLUMN}', which its score_answer needs. Use a "
-      'data spec such as reasoning_gym:chain_sum:train, which makes both.'
+      f"kind='{KIND}': the question has no column '{COLUMN}', which score_answer needs. Use a "
+      'data spec such as reasoning_gym:chain_sum:train, which provides the kind and the column.'
     )
   given = extract(response, columns[COLUMN])
   if given is None:
@@ -54,14 +55,14 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def extract(response: str, entry: Mapping[str, Any]) -> str | None:
-  """Return the response's answer to an entry's question, as written, or None."""
+  """Return the response's answer to an entry's question, as written; None if there is none."""
   if _NUMBER.fullmatch(entry['answer'] or ''):
     return extraction.extract_number(response)
   return extraction.extract_text(response)
 
 
 def score(given: str, entry: Mapping[str, Any]) -> float:
-  """Return the best score_answer of any spelling of an answer: 1 if right, else partial credit.
+  """Return the best score over an answer's spellings: 1 if correct, else partial credit.
 
   Raises InputError if the task is unknown or evaluates a model's text.
   """
@@ -72,7 +73,7 @@ def score(given: str, entry: Mapping[str, Any]) -> float:
       best = max(best, float(task.score_answer(spelling, _restored(entry))))
     except MemoryError:
       raise
-    except Exception:  # many raise on an answer that is not of their form
+    except Exception:  # many tasks raise on an answer in the wrong format
       continue
     if best >= 1:
       break
@@ -81,20 +82,20 @@ def score(given: str, entry: Mapping[str, Any]) -> float:
 
 def load() -> None:
   """Import the package, which takes seconds; do nothing if it is not installed."""
-  with contextlib.suppress(ImportError):  # reported by the response that needs it
+  with contextlib.suppress(ImportError):  # the response that needs it reports the error
     importlib.import_module('reasoning_gym.factory')
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Return a task's dataset with these arguments; raises InputError as `score`, and its errors."""
+  """Create a task's dataset; raises InputError as `score` does, and the task's own errors."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'.")
   generator, settings = tasks[name]
-  # Text from a model is never evaluated; a test looks for ways that this pattern does not match.
+  # Text from a model is never evaluated. A test looks for evaluations that this pattern misses.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
-      'this task is refused because its score_answer evaluates what a model wrote, by '
+      'this task is refused because its score_answer evaluates text from a model, with '
       f'{found[0]}). Choose another task.'
     )
   return generator(settings(**{'seed': 0, **config}))
@@ -106,7 +107,7 @@ def _kept(name: str, config: str) -> Any:
 
 
 def _spellings(given: str, true: str) -> list[str]:
-  """Return the spellings of an answer that the module's docstring lists."""
+  """Return the spellings of an answer that the module docstring describes."""
   bare = _WRAPPER.sub(r'\1', equality.strip_delimiters(given)).strip()
   if quoted := _QUOTED.fullmatch(bare):
     bare = quoted[2].strip()
@@ -117,7 +118,7 @@ def _spellings(given: str, true: str) -> list[str]:
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """Return an entry as score_answer takes it: JSON made lists of the tuples of two tasks."""
+  """Return an entry as score_answer expects it; JSON turned the tuples of two tasks into lists."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)
   board = tuple(map(tuple, entry['metadata']['output']))

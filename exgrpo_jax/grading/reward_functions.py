@@ -1,6 +1,6 @@
-"""Reward functions: loaded by name, called with the values they ask for, checked for their size.
+"""Reward functions: loaded by name, called with the values they ask for, and checked for range.
 
-No JAX here, because the processes that call them must start in an instant.
+This file must not import jax, because the processes that call rewards must start instantly.
 """
 
 import dataclasses
@@ -13,27 +13,28 @@ from exgrpo_jax.errors import counted
 from exgrpo_jax.grading import rewards
 from exgrpo_jax.workers import user_code
 
-# Names that a parameter may have, besides the columns of the question's row.
+# Allowed parameter names, in addition to the columns of the question's row.
 PARAMETERS = (
-  'response',  # its text, without special tokens but with tags such as </think>
+  'response',  # the text, without special tokens but with tags such as </think>
   'answer',  # the ground truth
-  'outcome',  # the verifier's: one of verifier.OUTCOMES
+  'outcome',  # from the verifier: one of verifier.OUTCOMES
   'question',  # the text of the last user message
   'messages',  # the prompt: dicts of role and content
-  'tokens',  # ids of the response, with its end token if it has one
-  'length',  # number of these ids
-  'truncated',  # True if it was cut at the limit, without an end token
+  'tokens',  # the response's token ids, with the end token if there is one
+  'length',  # number of `tokens`
+  'truncated',  # True if the response was cut at the limit, without an end token
   'max_response',  # the limit, in tokens
   'overlong_buffer',  # config.grading.overlong_buffer
 )
 
-OF_ROW = ('question', 'messages')  # the PARAMETERS that come from the row, as columns do
+OF_ROW = ('question', 'messages')  # the PARAMETERS that come from the row, like columns
 _WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
-# Largest size of a reward: float32 must hold the squares of weighted sums, to compute deviations.
+# Largest absolute reward. The squares of weighted sums must fit in float32, so that their standard
+# deviations can be computed.
 LARGEST = 1e10
 # Parameters of rewards for TRL and verl, which call rewards differently.
 _FOREIGN = {'completions': 'TRL', 'completion_ids': 'TRL', 'solution_str': 'verl'}
-# A right, a wrong and an empty response, on which rewards and verifiers are tried.
+# A correct, a wrong and an empty response for trying out rewards and verifiers.
 TRIALS = (
   {'response': r'So it is \boxed{1}.', 'answer': '1', 'outcome': 'correct', **_WRITTEN},
   {'response': r'So it is \boxed{2}.', 'answer': '1', 'outcome': 'wrong', **_WRITTEN},
@@ -43,7 +44,7 @@ TRIALS = (
 
 @dataclasses.dataclass(frozen=True)
 class RewardFunction:
-  """A reward as config.grading.rewards names it, and the parameters that it asks for."""
+  """A reward function, its name in config.grading.rewards, and the parameters it asks for."""
 
   spec: str
   function: Callable[..., Any]
@@ -52,7 +53,7 @@ class RewardFunction:
 
   @property
   def columns(self) -> list[str]:
-    """Return the columns of a row that the function requires."""
+    """Return the row columns that the function requires."""
     return [name for name in self.required if name not in PARAMETERS]
 
   @property
@@ -61,48 +62,48 @@ class RewardFunction:
     return bool(self.columns) or not set(OF_ROW).isdisjoint((*self.required, *self.optional))
 
   def arguments(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return a list over the rows for each parameter, with None for a column that a row lacks.
+    """Return each parameter's values for all rows, with None where a row lacks the column.
 
-    A parameter with a default is left out if no row has it.
+    A parameter with a default is left out if no row has a value for it.
     """
     known = [name for name in self.optional if any(name in row for row in rows)]
     return {name: [row.get(name) for row in rows] for name in (*self.required, *known)}
 
   def of_one(self, row: Mapping[str, Any]) -> float:
-    """Return the reward of one response; raises ValueError, and whatever the function raises."""
+    """Compute one response's reward; raises ValueError and whatever the function raises."""
     arguments = {name: values[0] for name, values in self.arguments([row]).items()}
     return _checked(self.function(**arguments))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return several rewards from a function that takes lists; raises as `of_one` does."""
+    """Compute a batch of rewards with a function that takes lists; raises as `of_one` does."""
     values = list(self.function(**self.arguments(rows)))
     if len(values) != len(rows):
       raise ValueError(
-        f'returned {counted(len(values), "number")} for {counted(len(rows), "response")}'
+        f'it returned {counted(len(values), "number")} for {counted(len(rows), "response")}'
       )
     return [_checked(value) for value in values]
 
 
 def name_of(spec: str) -> str:
-  """Return a reward's name in metrics: the name of its function."""
+  """Return a reward's name in metrics, which is the function's name."""
   return spec.rpartition(':')[2]
 
 
 def load(spec: str) -> RewardFunction:
-  """Load one of rewards.BUILT_IN, or 'package.module:function'; raises what its module raises."""
+  """Load one of rewards.BUILT_IN or 'package.module:function'; raises whatever importing raises."""
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():
     if parameter.kind is parameter.POSITIONAL_ONLY:
-      raise ValueError(f'its parameter {name!r} cannot be given by name')
+      raise ValueError(f'its parameter {name!r} is positional-only, but values are passed by name')
     if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
       (required if parameter.default is parameter.empty else optional).append(name)
   for name in required:
     if name in _FOREIGN:
       raise ValueError(
-        f'its parameter {name!r} belongs to a reward for {_FOREIGN[name]}; here a reward is called '
-        'once for each response, asks for values by the names of its parameters ('
-        f'{", ".join(PARAMETERS)}, or a column of the data) and returns one number, as in '
+        f'its parameter {name!r} is for {_FOREIGN[name]} rewards; here, a reward is called once '
+        'per response, asks for values by parameter name ('
+        f'{", ".join(PARAMETERS)}, or a column of the data), and returns one number, as in '
         '`def reward(response, answer): return float(answer in response)`'
       )
   return RewardFunction(spec, function, tuple(required), tuple(optional))
@@ -112,8 +113,8 @@ def _checked(value: Any) -> float:
   """Return a reward as a Python float; raises ValueError if it is not a number or too large."""
   # NumPy's bool is the one scalar that does not count as a real number.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
-    raise ValueError(f'returned {value!r}, not a number')
+    raise ValueError(f'it returned {value!r}, not a number')
   number = float(value)
-  if not abs(number) <= LARGEST:  # nor NaN
-    raise ValueError(f'returned {value!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
+  if not abs(number) <= LARGEST:  # also rejects NaN
+    raise ValueError(f'it returned {value!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
   return number

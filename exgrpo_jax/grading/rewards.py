@@ -1,8 +1,8 @@
-"""The rewards that come with the package; config.grading.rewards selects them by name.
+"""Built-in rewards; config.grading.rewards selects them by name.
 
-A reward is a function that returns a number. The names of its parameters say which values it needs
-(see reward_functions.PARAMETERS). These run in grading's worker processes under their limits, so
-this file must not import jax.
+A reward is a function that returns a number. Its parameter names select the values it receives (see
+reward_functions.PARAMETERS). Rewards run in the grading workers, under their limits, so this file
+must not import jax.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any
 from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.grading.answers import extraction
 
-_DEFAULT_BUFFER_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
+_DEFAULT_BUFFER_SHARE = 5  # as in DAPO: 4,096 of 20,480 tokens
 _FENCE = re.compile(r'^[^\S\n]*```', re.MULTILINE)
 
 
@@ -24,20 +24,22 @@ def correctness(outcome: str) -> float:
 
 
 def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
-  """Return DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13), from -1 to 0.
+  """Return DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), from -1 to 0.
 
-  It is 0 up to `max_response` - `overlong_buffer` tokens, then linear to -1 at `max_response`, and
-  never less. The end token counts. A buffer of 0 means a fifth of the limit.
+  It is 0 up to `max_response - overlong_buffer` tokens, then falls linearly to its minimum of -1 at
+  `max_response`. The end token counts toward the length. A buffer of 0 stands for a fifth of
+  `max_response`.
   """
   buffer = overlong_buffer or max(1, max_response // _DEFAULT_BUFFER_SHARE)
   return min(0.0, max(-1.0, (max_response - buffer - length) / buffer))
 
 
 def think_format(response: str) -> float:
-  """Return 1 for the format that the paper's template requests, else 0, regardless of the answer.
+  """Return 1 if the response has the format of the paper's template, else 0; ignores the answer.
 
-  The response must close one think section, with text both in it and after it. It may also open the
-  section, because not every prompt does (prompt.THINK), but only at the response's start.
+  The response must close exactly one think section, with text inside the section and after it. The
+  response may also open the section at its very start, because not every prompt opens one
+  (prompt.THINK).
   """
   thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')
   is_whole = bool(thought.strip() and solution.strip())
@@ -45,20 +47,20 @@ def think_format(response: str) -> float:
 
 
 def boxed_format(response: str) -> float:
-  r"""Return 1 if the answer is in a \boxed{...} that is closed and not empty, else 0.
+  r"""Return 1 if the answer is in a closed, nonempty \boxed{...}, else 0.
 
-  If there is a '</think>', only the text after the last one counts, as for the verifier.
+  If the response contains '</think>', only the text after the last one counts, as in verification.
   """
   return float(extraction.extract(response, require_box=True) is not None)
 
 
 def latin_script(response: str) -> float:
-  """Return the share of the response's letters in the Latin script; 1 if it has no letters.
+  """Return the share of the response's letters that are Latin; 1 if it has no letters.
 
-  For models that slip into another language, like DeepSeek-R1's language consistency reward
-  (arXiv:2501.12948, by words of the target language). It sees only the script: Latin letters may
-  be English, French or code. Greek and mathematical letters do not count, because formulas use
-  them.
+  Like DeepSeek-R1's language consistency reward (arXiv:2501.12948), this reward is for models that
+  slip into another language. DeepSeek's reward counts words in the target language, but this reward
+  only checks the script, so Latin letters may be English, French or code. Greek and mathematical
+  letters are ignored, because formulas use them.
   """
   kinds = [kind for kind in map(_script, response) if kind]
   return kinds.count('latin') / len(kinds) if kinds else 1.0
@@ -66,7 +68,7 @@ def latin_script(response: str) -> float:
 
 @functools.lru_cache(maxsize=65536)
 def _script(character: str) -> str:
-  """Return 'latin', 'other', or '' for a character that does not count."""
+  """Return 'latin', 'other', or '' for a character that is ignored."""
   name = unicodedata.name(character, '') if character.isalpha() else ''
   if not name or name.startswith(('GREEK', 'MATHEMATICAL')):
     return ''
@@ -74,9 +76,9 @@ def _script(character: str) -> str:
 
 
 def score_answer(response: str, outcome: str, entry: Mapping[str, Any]) -> float:
-  """Return a reasoning_gym task's score of the answer, with partial credit; 0 without an answer.
+  """Return the reasoning_gym task's score, including partial credit; 0 if there is no answer.
 
-  `entry` is a column of the task's questions.
+  `entry` is a column of the question's row.
   """
   given = None if outcome == 'no answer' else reasoning_gym.extract(response, entry)
   return 0.0 if given is None else reasoning_gym.score(given, entry)
@@ -89,9 +91,10 @@ BUILT_IN = {
 
 
 def has_code_block(text: str) -> bool:
-  """Return True if some line begins with ```, after white space at most; closed or not.
+  """Return True if any line starts with ``` or indented ```; the block need not be closed.
 
   This is a metric, not a reward. Models write code that they cannot run and trust their own guess
-  of its output; the paper calls the effect of replaying that a snowball (arXiv:2510.02245).
+  at its output. The paper calls the effect of replaying such responses a snowball
+  (arXiv:2510.02245).
   """
   return _FENCE.search(text) is not None

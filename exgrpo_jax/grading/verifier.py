@@ -1,7 +1,7 @@
-"""Verifiers, which decide if a response ends in the right answer: the protocol, and ours.
+"""The protocol of verifiers, which decide whether a response is correct, and our own verifier.
 
-Ours parses a model's text but never evaluates it as code. Everything is bounded: the length of an
-answer, the depth of its tree, the digits of its numbers.
+Our verifier parses a model's text but never evaluates the text as code. The length of answers, the
+depth of trees and the number of digits are bounded.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from exgrpo_jax.workers import user_code
 
 KINDS = ('math', 'choice', 'text', reasoning_gym.KIND)
 OUTCOMES = ('correct', 'wrong', 'no answer')
-NAMES = ('built_in', 'math_verify')  # of the verifiers that need no module name in a config
+NAMES = ('built_in', 'math_verify')  # verifiers that a config can name without a module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class VerifierConfig:
     False,
     None,
     r"in training, only \boxed{...} is an answer; if off, the text after '####' or 'the answer is' "
-    'and the last number count too',
+    'is accepted too, and so is the last number',
   )
 
 
@@ -39,7 +39,7 @@ ANYTHING = VerifierConfig(require_think=False, require_box=False)
 
 
 class Question(Protocol):
-  """A question as a verifier sees it; `datatypes.Question` is one."""
+  """The part of a question that verifiers use; `datatypes.Question` implements it."""
 
   @property
   def answer(self) -> str:
@@ -53,7 +53,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return columns of the row; in a worker process, rely only on reasoning_gym.COLUMN, if any."""
+    """Return the row's columns; a worker process has only reasoning_gym.COLUMN, if it exists."""
     ...
 
 
@@ -69,26 +69,26 @@ class Judgement(NamedTuple):
   """A verifier's result for one response."""
 
   outcome: str  # one of OUTCOMES
-  given: str | None  # the response's answer as written; records keep it
+  given: str | None  # the response's answer as written; stored in records
 
 
 class Verifier(Protocol):
-  """A judge of responses; `config.grading.verifier` names its class (`load`).
+  """The protocol of verifiers; `config.grading.verifier` names a class (see `load`).
 
-  Each worker process creates one, without arguments. The process's limits on time and memory hold
-  for every call.
+  Each worker process creates one instance, without arguments. The process's time and memory limits
+  apply to every call.
   """
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Compare a response, without its thought, with the question's answer."""
+    """Judge a response, stripped of its thought, against the question's answer."""
     ...
 
 
 class BuiltIn:
-  """Our verifier."""
+  """Our own verifier."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Extract by extraction.py and compare by equality.py; reasoning_gym judges its own kind."""
+    """Extract the answer and compare it with the truth; reasoning_gym judges its own kind."""
     if question.kind == reasoning_gym.KIND:
       return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)
@@ -96,14 +96,14 @@ class BuiltIn:
 
 
 def load(spec: str) -> Verifier:
-  """Load one of NAMES, or 'package.module:Class'; raises InputError if it cannot be used."""
+  """Load one of NAMES or 'package.module:Class'; raises InputError if that fails."""
   if spec == 'built_in':
     return BuiltIn()
   with user_code.refusing('grading.verifier', spec):
     if spec == 'math_verify':
       if importlib.util.find_spec('math_verify') is None:
         raise InputError(
-          "config.grading.verifier='math_verify' needs the package math-verify: "
+          "config.grading.verifier='math_verify': the package math-verify is not installed. Run "
           "pip install 'exgrpo_jax[math-verify]'."
         )
       spec = 'exgrpo_jax.grading.math_verify:MathVerify'
@@ -113,19 +113,19 @@ def load(spec: str) -> Verifier:
 def judge_with(
   verifier: Verifier, response: str, question: Question, config: VerifierConfig = ANYTHING
 ) -> Judgement:
-  """Judge a response by a verifier; 'no answer' if it lacks what `config` requires."""
+  """Judge a response; the outcome is 'no answer' if it does not meet `config`'s requirements."""
   solution = extraction.solution(response, config.require_think, config.require_box)
   return Judgement('no answer', None) if solution is None else verifier.judge(solution, question)
 
 
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
-  """Judge any text as a response against the ground truth, by our verifier, in bounded time.
+  """Judge any text as a response with our own verifier, in bounded time.
 
   Returns:
     One of OUTCOMES.
 
   Raises:
-    InputError: `kind` is not one of KINDS. No response raises.
+    InputError: `kind` is not one of KINDS. Responses never cause an error.
   """
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 
@@ -138,10 +138,10 @@ def is_correct(
 
 
 def compare(given: str | None, answer: str, kind: str = 'math') -> str:
-  """Compare an extracted answer by our verifier; arguments, result and errors as for `judge`."""
+  """Compare an extracted answer with the ground truth; returns and raises as `judge` does."""
   if kind not in KINDS:
     raise InputError(
-      f'kind={kind!r} must be one of {", ".join(KINDS)}: it decides how answers are compared.'
+      f'kind={kind!r} must be one of {", ".join(KINDS)}. The kind decides how answers are compared.'
     )
   if given is None:
     return 'no answer'

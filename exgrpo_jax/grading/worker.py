@@ -1,18 +1,17 @@
-"""The worker process, which judges responses one after another.
+"""The worker process, which judges one response at a time.
 
-workers.py makes its setup, and ../workers/server.py defines how requests reach it:
+workers.py builds the setup, and ../workers/server.py delivers these requests:
 
-  {'config', 'required', 'row',     fields of the two configs, of a row of the data to try rewards
-   'is_batched'}                    that read it, and True to call the rewards that take batches;
-                                    answered by {'asks': names of the values that the verifier and
-                                    the rewards ask for besides `OWN`}
-  [kind]                            answered by {} after the package that judges answers of this
-                                    kind has been imported
-  [response, answer, kind, facts]   answered by fields of a Verdict
-  [index of a reward, [facts, …]]   if the rewards take batches; answered by
-                                    {'rewards': [number, …]}
+  {'config', 'required', 'row',     the setup: the fields of both configs; a row of the data, to try
+   'is_batched'}                    the rewards that read a row; and True to call batched rewards.
+                                    The reply is {'asks': names of the values that the verifier and
+                                    the rewards need besides `OWN`}
+  [kind]                            the reply is {} once the package that judges this kind has been
+                                    imported
+  [response, answer, kind, facts]   the reply contains the fields of a Verdict
+  [reward index, [facts, …]]        only for batched rewards; the reply is {'rewards': [number, …]}
 
-Facts are values by the names of parameters (reward_functions.py). The worker imports no jax.
+Facts map parameter names to values (reward_functions.py). The worker must not import jax.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,21 +25,21 @@ from exgrpo_jax.workers import server, user_code
 from exgrpo_jax.workers.server import Reply, Say
 from exgrpo_jax.workers.user_code import ERRORS, summarize
 
-MAX_ANSWER = 64  # characters of an extracted answer that are reported
+MAX_ANSWER = 64  # characters of an extracted answer to report
 
-# Facts about a response that the worker knows by itself.
+# Facts that the worker already has, so that requests need not include them under `facts`.
 OWN = ('response', 'answer', 'outcome', 'overlong_buffer')
 
 _TRYING = 'trying it on three responses'
 
 
 def main() -> None:
-  """Serve until the socket is closed or the parent ends."""
+  """Serve until the socket is closed or the parent exits."""
   server.serve(_load)
 
 
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence[Any]], Reply]]:
-  """Import and try the verifier and rewards of the config; see server.Load."""
+  """Import and try the config's verifier and rewards; see server.Load."""
   config, required = GradingConfig(**setup['config']), verifier.VerifierConfig(**setup['required'])
   is_batched = setup['is_batched']
   one_by_one = [spec for spec in config.rewards if spec not in config.batched]
@@ -66,11 +65,11 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 
 
 def bounded(response: str, max_length: int) -> str | None:
-  """Return the part of a response to judge: the end of a long one, if it has the whole solution.
+  """Return the part of a response to judge, at most `max_length` characters.
 
-  If a response has more than `max_length` characters, the last `max_length` are judged if they
-  contain the last '</think>', because then only thought is lost, which is never an answer.
-  Otherwise None, because the end of a thought must not pass for an answer.
+  The start of a longer response is cut off if the rest still contains the last '</think>', because
+  the lost part is then only thought, which never contains the answer. Otherwise the result is None,
+  because the end of a thought must not pass for an answer.
   """
   if len(response) <= max_length:
     return response
@@ -79,7 +78,7 @@ def bounded(response: str, max_length: int) -> str | None:
 
 
 class _Judge(NamedTuple):
-  """The settings, the verifier and the rewards that judge a response."""
+  """The settings, verifier and rewards for judging a response."""
 
   config: GradingConfig
   required: verifier.VerifierConfig
@@ -88,7 +87,7 @@ class _Judge(NamedTuple):
 
 
 def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[str, Any]) -> Reply:
-  place = judge.config.verifier  # the code that an error comes from
+  place = judge.config.verifier  # the code that is running, for error messages
   try:
     text = bounded(response, judge.config.max_length)
     outcome, given = 'no answer', None
@@ -101,7 +100,7 @@ def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[
     for reward in judge.rewards:
       place = reward.spec
       components[reward_functions.name_of(reward.spec)] = reward.of_one(known)
-  except ERRORS as error:  # only this response has failed
+  except ERRORS as error:  # only this response fails
     return server.failed(error, f'{place}: ')
   return {'outcome': outcome, 'components': components, 'answer': given and given[:MAX_ANSWER]}
 
@@ -122,7 +121,7 @@ def _reward(
 ) -> RewardFunction:
   """Import a reward and try it; raises InputError if it cannot be used.
 
-  A reward that reads the row is tried only if there is one; any other, only if there is none.
+  A reward that reads a row is tried only if `row` is given; other rewards only if `row` is None.
   """
   with user_code.refusing('grading.rewards', spec):
     say('grading.rewards', spec, 'importing it')
@@ -134,23 +133,23 @@ def _reward(
 
 
 def _checked(judgement: Judgement) -> Judgement:
-  """Return a judgement; raises ValueError if a user's verifier returned something else."""
+  """Return the judgement; raises ValueError if a user's verifier returned an invalid one."""
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
     raise ValueError(
-      f'judge returned {judgement!r}, but must return one of {verifier.OUTCOMES} and a text or None'
+      f'judge returned {judgement!r}, not an outcome from {verifier.OUTCOMES} and a string or None'
     )
   return judgement
 
 
 def _try(reward: RewardFunction, row: Mapping[str, Any], is_batched: bool) -> None:
-  """Raise ValueError if a reward fails on the trials or asks for a column that is missing."""
+  """Raise ValueError if a reward fails on the trials or requires a missing column."""
   for name in reward.columns:
     if name not in row:
       columns = [f"'{name}'" for name in row if name not in reward_functions.PARAMETERS]
       raise ValueError(
-        f"it asks for '{name}', which is not a column of the data (they have: "
-        f'{", ".join(columns) or "none"}) and not one of {", ".join(reward_functions.PARAMETERS)}'
+        f"it asks for '{name}', which is neither a column of the data (columns: "
+        f'{", ".join(columns) or "none"}) nor one of {", ".join(reward_functions.PARAMETERS)}'
       )
   rows = [{**row, **trial} for trial in reward_functions.TRIALS]
   for trials in [rows] if is_batched else [[row] for row in rows]:
@@ -159,7 +158,7 @@ def _try(reward: RewardFunction, row: Mapping[str, Any], is_batched: bool) -> No
     except ERRORS as error:
       tried = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
       shown = f'a batch of {len(trials)} responses' if is_batched else tried
-      raise ValueError(f'tried on {shown}: {summarize(error)}') from error
+      raise ValueError(f'it failed when tried on {shown}: {summarize(error)}') from error
 
 
 if __name__ == '__main__':

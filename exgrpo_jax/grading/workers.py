@@ -1,4 +1,4 @@
-"""The workers that judge: their programs, and the facts about a response that they get."""
+"""Programs for the grading workers, and the facts about a response that they receive."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ def program(
   row: Mapping[str, Any] | None = None,
   is_batched: bool = False,
 ) -> Program:
-  """Return the program that judges single responses, or the one that calls batched rewards.
+  """Return the program that judges single responses or, if `is_batched`, calls batched rewards.
 
-  With a `row` of the data, the rewards that read it are tried; with None, the others.
+  With a `row` of the data, the program tries the rewards that read a row; with None, the others.
   """
   known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
   setup = {**known, 'row': row, 'is_batched': is_batched}
@@ -36,9 +36,10 @@ def program(
       late=f'no verdict after {config.time_limit:g} s',
       memory_limit=config.memory_limit,
       starts=3,
-      standby_delay=0.1,  # a response that takes longer may hang
+      standby_delay=0.1,  # a response that takes longer may be hanging
     )
-  # It may load a model, so it has no memory limit, no standby process and more time to start.
+  # This process may load a model, so it has no memory limit, no standby process and more time to
+  # start.
   return Program(
     COMMAND,
     setup,
@@ -50,7 +51,7 @@ def program(
 
 
 def asked(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the facts that a ready worker's rewards ask for, in types that JSON has."""
+  """Return the facts that a ready worker asks for, converted to JSON types."""
   return {
     name: value.tolist() if isinstance(value, np.ndarray) else value
     for name, value in facts.items()

@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints: reading them as our parameters, and writing them."""
+"""Read Hugging Face checkpoints into our parameters, and write them."""

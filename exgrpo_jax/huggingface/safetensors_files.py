@@ -1,8 +1,8 @@
-"""The safetensors files of a checkpoint: finding, checking, opening and writing them.
+"""Find, check, open and write a checkpoint's safetensors files.
 
-A checkpoint holds either model.safetensors, or several files and an index of the tensors
+A checkpoint contains either model.safetensors, or several files and an index of the tensors
 in each. The folder may be remote (gs://). safetensors needs local files, so remote files
-pass through the machine's temporary folder, one at a time.
+are copied to the machine's temporary folder one at a time.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from exgrpo_jax.huggingface.tensor_names import Tensor, text_name
 
 _SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _DTYPES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}
-_DERIVED = 'rotary_emb.inv_freq'  # in old checkpoints; it follows from config.json
+_DERIVED = 'rotary_emb.inv_freq'  # stored in old checkpoints, but derivable from config.json
 
 
 # ---- Reading ----
 
 
 def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-  """Find the file that holds each expected tensor.
+  """Find the file that contains each expected tensor.
 
   Returns:
-    Tensor name -> file name; includes tensors that are not expected but can be ignored.
+    Tensor name -> file name, including unexpected tensors that can be ignored.
 
   Raises:
     InputError: the files or tensors are incomplete, or a tensor is unexpected.
@@ -49,7 +49,7 @@ def check_names(
 ) -> None:
   """Raise InputError unless the tensors `found` are exactly the required `tensors`.
 
-  Derived rotary frequencies may be there too.
+  Derived rotary frequencies are allowed too.
   """
   missing = [name for name in tensors if name not in found]
   unexpected = [name for name in found if name not in tensors and not name.endswith(_DERIVED)]
@@ -61,13 +61,13 @@ def check_names(
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected, because the model in {described_by} has '
-      f'no tensor of that name{_and_more(unexpected)}.'
+      f'{path}: tensor {unexpected[0]} is unexpected because the model in {described_by} has '
+      f'no tensor with that name{_and_more(unexpected)}.'
     )
 
 
 def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
-  """Return the file that lists a checkpoint's tensors, and tensor name -> file name.
+  """Return the file that lists a checkpoint's tensors, and a map from tensor name to file name.
 
   Raises InputError if one of these files is missing.
   """
@@ -78,14 +78,14 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
       if not (folder / file).is_file():
         tensor = next(name for name, holder in files.items() if holder == file)
         raise InputError(
-          f'{index}: it lists {file} as the file of {tensor}, but there is no such file. Download '
-          'the checkpoint again.'
+          f'{index}: it lists {file} as the file with {tensor}, but there is no such file. '
+          'Download the checkpoint again.'
         )
     return index, files
   path = folder / _SINGLE
   if not path.is_file():
     raise InputError(
-      f'{folder}: it holds neither {_SINGLE} nor {_INDEX}. Weights must be safetensors, because '
+      f'{folder}: it contains neither {_SINGLE} nor {_INDEX}. Weights must be safetensors because '
       'other formats can execute code when they are loaded.'
     )
   with _local_copy(path) as local, _open(local, path) as reader:
@@ -108,18 +108,18 @@ def _and_more(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
-  """Open a file for reading, after checking its tensors against the expected ones.
+  """Check a file's tensors against the expected ones and open it for reading.
 
   Args:
-    path: local or remote.
-    tensors: the tensors that the file must hold, by name.
+    path: a local or remote path.
+    tensors: the tensors that the file must contain, by name.
 
   Yields:
-    Name -> `Slice` of each expected tensor.
+    A `Slice` for each expected tensor, by name.
 
   Raises:
-    InputError: the file is damaged, or a tensor is missing, unexpected, of another shape
-      or not of a floating type.
+    InputError: the file is damaged, or a tensor is missing, unexpected, or has another shape
+      or a non-floating type.
   """
   with _local_copy(path) as local:
     with _open(local, path) as reader:
@@ -130,21 +130,21 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A tensor in a file; indexing it reads that part."""
+  """A tensor in a file. Indexing it reads that part."""
 
   file: str
   name: str
 
   def __getitem__(self, index: Any) -> np.ndarray:
-    # The file is opened for each read: pages that a mapping has read count as this process's memory
-    # until it is closed, and would be a second copy of the weights.
+    # Open the file for each read: pages read through a mapping count as this process's memory until
+    # it is closed, so they would amount to a second copy of the weights.
     with safe_open(self.file, 'np') as reader:
       return reader.get_slice(self.name)[index]
 
 
 @contextlib.contextmanager
 def _local_copy(path: epath.Path) -> Iterator[str]:
-  """Yield the name of a local file with the content of `path`, because safetensors maps files."""
+  """Yield a local path with the content of `path`, because safetensors maps local files."""
   if '://' not in str(path):
     yield os.fspath(path)
     return
@@ -172,14 +172,14 @@ def _check(
 ) -> None:
   """Raise InputError if the file does not match the index and config.json.
 
-  `names`: name of a tensor -> its name in the file.
+  `names` maps each tensor's name to its name in the file.
   """
   for name, tensor in tensors.items():
     expected = list(tensor.shape)
     if name not in names:
       raise InputError(
-        f'{path}: tensor {name} of shape {expected} is missing, but the index says that it is in '
-        'this file.'
+        f'{path}: tensor {name} with shape {expected} is missing, but the index lists it in this '
+        'file.'
       )
     stored = reader.get_slice(names[name])
     if stored.get_shape() != expected:
@@ -190,12 +190,12 @@ def _check(
     if stored.get_dtype() not in _DTYPES:
       raise InputError(
         f'{path}: tensor {name} has dtype {stored.get_dtype()}. It must be one of '
-        f'{", ".join(_DTYPES)}, because quantised weights are not supported.'
+        f'{", ".join(_DTYPES)} because quantized weights are not supported.'
       )
   for name in sorted(set(names) - set(tensors)):
     if not name.endswith(_DERIVED):
       raise InputError(
-        f'{path}: tensor {name} is unexpected, because the index does not list it in this file.'
+        f'{path}: tensor {name} is unexpected because the index does not list it in this file.'
       )
 
 
@@ -203,7 +203,7 @@ def _check(
 
 
 def names(count: int) -> list[str]:
-  """Return the names of a checkpoint's `count` files."""
+  """Return file names for a checkpoint of `count` files."""
   if count == 1:
     return [_SINGLE]
   return [f'model-{number:05d}-of-{count:05d}.safetensors' for number in range(1, count + 1)]
@@ -229,9 +229,9 @@ def _write_local(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def write_index(folder: epath.Path, files: Mapping[str, str], total_size: int) -> None:
-  """Write the index of a checkpoint of several files.
+  """Write the index of a multi-file checkpoint.
 
-  `files`: tensor name -> file name; `total_size` of all tensors is in bytes.
+  `files` maps tensor names to file names. `total_size` is the size of all tensors in bytes.
   """
   index = {'metadata': {'total_size': total_size}, 'weight_map': dict(files)}
   (folder / _INDEX).write_text(json.dumps(index, indent=2))

@@ -1,20 +1,20 @@
-"""The tensors of a Hugging Face checkpoint, and our parameter for each one."""
+"""Map the tensors of a Hugging Face checkpoint to our parameters."""
 
 from typing import NamedTuple
 
 from exgrpo_jax.policy import model
 
-ParamPath = tuple[str, ...]  # keys in the nested dict of parameters
-# A tensor's place in a parameter: () is the whole, else a layer, or a layer and an expert.
+ParamPath = tuple[str, ...]  # keys in the nested parameter dict
+# A tensor's place in a parameter: () for the whole parameter, (layer,) or (layer, expert).
 Index = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
-  """One tensor in Hugging Face's files, and its relation to our parameter."""
+  """A tensor in a Hugging Face checkpoint, and how it relates to our parameter."""
 
   name: str
-  shape: tuple[int, ...]  # in the file; a projection's matrix is [out, in]
-  num_inputs: int  # leading dimensions of ours that are a projection's inputs, or 0
+  shape: tuple[int, ...]  # shape in the file; projection matrices are [out, in]
+  num_inputs: int  # number of our leading dimensions that are projection inputs, or 0
 
 
 # By `ShapeConfig.norms`: our norm of a layer -> its name.
@@ -37,8 +37,8 @@ def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
   """Return all tensors of a checkpoint, in file order.
 
   Returns:
-    (path, index) -> Tensor: the path of our parameter in the tree of `model.init`, and the tensor's
-    place within it.
+    (path, index) -> Tensor, where path locates our parameter in the tree of `model.init` and index
+    is the tensor's place within it.
   """
   V, D = config.vocab_size, config.width
   layout: dict[tuple[ParamPath, Index], Tensor] = {
@@ -54,9 +54,10 @@ def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
 
 
 def text_name(name: str) -> str | None:
-  """Return a tensor's name in a text-only checkpoint; None for the image tensors of other models.
+  """Return a tensor's name in a text-only checkpoint, or None for the image tensors.
 
-  transformers wrote `language_model.model.layers` until 4.51, `model.language_model.layers` since.
+  transformers wrote `language_model.model.layers` up to 4.51 and `model.language_model.layers`
+  since then.
   """
   if name.removeprefix('model.').startswith(('vision_tower.', 'multi_modal_projector.')):
     return None

@@ -1,7 +1,7 @@
-"""Loading safetensors or a GGUF as sharded parameters, and saving parameters as safetensors.
+"""Load sharded parameters from safetensors or a GGUF, and save them as safetensors.
 
-Loading reads each device's slice from the file separately and casts it. So host memory never holds
-a whole tensor unless a device does, and each of several hosts reads only its devices' slices.
+Each device's slice is read from the file and cast separately. Host memory therefore never contains
+a whole tensor unless a device does, and each host reads only the slices of its own devices.
 """
 
 import functools
@@ -32,18 +32,18 @@ SHARD_BYTES = 5 * 10**9  # maximum size of one file
 def load(
   directory: epath.PathLike, config: model.ShapeConfig, mesh: Mesh, *, frozen: bool = False
 ) -> model.Params:
-  """Load a checkpoint's parameters, and place each device's slice on that device.
+  """Load a checkpoint's parameters and place each device's slice on that device.
 
   Args:
-    directory: local or remote (gs://), with the config.json of `config`; or a local GGUF file.
-      Remote files are copied to the machine's temporary folder, one at a time.
+    directory: a local or remote (gs://) folder whose config.json matches `config`, or a local GGUF
+      file. Remote files are copied to the machine's temporary folder, one at a time.
     config: the decoder's shape.
-    mesh: the devices that hold the parameters, laid out as by `model.init`.
-    frozen: whether to use the dtypes of frozen parameters (see `model.shapes`); else float32.
+    mesh: the devices for the parameters, which are laid out as in `model.init`.
+    frozen: use the dtypes of frozen parameters (see `model.shapes`) instead of float32.
 
   Raises:
-    InputError: a tensor is missing, unexpected, of another shape or not of a floating
-      type, a file is missing or truncated, or hosts have different copies.
+    InputError: a tensor is missing, unexpected, or has another shape or a non-floating type; a
+      file is missing or truncated; or hosts have different copies.
   """
   folder = epath.Path(directory).expanduser()
   layout = tensor_names.of(config)
@@ -63,7 +63,7 @@ def load(
     if path not in leaves:
       leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
     leaves[path] = _set(leaves[path], _read(reader, tensor, _one_of(like, index)), index)
-  # No host reads the matrices in full, but different checkpoints differ in their vectors too.
+  # No host reads the full matrices, but different checkpoints differ in their vectors too.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return _nest(leaves)
 
@@ -71,10 +71,10 @@ def load(
 def _slices(
   folder: epath.Path, tensors: Mapping[str, Tensor], head_size: int
 ) -> Iterator[tuple[str, Any]]:
-  """Yield each tensor's name with its slice, from one file at a time.
+  """Yield each tensor's name and slice, from one file at a time.
 
-  The largest tensors come first, because reading one briefly takes a few times its memory; the
-  freed memory then holds the other tensors.
+  The largest tensors come first. Reading a tensor briefly takes a few times its memory, which is
+  then reused for the others.
   """
 
   def size(item: tuple[str, Any]) -> int:
@@ -92,7 +92,7 @@ def _slices(
 
 
 def _one_of(stack: jax.ShapeDtypeStruct, index: Index) -> jax.ShapeDtypeStruct:
-  """Return shape, dtype and sharding of a stack's entry at an index."""
+  """Return the shape, dtype and sharding of a stack's entry at `index`."""
   sharding = stack.sharding
   assert isinstance(sharding, NamedSharding), sharding
   of_one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(index) :]))
@@ -106,7 +106,7 @@ def _set(stack: jax.Array, value: jax.Array, index: Index) -> jax.Array:
 
 
 def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
-  """Read one parameter as `like`, one device's slice at a time; `reader` is the tensor's slice."""
+  """Read a parameter shaped and sharded as `like` from a `Slice`, one device at a time."""
 
   def read_shard(index: tuple[slice, ...] | None) -> np.ndarray:
     assert index is not None
@@ -123,10 +123,10 @@ def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
 def _file_slices(
   tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
 ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-  """Return (slices of the file's matrix that hold `param[index]`, shape of `param[index]`).
+  """Return (slices of the file's matrix that contain `param[index]`, shape of `param[index]`).
 
-  `param` is our parameter, of shape `shape`. If the file merges several dimensions (heads and head
-  size), only the first of them may be split.
+  `param` is our parameter, with shape `shape`. If the file merges several dimensions (heads and
+  head size), only the first of them may be split.
   """
   ranges = [axis.indices(size)[:2] for axis, size in zip(index, shape)]
   dims = range(len(shape))
@@ -156,16 +156,17 @@ def save(
 ) -> None:
   """Write config.json and safetensors files that transformers and vLLM can read.
 
-  Every host must call it, because gathering a parameter is a collective operation; only the
+  Every host must call this, because gathering a parameter is a collective operation. Only the
   first host writes. At most one file's tensors are in host memory at a time.
 
   Args:
-    directory: local or remote; existing files of the same names are replaced.
+    directory: a local or remote folder. Existing files with the same names are replaced.
     config: the decoder's shape.
-    params: in the tree of `model.init`; adapters of LoRA are merged into their matrices.
-    values: the content of config.json, whose dtype is replaced by `dtype`.
-    dtype: of all tensors: 'float32', 'bfloat16' or 'float16'.
-    shard_bytes: maximum size of one file, unless a single tensor exceeds it.
+    params: the parameters, as returned by `model.init`. LoRA adapters are merged into their
+      matrices.
+    values: the content of config.json, whose dtype is replaced with `dtype`.
+    dtype: the dtype of all tensors: 'float32', 'bfloat16' or 'float16'.
+    shard_bytes: the maximum size of one file, unless a single tensor exceeds it.
   """
   folder = epath.Path(directory).expanduser()
   itemsize = np.dtype(dtype).itemsize
@@ -186,7 +187,7 @@ def save(
     files = {tensor.name: file for file, shard in zip(names, shards) for tensor in shard.values()}
     size = sum(math.prod(tensor.shape) for shard in shards for tensor in shard.values())
     safetensors_files.write_index(folder, files, size * itemsize)
-  # Under both names: transformers reads 'dtype' from version 5 on, and 'torch_dtype' before.
+  # Write both names: transformers reads 'dtype' since version 5 and 'torch_dtype' before.
   (folder / 'config.json').write_text(
     json.dumps(dict(values) | {'torch_dtype': dtype, 'dtype': dtype}, indent=2)
   )
@@ -195,7 +196,7 @@ def save(
 def _split(
   tensors: Mapping[tuple[ParamPath, Index], Tensor], itemsize: int, limit: int
 ) -> list[dict[tuple[ParamPath, Index], Tensor]]:
-  """Distribute the tensors, in order, over files of at most `limit` bytes."""
+  """Distribute the tensors in order over files of at most `limit` bytes."""
   shards, size = [{}], 0
   for key, tensor in tensors.items():
     tensor_size = math.prod(tensor.shape) * itemsize
@@ -209,7 +210,7 @@ def _split(
 def gathered(
   params: model.Params, path: ParamPath, index: Index, tensor: Tensor, dtype: str
 ) -> np.ndarray:
-  """Gather a whole tensor on this host, in its file's layout; a collective operation."""
+  """Gather a whole tensor on this host, in the file's layout. This is a collective operation."""
   weight = _get(params, path)
   param = (_merged(weight, index) if index else weight).astype(dtype)
   array = np.asarray(
@@ -245,7 +246,7 @@ def _nest(leaves: Mapping[ParamPath, jax.Array]) -> model.Params:
   return params
 
 
-# ---- LoRA adapters as the peft library reads them ----
+# ---- LoRA adapters in peft's format ----
 
 # https://huggingface.co/docs/peft/developer_guides/checkpoint
 
@@ -257,9 +258,9 @@ def save_adapters(
   adapters: model.Params,
   base: str,
 ) -> None:
-  """Write adapters in float32; every host must call it, and the first one writes.
+  """Write adapters in float32. Every host must call this; the first host writes.
 
-  `directory` may be remote; `base` is the folder or name of the model without adapters.
+  `directory` may be remote. `base` is the folder or name of the base model.
   """
   folder = epath.Path(directory).expanduser()
   arrays = {
@@ -288,7 +289,7 @@ def save_adapters(
 def adapter_tensors(
   config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
-  """Return A and B of each target, as `tensor_names.of`, with paths in the adapters' tree."""
+  """Return A and B of each target in the format of `tensor_names.of`, with adapter-tree paths."""
   layout = {}
   for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')

@@ -1,1 +1,1 @@
-"""From a batch to new parameters: gradients, optimizer, and the checkpoints that keep them."""
+"""The learner: gradients, optimizer and checkpoints."""

@@ -1,12 +1,12 @@
-"""The replay buffer in a checkpoint: segments of trajectories, and an index to them.
+"""The replay buffer in a checkpoint: trajectory segments and an index.
 
-A segment holds trajectories one after the other: int32 tokens, their float32 log-probabilities, and
-the arrays that features add. It is written once; later checkpoints hard-link it while at least
-half of it is still in the buffer. So a save writes only new trajectories, and yet every checkpoint
-is complete: you can copy, move or delete it without regard to the others. If a file system has no
-hard links, each checkpoint writes everything.
+A segment is a file of consecutive trajectories: int32 tokens, their float32 log-probabilities, and
+the arrays that features add. A segment is written once. Later checkpoints hard-link the segment
+while at least half of its data is still in the buffer. So a save writes only new trajectories, yet
+every checkpoint is complete and can be copied, moved or deleted independently of the others. On a
+file system without hard links, each checkpoint writes everything.
 
-The index holds the buffer's data on each question, and the place and checksum of each trajectory.
+The index stores each question's data and each trajectory's location and checksum.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from etils import epath
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import FEATURES, TokenSequence, Trajectory
 
-MAX_SEGMENTS = 64  # per checkpoint; with more, link the MAX_SEGMENTS / 2 largest, rewrite others
+MAX_SEGMENTS = 64  # per checkpoint; with more, only the largest MAX_SEGMENTS / 2 are linked
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
 _NOWHERE = (-1, -1)
 _NUMBERS = [one for one in dataclasses.fields(Trajectory) if one.type in (float, int, bool)]
@@ -35,9 +35,9 @@ Columns = Mapping[str, np.ndarray]  # name -> column of the index
 
 
 def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | None) -> None:
-  """Write the buffer after `step` into an existing, empty folder.
+  """Write the buffer of the checkpoint of `step` into an existing, empty folder.
 
-  Links segments from `previous`, the buffer's folder in the previous checkpoint, if any.
+  Hard-links segments from `previous`, the buffer's folder in the previous checkpoint, if any.
   """
   rows = sorted(buffer.entries)
   stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
@@ -59,9 +59,9 @@ def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | 
 
 
 def read(folder: epath.Path) -> Buffer:
-  """Read a buffer that `write` wrote; each trajectory has its own memory.
+  """Read a buffer that `write` wrote; no two trajectories share memory.
 
-  Raises OSError, and ValueError if bits have changed or are missing.
+  Raises OSError, or ValueError if the files were changed or truncated.
   """
   columns = _read_index(folder)
   trajectories = _read_trajectories(folder, columns)
@@ -82,10 +82,10 @@ def read(folder: epath.Path) -> Buffer:
 def read_some(
   folder: epath.Path, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]]:
-  """Read row -> trajectories, oldest first, of the questions `rows` that are in the buffer.
+  """Read the stored trajectories of the questions `rows`: row -> trajectories, oldest first.
 
-  Takes questions in order while their tokens sum to at most `max_tokens`, and reads no others.
-  Raises the errors of `read`.
+  Skips rows that are not in the buffer. Stops before the questions exceed `max_tokens` in total.
+  Raises the same errors as `read`.
   """
   columns = _read_index(folder)
   tokens = dict.fromkeys(columns['row'].tolist(), 0)
@@ -107,7 +107,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """Build the index without places: columns by question, in `rows`' order, and by trajectory."""
+  """Build the index columns except places: per question, in `rows` order, and per trajectory."""
   entries = [buffer.entries[row] for row in rows]
   retired = sorted(buffer.retired_epoch.items())
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
@@ -135,12 +135,12 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
 
 
 def _identities(columns: Columns) -> Iterator[tuple[int, ...]]:
-  """Return each trajectory's key, which identifies it in other checkpoints."""
+  """Yield each trajectory's key, which identifies it across checkpoints."""
   return zip(*(columns[name].tolist() for name in ('question', 'step', 'length', 'sum')))
 
 
 def _places(folder: epath.Path) -> dict[tuple[int, ...], tuple[int, int]]:
-  """Map each trajectory's identity to its (segment, offset); {} if the checkpoint is unreadable."""
+  """Map each trajectory's key to its (segment, offset); {} if the checkpoint is unreadable."""
   try:
     columns = _read_index(folder)
   except (OSError, ValueError):
@@ -152,7 +152,7 @@ def _places(folder: epath.Path) -> dict[tuple[int, ...], tuple[int, int]]:
 def _read_index(folder: epath.Path) -> Columns:
   content = (folder / _INDEX).read_bytes()
   if str(zlib.crc32(content)) != (folder / _INDEX_SUM).read_text():
-    raise ValueError(f'buffer/{_INDEX}: the bits differ from the saved ones')
+    raise ValueError(f'buffer/{_INDEX}: the data differs from what was saved')
   with np.load(io.BytesIO(content)) as columns:
     return dict(columns)
 
@@ -161,20 +161,20 @@ def _read_index(folder: epath.Path) -> Columns:
 
 
 def _name(segment: int) -> str:
-  """Return a segment's file name, from the step whose checkpoint wrote it."""
+  """Return a segment's file name; `segment` is the step whose checkpoint wrote it."""
   return f'segment_{segment:06d}'
 
 
 def _link_segments(
   previous: epath.Path, folder: epath.Path, segment: np.ndarray, size: np.ndarray
 ) -> list[int]:
-  """Link the segments of `previous` that are worth keeping into `folder`, and return them.
+  """Link the segments of `previous` that are worth keeping into `folder`; return their numbers.
 
   Args:
     previous: the buffer's folder in the previous checkpoint.
-    folder: the folder that is being written.
+    folder: the folder to write.
     segment: each trajectory's segment in `previous`; negative for a new trajectory.
-    size: bytes of each trajectory.
+    size: each trajectory's size in bytes.
   """
   used = {
     int(number): int(size[segment == number].sum()) for number in np.unique(segment[segment >= 0])
@@ -189,13 +189,13 @@ def _link_segments(
       if used[number] >= source.stat().length / 2:
         os.link(source, folder / source.name)
         linked.append(number)
-    except OSError:  # no hard links here, or the file is gone: write it again
+    except OSError:  # hard links are unsupported, or the file is gone: write it again
       pass
   return linked
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Write trajectories, if any, and return each one's offset in the file."""
+  """Write trajectories, if any, to a file and return their offsets in the file."""
   if not trajectories:
     return []
   offsets = []
@@ -205,14 +205,14 @@ def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list
       for values in _content(trajectory):
         file.write(values.data)
     file.flush()
-    os.fsync(file.fileno())  # later checkpoints rely on it
+    os.fsync(file.fileno())  # later checkpoints may link this file
   return offsets
 
 
 def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]:
-  """Read all trajectories, in the order of the index."""
+  """Read all trajectories, in index order."""
   count = len(columns['segment'])
-  # Earlier versions stored fewer fields; these then have their defaults.
+  # Earlier versions stored fewer fields; missing fields get their defaults.
   numbers = {
     field.name: columns[field.name].tolist() if field.name in columns else [field.default] * count
     for field in _NUMBERS
@@ -233,7 +233,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
           **restore(described, lambda _, *of_array, file=file: _take(file, *of_array)),
         )
         if _sum(trajectory) != sums[index]:
-          raise ValueError(f'buffer/{_name(number)}: the bits differ from the saved ones')
+          raise ValueError(f'buffer/{_name(number)}: the data differs from what was saved')
   return trajectories
 
 
@@ -241,12 +241,12 @@ def _take(file: io.BufferedReader, dtype: Any, *shape: int) -> np.ndarray:
   """Read the next array of a segment."""
   values = np.empty(shape, dtype)
   if values.size and file.readinto(values.data) != values.nbytes:
-    raise ValueError(f'buffer/{os.path.basename(file.name)}: the bits differ from the saved ones')
+    raise ValueError(f'buffer/{os.path.basename(file.name)}: the data differs from what was saved')
   return values
 
 
 def _content(trajectory: Trajectory) -> list[np.ndarray]:
-  """Return the arrays of a trajectory that a segment stores."""
+  """Return the trajectory's arrays that a segment stores."""
   return [
     np.ascontiguousarray(trajectory.tokens, np.int32),
     np.ascontiguousarray(trajectory.logp, np.float32),
@@ -255,18 +255,18 @@ def _content(trajectory: Trajectory) -> list[np.ndarray]:
 
 
 def _sum(trajectory: Trajectory) -> int:
-  """Compute the checksum of the arrays that a segment stores."""
+  """Compute the checksum of the trajectory's arrays that a segment stores."""
   total = 0
   for values in _content(trajectory):
     total = zlib.crc32(values.data, total)
   return total
 
 
-# ---- What features add to trajectories and responses ----
+# ---- Feature fields of trajectories and responses ----
 
 
 def describe(sequence: TokenSequence) -> dict[str, list[Any]]:
-  """Describe the fields of features in JSON values: an array by its dtype and shape."""
+  """Convert the feature fields to JSON values; arrays become their dtype and shape."""
 
   def described(value: Any) -> list[Any]:
     if isinstance(value, np.ndarray):
@@ -277,13 +277,13 @@ def describe(sequence: TokenSequence) -> dict[str, list[Any]]:
 
 
 def arrays(sequence: TokenSequence) -> dict[str, np.ndarray]:
-  """Return the fields of features that are arrays."""
+  """Return the feature fields that are arrays."""
   values = sequence.features.items()
   return {name: np.ascontiguousarray(x) for name, x in values if isinstance(x, np.ndarray)}
 
 
 def restore(described: Mapping[str, list[Any]], take: Callable[..., np.ndarray]) -> dict[str, Any]:
-  """Return the fields that `describe` described; `take` reads an array by name, dtype and shape."""
+  """Invert `describe`; `take` reads an array by name, dtype and shape."""
   restored = dict[str, Any]()
   for field in FEATURES:
     if values := described.get(field.name):

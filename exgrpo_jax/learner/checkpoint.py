@@ -1,8 +1,8 @@
-"""Train state, buffer, cursor, groups in flight and step: saved together or not at all (orbax).
+"""Atomic checkpoints of train state, buffer, cursor, groups in flight and step, with orbax.
 
-Orbax writes into a temporary directory while training goes on, and renames it once complete, so a
-kill leaves the previous checkpoint. Orbax notices missing and truncated files, but not every
-flipped bit in an array; checksums do.
+Orbax writes to a temporary directory while training continues and renames it once complete, so a
+killed run still has its previous checkpoint. Orbax detects missing and truncated files, but only
+our checksums detect every flipped bit in an array.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
 
-# ---- Groups of partial rollouts ----
+# ---- Partial rollouts ----
 
-# An index in JSON; the tokens of all responses with the sampler's values, one response after the
-# other; a checksum of both. In a checkpoint this item is called 'carried'.
+# Three files: an index in JSON, the concatenated tokens of all responses with the sampler's values,
+# and a checksum of both. In a checkpoint, this item is called 'carried'.
 
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
@@ -41,12 +41,12 @@ _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_w
 
 
 def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
-  """Write the groups into an existing, empty folder."""
+  """Write the groups to an existing, empty folder."""
   responses = [response for group in groups for response in group.responses]
   values = io.BytesIO()
   columns = {name: _flat(name, responses) for name in _DTYPES}
   of_features = [buffer_files.arrays(response) for response in responses]
-  for name in (field.name for field in FEATURES):  # as bytes: dtype and shape are in the index
+  for name in (field.name for field in FEATURES):  # as bytes; dtype and shape are in the index
     found = b''.join(own[name].tobytes() for own in of_features if name in own)
     columns[name] = np.frombuffer(found, np.uint8)
   np.savez(values, **columns)  # pyright: ignore[reportArgumentType]
@@ -57,23 +57,23 @@ def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
 
 
 def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
-  """Read groups that `write_partial` wrote. Raises OSError, and ValueError if bits have changed."""
+  """Read groups that `write_partial` wrote. Raises OSError, or ValueError if a file was changed."""
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
-    raise ValueError('carried: the bits differ from the saved ones')
+    raise ValueError('carried: the data differs from what was saved')
   with np.load(io.BytesIO(values)) as columns:
     rest = dict(columns)
   return tuple(_group(described, rest) for described in json.loads(index))
 
 
 def _flat(name: str, responses: Iterable[Response]) -> np.ndarray:
-  """Concatenate a field of all responses; responses without it add nothing."""
+  """Concatenate one field over all responses, skipping responses without the field."""
   values = (getattr(response, name) for response in responses)
   return np.concatenate([np.zeros(0, _DTYPES[name]), *(v for v in values if v is not None)])
 
 
 def _described(group: PartialGroup) -> Mapping[str, Any]:
-  """Describe a group in JSON values, without its arrays."""
+  """Convert a group, without its arrays, to JSON values."""
   return {
     'question_row': group.question_row,
     'drawn': group.drawn,
@@ -95,7 +95,7 @@ def _described(group: PartialGroup) -> Mapping[str, Any]:
 
 
 def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> PartialGroup:
-  """Rebuild a group; takes its arrays from the front of `rest`."""
+  """Rebuild a group, removing its arrays from the front of `rest`."""
 
   def take(name: str, count: int) -> np.ndarray:
     values, rest[name] = np.split(rest[name], [count])
@@ -128,17 +128,17 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
 
 
 class FolderHandler(ocp.AsyncCheckpointHandler):
-  """A handler that calls the functions of `SaveFolder` and `RestoreFolder`."""
+  """An orbax handler that calls the functions in `SaveFolder` and `RestoreFolder`."""
 
   async def async_save(self, directory: epath.Path, args: 'SaveFolder') -> list[future.Future]:
-    """Start writing."""
+    """Start writing in the background."""
     return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
 
   async def _write(self, directory: epath.Path, args: 'SaveFolder') -> None:
     self.save(directory, args)
 
   def save(self, directory: epath.Path, args: 'SaveFolder') -> None:
-    """Write at once."""
+    """Write synchronously."""
     if hosts.is_first():
       args.write(directory)
 
@@ -150,7 +150,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True)
 @dataclasses.dataclass
 class SaveFolder(ocp.args.CheckpointArgs):
-  """A function that writes into an existing, empty folder; its values must not change meanwhile."""
+  """A function that writes to an existing, empty folder, from data that must not change."""
 
   write: Callable[[epath.Path], None]
 
@@ -163,24 +163,25 @@ class RestoreFolder(ocp.args.CheckpointArgs):
   read: Callable[[epath.Path], Any]
 
 
-# Of checkpoints. 1 stored no format number, and the buffer as a few arrays; 2 had no `carried`.
+# The checkpoint format. Format 1 stored no format number and stored the buffer as a few arrays.
+# Format 2 lacked `carried`.
 FORMAT = 3
-NO_BASE: Mapping[str, int] = {}  # if the state holds the whole model
-_NOT_WHAT_WAS_SAVED = 'the bits differ from the saved ones'
+NO_BASE: Mapping[str, int] = {}  # used if the state contains the whole model
+_NOT_WHAT_WAS_SAVED = 'the data differs from what was saved'
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """The interval of checkpoints, and the number to keep."""
+  """The checkpoint interval and the number of checkpoints to keep."""
 
   every: int = setting(
-    50, '[1, inf)', 'steps between checkpoints; the last step is always saved', AUTHORS
+    50, '[1, inf)', 'number of steps between checkpoints; the last step is always saved', AUTHORS
   )
   keep: int = setting(2, '[1, inf)', 'the number of newest checkpoints to keep', AUTHORS)
 
 
 class DamagedError(Exception):
-  """An error: files of a checkpoint are missing, truncated or changed."""
+  """Raised if files of a checkpoint are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
@@ -190,11 +191,11 @@ class Snapshot(NamedTuple):
   state: TrainState
   buffer: Buffer
   cursor: Cursor  # after the last finished step, before the next plan
-  left: tuple[PartialGroup, ...] = ()  # groups that the last finished step left to the next
+  partial_groups: tuple[PartialGroup, ...] = ()  # left for the next step
 
 
 def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.CheckpointManager:
-  """Open the checkpoints of a run; read-only without a config."""
+  """Open a run's checkpoints; read-only if no config is given."""
   options = ocp.CheckpointManagerOptions(
     max_to_keep=config.keep if config else None,
     create=config is not None,
@@ -209,9 +210,9 @@ def _folder(workdir: str) -> epath.Path:
 
 
 def steps(workdir: str) -> list[int]:
-  """List the steps of a run's complete checkpoints, the newest last.
+  """List the steps of a run's complete checkpoints, newest last.
 
-  Reads the folder, because a manager is slow to open and waits for the other hosts.
+  Lists the folder instead of opening a manager, because managers are slow and wait for other hosts.
   """
   folder = _folder(workdir)
   names = storage.patiently(
@@ -221,23 +222,23 @@ def steps(workdir: str) -> list[int]:
 
 
 def buffer_folder(workdir: str, step: int) -> epath.Path:
-  """Return the replay buffer's folder in the checkpoint of a step; see buffer_files.py."""
+  """Return the replay buffer's folder in the checkpoint of `step`; see buffer_files.py."""
   return _folder(workdir) / str(step) / 'buffer'
 
 
 def save(
   manager: ocp.CheckpointManager, snapshot: Snapshot, base_sums: Mapping[str, int] = NO_BASE
 ) -> None:
-  """Start writing a snapshot in the background, once the previous one is written.
+  """Start writing a snapshot in the background, once the previous snapshot has been written.
 
-  The caller may donate the state as soon as this returns: orbax has copied it to the host or, on
-  CPU, holds a reference to its memory, so JAX does not reuse it. Buffer and partial groups are
-  immutable.
+  The caller may donate the state as soon as this returns. By then, orbax has copied the state to
+  the host or, on CPU, holds a reference that keeps JAX from reusing its memory. The buffer and
+  partial groups are immutable.
 
   Args:
-    manager: opened with a config; see `open_manager`.
+    manager: a manager opened with a config; see `open_manager`.
     snapshot: the snapshot to write.
-    base_sums: checksums of the frozen base of LoRA's adapters; restoring rejects another base.
+    base_sums: checksums of LoRA's frozen base, so that restoring can reject a different base.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
@@ -248,7 +249,7 @@ def save(
       state=ocp.args.StandardSave(snapshot.state),
       buffer=SaveFolder(lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)),
       cursor=ocp.args.JsonSave(cursor),
-      carried=SaveFolder(lambda folder: write_partial(folder, snapshot.left)),
+      carried=SaveFolder(lambda folder: write_partial(folder, snapshot.partial_groups)),
       sums=ocp.args.JsonSave(
         {'format': FORMAT, **base_sums} | storage.of_state(snapshot.state, cursor)
       ),
@@ -259,12 +260,12 @@ def save(
 def restore(
   manager: ocp.CheckpointManager, step: int, like: Any, base_sums: Mapping[str, int] = NO_BASE
 ) -> Snapshot:
-  """Restore the snapshot of `step`; `like` gives the state's structure and layout.
+  """Restore the snapshot of `step`; `like` specifies the state's structure and layout.
 
-  Raises, on every host if on any:
-    DamagedError: the stored data differ from the saved data.
-    InputError: a host cannot read its part for now, another version wrote the checkpoint, or it
-      belongs to another base.
+  If any host fails, every host raises the error:
+    DamagedError: the checkpoint is damaged, or its data differs from what was saved.
+    InputError: a host cannot read its part right now, another version wrote the checkpoint, or its
+      adapters belong to a different base.
   """
   manager.wait_until_finished()
   path, sums, restored, error = manager.directory / str(step), {}, {}, None
@@ -281,7 +282,7 @@ def restore(
     )
   except (InputError, DamagedError) as caught:
     error = caught
-  _raise_on_all_hosts(error)  # before the checksums, because these are a collective
+  _raise_on_all_hosts(error)  # before the checksums, which are collective operations
   changed = storage.changed(sums, storage.of_state(restored['state'], restored['cursor']))
   _raise_on_all_hosts(DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}') if changed else None)
   return Snapshot(
@@ -289,7 +290,7 @@ def restore(
     state=restored['state'],
     buffer=restored['buffer'],
     cursor=Cursor(**restored['cursor']),
-    left=restored['carried'],
+    partial_groups=restored['carried'],
   )
 
 
@@ -297,7 +298,7 @@ def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, An
   """Read items of a checkpoint; raises InputError or DamagedError."""
 
   def read() -> Mapping[str, Any]:
-    # Without a manager, because it would wait for all hosts, including failed ones.
+    # Does not use a manager, because a manager would wait for all hosts, including failed ones.
     with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
       return handler.restore(path, ocp.args.Composite(**items))
 
@@ -314,7 +315,7 @@ def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
   if found != FORMAT:
     raise InputError(
       f'{path} was written by another version of exgrpo_jax (checkpoint format {found}, but this '
-      f'version reads {FORMAT}). Continue with the version that began the run, or use another '
+      f'version reads {FORMAT}). Continue with the version that started the run, or use another '
       '--workdir.'
     )
 
@@ -322,15 +323,15 @@ def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
 def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[str, int]) -> None:
   if changed := storage.changed(sums, base_sums):
     raise InputError(
-      f'{path} holds adapters that were trained on another base than this one (differing: '
-      f'{changed}). Restore the weights that config.model.path or the warm start held then.'
+      f'{path} contains adapters that were trained on a different base (differing arrays: '
+      f'{changed}). Restore the original weights of config.model.path or of the warm start.'
     )
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raise on all hosts the error of any host, because the others would wait forever."""
+  """Raise an error on all hosts if any host has one, because the others would wait forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
-  for kind in (InputError, DamagedError):  # in this order: an unreadable one may be intact
+  for kind in (InputError, DamagedError):  # in this order: an unreadable checkpoint may be intact
     for name, message in filter(None, reported):
       if name == kind.__name__:
         raise kind(message)
@@ -341,9 +342,9 @@ def restore_newest(
 ) -> Snapshot | None:
   """Restore the newest intact snapshot; return None if nothing has been saved.
 
-  Reports newer damaged checkpoints and moves them into 'damaged' next to the checkpoints, because
-  their steps will be saved again. If none is intact, or one cannot be read for now, raises
-  InputError and moves nothing.
+  Warns about damaged newer checkpoints and moves them to a folder 'damaged' next to the
+  checkpoints, because their steps will be saved again. If no checkpoint is intact, or a
+  checkpoint cannot be read right now, raises InputError and moves nothing.
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
@@ -360,9 +361,9 @@ def restore_newest(
     return snapshot
   if damaged:
     raise InputError(
-      f'{manager.directory}: none of its checkpoints can be read. '
+      f'{manager.directory}: none of the checkpoints can be read. '
       + ' '.join(f'Step {step}: {problem}.' for step, problem in damaged.items())
-      + ' Restore a copy, or use another --workdir.'
+      + ' Restore a copy of a checkpoint, or use another --workdir.'
     )
   return None
 
@@ -374,24 +375,26 @@ def _put_aside(directory: epath.Path, step: int, why: str, used: int) -> None:
   target.parent.mkdir(parents=True, exist_ok=True)
   (directory / str(step)).rename(target)
   hosts.warn(
-    f'the checkpoint of step {step} is damaged {why}, so the checkpoint of step {used} is used. '
-    f'The damaged one was moved to {target}'
+    f'the checkpoint of step {step} is damaged {why}; resuming from step {used} instead. '
+    f'Moved the damaged checkpoint to {target}'
   )
 
 
 def restore_params(
   workdir: str, step: int | None, like: Params, base_sums: Mapping[str, int] = NO_BASE
 ) -> tuple[Params, int]:
-  """Restore only (parameters, step) of a checkpoint in `workdir`, by default the newest.
+  """Restore only (parameters, step) from a checkpoint in `workdir`, by default the newest one.
 
-  Raises InputError if there is no such step, it belongs to another base, or a checksum differs.
+  Raises InputError if the step was not saved, or if its checkpoint is damaged or belongs to a
+  different base.
   """
   saved = steps(workdir)
   if step is None:
     step = _newest(workdir, saved)
   if step not in saved:
     raise InputError(
-      f'{workdir}/checkpoints has no step {step}. It has: {", ".join(map(str, saved)) or "none"}.'
+      f'{workdir}/checkpoints has no step {step}. '
+      f'The saved steps are: {", ".join(map(str, saved)) or "none"}.'
     )
   path, item = _folder(workdir) / str(step), {'params': like}
   try:
@@ -415,28 +418,29 @@ def restore_params(
 
 
 def restore_buffer(workdir: str) -> tuple[Buffer, int]:
-  """Restore only (replay buffer, step) of the newest checkpoint in `workdir`.
+  """Restore only (replay buffer, step) from the newest checkpoint in `workdir`.
 
-  Raises InputError if there is none, it is damaged, or another version wrote it.
+  Raises InputError if `workdir` has no checkpoint, or if the newest checkpoint is damaged or was
+  written by another version.
   """
   step = _newest(workdir, steps(workdir))
   path = _folder(workdir) / str(step)
   try:
     restored = _read(path, sums=ocp.args.JsonRestore(), buffer=RestoreFolder(buffer_files.read))
   except DamagedError as error:
-    raise InputError(f'{path} is damaged ({error}). Restore a copy.') from error
+    raise InputError(f'{path} is damaged ({error}). Restore a copy of it.') from error
   _check_format(path, restored['sums'])
   return restored['buffer'], step
 
 
 def _newest(workdir: str, saved: Sequence[int]) -> int:
   if not saved:
-    raise InputError(f'{workdir}/checkpoints holds no complete checkpoint.')
+    raise InputError(f'{workdir}/checkpoints contains no complete checkpoint.')
   return max(saved)
 
 
 def save_params(path: str, params: Params) -> None:
-  """Save only parameters, e.g. of a warm start, completely or not at all."""
+  """Save only the parameters, e.g. of a warm start, atomically."""
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(epath.Path(path).absolute(), params)
 
@@ -448,5 +452,5 @@ def load_params(path: str, like: Params) -> Params:
 
 
 def abstract(tree: Any) -> Any:
-  """Return a tree's shapes, dtypes and shardings; the restoring functions take it as `like`."""
+  """Return a tree's shapes, dtypes and shardings, to pass as `like` to the restoring functions."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

@@ -1,4 +1,4 @@
-"""The disk that a run writes to: check that a checkpoint fits, and explain failed writes."""
+"""Checks of the run's disk: whether a checkpoint fits, and why a write failed."""
 
 import contextlib
 import functools
@@ -17,22 +17,23 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.learner.optimizer import TrainState
 
-# Errors of the operating system on writing, as worded by Python and by tensorstore.
+# The operating system's write errors, as worded by Python and by tensorstore.
 _FULL = re.compile('no space left|quota exceeded|file too large', re.IGNORECASE)
 _FAILING = re.compile('input/output error|read-only file system|stale file handle', re.IGNORECASE)
 
 
 def check_space(workdir: str, state: TrainState) -> None:
-  """Print the size of a checkpoint of `state`, or of its shapes, and the free disk space.
+  """Raise InputError if a checkpoint does not fit on the disk; print its size and the free space.
 
-  Raises InputError if the space is too small. The buffer does not count because it is small next to
-  a model.
+  `state` may consist of arrays or shapes. The buffer is ignored because it is small compared to a
+  model.
   """
   needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
   free = shutil.disk_usage(workdir).free
   if free < needed:
     raise InputError(
-      f'--workdir={workdir} has {decimal(free)} left, but a checkpoint takes {decimal(needed)}. '
+      f'--workdir={workdir}: the disk has {decimal(free)} left, but a checkpoint takes '
+      f'{decimal(needed)}. '
       'Free some space, or use another disk.'
     )
   print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
@@ -40,12 +41,12 @@ def check_space(workdir: str, state: TrainState) -> None:
 
 @contextlib.contextmanager
 def explain_failure(workdir: str) -> Iterator[None]:
-  """Turn an error in the block into an InputError if a full or failing disk caused it.
+  """Convert an error in the block to an InputError if a full or failing disk caused it.
 
-  The file system reports it to the writer, and orbax passes it on in errors of many types.
+  Orbax wraps the file system's errors in many types.
   """
   hook, log = sys.unraisablehook, logging.get_absl_handler()
-  # Each of orbax's threads logs the error in full, before the error is raised or long after.
+  # Each of orbax's threads logs the full error, before it is raised or long afterwards.
   log.addFilter(_is_other_news)
   sys.unraisablehook = functools.partial(_report_unraisable, hook)
   is_failing = False
@@ -59,9 +60,9 @@ def explain_failure(workdir: str) -> Iterator[None]:
     complete = ', '.join(map(str, checkpoint.steps(workdir))) or 'none'
     is_full = _FULL.search(reason)
     raise InputError(
-      f'--workdir={workdir}: the disk {"is full" if is_full else "fails"} ({reason}). Complete '
-      f'checkpoints: {complete}. {"Free some space" if is_full else "Repair the disk"} and start '
-      'the same command again. It resumes from the newest.'
+      f'--workdir={workdir}: the disk {"is full" if is_full else "failed"} ({reason}). Complete '
+      f'checkpoints: {complete}. {"Free some space" if is_full else "Repair the disk"} and run '
+      'the same command again. It resumes from the newest checkpoint.'
     ) from error
   finally:
     if not is_failing:
@@ -70,7 +71,7 @@ def explain_failure(workdir: str) -> Iterator[None]:
 
 
 def _write_failure(error: BaseException) -> str:
-  """Return the system's message if a full or failing disk caused `error`; '' otherwise."""
+  """Return the system's error message if a full or failing disk caused `error`, else ''."""
   for cause in storage.with_causes(error):
     for line in str(cause).splitlines():
       if found := _FULL.search(line) or _FAILING.search(line):
@@ -84,6 +85,6 @@ def _is_other_news(record: LogRecord) -> bool:
 
 
 def _report_unraisable(hook: Callable[[Any], object], unraisable: Any) -> None:
-  # Tensorstore writes that end after orbax has given up their checkpoint are not reported.
+  # Ignore tensorstore writes that end after orbax has given up on their checkpoint.
   if str(unraisable.exc_value) != 'Event loop is closed':
     hook(unraisable)

@@ -1,9 +1,9 @@
-"""The gradient of one minibatch: pack rows into microbatches and add up their gradients.
+"""The gradient of a minibatch: pack rows into microbatches and add up their gradients.
 
-The normalisers come from the whole minibatch before it is cut (`objective.loss_inputs`), so
-packing, microbatches, their order and the mesh change only rounding. One more shape letter than in
-packing.py: M microbatches of one shape. B counts sequences here, except in a `Batch` and its loss
-inputs, which have a row for each response.
+The normalisers are computed from the whole minibatch before it is split (`objective.loss_inputs`),
+so packing, microbatches, their order and the mesh only affect rounding. Shape letters are those in
+packing.py; M is the number of microbatches of one shape. B counts sequences here, except in a
+`Batch` and its loss inputs, which have one row per response.
 """
 
 import dataclasses
@@ -33,26 +33,26 @@ Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchConfig:
-  """The cut of a minibatch into microbatches; it changes only rounding, memory and time."""
+  """The split of a minibatch into microbatches, which only affects rounding, memory and time."""
 
   tokens: int = setting(
     9216,
     '[1, inf)',
-    'tokens of one forward and backward pass, and of a forward pass that scores stored responses, '
-    'on each part of the sequences; padding counts. A pass always holds at least one sequence of '
-    'the longest row',
+    'number of tokens per shard, including padding, in one forward and backward pass, and in a '
+    'forward pass that scores stored responses. A shard always has room for one row of the longest '
+    'allowed length',
   )
   remat: str = setting(
-    'all', tuple(model.REMAT), 'the part of each layer that the backward pass computes again'
+    'all', tuple(model.REMAT), 'the part of each layer that the backward pass recomputes'
   )
   drop_zero_advantage: bool = setting(
-    False, None, 'leave out rows of advantage 0, such as the rows of a group with equal rewards'
+    False, None, 'leave out rows with advantage 0, such as all rows of a group with equal rewards'
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSpec:
-  """Everything except arrays that an update depends on; static, so each value compiles once."""
+  """All static inputs of an update; each distinct value compiles its own programs."""
 
   microbatch: MicrobatchConfig
   objective: objective.ObjectiveConfig
@@ -60,11 +60,11 @@ class UpdateSpec:
   model: model.ShapeConfig
   lora: lora.LoraConfig
   mesh: Mesh
-  num_updates: int  # in the whole run; the learning rate's schedule needs it
+  num_updates: int  # in the whole run; the learning rate schedule needs it
   temperature: float  # sampling temperature
   longest_row: int  # tokens of prompt and response
   max_response: int  # tokens
-  logit_chunk: int  # tokens whose logits exist at once, on each part of the rows
+  logit_chunk: int  # tokens per shard of rows whose logits exist at the same time
 
 
 class Microbatch(NamedTuple):
@@ -79,7 +79,7 @@ class Microbatch(NamedTuple):
 
 
 def trained_shapes(spec: UpdateSpec) -> model.Params:
-  """Return shape, dtype and sharding of the trained parameters: all, or LoRA's adapters."""
+  """Return the trained parameters' shapes, dtypes and shardings; with LoRA, only the adapters'."""
   return lora.shapes(spec.lora, model.shapes(spec.model, spec.mesh))
 
 
@@ -91,19 +91,20 @@ def minibatch_gradient(
   is_first: bool,
   initial: model.Params | None = None,
 ) -> Accumulator:
-  """Compute the gradient of a minibatch's loss, laid out like the parameters, and its sums.
+  """Compute the gradient of a minibatch's loss and the sums for its metrics.
 
   Args:
     spec: the objective and model.
     params: the trained parameters.
-    batch: all rows of the minibatch, NumPy.
-    clip: True if fresh ratios are clipped now.
+    batch: all rows of the minibatch, as NumPy arrays.
+    clip: True if fresh ratios are clipped in this step.
     is_first: True for the step's first minibatch.
-    initial: the run's initial parameters: the base of LoRA's adapters, and the reference policy of
-      a KL term; needed only with these.
+    initial: the run's initial parameters; needed only for LoRA, as the base of the adapters, and
+      for a KL term, as the reference policy.
 
   Returns:
-    Both on the device, not awaited. The sums are float32 scalars; 'choices_LE' is [L, E].
+    (gradient, sums), both still being computed on the device. The gradient is laid out like the
+      parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
   """
   inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
   _, num_shards = sharding.split(spec.mesh, 'batch')
@@ -121,7 +122,7 @@ def minibatch_gradient(
 
 @functools.partial(jax.jit, static_argnums=0)
 def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
-  """Return a zero gradient and zero sums, from which `accumulate` starts."""
+  """Return the zero gradient and zero sums that `accumulate` starts from."""
   sums = objective.zero_sums(spec.objective) | mlp.zero_balance_sums(spec.model)
   sums['loss'] = jnp.float32(0)
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
@@ -140,7 +141,7 @@ def accumulate(
 ) -> Accumulator:
   """Add the gradients and sums of the first `count` microbatches of a stack.
 
-  The loop is inside the program so that a pass's temporary arrays are allocated once.
+  The loop runs inside the program so that the temporary arrays of a pass are allocated only once.
   """
 
   def add(index: jax.Array, accumulator: Accumulator) -> Accumulator:
@@ -181,9 +182,9 @@ def accumulate(
 def apply_gradient(
   spec: UpdateSpec, state: TrainState, gradient: model.Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Apply AdamW's step; leave the state unchanged if the gradient is refused.
+  """Apply one AdamW update, or skip it; see `optimizer.apply_gradient`.
 
-  `state` is donated; use the returned one. See `optimizer.apply_gradient`.
+  `state` is donated; use the returned state.
   """
   layout = sharding.layout_of(state)
   state, norms = optimizer_step(spec, state, gradient)
@@ -194,7 +195,7 @@ def apply_gradient(
 def optimizer_step(
   spec: UpdateSpec, state: TrainState, gradient: model.Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Run the program of `apply_gradient`; XLA chooses the layout of the returned state."""
+  """Run `optimizer.apply_gradient` under jit; XLA chooses the layout of the returned state."""
   return optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
 
 
@@ -205,7 +206,7 @@ def _with_whole_row_inputs(
   reference: model.Params | None,
   is_first: bool,
 ) -> objective.LossInputs:
-  """Complete the loss inputs with forward passes over whole rows."""
+  """Add the loss inputs that need a forward pass over whole rows."""
 
   def logp_BW(params: model.Params) -> jax.Array:
     states, _ = _predictor_states(spec, params, packed)
@@ -228,7 +229,7 @@ def _with_whole_row_inputs(
 def _predictor_states(
   spec: UpdateSpec, params: model.Params, packed: Microbatch
 ) -> tuple[tuple[jax.Array, jax.Array], mlp.Balance | None]:
-  """Return (hidden_BWD, unembedding_DV), which predict the targets, and the experts' balance."""
+  """Return ((the targets' predictors [B, W, D], the unembedding), the experts' load balance)."""
   counted = None
   if spec.model.num_experts:
     weight_BW = packed.inputs.entropy_weight_BT
@@ -240,7 +241,7 @@ def _predictor_states(
 
 
 def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
-  """Pin a gradient to the layout of the parameters."""
+  """Pin a gradient to the parameters' layout."""
   layout = jax.tree.map(lambda shape: shape.sharding, trained_shapes(spec))
   return jax.lax.with_sharding_constraint(gradient, layout)
 
@@ -249,7 +250,7 @@ def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
 
 
 def minibatches(batch: Batch, count: int) -> list[Batch]:
-  """Cut a step into `count` equal parts of consecutive rows, so that groups stay whole."""
+  """Split a step's rows into `count` equal consecutive parts; groups stay whole."""
   size = len(batch.advantage_B) // count
   return [
     jax.tree.map(lambda x, start=start: x[start : start + size], batch)
@@ -260,16 +261,16 @@ def minibatches(batch: Batch, count: int) -> list[Batch]:
 def microbatches(
   spec: UpdateSpec, batch: Batch, inputs: objective.LossInputs, num_shards: int
 ) -> list[Microbatch]:
-  """Pack the rows into passes of the two shapes of packing.py; NumPy.
+  """Pack a minibatch's rows into passes of the two shapes from packing.py, in NumPy.
 
-  Leaves out rows without a response token because they have no weight. A minibatch without tokens
-  is still one pass, because an update without signal is still an update.
+  Leaves out rows without response tokens because they have no weight. A minibatch without any
+  tokens still gets one pass, because an update without signal is still an update.
 
   Args:
-    spec: gives the token budget, the limits on a row, and `drop_zero_advantage`.
+    spec: provides the token budget, the row limits and `drop_zero_advantage`.
     batch: the minibatch.
-    inputs: its `objective.loss_inputs`.
-    num_shards: number of parts that sequences are spread over.
+    inputs: the minibatch's `objective.loss_inputs`.
+    num_shards: number of shards that sequences are split over.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
   used_B = mask_BT.any(axis=1)
@@ -288,7 +289,7 @@ def microbatches(
 
 
 def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape, Shape]:
-  """Return the long and the short shape of a microbatch, in a minibatch of `num_rows` rows."""
+  """Return the (long, short) microbatch shapes for a minibatch of `num_rows` rows."""
   return packing.shapes(
     num_shards,
     spec.microbatch.tokens,
@@ -301,15 +302,16 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
 
 
 def most_passes(num_rows: int, count: int) -> int:
-  """Bound the passes of `count` sequences that `num_rows` rows need: one row per sequence."""
+  """Return how many passes of `count` sequences are needed if each sequence has only one row."""
   return -(-num_rows // count)
 
 
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
-  """Return (number of microbatches, stack along a leading axis M) for each shape; NumPy.
+  """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
-  M is the most that `num_rows` rows can need of that shape; unused ones are zeros. If M depended on
-  the rows' lengths, the program would be compiled again.
+  Returns (number of microbatches, stack) for each shape. M is the most microbatches of this shape
+  that `num_rows` rows can need; unused entries are zero. If M depended on the rows' lengths, the
+  program would be recompiled.
   """
   alike: dict[tuple[int, ...], list[Microbatch]] = {}
   for packed in cut:
@@ -332,7 +334,7 @@ def _microbatch(
   tokens_RT = np.asarray(batch.tokens_BT)
 
   def take_targets(x_RT: np.ndarray) -> np.ndarray:
-    """Gather [R, T'] -> [B, W], 0 where nothing is predicted."""
+    """Gather the targets' values, [R, T'] -> [B, W]; 0 at positions that predict nothing."""
     x_BW = np.take_along_axis(layout.take(x_RT), predictor_BW + 1, axis=1)
     return np.where(is_target_BW, x_BW, x_BW.dtype.type(0))
 
@@ -353,33 +355,28 @@ def programs(
   spec: UpdateSpec,
   state: TrainState,
   initial: model.Params | None,
-  num_rows: int,
-  *,
-  spans_steps: bool = False,
-  keeps_routes: bool = False,
+  nothing: Batch,
   minibatch_passes: Sequence[Sequence[packing.Pass]] = (),
 ) -> Iterator[Program]:
-  """Yield the programs of a step's updates.
+  """Yield the compiled programs that a step's updates use.
 
   Args:
-    spec: the updates' settings.
+    spec: the updates' static inputs.
     state: the train state, or its shapes.
     initial: see `minibatch_gradient`.
-    num_rows: rows of a step.
-    spans_steps: True if responses may span steps.
-    keeps_routes: True if rows come with their routes.
-    minibatch_passes: the passes of each of a step's minibatches, to count each program's runs.
+    nothing: a batch with the shapes of every step's batch, but without a token to train on.
+    minibatch_passes: each minibatch's passes, to count how often each program runs.
   """
-  mesh, minibatches = spec.mesh, spec.optimizer.minibatches
+  mesh, num_updates = spec.mesh, spec.optimizer.minibatches
   of_zero = spec, state.params
   held = state.params, initial
-  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=minibatches)
+  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=num_updates)
   kept = *held, (accumulator := zero.results())
   yield zero
   shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
   sizes = set[tuple[int, ...]]()
   for row in (longest, shortest):
-    batch = one_row(spec, num_rows // minibatches, *row, spans_steps, keeps_routes)
+    batch = one_row(minibatches(nothing, num_updates)[0], *row)
     inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
     _, num_shards = sharding.split(mesh, 'batch')
     cut = microbatches(spec, batch, inputs, num_shards)
@@ -401,37 +398,22 @@ def programs(
     trips = sum(counts) / max(1, runs)
     yield Program('update', accumulate, args, mesh, (B, T), kept=kept, runs=runs, trips=trips)
   of_step = spec, state, accumulator[0]
-  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=minibatches)
+  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=num_updates)
   yield step
   _, norms = step.results()
-  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * minibatches
+  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * num_updates
   yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=1, kept=kept)
 
 
 def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> list[packing.Pass]:
-  """Pack a minibatch of rows of these lengths that share no prompts; see `packing.pack`."""
+  """Pack a minibatch of rows with these lengths and no shared prompts; see `packing.pack`."""
   _, num_shards = sharding.split(spec.mesh, 'batch')
   return packing.pack(length_R, response_R, *pass_shapes(spec, num_shards, len(length_R)))
 
 
-def one_row(
-  spec: UpdateSpec, num_rows: int, prompt: int, response: int, spans_steps: bool, keeps_routes: bool
-) -> Batch:
-  """Make a batch that trains on one row of these sizes; only this row decides the pass's shape."""
-  sizes = num_rows, spec.longest_row
-  mask_BT = np.zeros(sizes, np.float32)
+def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
+  """Make a batch that trains on a single row of these sizes, which determines the pass's shape."""
+  mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
-  routes_BTLC = None
-  if keeps_routes:
-    routes_BTLC = np.zeros((*sizes, *spec.model.route_shape), np.dtype(spec.model.route_dtype))
-  return Batch(
-    tokens_BT=np.zeros(sizes, np.int32),
-    response_mask_BT=mask_BT,
-    behaviour_logp_BT=np.zeros(sizes, np.float32),
-    advantage_B=np.ones(num_rows, np.float32),
-    is_replay_B=np.zeros(num_rows, bool),
-    policy_step_B=np.zeros(num_rows, np.int32),
-    term_weight_BT=np.ones(sizes, np.float32),
-    is_carried_BT=np.zeros(sizes, bool) if spans_steps else None,
-    routes_BTLC=routes_BTLC,
-  )
+  advantage_B = np.ones_like(nothing.advantage_B)
+  return dataclasses.replace(nothing, response_mask_BT=mask_BT, advantage_B=advantage_B)

@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping and a gate that skips harmful updates."""
+"""AdamW with gradient clipping. Updates whose gradient is too large are skipped."""
 
 import dataclasses
 from typing import Any
@@ -16,31 +16,33 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """AdamW, its schedule, and the norms at which gradients are clipped or refused.
+  """AdamW, its schedule, and the gradient norms above which to clip gradients or skip updates.
 
-  The authors' gradient is 64 times ours. Theirs sums over the 64 rows of one GPU's share of a
+  The authors' gradient is 64 times ours. Their code sums over the 64 rows of one GPU's share of a
   minibatch, divides by the response limit and averages over 8 GPUs. Ours also divides by the
-  minibatch's 512 rows. So values in the gradient's units are theirs over 64.
+  minibatch's 512 rows. So our defaults in gradient units are the authors' values divided by 64.
   """
 
   minibatches: int = setting(
-    2, '[1, inf)', 'updates in a step; each takes the same number of whole groups', AUTHORS
+    2, '[1, inf)', 'number of updates per step; each uses the same number of whole groups', AUTHORS
   )
   learning_rate: float = setting(1e-6, '[0, inf)', 'the peak learning rate', PAPER)
   schedule: str = setting(
     'constant',
     ('constant', 'linear', 'cosine'),
-    'the course of the rate after warm-up: linear and cosine fall to 0 at the last update',
+    'the learning rate schedule after warm-up: linear and cosine decay to 0 at the last update',
     AUTHORS,
   )
-  warmup_updates: int = setting(0, '[0, inf)', 'updates over which the rate rises from 0', AUTHORS)
-  b1: float = setting(0.9, '[0, 1)', "decay of AdamW's first moment", AUTHORS)
-  b2: float = setting(0.999, '[0, 1)', "decay of AdamW's second moment", AUTHORS)
+  warmup_updates: int = setting(
+    0, '[0, inf)', 'number of updates over which the learning rate ramps up', AUTHORS
+  )
+  b1: float = setting(0.9, '[0, 1)', "the decay of AdamW's first moment", AUTHORS)
+  b2: float = setting(0.999, '[0, 1)', "the decay of AdamW's second moment", AUTHORS)
   epsilon: float = setting(
-    1.6e-10, '(0, inf)', "AdamW's epsilon, in the gradient's units", f'{AUTHORS}, 1e-8 over 64'
+    1.6e-10, '(0, inf)', "AdamW's epsilon, in the gradient's units", f'{AUTHORS}, 1e-8 / 64'
   )
   weight_decay: float = setting(
-    0.01, '[0, inf)', 'the decoupled weight decay, on every parameter', AUTHORS
+    0.01, '[0, inf)', 'the decoupled weight decay, applied to every parameter', AUTHORS
   )
   moment_dtype: str = setting(
     'float32', ('float32', 'bfloat16'), "the dtype of AdamW's moments; bfloat16 halves their memory"
@@ -48,14 +50,14 @@ class OptimizerConfig:
   clip_norm: float = setting(
     1 / 64,
     '(0, inf]',
-    'gradients of a larger global norm are scaled down to this norm',
-    f'{AUTHORS}, 1 over 64',
+    'gradients with a larger global norm are scaled down to this norm',
+    f'{AUTHORS}, 1 / 64',
   )
   skip_above_norm: float = setting(
     7.8,
     '(0, inf]',
     'updates whose gradient has a larger global norm are skipped and counted',
-    f'{AUTHORS}, 500 over 64',
+    f'{AUTHORS}, 500 / 64',
   )
 
 
@@ -69,7 +71,7 @@ class TrainState:
 
 
 def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
-  """Make the schedule, update index -> rate: a linear warm-up, then the configured one."""
+  """Make the schedule from update index to rate: a linear warm-up, then `config.schedule`."""
   peak, warmup = config.learning_rate, config.warmup_updates
   rest = max(1, num_updates - warmup)
   after = {
@@ -96,9 +98,10 @@ def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformat
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   """Keep the second moment in bfloat16 with stochastic rounding.
 
-  An update shrinks it by at most 1 - b2, a thousandth, but neighbouring bfloat16 values differ by
-  four to eight thousandths: rounded to nearest, it would never fall. Stochastic rounding is right
-  on average (arXiv:1502.02551). The first moment moves by tenths and does not need it.
+  An update shrinks the second moment by at most 1 - b2, which is a thousandth. Adjacent bfloat16
+  values differ by four to eight thousandths, so with rounding to nearest the moment would never
+  decrease. Stochastic rounding is correct on average (arXiv:1502.02551). The first moment moves by
+  tenths and does not need stochastic rounding.
   """
 
   def init(params: optax.Params) -> Any:
@@ -111,7 +114,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
     updates, state = adam.update(updates, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
-    # The same for every seed, because rounding is not part of the experiment.
+    # The same key for every seed, because rounding is not part of the experiment.
     key = randomness.key(0, Purpose.STOCHASTIC_ROUNDING, state.count)
     keys = jax.random.split(key, len(leaves))
     return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))
@@ -120,7 +123,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
 
 
 def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-  """Round float32 to one of two bfloat16 neighbours, to the nearer with higher probability."""
+  """Round float32 randomly to one of its two bfloat16 neighbours, more often to the nearer one."""
   # bfloat16 is float32's upper half; a carry out of the lower half rounds away from 0.
   bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
   bits += jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
@@ -128,14 +131,17 @@ def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def init(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
-  """Make a fresh state; moments are laid out over the mesh like their parameters."""
-  # Counts too: if an update returned them in another layout, the next one would compile again.
+  """Make a fresh train state, whose moments are sharded like their parameters."""
+  # Counts need a layout too: if an update changed their layout, the next update would recompile.
   layout = sharding.layout_of(shapes(config, num_updates, params).opt_state)
   return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))
 
 
 def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
-  """Return shapes and shardings of `init`'s state, from parameters or shapes; allocates nothing."""
+  """Return the shapes and shardings of `init`'s state without allocating arrays.
+
+  `params` may be arrays or shapes.
+  """
   replicated = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
   named = jax.tree_util.tree_leaves_with_path(params)
 
@@ -154,8 +160,8 @@ def apply_gradient(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Apply one update; skip it if the gradient's norm is not finite or above `skip_above_norm`.
 
-  Returns (state, float32 scalars 'gradient_norm', 'skipped' and 'learning_rate'). A skipped update
-  does not change parameters, moments or the schedule's count.
+  Returns (state, metrics) with float32 scalars 'gradient_norm', 'skipped' and 'learning_rate'. A
+  skipped update does not change the parameters, the moments or the schedule's count.
   """
   norm = optax.tree.norm(gradient)
   is_good = jnp.isfinite(norm) & (norm <= config.skip_above_norm)
@@ -163,6 +169,6 @@ def apply_gradient(
   params: Any = optax.apply_updates(state.params, updates)
   updated = TrainState(params, opt_state)
   kept = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), updated, state)
-  count = state.opt_state[-1].count  # the schedule's, which is last in the chain
+  count = state.opt_state[-1].count  # the schedule's count; the schedule is last in the chain
   rate = jnp.float32(learning_rate(config, num_updates)(count))
   return kept, {'gradient_norm': norm, 'skipped': 1.0 - is_good, 'learning_rate': rate}

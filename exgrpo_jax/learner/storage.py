@@ -1,7 +1,7 @@
-"""Reads from a store that may fail: retries, checksums, and the line between failure and damage.
+"""Reads from unreliable storage: retries, and checksums that tell damaged data from failed reads.
 
-A failing store says nothing about the stored data: a checkpoint that cannot be read for now is not
-damaged.
+If storage fails, the stored data may still be intact: a checkpoint that cannot be read right now is
+not necessarily damaged.
 """
 
 import errno
@@ -25,7 +25,7 @@ WAITS = (1.0, 4.0, 10.0)  # seconds before each further attempt
 
 # Error numbers for files that are missing or of the wrong kind.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# The form in which tensorstore reports errors of the operating system or of a remote store.
+# How tensorstore reports errors of the operating system or of a remote store.
 _NUMBERED = re.compile(r"os_error_code='(\d+)'")
 _STATUS = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
@@ -35,9 +35,9 @@ T = TypeVar('T')
 
 
 def patiently(read: Callable[[], T], place: str) -> T:
-  """Call `read`, and try again after each of WAITS while the store of `place` fails.
+  """Call `read`, and retry after each of WAITS while the storage of `place` fails.
 
-  Raises InputError if it keeps failing; passes on errors of `read` that have other reasons.
+  Raises InputError if the storage keeps failing; errors with other causes propagate.
   """
   for wait in (*WAITS, None):
     try:
@@ -49,9 +49,9 @@ def patiently(read: Callable[[], T], place: str) -> T:
       if wait is None:
         raise InputError(
           f'{place} could not be read in {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
-          f'({reason}). The disk or the network fails, or a permission is missing. Nothing was '
-          'moved or changed. Fix this and start the same command again. If the data is lost, move '
-          'it away first.'
+          f'({reason}). The disk or network is failing, or a permission is missing. Nothing was '
+          'moved or changed. Fix the problem and run the same command again. If the data is lost, '
+          'move this path away first.'
         ) from error
       print(
         f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s',
@@ -63,12 +63,12 @@ def patiently(read: Callable[[], T], place: str) -> T:
 
 
 def store_failure(error: BaseException) -> str:
-  """Return the store's message if its failure caused `error`; '' otherwise."""
+  """Return the storage's error message if a storage failure caused `error`, else ''."""
   return next(filter(None, map(_failure, with_causes(error))), '')
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-  """Yield the error and then its causes, the nearest first."""
+  """Yield the error, then its chain of causes."""
   while error:
     yield error
     error = error.__cause__ or error.__context__
@@ -87,30 +87,30 @@ def _failure(error: BaseException) -> str:
 
 # ---- Checksums ----
 
-# Each is the sum of an array's bits: the same on every mesh, and any flipped bit changes it.
+# A checksum is the sum of an array's bits. It is equal on every mesh, and a flipped bit changes it.
 
 
 def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
-  """Compute name -> checksum of each array; the cursor's numbers are their own checksums."""
+  """Map each array's name to its checksum; the cursor's numbers are their own checksums."""
   return {f'cursor.{name}': value for name, value in cursor.items()} | _named(state)
 
 
 def of_base(base: Params) -> dict[str, int]:
-  """Compute name -> checksum of each array in the frozen base of LoRA's adapters."""
+  """Map the name of each array in LoRA's frozen base to its checksum."""
   return {f'base{name}': value for name, value in _named(base).items()}
 
 
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
-  """Return twelve hexadecimal digits that identify the parameters, or LoRA's base if there is one.
+  """Return twelve hex digits that identify the parameters or, with LoRA, the base.
 
-  Uses the checksums of the whole state, because saving needs their program anyway.
+  Uses the whole state's checksums, because saving compiles their program anyway.
   """
   sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
-  """Join the names of arrays that differ from the saved ones or were not saved; '' if none."""
+  """List the arrays that differ from the saved arrays or were not saved; '' if all match."""
   return ', '.join(name for name, value in computed.items() if value != saved.get(name))
 
 
@@ -121,7 +121,7 @@ def _named(tree: Any) -> dict[str, int]:
 
 @jax.jit
 def bit_sums(tree: Any) -> Any:
-  """Sum each array's bits in uint32, which wraps around, so the order of addition is irrelevant."""
+  """Sum each array's bits in uint32; the sum wraps around, so the order does not matter."""
 
   def bits(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')

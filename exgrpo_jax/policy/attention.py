@@ -1,12 +1,12 @@
 """Causal self-attention over whole sequences, for training, scoring and prefill.
 
-One function with three backends. None holds all scores of a long sequence at once:
+None of the three backends materialises all scores of a long sequence:
 
   blockwise  plain JAX on any platform, in blocks of queries; see blockwise.py
-  cudnn      NVIDIA's flash attention; bfloat16, H a multiple of 8 up to 128, scores without a cap
+  cudnn      NVIDIA's flash attention; bfloat16, H a multiple of 8 up to 128, no cap on scores
   splash     Pallas kernels for TPU
 
-Decoding's attention to the cache is in kv_cache.py.
+Attention over the cache in decoding is in kv_cache.py.
 """
 
 import math
@@ -22,10 +22,10 @@ from exgrpo_jax.policy import blockwise, sharding
 from exgrpo_jax.policy.blockwise import Seen, in_segments, pad_right
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
-# In these, a segment can continue another one. The splash kernel compares one number per token.
+# Backends in which a segment can continue another one. Splash supports one segment per token.
 _WITH_PREFIXES = ('blockwise', 'cudnn')
 
-# Block sizes of splash attention are multiples of the number of lanes of a TPU's vector unit.
+# Splash attention's block sizes are multiples of the number of lanes in a TPU's vector unit.
 _LANES, _BLOCK = 128, 512
 
 
@@ -36,7 +36,7 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
     platform: the devices' platform.
     dtype: the activations' dtype.
     head_size: H.
-    cap: the cap on the scores; 0 if there is none.
+    cap: the cap on the scores; 0 means no cap.
   """
   if platform == 'tpu':
     return 'splash'
@@ -45,7 +45,7 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
 
 
 def has_prefixes(mesh: Mesh) -> bool:
-  """Return True if `causal` supports prefixes in the backend for the mesh's devices."""
+  """Return True if `causal` supports prefixes on the mesh's devices."""
   return backend_for(mesh.devices.flat[0].platform, 'bfloat16') in _WITH_PREFIXES
 
 
@@ -61,22 +61,23 @@ def causal(
   window: int = 0,
   cap: float = 0.0,
 ) -> jax.Array:
-  """Attend from each token to itself and to earlier ones, within its segment and its prefix.
+  """Attend from each token to itself and to earlier tokens of its segment and its prefix.
 
   Computes softmax(query . key / sqrt(H)) value, with the softmax in float32. N/G consecutive query
-  heads share a key/value head. On the mesh of `jax.set_mesh` each device computes its own rows
+  heads share a key/value head. On the mesh of `jax.set_mesh`, each device computes its own rows
   and heads.
 
   Args:
     query_BTNH: rotated queries.
-    key_BTGH: rotated keys, same dtype.
-    value_BTGH: same dtype.
-    backend: one of BACKENDS; any other raises KeyError.
-    segment_BT: int32; tokens with the same number attend to each other. None: one segment per row.
-    prefix_BT: int32, a second segment that a token attends to; None if there is none. It must be
-      None if `has_prefixes` is False.
+    key_BTGH: rotated keys, of the same dtype.
+    value_BTGH: values, of the same dtype.
+    backend: one of BACKENDS; any other value raises KeyError.
+    segment_BT: int32; tokens with the same number attend to each other. None means that each
+      sequence is one segment.
+    prefix_BT: int32, a second segment that a token attends to; None means no prefixes. Must be None
+      if `has_prefixes` is False.
     position_BT: int32, each token's position in its row; needed with both a prefix and a window.
-    window: number of tokens that are attended to, including the token itself; 0 means all.
+    window: number of tokens that a token attends to, including itself; 0 means no limit.
     cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
 
   Returns:
@@ -96,7 +97,7 @@ def causal(
   N, G = query_BTNH.shape[2], key_BTGH.shape[2]
   num_shards = sharding.num_shards('heads', N)
   repeats = num_shards // math.gcd(num_shards, G)
-  if repeats > 1:  # more devices than key/value heads: each gets the heads its queries attend to
+  if repeats > 1:  # more devices than key/value heads: each gets the heads its queries need
     key_BTGH, value_BTGH = (jnp.repeat(x, repeats, axis=2) for x in (key_BTGH, value_BTGH))
   axes = ('batch', None, 'heads', None)
   in_axes = (axes, axes, axes, *(('batch', None) for _ in arrays))
@@ -114,7 +115,7 @@ def _cudnn(
   assert not cap, cap
   mask_B1TT = None
   if seen.segment_BT is not None:
-    # The mask takes two bytes per pair of tokens because JAX does not expose cuDNN's packed layout.
+    # The mask takes two bytes per token pair because JAX does not expose cuDNN's packed layout.
     seen = jax.tree.map(lambda x_BT: pad_right(x_BT, 2, axis=1), seen)
     mask_B1TT = in_segments(seen, seen, window)[:, None]
   is_by_index = window and seen.position_BT is None
@@ -162,7 +163,7 @@ def _splash(
 
 
 def _block_sizes(T: int) -> splash_attention.BlockSizes:
-  """Choose the largest blocks up to _BLOCK that divide T. T is a multiple of _LANES."""
+  """Choose the largest block size up to _BLOCK that divides T, which is a multiple of _LANES."""
   size = max(size for size in range(_LANES, _BLOCK + 1, _LANES) if T % size == 0)
   return splash_attention.BlockSizes(
     block_q=size,

@@ -1,7 +1,7 @@
 """Causal attention in plain JAX on any platform: the 'blockwise' backend of attention.py.
 
-Further shape letters: S keys, R = N/G query heads that share a key/value head, Q queries of one
-block or strip, M = R * Q.
+Further shape letters: S keys, R = N/G query heads that share a key/value head, Q queries in a block
+or strip, M = R * Q.
 """
 
 import functools
@@ -14,26 +14,26 @@ import jax.numpy as jnp
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy.matmul import on_matrix_units, product, transposed
 
-# In longer sequences, scores exist for only one block of queries at a time: 18 MiB per head in
+# For longer sequences, scores exist for only one block of queries at a time: 18 MiB per head in
 # float32 for 9,216 keys.
 _LONGEST_WHOLE = 1024
 _BLOCK = 512
-# In shorter ones, a strip of queries attends only to keys up to the strip's end. That saves a third
-# of the scores at 192 tokens, and half of the time at 1,024. Narrower strips would make the matrix
-# products inefficiently small.
+# For shorter sequences, a strip of queries only attends to keys up to the strip's end. This saves a
+# third of the scores at 192 tokens, and half of the time at 1,024. With narrower strips, the matrix
+# products would be inefficiently small.
 _STRIP = 64
 
 
 class Seen(NamedTuple):
-  """The limits on which earlier tokens a token attends to, [B, T] each; None is no limit."""
+  """Limits on which earlier tokens a token attends to, each [B, T]; None means no limit."""
 
   segment_BT: Array | None = None  # int32, tokens with the same number attend to each other
   prefix_BT: Array | None = None  # int32, a second segment that a token attends to
-  position_BT: Array | None = None  # int32, for a window with prefixes: it counts positions
+  position_BT: Array | None = None  # int32, needed if a window is combined with prefixes
 
 
 def scores_at_once(T: int) -> int:
-  """Return how many scores per head exist at once in a backward pass over T tokens."""
+  """Return how many scores per head exist at the same time in a backward pass over T tokens."""
   if T > _LONGEST_WHOLE:
     return _BLOCK * T
   return sum(_STRIP * min(T, start + _STRIP) for start in range(0, T, _STRIP))
@@ -47,10 +47,10 @@ def attend(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """See `attention.causal`."""
+  """Compute `attention.causal` with the 'blockwise' backend."""
   B, T, N, H = query_BTNH.shape
   G = key_BTGH.shape[2]
-  # Queries are scaled rather than scores: there are more scores as soon as T exceeds H.
+  # Scale queries rather than scores, which outnumber them as soon as T exceeds H.
   query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
   key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
   attend = _attend_in_strips if T <= _LONGEST_WHOLE else _attend_in_blocks
@@ -66,7 +66,7 @@ def _attend_in_strips(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attend if T is at most _LONGEST_WHOLE: all scores up to each strip's end exist at once."""
+  """Attend for T up to _LONGEST_WHOLE: the scores of all strips exist at the same time."""
   T = query_BGRTH.shape[3]
   num_keys = _keys_of(_STRIP, T, seen, window)
 
@@ -143,7 +143,7 @@ def _attend(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attend from scaled queries at start, start + 1, ... to keys at 0 .. S-1."""
+  """Attend from scaled queries at positions start, start + 1, ... to keys at 0 .. S-1."""
   B, G, R, Q, H = query_BGRQH.shape
   S = key_BGHS.shape[3]
   # One matrix product with M = R * Q rows, so that the keys are read only once.
@@ -166,8 +166,8 @@ def _attend(
 
 
 def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
-  """Count the keys, back from the last query, that the queries can see, in whole strips."""
-  if not window or seen.prefix_BT is not None:  # a prefix may be anywhere before
+  """Return how many keys, up to the last query, the queries can see, rounded up to whole strips."""
+  if not window or seen.prefix_BT is not None:  # a prefix may be anywhere earlier
     return T
   return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))
 
@@ -199,14 +199,14 @@ def _mixed(
   mask_BGMS: jax.Array,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Return (`_mix`, the weights before division in the value's dtype, and their totals)."""
+  """Return (result of `_mix`, unnormalised weights in the value's dtype, their totals)."""
   score_BGMS = jnp.einsum(
     'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
   )
   if cap:
     score_BGMS = cap * jnp.tanh(score_BGMS / cap)
   score_BGMS += mask_BGMS
-  # No gradient through the maximum, because it always cancels out of the weights.
+  # No gradient flows through the maximum, because it cancels out.
   weight_BGMS = jnp.exp(
     score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
   )
@@ -214,13 +214,13 @@ def _mixed(
   mixed_BGMH = jnp.einsum(
     'BGMS,BGSH->BGMH', cast_BGMS, value_BGSH, preferred_element_type=jnp.float32
   )
-  # Normalised last because the result has the fewest entries to divide.
+  # Normalised last, because the result has the fewest entries to divide.
   total_BGM1 = jnp.sum(weight_BGMS, axis=-1, keepdims=True)
   mixed_BGMH /= total_BGM1
   return mixed_BGMH.astype(query_BGMH.dtype), cast_BGMS, total_BGM1
 
 
-# Autodiff's products would have one operand in float32, and transpose the left one.
+# A custom gradient: autodiff's products would have a float32 operand and a transposed left operand.
 _mix_on_matrix_units = jax.custom_vjp(_mix)
 
 
@@ -256,7 +256,7 @@ _mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
 
 
 def pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
-  """Pad to a multiple on the right, where causality hides the padding from real queries."""
+  """Pad on the right to a multiple; causality hides the padding from real queries."""
   widths = [(0, 0)] * x.ndim
   widths[axis] = 0, -x.shape[axis] % multiple
   return jnp.pad(x, widths)

@@ -1,10 +1,11 @@
-"""One layer's keys and values, in one block for each row and head, in two layouts.
+"""A layer's key/value cache with one block per row and head, in two layouts.
 
-`Transposed` is for CPU: keys are [H, S] and values [S, H], so neither matrix product of a decode
-step transposes. Attention is nearly twice as fast there as with keys as [S, H]. `Dense` is for
-accelerators: a token's key and value are contiguous, so writing them scatters whole rows.
+`Transposed` is for CPU: keys are [H, S] and values [S, H], so neither matrix product in a decode
+step needs a transpose. With this layout, attention on CPU is nearly twice as fast as with keys
+stored as [S, H]. `Dense` is for accelerators: a token's key and value are contiguous, so writing
+them scatters whole rows.
 
-Shape letters are those in kv_cache.py; R = N/G queries share a key/value head.
+Shape letters are those in kv_cache.py; R = N/G query heads share a key/value head.
 """
 
 import functools
@@ -19,39 +20,39 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
 
-MULTIPLE = 128  # S of `Dense` is a multiple, because kernels' blocks must divide S
+MULTIPLE = 128  # S of `Dense` is a multiple of this, because the kernels' blocks must divide S
 _CACHE_AXES = ('batch', 'kv_heads', None, None)
 
 
 class Transposed(NamedTuple):
-  """Rotated keys and values in the layout for CPU; bfloat16 is stored as its bits."""
+  """Rotated keys and values in the CPU layout; bfloat16 is stored as raw bits."""
 
   key_BGHS: jax.Array
   value_BGSH: jax.Array
 
 
 class Dense(NamedTuple):
-  """Rotated keys and values in the layout for accelerators; S is a multiple of MULTIPLE."""
+  """Rotated keys and values in the accelerator layout; S is a multiple of MULTIPLE."""
 
   key_BGSH: jax.Array
   value_BGSH: jax.Array
 
 
 def transposed_from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Transposed:
-  """Build a layer with T positions, all of them written."""
+  """Build a layer's cache from the keys and values of T positions."""
   key_BTGH, value_BTGH = to_bits(key_BTGH), to_bits(value_BTGH)
   return Transposed(key_BGHS=key_BTGH.transpose(0, 2, 3, 1), value_BGSH=value_BTGH.swapaxes(1, 2))
 
 
 def dense_from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Dense:
-  """Build a layer with T positions, all of them written."""
+  """Build a layer's cache from the keys and values of T positions."""
   return Dense(key_BGSH=key_BTGH.swapaxes(1, 2), value_BGSH=value_BTGH.swapaxes(1, 2))
 
 
 def write_transposed(
   layer: Transposed, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array
 ) -> Transposed:
-  """Write each row's key and value at the row's position, and return the layer."""
+  """Write each row's key and value at the row's position."""
   key_BGH, value_BGH = to_bits(key_BGH), to_bits(value_BGH)
   return Transposed(
     key_BGHS=_write_slices(layer.key_BGHS, key_BGH[..., None], position_B, 3),
@@ -62,8 +63,8 @@ def write_transposed(
 def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array) -> Dense:
   """Write each row's key and value at the row's position, which must be below S.
 
-  This is a flat scatter because XLA:TPU turns a vmapped dynamic_update_slice into a loop over rows.
-  Each device scatters into its own rows and heads: GSPMD cannot know where a flat index points.
+  Uses a flat scatter, because XLA:TPU turns a vmapped dynamic_update_slice into a loop over rows.
+  Each device scatters into its own rows and heads, because GSPMD cannot partition a flat index.
   """
   write = sharding.per_shard(
     _write_rows, (_CACHE_AXES, ('batch', 'kv_heads', None), ('batch',)), _CACHE_AXES
@@ -78,7 +79,7 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
 def attend_transposed(
   query_BNH: jax.Array, position_B: Array, layer: Transposed, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B in plain JAX; reads all S."""
+  """Attend from each row's query to positions 0 .. position_B in plain JAX; read all positions."""
   key_BGHS, value_BGSH = (from_bits(x) for x in layer)
   return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, key_BGHS, value_BGSH, cap)
 
@@ -86,7 +87,7 @@ def attend_transposed(
 def attend_dense(
   query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B in plain JAX; reads all S."""
+  """Attend from each row's query to positions 0 .. position_B in plain JAX; read all positions."""
   return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH, cap)
 
 
@@ -162,7 +163,7 @@ def _seen(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array
 def scattered(x_MS: jax.Array, new_M: jax.Array, position_M: jax.Array) -> jax.Array:
   """Write `new_M` into `x_MS` at each row's position, which must be below S.
 
-  Both may have further dimensions, the same ones.
+  Both arrays may have further dimensions, which must match.
   """
   M, S, *rest = x_MS.shape
   chex.assert_shape(new_M, (M, *rest))
@@ -186,7 +187,7 @@ def _write_rows(x_BGSH: jax.Array, new_BGH: jax.Array, position_B: jax.Array) ->
 
 def _write_slices(x: jax.Array, new: jax.Array, position_B: Array, axis: int) -> jax.Array:
   """Write `new`, which has size 1 along `axis`, at each row's position."""
-  # A scatter, because XLA runs it in place inside a loop; a select would copy the cache.
+  # This becomes a scatter, which XLA runs in place inside a loop; a select would copy the cache.
   return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(
     x, new, position_B
   )
@@ -208,8 +209,8 @@ def _attend(
   ) / math.sqrt(H)
   if cap:
     score_BGRS = cap * jnp.tanh(score_BGRS / cap)
-  # The mask is added because XLA:CPU fuses an addition with the product but not a select. It is
-  # finite, not -inf: every row sees position 0, so no row is masked entirely.
+  # The mask is added because XLA:CPU can fuse the product with an addition, but not with a select.
+  # It can be finite instead of -inf, because every row sees position 0.
   mask_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0.0, -1e30)
   score_BGRS += mask_BS[:, None, None]
   weight_BGRS = jnp.exp(score_BGRS - jnp.max(score_BGRS, axis=-1, keepdims=True))
@@ -219,7 +220,7 @@ def _attend(
     value_BGSH,
     preferred_element_type=jnp.float32,
   )
-  # Normalised last because the result has the fewest entries to divide.
+  # Normalised last, because the result has the fewest entries to divide.
   mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
   mixed_BGRH = mixed_BGRH.astype(query_BNH.dtype)
   return mixed_BGRH.reshape(B, N, H)
@@ -227,9 +228,10 @@ def _attend(
 
 # ---- Decoding on NVIDIA GPUs ----
 
-# The kernel sees each pair of a row and a key/value head as one sequence with R = N/G queries and a
-# single key head. So it reads the cache in place; the documented [B, S, G, H] would need a
-# transposed copy. Tests run the same call with XLA on a CPU; the kernel has not run on a GPU yet.
+# Each pair of a row and a key/value head is passed to the kernel as one sequence with R = N/G
+# queries and a single key head. This lets the kernel read the cache in place; the documented layout
+# [B, S, G, H] would need a transposed copy. Tests run the same call with XLA on a CPU; the kernel
+# itself has not been run on a GPU yet.
 #
 # Shape letters are those in kv_cache.py; M = B * G sequences.
 
@@ -238,14 +240,14 @@ _GPU_AXES = ('batch', 'kv_heads', None, None)
 
 
 def takes_on_gpu(H: int, dtype: str) -> bool:
-  """Return True if every GPU generation's kernel supports heads of size H in this dtype."""
+  """Return True if the kernels of all GPU generations support heads of size H in this dtype."""
   return dtype == 'bfloat16' and H % 8 == 0 and H <= 128
 
 
 def attend_on_gpu(
   query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B; the kernel has no cap."""
+  """Attend from each row's query to positions 0 .. position_B; the kernel supports no cap."""
   assert not cap, cap
   chex.assert_rank([query_BNH, position_B], [3, 1])
   B, N, H = query_BNH.shape
@@ -266,7 +268,7 @@ def attend_on_gpu(
     )
     return mixed_M1RH.reshape(query_BGRH.shape)
 
-  # Split by key/value heads: if the mesh replicates these, it replicates their queries too.
+  # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   per_shard = sharding.per_shard(
     attend_shard, (_GPU_AXES, _GPU_AXES, _GPU_AXES, ('batch',)), _GPU_AXES
   )

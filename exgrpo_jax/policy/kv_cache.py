@@ -1,15 +1,15 @@
-"""The key/value cache of decoding, and attention over it.
+"""The key/value cache for decoding, and attention over it.
 
-Decoding has these backends; each reads one layout of the cache:
+Each decoding backend reads one cache layout:
 
   transposed  plain JAX, for CPU
   dense       plain JAX, for accelerators
   cudnn       NVIDIA's flash attention, in bfloat16
   ragged      Pallas' ragged paged attention for TPU, which reads only the positions in use
 
-A layer's arrays are named by their dimensions, and code for all layouts relies on these names.
-Further shape letters: S positions of the cache, R rows selected from B; P packed sequences of T
-tokens.
+The names of a layer's arrays end in their dimensions, and layout-independent code relies on these
+names. Further shape letters: S positions in the cache, R rows selected from B, P packed sequences
+of T tokens.
 """
 
 import functools
@@ -46,8 +46,8 @@ _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
 def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> str:
   """Choose one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  `cap` is the cap on the scores, 0 for none; no layout depends on it. On TPU the choice depends on
-  the mesh of `jax.set_mesh`. Plain JAX serves shapes that a platform's kernel cannot read.
+  `cap` is the cap on the scores, or 0; the layout never depends on it. On TPU the choice depends on
+  the mesh of `jax.set_mesh`. Plain JAX handles shapes that the platform's kernel does not support.
   """
   if platform == 'cpu':
     return 'transposed'
@@ -57,15 +57,15 @@ def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> 
 
 
 def is_ragged(platform: str) -> bool:
-  """Return True if a row's reads do not grow with the cache's length, as on TPU.
+  """Return True if attention does not read unused cache positions, as on TPU.
 
-  Then the cache has its full length from the start, and slots are never compacted.
+  The cache then has its full length from the start, and slots are never compacted.
   """
   return platform == 'tpu'
 
 
 def empty(B: int, G: int, H: int, S: int, dtype: str) -> LayerCache:
-  """Make a layer's cache of zeros with S positions for each of B rows; S may be rounded up."""
+  """Make an empty cache for a layer: S positions, possibly rounded up, for each of B rows."""
   layout = _LAYOUTS[backend_for(sharding.platform(), G, H, dtype)]
   sizes = dict(B=B, G=G, C=2 * G, H=H, S=_rounded(layout, S))
   if layout is Transposed:
@@ -77,7 +77,7 @@ def empty(B: int, G: int, H: int, S: int, dtype: str) -> LayerCache:
 
 
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> LayerCache:
-  """Build a layer's cache with T positions, all of them written."""
+  """Build a layer's cache from the keys and values of T positions."""
   G, H = key_BTGH.shape[2:]
   backend = backend_for(sharding.platform(), G, H, str(key_BTGH.dtype))
   return _FROM_SEQUENCE[_LAYOUTS[backend]](key_BTGH, value_BTGH)
@@ -89,7 +89,7 @@ def length(layer: LayerCache) -> int:
 
 
 def resized(layer: _Layer, size: int) -> _Layer:
-  """Truncate a layer's cache, or pad it with zeros, to `size` positions, rounded up."""
+  """Truncate or zero-pad a layer's cache to `size` positions, rounded up."""
   size = _rounded(type(layer), size)
 
   def resize(x: jax.Array, axes: str) -> jax.Array:
@@ -103,7 +103,7 @@ def resized(layer: _Layer, size: int) -> _Layer:
 
 
 def fitted(cache: Cache, sizes: Sequence[int], length_B: Array) -> Cache:
-  """Resize each layer to its entry of `sizes`; a shrunk one keeps its last positions (`ring`)."""
+  """Resize each layer to its entry in `sizes`; shrunk layers keep the last positions (`ring`)."""
   return tuple(
     resized(ring(layer, size, length_B) if size < length(layer) else layer, size)
     for layer, size in zip(cache, sizes, strict=True)
@@ -111,10 +111,10 @@ def fitted(cache: Cache, sizes: Sequence[int], length_B: Array) -> Cache:
 
 
 def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = None) -> _Layer:
-  """Keep each row's last `window` positions, in the places where `write_token` puts them.
+  """Keep each row's last `window` positions, laid out as the ring buffer that decoding uses.
 
-  Position p is in place p % window. `length_B` is each row's number of tokens, at least 1.
-  `start_B` is the position in the layer where the row begins, 0 by default.
+  Position p goes to place p % window. `length_B` is each row's number of tokens, at least 1.
+  `start_B` is the position in the layer where the row begins, by default 0.
   """
   place_W = jnp.arange(window)
   last_BW = length_B[:, None] - 1 - (length_B[:, None] - 1 - place_W) % window
@@ -133,7 +133,7 @@ def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = No
 
 
 def constrained(cache: Cache) -> Cache:
-  """Pin the cache's layout inside jit: rows and heads are split over their mesh axes."""
+  """Pin the cache's layout inside jit, with rows and heads split over their mesh axes."""
   return tuple(map(_constrain, cache))
 
 
@@ -145,8 +145,8 @@ def select_rows(cache: Cache, row_R: Array) -> Cache:
 def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
   """Write the R rows of `replacement` to rows `row_R` of the cache.
 
-  Row numbers beyond the cache are dropped, and so are positions of `replacement` beyond the
-  cache's length. If `replacement` is shorter, the remaining positions keep their contents.
+  Rows whose number is out of range are dropped, and so are positions of `replacement` beyond the
+  cache's length. If `replacement` is shorter, the remaining positions are unchanged.
   """
 
   def write(x: jax.Array, new: jax.Array) -> jax.Array:
@@ -159,15 +159,15 @@ def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
 def unpack_rows(
   layer: LayerCache, packed: LayerCache, row_R: Array, start_R: Array, length_R: Array, size: int
 ) -> LayerCache:
-  """Replace rows `row_R` of a layer's cache with rows that lie one after another in `packed`.
+  """Replace rows `row_R` of a layer's cache with consecutive rows from the packed sequences.
 
   Args:
     layer: the cache to write to; positions after a row's length become meaningless.
     packed: the layer's cache of P sequences of T tokens.
-    row_R: int32, rows of the cache; a row beyond the cache is not written.
-    start_R: int32, first token of each row among the P * T.
-    length_R: int32, tokens of each row, at least 1.
-    size: tokens that the layer keeps of a row: T, or its window.
+    row_R: int32, rows of the cache; out-of-range rows are not written.
+    start_R: int32, index of each row's first token among the P * T tokens.
+    length_R: int32, number of tokens in each row, at least 1.
+    size: the number of a row's tokens that the layer keeps: T, or the layer's window.
   """
   chex.assert_rank([row_R, start_R, length_R], 1)
   sequence_R, first_R = jnp.divmod(start_R, length(packed))
@@ -184,7 +184,7 @@ def unpack_rows(
 def write_token(
   layer: LayerCache, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array
 ) -> LayerCache:
-  """Write each row's new key and value at the row's own position.
+  """Write each row's new key and value at the row's position.
 
   All positions must be below the cache's length, even in rows that are never read.
   """
@@ -207,7 +207,7 @@ def attend(
 
   Args:
     query_BNH: rotated queries.
-    position_B: int32.
+    position_B: int32, each row's current position.
     layer: the layer's cache.
     cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
   """
@@ -263,7 +263,7 @@ _ATTEND: dict[str, Callable[..., jax.Array]] = {
 def _copy_rows(
   x: jax.Array, packed: jax.Array, axes: str, row_R: Array, sequence_R: Array, first_R: Array
 ) -> jax.Array:
-  """Do `unpack_rows` for one array. Each device copies to its own rows, one by one, in place."""
+  """Run `unpack_rows` on one array. Each device copies its own rows one by one, in place."""
   named = [_LOGICAL_AXES.get(axis) for axis in axes]
   copy = sharding.per_shard(
     functools.partial(_copy_own_rows, axes.index('S')),
@@ -282,7 +282,7 @@ def _copy_own_rows(
   sequence_R: jax.Array,
   first_R: jax.Array,
 ) -> jax.Array:
-  """Do `_copy_rows` on the device that holds rows `number_B`; positions are along `axis`."""
+  """Run `_copy_rows` on the device with rows `number_B`; positions are along `axis`."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
   own_first_R = jnp.argsort(~is_own_R)
@@ -290,7 +290,7 @@ def _copy_own_rows(
   def copy(index: jax.Array, x: jax.Array) -> jax.Array:
     row = own_first_R[index]
     sequence = jax.lax.dynamic_index_in_dim(packed, sequence_R[row])
-    # Sizes are static: T positions for a row of any length.
+    # Sizes must be static, so T positions are copied for rows of any length.
     padded = jnp.concatenate([sequence, sequence], axis)
     copied = jax.lax.dynamic_slice_in_dim(padded, first_R[row], packed.shape[axis], axis)
     return jax.lax.dynamic_update_slice_in_dim(x, copied, place_R[row], 0)
@@ -299,7 +299,7 @@ def _copy_own_rows(
 
 
 def _rounded(layout: type[LayerCache], S: int) -> int:
-  """Round S up to a length that the layout can have."""
+  """Round S up to a length that the layout supports."""
   multiple = {Transposed: 1, Dense: dense_cache.MULTIPLE, Ragged: ragged_cache.PAGE}[layout]
   return multiple * math.ceil(S / multiple)
 
@@ -311,12 +311,12 @@ def _num_heads(layer: LayerCache) -> int:
 
 
 def _axes(name: str) -> str:
-  """Return the letters of an array's dimensions, from its name."""
+  """Return the dimension letters at the end of an array's name."""
   return name.rpartition('_')[2]
 
 
 def _by_name(function: Callable[[jax.Array, str], jax.Array], layer: _Layer) -> _Layer:
-  """Apply `function` to each of the layer's arrays and the letters of its dimensions."""
+  """Apply `function` to each of the layer's arrays and its dimension letters."""
   return type(layer)(*(function(x, _axes(name)) for name, x in layer._asdict().items()))
 
 

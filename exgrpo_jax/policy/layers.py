@@ -1,4 +1,4 @@
-"""The decoder's Flax modules: names, shapes, logical axes and initial values of its parameters."""
+"""The decoder's Flax modules: parameters and forward pass of each layer."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from exgrpo_jax.policy.shape import ShapeConfig
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x), scaled (arXiv:1910.07467), computed in float32; returns x's dtype."""
+  """RMSNorm (arXiv:1910.07467): scale * x / rms(x), computed in float32, returned in x's dtype."""
 
   def __init__(self, config: ShapeConfig, size: int, logical_axis: str | None) -> None:
     self.epsilon, self.offset = config.norm_epsilon, float(config.norm_offset)
@@ -28,7 +28,7 @@ class RMSNorm(nnx.Module):
     )
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Normalise the last axis, which has `size` entries."""
+    """Normalise over the last axis, which must have `size` entries."""
     x_float32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x_float32**2, axis=-1, keepdims=True)
     normed = x_float32 * jax.lax.rsqrt(mean_square + self.epsilon)
@@ -52,7 +52,7 @@ class Attention(nnx.Module):
     if config.output_bias:
       self.out_bias_D = nnx.Param(jnp.zeros(D), logical_axes=('embed',))
     if config.query_key_norm:
-      # A norm over all heads is not split, because its sums run over the heads of all devices.
+      # A norm over all heads cannot be sharded, because it sums over the heads of all devices.
       sizes = (N * H, G * H) if config.norm_all_heads else (H, H)
       axis = None if config.norm_all_heads else 'head'
       self.query_norm, self.key_norm = (RMSNorm(config, size, axis) for size in sizes)
@@ -67,17 +67,17 @@ class Attention(nnx.Module):
     position_BT: Array | None,
     segments: Segments | None,
   ) -> tuple[jax.Array, LayerCache | NewTokens]:
-    """Return the attention's output and the layer's keys and values.
+    """Return the attention output and the layer's keys and values.
 
     Decoding several tokens usually returns their keys and values: see `kv_cache.attend_new`.
 
     Args:
       x_BTD: normalised activations.
       rotation: the rotation at the T positions.
-      is_local: True if it attends only to the window; an array only for whole sequences.
-      cache: the earlier tokens' cache when decoding; None for whole sequences.
-      position_BT: needed only with a cache.
-      segments: the rows in each whole sequence; None if each holds one row.
+      is_local: True to attend only to the window; may be an array only for whole sequences.
+      cache: in decoding, the cache of the earlier tokens; None for whole sequences.
+      position_BT: the tokens' positions; needed only with a cache.
+      segments: the rows of each whole sequence; None if each sequence is a single row.
     """
     chex.assert_rank(x_BTD, 3)
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
@@ -85,7 +85,7 @@ class Attention(nnx.Module):
     if rotation.query_scale_BT is not None:
       query_BTNH *= rotation.query_scale_BT[:, :, None, None].astype(query_BTNH.dtype)
     config, H = self.config, self.config.head_size
-    if config.query_scale not in (0, H):  # the backends divide by the root of H
+    if config.query_scale not in (0, H):  # the backends divide by sqrt(H)
       query_BTNH *= math.sqrt(H / config.query_scale)
     if cache is None:
       stored = kv_cache.from_sequence(key_BTGH, value_BTGH)
@@ -140,7 +140,7 @@ class Attention(nnx.Module):
       return attention.causal(query, key, value, backend, *seen, window=window, cap=cap)
 
     heads, window = (query_BTNH, key_BTGH, value_BTGH), self.config.window
-    if window >= query_BTNH.shape[1]:  # the whole row is within it
+    if window >= query_BTNH.shape[1]:  # every row fits in the window
       is_local = False
     if isinstance(is_local, bool):
       return attend(window if is_local else 0, *heads)
@@ -173,7 +173,7 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-  """One layer: attention, then MLP or experts, each with its norms and a residual connection."""
+  """A decoder layer: attention, then MLP or experts, each with norms and a residual connection."""
 
   def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     def norm() -> RMSNorm:
@@ -197,9 +197,9 @@ class Block(nnx.Module):
     segments: Segments | None = None,
     chosen_BTC: Array | None = None,
   ) -> tuple[jax.Array, LayerCache | NewTokens, Routing | None]:
-    """Return the residual stream after the layer, its cache, and its routing if it has experts.
+    """Return the residual stream after the layer, the layer's cache, and any expert routing.
 
-    See `Attention` and `Experts`.
+    See `Attention` and `Experts` for the arguments.
     """
     mixed_BTD, stored = self.attention(
       self.attention_norm(x_BTD) if self.before else x_BTD,

@@ -1,8 +1,8 @@
-"""From hidden states and the unembedding to log-probabilities, entropies and losses.
+"""Log-probabilities, entropies and losses from hidden states and the unembedding.
 
-Only this file knows about the token shift: the hidden state at t - 1 predicts the token at
-t. Logits exist for one chunk of positions at a time, never [B, T, V]. Further shape letters:
-W target positions of a sequence (its window), S positions of a chunk.
+Only this file deals with the token shift: the hidden state at t - 1 predicts the token at t. Logits
+exist for one chunk of positions at a time, never for all of [B, T, V]. Further shape letters:
+W target positions in a sequence (its window), S positions in a chunk.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 
-# (logp_BS, entropy_BS, operands_BS) -> (loss, sums), the first two in float32 nats.
+# (logp_BS, entropy_BS, operands_BS) -> (loss, sums); logp and entropy are float32, in nats.
 TokenLoss = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 _Gradients = tuple[jax.Array, jax.Array]  # d_hidden_BWD, d_unembedding_DV
 
@@ -24,7 +24,7 @@ def predictor_states(hidden_BTD: jax.Array, position_BW: Array) -> jax.Array:
   """Gather the hidden states that predict a sequence's targets: [B, T, D] -> [B, W, D].
 
   Args:
-    hidden_BTD: after the final norm.
+    hidden_BTD: hidden states after the final norm.
     position_BW: int32, below T and increasing in each sequence (see `packing.predictors`).
   """
   chex.assert_rank([hidden_BTD, position_BW], [3, 2])
@@ -46,22 +46,22 @@ def token_logprobs(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute every token's log-probability given the previous ones, and the entropy there.
+  """Compute each token's log-probability given the previous tokens, and the predicted entropy.
 
   The backward pass recomputes each chunk's logits, which `fused_loss` avoids.
 
   Args:
-    hidden_BTD: after the final norm, any float dtype.
-    unembedding_DV: same dtype.
+    hidden_BTD: hidden states after the final norm, any float dtype.
+    unembedding_DV: the unembedding, of the same dtype.
     tokens_BT: int32.
     temperature: the sampling temperature; logits are divided by it.
-    chunk: the largest number of tokens per shard of rows whose logits exist at once; at least one
-      position of each row is computed.
+    chunk: the most tokens per shard of rows whose logits may exist at the same time; at least one
+      position per row is computed at a time.
     cap: see `capped`.
 
   Returns:
-    (logp_BT, entropy_BT), float32, nats, aligned with tokens_BT: entry t belongs to token t.
-    Entry 0 is 0, because nothing predicts token 0.
+    (logp_BT, entropy_BT), float32, in nats, aligned with tokens_BT. Entry 0 is 0, because nothing
+    predicts token 0.
   """
   chex.assert_rank([hidden_BTD, unembedding_DV, tokens_BT], [3, 2, 2])
   logp, entropy = target_logprobs(
@@ -81,19 +81,19 @@ def fused_loss(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, Any]:
-  """Compute a token loss; if differentiated, its gradient in the same pass over the logits.
+  """Compute a token loss and, if differentiated, its gradient in a single pass over the logits.
 
-  A chunk's logits give its log-probabilities and entropies. From the loss's gradient with respect
-  to both, the logits' gradient follows in closed form: three products with the vocabulary, not
-  four. The backward pass only scales and casts, as in Liger Kernel (arXiv:2410.10989).
+  The logits' gradient follows in closed form from the loss's gradient with respect to
+  log-probabilities and entropies. This takes three vocabulary-sized products instead of four. The
+  backward pass only scales and casts, as in Liger Kernel (arXiv:2410.10989).
 
   Args:
-    hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.
-    unembedding_DV: same dtype.
-    target_BW: int32.
-    operands: a pytree of [B, W] arrays, chunked like the targets. They have no gradient.
-    loss_of_tokens: see `TokenLoss`; a sum over positions, so that its gradient can be computed
-      chunk by chunk. It may close over arrays, except those being differentiated.
+    hidden_BWD: hidden states; entry w predicts target w (see `predictor_states`); any float dtype.
+    unembedding_DV: the unembedding, of the same dtype.
+    target_BW: int32, the target tokens.
+    operands: a pytree of [B, W] arrays, chunked like the targets; no gradient flows to them.
+    loss_of_tokens: a `TokenLoss` that sums over positions, so that its gradient can be computed
+      chunk by chunk. It may close over arrays, but not over differentiated ones.
     temperature: the sampling temperature; logits are divided by it.
     chunk: see `token_logprobs`.
     cap: see `capped`.
@@ -117,7 +117,7 @@ def fused_loss(
     logp_BW, entropy_BW, gradients = _logprobs_with_gradients(
       hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *head
     )
-    # Once for all chunks, because summing rows that are split over devices is a collective.
+    # Once for all chunks, because summing rows that are sharded over devices is a collective.
     return loss_of_tokens(logp_BW, entropy_BW, operands), gradients
 
   def backward(
@@ -140,9 +140,9 @@ def target_logprobs(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute each target's log-probability and the entropy there: state w predicts target w.
+  """Compute each target's log-probability and the predicted entropy; state w predicts target w.
 
-  [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. See `token_logprobs`
+  [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, in nats. See `token_logprobs`
   for `temperature`, `chunk` and `cap`.
   """
   chex.assert_rank([hidden_BWD, unembedding_DV], [3, 2])
@@ -175,7 +175,7 @@ def _logprobs_with_gradients(
   chunk: int,
   cap: float,
 ) -> tuple[jax.Array, jax.Array, _Gradients]:
-  """Return (logp_BW, entropy_BW, gradients), the unembedding's gradient in float32."""
+  """Return (logp_BW, entropy_BW, gradients); the unembedding's gradient is float32."""
   num_rows, window = target_BW.shape
   num_chunks, size = chunk_sizes(num_rows, window, chunk)
   num_shards = sharding.num_shards('batch', num_rows)
@@ -197,13 +197,13 @@ def _logprobs_with_gradients(
       jnp.where(is_target_BSV, d_logp_BS[..., None], 0.0) - jnp.exp(logp_BSV) * slope_BSV
     ) / temperature
     d_logits_BSV = _before_cap(d_logits_BSV, logits_BSV, temperature, cap)
-    # In the model's dtype, like every other gradient: float32 products are many times slower.
+    # In the model's dtype, like all other gradients, because float32 products are far slower.
     d_logits_BSV = _constrain_logits(d_logits_BSV.astype(hidden_BSD.dtype))
     d_hidden_BSD = jnp.einsum(
       'bsv,dv->bsd', d_logits_BSV, unembedding_DV, preferred_element_type=jnp.float32
     )
-    # One sum per shard of rows (G of them), added up after the loop: a single sum would be
-    # all-reduced in every chunk.
+    # One sum for each of G shards of rows, added up after the loop, because a single sum would be
+    # all-reduced for every chunk.
     d_unembedding_GDV += jnp.einsum(
       'grsd,grsv->gdv',
       *(x.reshape(num_shards, -1, *x.shape[1:]) for x in (hidden_BSD, d_logits_BSV)),
@@ -228,7 +228,7 @@ def _logprobs_with_gradients(
 
 
 def capped(logits: jax.Array, cap: float) -> jax.Array:
-  """Return cap * tanh(logits / cap), before division by a temperature; cap 0 changes nothing."""
+  """Return cap * tanh(logits / cap), or the logits if cap is 0; apply before the temperature."""
   return cap * jnp.tanh(logits / cap) if cap else logits
 
 
@@ -254,12 +254,12 @@ def _distribution(
     'bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32
   )
   logits_BSV = _constrain_logits(capped(product_BSV, cap) / temperature)
-  # No gradient through the maximum, because it cancels. Not jax.nn.log_softmax, because XLA:CPU
-  # would materialise its result: one more array as wide as the vocabulary.
+  # No gradient flows through the maximum, because it cancels out. jax.nn.log_softmax is avoided
+  # because XLA:CPU would materialise its result: one more array as wide as the vocabulary.
   shifted_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
   total_BS = jnp.sum(jnp.exp(shifted_BSV), axis=-1)
   log_total_BS = jnp.log(total_BS)
-  # A sum over a one-hot mask instead of a gather: the vocabulary may be split over devices.
+  # A sum over a one-hot mask instead of a gather, because the vocabulary may be sharded.
   is_target_BSV = jnp.arange(logits_BSV.shape[-1]) == target_BS[..., None]
   logp_BS = jnp.sum(jnp.where(is_target_BSV, shifted_BSV, 0.0), axis=-1) - log_total_BS
   entropy_BS = log_total_BS - jnp.sum(jnp.exp(shifted_BSV) * shifted_BSV, axis=-1) / total_BS
@@ -272,9 +272,9 @@ def _constrain_logits(x_BSV: jax.Array) -> jax.Array:
 
 
 def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
-  """Return (number of chunks, positions in each), as even as possible."""
-  # Split by position, not by row, so that rows stay on their devices: each device has only the
-  # logits of its own rows.
+  """Return (number of chunks, positions per chunk), as even as possible."""
+  # Split by position, not by row, so that rows stay on their devices and each device only computes
+  # logits for its own rows.
   rows_per_shard = num_rows // sharding.num_shards('batch', num_rows)
   num_chunks = -(-window // max(1, chunk // rows_per_shard))
   return num_chunks, -(-window // num_chunks)
@@ -283,7 +283,7 @@ def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
 def _split_chunks(x: Array, num_chunks: int, size: int) -> jax.Array:
   """Split [B, W, …] into [chunks, B, S, …], padded with zeros at the end.
 
-  Hidden states of zero add nothing to the unembedding's gradient, regardless of their loss.
+  Zero hidden states add nothing to the unembedding's gradient, regardless of their loss.
   """
   num_rows, window = x.shape[:2]
   padded = jnp.pad(x, ((0, 0), (0, num_chunks * size - window)) + ((0, 0),) * (x.ndim - 2))

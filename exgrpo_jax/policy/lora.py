@@ -1,15 +1,16 @@
-"""LoRA (arXiv:2106.09685): each frozen matrix W gets a trained product of two thin matrices.
+"""LoRA (arXiv:2106.09685): train a product of two thin matrices on top of each frozen matrix W.
 
 A forward pass computes x W + s (x A) B, with s = alpha / rank, without adding the matrices.
-Sampling and exports use each matrix often, so they add them (`merged`). A starts random and B at
-zero, so training starts from the frozen model. Three trees of parameters, in the training layout:
+Sampling and exports use each matrix often, so they do add the matrices (`merged`). A starts random
+and B at zero, so training starts from the frozen model. There are three parameter trees, all in the
+training layout:
 
-  base      the whole model, which no update changes (see `model.shapes`)
-  adapters  A and B of each target, float32: only these are trained and saved in a checkpoint
-  policy    both `joined`; the input of every forward pass
+  base      the whole model, which is never updated (see `model.shapes`)
+  adapters  A and B of each target, float32; only these are trained and checkpointed
+  policy    base and adapters `joined`; the input of every forward pass
 
-Without LoRA the policy itself is trained. Shape letters: I inputs and O outputs of a matrix, one or
-two dimensions each; R the rank.
+Without LoRA, the policy itself is trained. Shape letters: I inputs and O outputs of a matrix, with
+one or two dimensions each; R the rank.
 """
 
 import dataclasses
@@ -27,11 +28,11 @@ from exgrpo_jax.policy.matmul import OutputMajor, project, project_output_major
 
 
 class Target(NamedTuple):
-  """A matrix that can have an adapter: its path in a layer, and which dimensions are inputs."""
+  """A matrix that can have an adapter, by its path within a layer."""
 
   module: str
   name: str
-  num_inputs: int = 1  # leading dimensions
+  num_inputs: int = 1  # how many of its leading dimensions are inputs
 
 
 TARGETS = {
@@ -49,12 +50,12 @@ Params = dict[str, Any]  # nested; leaves are arrays or their shapes
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """The matrices that get adapters, and the size of the adapters."""
+  """LoRA settings: which matrices get adapters, and their rank and scale."""
 
   rank: int = setting(
     0,
     '[0, inf)',
-    'rank of the adapters that are trained on a frozen model, such as 8 to 64; 0 trains the whole '
+    'rank of the adapters to train on the frozen model, typically 8 to 64; 0 trains the whole '
     'model',
   )
   alpha: float = setting(32.0, '(0, inf)', "the adapters' products are scaled by alpha / rank")
@@ -67,12 +68,12 @@ class LoraConfig:
       check_known(target, TARGETS, 'config.lora.targets')
     if len(set(self.targets)) < len(self.targets) or not self.targets:
       raise InputError(
-        f'config.lora.targets={self.targets} must name at least one matrix, and none of them twice.'
+        f'config.lora.targets={self.targets} must contain at least one name and no duplicates.'
       )
 
   @property
   def scale(self) -> float:
-    """Return the factor on the adapters' products."""
+    """Return alpha / rank, the factor that scales the adapters' products."""
     return self.alpha / self.rank
 
 
@@ -81,7 +82,7 @@ class LoraConfig:
 )
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-  """A matrix of the policy with its adapter: kernel + scale * a b; or stacks of L layers each."""
+  """A matrix with its adapter: kernel + scale * a b. The arrays may be stacks over L layers."""
 
   kernel: jax.Array  # [I, O]
   a: jax.Array  # [I, R] float32
@@ -93,13 +94,13 @@ Weight = jax.Array | Adapted
 
 
 def shapes(config: LoraConfig, params: Params) -> Params:
-  """Return shape, dtype and sharding of the trained parameters; allocates nothing.
+  """Return the trained parameters' shapes, dtypes and shardings without allocating arrays.
 
-  A and B are split like their matrix; the rank is not split.
+  A and B are sharded like their matrix; the rank dimension is not sharded.
 
   Args:
     config: the adapters' rank and targets.
-    params: shapes of the whole model (`model.shapes`), returned unchanged if the rank is 0.
+    params: the whole model's shapes (`model.shapes`); returned unchanged if the rank is 0.
   """
   if not config.rank:
     return params
@@ -108,8 +109,8 @@ def shapes(config: LoraConfig, params: Params) -> Params:
     target = TARGETS[name]
     if target.name not in params['layers'][target.module]:
       raise InputError(
-        f"config.lora.targets={config.targets} has '{name}', but experts get no adapters. Leave "
-        'out all projections of the MLP.'
+        f"config.lora.targets={config.targets} has '{name}', but adapters are not supported on "
+        'experts. Leave out all MLP projections.'
       )
     a, b = _shapes(config, name, params['layers'][target.module][target.name])
     layers.setdefault(target.module, {})[target.name] = {'a': a, 'b': b}
@@ -119,7 +120,7 @@ def shapes(config: LoraConfig, params: Params) -> Params:
 def _shapes(
   config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """Return the shapes of A and B for a stack of matrices; InputError if they are not thin."""
+  """Return A's and B's shapes for a matrix stack; raise InputError if the rank is too large."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
@@ -128,7 +129,7 @@ def _shapes(
   if config.rank > narrow:
     raise InputError(
       f'config.lora.rank={config.rank} must be at most {narrow}, the smaller dimension of '
-      f"{name}. Lower it, or leave '{name}' out of config.lora.targets."
+      f"{name}. Lower config.lora.rank, or leave '{name}' out of config.lora.targets."
     )
 
   def shape(sizes: list[int], axes: list[Any]) -> jax.ShapeDtypeStruct:
@@ -142,9 +143,9 @@ def _shapes(
 
 
 def init(shapes: Params, key: jax.Array) -> Params:
-  """Initialise adapters that change nothing yet, with the same values on every mesh.
+  """Initialise adapters that do not change the model yet, with the same values on every mesh.
 
-  A is uniform within 1 / sqrt(I) as in PEFT, so PEFT's learning rates apply here; B is 0.
+  A is uniform within ±1 / sqrt(I) as in PEFT, so PEFT's learning rates apply here; B is 0.
   """
 
   def random_adapters(key: jax.Array) -> Params:
@@ -167,9 +168,9 @@ def init(shapes: Params, key: jax.Array) -> Params:
 
 
 def joined(config: LoraConfig, base: Params | None, trained: Params) -> Params:
-  """Return the policy: the base with its adapters, or `trained` itself without LoRA.
+  """Return the policy: the base joined with its adapters or, without LoRA, `trained` itself.
 
-  Copies nothing; works on arrays, tracers and shapes.
+  Does not copy anything. Works on arrays, tracers and shapes.
   """
   if not config.rank:
     return trained
@@ -186,7 +187,8 @@ def joined(config: LoraConfig, base: Params | None, trained: Params) -> Params:
 def product(x_BTI: jax.Array, weight: Weight | OutputMajor, num_inputs: int = 1) -> jax.Array:
   """Multiply by a weight whose first `num_inputs` dimensions are inputs: [B, T, O]."""
 
-  # As one matrix: XLA:CPU transposes the weight on every call if it contracts two dimensions.
+  # Flatten to one matrix, because XLA:CPU transposes a weight on every call to contract two
+  # dimensions.
   def times(x_BTI: jax.Array, kernel: jax.Array, num_inputs: int) -> jax.Array:
     sizes = math.prod(kernel.shape[:num_inputs]), math.prod(kernel.shape[num_inputs:])
     return project(x_BTI, kernel.astype(x_BTI.dtype).reshape(sizes))
@@ -201,13 +203,13 @@ def product(x_BTI: jax.Array, weight: Weight | OutputMajor, num_inputs: int = 1)
 
 
 def merged(weight: Weight) -> jax.Array:
-  """Merge a layer's weight and its adapter, if any, into one array; the sum is in float32."""
+  """Merge a layer's weight and its adapter in float32; leave weights without adapters unchanged."""
   if not isinstance(weight, Adapted):
     return weight
   rank = weight.a.shape[-1]
   delta_IO = jnp.matmul(
     weight.a.reshape(-1, rank),
     weight.b.reshape(rank, -1),
-    precision=jax.lax.Precision.HIGHEST,  # else TPUs multiply in bfloat16
+    precision=jax.lax.Precision.HIGHEST,  # by default TPUs multiply in bfloat16
   )
   return weight.kernel.astype(jnp.float32) + weight.scale * delta_IO.reshape(weight.kernel.shape)

@@ -1,10 +1,9 @@
-"""The matrix product of activations and a weight, in the fastest form for each platform.
+"""Products of activations and weights, in the fastest form for each platform.
 
-XLA:CPU uses a core's matrix units (AMX) for bfloat16 only if the product's result is float32 and
-the left operand is not transposed. On a CPU without matrix units it reads a weight of [I, O] once
-for every six rows of activations. Decoding has few rows, so there the weight is stored as [O, I]
-and is the left operand, which is read once. Further shape letters: I input width, O output width,
-M rows.
+XLA:CPU uses a core's matrix units (AMX) for bfloat16 only if the result is float32 and the left
+operand is not transposed. On a CPU without matrix units, it reads an [I, O] weight once for every
+six rows of activations. Decoding has few rows, so the weight is stored as [O, I] and used as the
+left operand, which is read only once. Further shape letters: I input width, O output width, M rows.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.runtime import machine
 
-# With up to this many rows of activations, a weight of [O, I] is faster as the left operand: 1.6 to
+# With up to this many rows of activations, an [O, I] weight is faster as the left operand: 1.6 to
 # 2.4 times as fast with 8 to 32 rows (AVX2, weights larger than the caches), equally fast with 64.
 _FEW_ROWS = 48
 
@@ -28,18 +27,18 @@ _Kernel = TypeVar('_Kernel', jax.Array, jax.ShapeDtypeStruct)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OutputMajor:
-  """A weight for decoding on a CPU without matrix units, its output dimensions first."""
+  """A weight stored output-first, for decoding on a CPU without matrix units."""
 
-  kernel_OI: Any  # an array or its shape; outputs and inputs have one dimension each, or two
+  kernel_OI: Any  # an array or its shape; outputs and inputs are one or two dimensions each
 
 
 def is_output_major(platform: str, dtype: str) -> bool:
-  """Return True if decoding on this platform ('cpu', 'gpu', 'tpu') stores weights by output."""
+  """Return True if decoding on `platform` ('cpu', 'gpu' or 'tpu') stores weights output-first."""
   return platform == 'cpu' and dtype == 'float32' and not machine.has_bfloat16_units()
 
 
 def output_major(kernel: _Kernel, num_inputs: int) -> OutputMajor:
-  """Move the first `num_inputs` dimensions of a weight, or of its shape, behind the others."""
+  """Move the first `num_inputs` dimensions of a weight, or of its shape, to the end."""
   order = (*range(num_inputs, kernel.ndim), *range(num_inputs))
   if isinstance(kernel, jax.Array):
     return OutputMajor(kernel.transpose(order))
@@ -51,13 +50,13 @@ def output_major(kernel: _Kernel, num_inputs: int) -> OutputMajor:
 
 
 def on_matrix_units(dtype: jnp.dtype) -> bool:
-  """Return True if a product of this dtype runs on the matrix units of a CPU."""
+  """Return True if products of this dtype run on a CPU's matrix units."""
   is_cpu = sharding.platform() == 'cpu'
   return is_cpu and dtype == jnp.bfloat16 and machine.has_bfloat16_units()
 
 
 def transposed(x: jax.Array) -> jax.Array:
-  """Swap the last two dimensions in a form that XLA does not fold back into a product."""
+  """Swap the last two dimensions in a way that XLA does not fold into a following product."""
   *batch, rows, columns = x.shape
   part = math.gcd(columns, 64)
   *kept, m, i, p = range(x.ndim + 1)
@@ -66,7 +65,7 @@ def transposed(x: jax.Array) -> jax.Array:
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-  """Compute `x @ y`; both and the result have one dtype."""
+  """Compute `x @ y` for operands of the same dtype; the result has the same dtype."""
   if on_matrix_units(x.dtype):
     return jnp.matmul(x, y, preferred_element_type=jnp.float32).astype(x.dtype)
   return x @ y
@@ -85,7 +84,7 @@ def project_output_major(x_BTI: jax.Array, kernel_OI: jax.Array) -> jax.Array:
   if len(x_MI) > _FEW_ROWS:
     out_MO = jnp.einsum('MI,OI->MO', x_MI, kernel_OI)
   else:
-    # The barrier stops XLA from rewriting this as the product above, which it considers equal.
+    # The barrier keeps XLA from rewriting this as the product above, which it considers equal.
     out_MO = jax.lax.optimization_barrier(jnp.einsum('OI,MI->OM', kernel_OI, x_MI)).T
   return out_MO.reshape(*x_BTI.shape[:2], -1)
 
@@ -114,8 +113,8 @@ def _kernel_gradient(x_BTI: jax.Array, d_out_BTO: jax.Array) -> jax.Array:
   if on_matrix_units(x_BTI.dtype):
     x_MI, d_out_MO = (x.reshape(-1, x.shape[-1]) for x in (x_BTI, d_out_BTO))
     return product(transposed(x_MI), d_out_MO)
-  # Autodiff gives the weight's gradient as (cotangent^T x)^T. XLA:CPU computes a transposed left
-  # operand column by column, several times slower, so the narrower operand goes on the left.
+  # Autodiff computes the weight's gradient as (cotangent^T x)^T. XLA:CPU processes a transposed
+  # left operand column by column, several times slower, so the narrower operand goes on the left.
   if x_BTI.shape[-1] <= d_out_BTO.shape[-1]:
     return jnp.einsum('BTI,BTO->IO', x_BTI, d_out_BTO)
   return jnp.einsum('BTO,BTI->OI', d_out_BTO, x_BTI).T

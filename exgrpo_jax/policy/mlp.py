@@ -1,7 +1,7 @@
 """A layer's MLP, or its experts and the router that chooses among them for each token.
 
-Routing follows Qwen3 MoE, after arXiv:2101.03961: the router takes a softmax over all experts and
-chooses the most probable ones, each with its probability as weight. No token is dropped: the
+Routing follows Qwen3 MoE, after arXiv:2101.03961: the router computes a softmax over all experts
+and chooses the most probable experts, weighted by their probabilities. No tokens are dropped: the
 products are ragged, and an expert has one row for each token that chose it. Further shape letters:
 F hidden units, E experts, C experts chosen for a token, M tokens, P pairs of a token and one of its
 experts.
@@ -38,9 +38,9 @@ def normal(
 
 
 def residual_scale(config: ShapeConfig) -> float:
-  """Return the scale of projections to the residual stream.
+  """Return the initial scale of projections to the residual stream.
 
-  Two per layer add to the stream, whose variance must not grow with depth.
+  Each layer adds two projections to the stream, whose variance must not grow with depth.
   """
   return 1 / math.sqrt(2 * config.num_layers)
 
@@ -72,14 +72,14 @@ class MLP(nnx.Module):
 
 
 class Routing(NamedTuple):
-  """The router's output for each token of a layer."""
+  """The router's output for each token in a layer."""
 
-  chosen_BTC: jax.Array  # int32, experts, the most probable first unless replayed
+  chosen_BTC: jax.Array  # int32, chosen experts, most probable first unless replayed
   probability_BTE: jax.Array  # float32
 
 
 class Experts(nnx.Module):
-  """Expert MLPs; a router chooses a few for each token and weights their outputs."""
+  """Expert MLPs, and a router that chooses a few for each token and weights their outputs."""
 
   def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F, E = config.width, config.mlp_width, config.num_experts
@@ -98,8 +98,9 @@ class Experts(nnx.Module):
     Args:
       x_BTD: normalised activations.
       chosen_BTC: int, the experts to use for each token instead of the router's choice, for
-        instance the sampler's (router replay, arXiv:2510.11370). The router still weights them. If
-        a token's first expert is not below E, or by default, the router chooses.
+        instance the sampler's (router replay, arXiv:2510.11370). The router still computes the
+        experts' weights, and still chooses the experts of tokens whose first entry is E or more.
+        None lets the router choose.
     """
     config, dtype = self.config, x_BTD.dtype
     logits_BTE = project(x_BTD, self.router_DE[...].astype(dtype))
@@ -129,19 +130,19 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """Compute the sum's part from experts `first` and up; see `sharding.over_experts`."""
+  """Compute the part of one device, whose experts start at `first`; see `sharding.over_experts`."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
   expert_P = chosen_BTC.reshape(-1) - first
-  # Pairs of other experts come last: no product computes them.
+  # Pairs with other devices' experts come last and are not computed.
   expert_P = jnp.where((expert_P >= 0) & (expert_P < E), expert_P, E)
   order_P = jnp.argsort(expert_P, stable=True)
   place_P = jnp.argsort(order_P)
   size_E = jnp.bincount(expert_P, length=E + 1)[:E].astype(jnp.int32)
 
   def only_own(x_PN: jax.Array) -> jax.Array:
-    """Zero the pairs of other experts, because their products are undefined."""
+    """Zero the pairs with other devices' experts, because their products are undefined."""
     if num_experts == E:
       return x_PN
     return jnp.where(jnp.arange(len(x_PN))[:, None] < size_E.sum(), x_PN, 0)
@@ -156,7 +157,7 @@ def _mixed(
 
 @jax.custom_vjp
 def _permuted(x_PD: jax.Array, order_P: jax.Array, _inverse_P: jax.Array) -> jax.Array:
-  """Return x[order]. Its gradient gathers by the inverse; autodiff would scatter."""
+  """Return x[order], with a gradient that gathers by the inverse; autodiff would scatter."""
   return x_PD[order_P]
 
 
@@ -166,7 +167,7 @@ _permuted.defvjp(
 )
 
 
-# Hidden activations are the widest of all, so the backward pass keeps only these two.
+# Hidden activations are the widest ones, so only `gate` and `up` are kept for the backward pass.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
   return _ACTIVATIONS[activation](gate) * up
@@ -180,31 +181,31 @@ _ACTIVATIONS = {
 }
 
 
-# ---- Balance of the experts ----
+# ---- Load balance of the experts ----
 
-# The sequence-wise auxiliary loss of DeepSeek-V3 (arXiv:2412.19437, eq. 17 to 20): in each row,
+# The sequence-wise auxiliary loss of DeepSeek-V3 (arXiv:2412.19437, eq. 17 to 20): for each row,
 # each expert's share of the choices times its mean probability, summed over experts and scaled so
-# that even routing gives 1. A row's loss needs no other row, so it does not depend on how rows are
-# packed or minibatches cut. The loss of Switch Transformers (arXiv:2101.03961) does, because it is
-# over all tokens of a batch.
+# that even routing gives 1. A row's loss is independent of other rows, so it does not depend on how
+# rows are packed or minibatches split. The loss of Switch Transformers (arXiv:2101.03961) does
+# depend on them, because it is computed over all tokens of a batch.
 
 
 class Counted(NamedTuple):
-  """The tokens that count, and their weights."""
+  """The tokens to count in the load balance, and their weights."""
 
-  weight_BT: Array  # float32, in the mean over tokens; 0 if a token does not count
-  row_BT: Array  # int32 in 0 … T, the same for all tokens of a row
+  weight_BT: Array  # float32, weight in the mean over tokens; 0 if a token does not count
+  row_BT: Array  # int32 in 0 … T, the row of each token
 
 
 class Balance(NamedTuple):
-  """The balance of the experts in one layer, or stacked over layers."""
+  """The experts' load balance in one layer, or stacked over layers."""
 
   loss: jax.Array  # float32, the weighted mean over tokens of their rows' losses
   count_E: jax.Array  # float32, how often counted tokens chose each expert
 
 
 def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) -> Balance:
-  """Compute the balance over counted tokens; gradients flow only through the probabilities."""
+  """Compute a layer's load balance; gradients flow only through the probabilities."""
   counts_BT = counted.weight_BT > 0
   chosen_BTE = jax.nn.one_hot(routing.chosen_BTC, config.num_experts).sum(axis=-2)
   chosen_BTE *= counts_BT[..., None]
@@ -215,19 +216,19 @@ def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) ->
 
 
 def counted_balance(position_BW: Array, weight_BW: Array, row_BT: Array) -> Counted:
-  """Mark the tokens to count, at positions that are unique within each sequence."""
+  """Scatter weights to their tokens; positions must be unique within each sequence."""
   number_B1 = jnp.arange(len(row_BT))[:, None]
   weight_BT = jnp.zeros(row_BT.shape, jnp.float32).at[number_B1, position_BW].set(weight_BW)
   return Counted(weight_BT, row_BT)
 
 
 def balance_sums(load: Balance | None) -> dict[str, jax.Array]:
-  """Return the sums for a step's metrics over all layers; {} for a model without experts."""
+  """Return the sums for a step's load-balance metrics; {} for a model without experts."""
   return {} if load is None else {'balance': load.loss.mean(), 'choices_LE': load.count_E}
 
 
 def zero_balance_sums(config: ShapeConfig) -> dict[str, jax.Array]:
-  """Return `balance_sums` for zero tokens."""
+  """Return `balance_sums` for no tokens."""
   layers = jnp.zeros(config.num_layers, jnp.float32)
   of_experts = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)
   return balance_sums(Balance(layers, of_experts)) if config.num_experts else {}

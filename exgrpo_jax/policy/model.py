@@ -1,13 +1,13 @@
-"""The decoder as functions with a key/value cache, for any family that shape.py describes.
+"""The decoder as pure functions with a key/value cache, for every model family in shape.py.
 
 Parameters are a nested dict of arrays, with the names and shapes of the modules in layers.py. The
-training layout stacks each layer parameter along a leading axis, so that one layer is compiled and
-scanned. In the decode layout each layer has its own arrays, because a loop over tokens would copy
-every layer out of the stack for every token.
+training layout stacks each layer parameter along a leading axis, so that a single layer is compiled
+and scanned. In the decode layout, each layer has its own arrays, because a loop over tokens would
+copy every layer out of the stack for every token.
 
-Rows are padded on the right, or packed into sequences (see packing.py). Causality hides the padding
-from the tokens, so no length mask is needed: `hidden_states` is meaningless at the padding, and
-`decode` overwrites the padding's cache with new tokens.
+Rows are padded on the right or packed into sequences (see packing.py). Causality hides the padding
+from the tokens, so no length mask is needed: `hidden_states` is meaningless at padding positions,
+and `decode` overwrites their cache entries with new tokens.
 """
 
 import functools
@@ -30,24 +30,24 @@ from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
 from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.policy.shape import Kind, ShapeConfig
 
-# ---- Modules without their parameters ----
+# ---- Modules without parameters ----
 
 
 @functools.cache
 def abstract_module(
   module: Callable[[ShapeConfig, nnx.Rngs], nnx.Module], config: ShapeConfig
 ) -> tuple[nnx.GraphDef, nnx.State]:
-  """Return a module's structure, and its variables with shapes instead of values."""
+  """Return a module's structure and its variables, which have shapes instead of values."""
   return nnx.split(nnx.eval_shape(lambda: module(config, nnx.Rngs(0))))
 
 
 def block_module(config: ShapeConfig, params: Any) -> Block:
-  """Build one layer with these parameters."""
+  """Build a layer from its parameters."""
   return nnx.merge(abstract_module(Block, config)[0], params)
 
 
 def outer_module(config: ShapeConfig, params: Any) -> EmbeddingAndHead:
-  """Build the embedding and head with their part of these parameters."""
+  """Build the embedding and head from the model's parameters."""
   outer = {name: value for name, value in params.items() if name != 'layers'}
   return nnx.merge(abstract_module(EmbeddingAndHead, config)[0], outer)
 
@@ -58,7 +58,10 @@ def parameter_shape(
   num_layers: int | None = None,
   dtype: str | None = None,
 ) -> jax.ShapeDtypeStruct:
-  """Return the shape of a variable or a stack; `dtype` applies to matrices, not to vectors."""
+  """Return the shape and sharding of a variable, or of a layer stack if `num_layers` is given.
+
+  `dtype` applies to matrices, not to vectors.
+  """
   axes, sizes = variable.get_metadata('logical_axes'), variable.shape
   if not dtype or len(sizes) == 1:
     dtype = variable.dtype
@@ -68,7 +71,7 @@ def parameter_shape(
 
 
 def rotations_of_kinds(config: ShapeConfig, position_BT: Array) -> dict[Kind, rotary.Rotation]:
-  """Compute the rotation of each kind of layer at these positions."""
+  """Compute each layer kind's rotation at these positions."""
   size, rotations, scale_BT = config.head_size, {}, None
   if config.query_beta:  # as in Llama 4 and Ministral 3
     periods_BT = jnp.floor(jnp.asarray(position_BT) / config.rope.original_positions)
@@ -89,11 +92,11 @@ def default_positions(tokens_BT: Array) -> jax.Array:
   return jnp.arange(tokens_BT.shape[1])[None]
 
 
-UNLIMITED = 2**30  # length of a cache whose layers all hold a whole window
+UNLIMITED = 2**30  # length of a cache if every layer is local and stores its whole window
 
 Params = dict[str, Any]  # nested; leaves are float32 arrays; for LoRA see lora.py
 
-# The number of leading dimensions that are inputs, by matrix that `OutputMajor` may hold.
+# Matrix that may become an `OutputMajor` -> how many of its leading dimensions are inputs.
 _NUM_INPUTS = {name: count for _, name, count in lora.TARGETS.values()} | {'unembedding_DV': 1}
 
 # The parts of a layer's forward pass that the backward pass recomputes.
@@ -107,16 +110,16 @@ REMAT = {
 def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
   """Draw random parameters in the training layout, with the same values on every mesh.
 
-  The standard deviation is 1/sqrt(width): the usual 0.02 at a width of 2,500, and narrow models
-  learn faster with it. A layer's two projections to the residual stream have it times
-  1/sqrt(2 * num_layers). Norm scales are 1, biases 0. Each device computes its own shards.
+  The standard deviation is 1/sqrt(width), which is the usual 0.02 at width 2,500 and makes narrow
+  models learn faster. For a layer's two projections to the residual stream, it is multiplied by
+  1/sqrt(2 * num_layers). Norm scales are 1 and biases are 0. Each device computes its own shards.
   """
   return _init(config, mesh)(key)
 
 
 @functools.cache
 def _init(config: ShapeConfig, mesh: Mesh) -> Callable[[jax.Array], Params]:
-  """Compile `init`; cached because a process may begin several runs."""
+  """Compile `init`; cached because a process may start several runs."""
 
   def random_params(key: jax.Array) -> Params:
     outer_key, layers_key = jax.random.split(key)
@@ -130,10 +133,10 @@ def _init(config: ShapeConfig, mesh: Mesh) -> Callable[[jax.Array], Params]:
 
 
 def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
-  """Return each parameter's shape, dtype and sharding, in the tree of `init`; allocates nothing.
+  """Return the shapes, dtypes and shardings of `init`'s parameters without allocating arrays.
 
-  No update changes frozen parameters. They have the dtypes of the decode layout because every
-  forward pass would cast them to these.
+  Frozen parameters are never updated. They are stored in the decode layout's dtypes, because every
+  forward pass would cast them to these dtypes anyway.
   """
   _, outer = abstract_module(EmbeddingAndHead, config)
   _, block = abstract_module(Block, config)
@@ -143,9 +146,10 @@ def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
 
 
 def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
-  """Return True if a program for another shape takes longer to compile than padding costs a run.
+  """Return True if compiling for another shape takes longer than a run loses to padding.
 
-  Below a million parameters on one CPU device: a program takes 5 s, a step's padding milliseconds.
+  This is the case below a million parameters on one CPU device: compiling takes 5 s, and a step's
+  padding costs milliseconds.
   """
   sizes = (leaf.size for leaf in jax.tree.leaves(shapes(config, mesh)))
   is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
@@ -153,7 +157,7 @@ def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
 
 
 def frozen(config: ShapeConfig, params: Params, mesh: Mesh) -> Params:
-  """Cast parameters to the dtypes of frozen ones; see `shapes`."""
+  """Cast parameters to the dtypes of frozen parameters; see `shapes`."""
   return jax.tree.map(
     lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype),
     params,
@@ -162,24 +166,24 @@ def frozen(config: ShapeConfig, params: Params, mesh: Mesh) -> Params:
 
 
 def shardings(config: ShapeConfig, mesh: Mesh) -> Params:
-  """Return the NamedSharding of each parameter, in the tree of `init`."""
+  """Return each parameter's NamedSharding, in a tree like `init`'s."""
   return jax.tree.map(lambda shape: shape.sharding, shapes(config, mesh))
 
 
 def decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
   """Convert parameters to the decode layout: cast, unstacked, and on the decoding mesh.
 
-  Casting to the compute dtype here saves casting in every decode step. Norm scales stay float32
-  because they are used in float32. 'layers' becomes a tuple of L trees. LoRA's adapters are merged
-  into their matrices, so decoding costs the same with them. A CPU without matrix units stores
-  matrices by output (`matmul.OutputMajor`).
+  Casting to the compute dtype here avoids a cast in every decode step. Norm scales stay float32
+  because they are used in float32. 'layers' becomes a tuple of L trees. LoRA adapters are merged
+  into their matrices, so they do not slow down decoding. On a CPU without matrix units, matrices
+  are stored output-first (`matmul.OutputMajor`).
   """
   return decode_conversion(config, meshes)(params)
 
 
 @functools.cache
 def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[[Params], Params]:
-  """Compile the conversion of `decode_layout`."""
+  """Return the jitted conversion that `decode_layout` applies."""
   conversions = _conversions(config, meshes)
 
   def convert(params: Params) -> Params:
@@ -190,11 +194,11 @@ def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[
 
 
 def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
-  """Convert parameters to the decode layout, and delete the originals.
+  """Convert parameters to the decode layout and delete the originals.
 
-  Gives the result of `decode_layout`, but converts one parameter at a time: memory holds the model
-  once and a copy of its largest parameter. Later use of an original raises JAX's error for deleted
-  arrays.
+  The result is the same as from `decode_layout`, but parameters are converted one at a time, so
+  that memory only needs to hold the model and a copy of its largest parameter. Using an original
+  afterwards raises JAX's error for deleted arrays.
   """
 
   def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
@@ -208,7 +212,7 @@ def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Mes
 
 
 def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
-  """Return each parameter's conversion, in the tree of `init`; it turns a stack into a tuple."""
+  """Return each parameter's conversion function, in a tree like `init`'s; stacks become tuples."""
 
   def conversion(path: tuple[Any, ...], axes: tuple[str | None, ...]) -> Callable[..., Any]:
     def convert(weight: lora.Weight) -> jax.Array | OutputMajor:
@@ -249,7 +253,7 @@ def _is_tuple(node: Any) -> bool:
 
 
 def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
-  """Return each parameter's shape, dtype and sharding in the decode layout; allocates nothing."""
+  """Return the shapes, dtypes and shardings in the decode layout without allocating arrays."""
   _, outer = abstract_module(EmbeddingAndHead, config)
   _, block = abstract_module(Block, config)
   shape = functools.partial(parameter_shape, mesh, dtype=config.dtype)
@@ -260,7 +264,7 @@ def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
 
 
 def _stored(config: ShapeConfig, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
-  """Store a parameter for decoding, or its shape, in the form for the mesh's platform."""
+  """Convert a parameter, or its shape, to the form that the mesh's platform uses in decoding."""
   num_inputs = _NUM_INPUTS.get(path[-1].key)
   if num_inputs and matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
     return matmul.output_major(kernel, num_inputs)
@@ -288,20 +292,20 @@ def hidden_states_and_balance(
   routes_BTLC: Array | None = None,
   counted: mlp.Counted | None = None,
 ) -> tuple[jax.Array, mlp.Balance | None]:
-  """Compute the hidden states after the final norm, in the compute dtype, and the experts' balance.
+  """Compute the hidden states after the final norm, in the compute dtype, and the load balance.
 
   Args:
     config: the decoder's shape.
-    params: in the training layout (see `init`).
+    params: parameters in the training layout (see `init`).
     tokens_BT: int32.
-    segments: keeps the rows of packed sequences apart; None is one row per sequence, at positions
-      0 .. T-1.
-    remat: the parts that the backward pass recomputes, one of REMAT.
-    routes_BTLC: the experts of each token in each layer; see `mlp.Experts`.
-    counted: the tokens to compute the balance for.
+    segments: the rows of packed sequences; None if each sequence is one row at positions 0 .. T-1.
+    remat: which parts the backward pass recomputes; one of REMAT.
+    routes_BTLC: the experts to use for each token in each layer; see `mlp.Experts`.
+    counted: the tokens to count in the experts' load balance.
 
   Returns:
-    ([B, T, D], the balance stacked over layers; None without experts or `counted`).
+    (hidden states [B, T, D], load balance stacked over layers). The load balance is None without
+      experts or `counted`.
   """
   chex.assert_rank(tokens_BT, 2)
   of_kind = rotations_of_kinds(
@@ -309,7 +313,7 @@ def hidden_states_and_balance(
   )
   kinds, rotations = list(of_kind), list(of_kind.values())
   number_L, stacked = None, None
-  if len(kinds) > 1:  # one program for all layers; each layer selects the tables of its kind
+  if len(kinds) > 1:  # one program for all layers; each layer selects its kind's tables
     number_L = jnp.array([kinds.index(kind) for kind in config.kinds])
     stacked = jax.tree.map(lambda *tables: jnp.stack(tables), *rotations)
 
@@ -328,10 +332,10 @@ def hidden_states_and_balance(
     return x_BTD, mlp.balance_of_layer(config, routing, counted) if routing and counted else None
 
   if remat != 'none':
-    # A scan's body needs no barrier against CSE: XLA does not merge it with the code around it.
+    # No CSE barrier is needed: XLA does not merge a scan's body with the code around it.
     apply_layer = jax.checkpoint(apply_layer, policy=REMAT[remat], prevent_cse=False)
-  # First the embedding table's layout. From there, one all-to-all along fsdp leads to whole rows,
-  # and one back for the gradient. Otherwise XLA would gather all rows on every device.
+  # Start from the embedding table's layout. From there, whole rows need only one all-to-all along
+  # fsdp, and one back for the gradient. Otherwise XLA would gather all rows on every device.
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
   routes_LBTC = None if routes_BTLC is None else jnp.moveaxis(routes_BTLC, 2, 0)
@@ -340,12 +344,12 @@ def hidden_states_and_balance(
 
 
 def copied(params: Params) -> Params:
-  """Copy parameters, because updates donate their input; the runtime copies without a program."""
+  """Copy parameters, because updates donate their input. No program is compiled for this."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
 def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | OutputMajor:
-  """Return the unembedding for `matmul.logits`, from parameters in the decode layout."""
+  """Return the unembedding that `matmul.logits` needs, from parameters in the decode layout."""
   if matmul.is_output_major(sharding.platform(), config.dtype):
     return (
       OutputMajor(params['embedding_VD']) if config.tied_embeddings else params['unembedding_DV']
@@ -354,13 +358,13 @@ def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | Outpu
 
 
 def unembedding(config: ShapeConfig, params: Params) -> jax.Array:
-  """Return the unembedding [D, V], in the compute dtype, from params in the training layout."""
+  """Return the unembedding [D, V] in the compute dtype, from params in the training layout."""
   kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']
   return kernel_DV.astype(config.dtype)
 
 
 def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
-  """Make an empty cache with `length` positions for each row, in local layers at most a window."""
+  """Make an empty cache with `length` positions per row; local layers get at most a window."""
   G, H = config.num_kv_heads, config.head_size
   return tuple(
     kv_cache.empty(num_rows, G, H, size, config.dtype) for size in config.layer_lengths(length)
@@ -368,7 +372,7 @@ def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
 
 
 def cache_length(config: ShapeConfig, cache: Cache) -> int:
-  """Return a cache's number of positions; UNLIMITED if all layers hold the whole window."""
+  """Return a cache's number of positions; UNLIMITED if all layers are local with a whole window."""
   full = [kv_cache.length(layer) for layer, kind in zip(cache, config.kinds) if not kind.is_local]
   longest = max(full or map(kv_cache.length, cache))
   return longest if full or longest < config.window else UNLIMITED
@@ -382,18 +386,18 @@ def prefill(
   cache_length: int,
   routes_BTLC: Array | None = None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-  """Run whole sequences: return hidden states, a cache of keys and values, and routes.
+  """Run whole sequences through the model and fill a cache.
 
   Args:
     config: the decoder's shape.
-    params: in the decode layout.
+    params: parameters in the decode layout.
     tokens_BT: int32.
-    length_B: int32, tokens of each row, at least 1; the rest is padding.
-    cache_length: positions of the cache, at least T; the first T are written.
+    length_B: int32, number of tokens in each row, at least 1; the rest is padding.
+    cache_length: positions in the cache, at least T; the first T are written.
     routes_BTLC: see `hidden_states_and_balance`.
 
   Returns:
-    ([B, T, D], cache, the experts of each token [B, T, L, C] or None).
+    (hidden states [B, T, D], cache, chosen experts [B, T, L, C] or None).
   """
   chex.assert_rank(tokens_BT, 2)
   positions, nothing = default_positions(tokens_BT), (None,) * config.num_layers
@@ -410,17 +414,17 @@ def decode(
   """Decode one token per row, each at its own position.
 
   Writes keys and values at position_B, which must be below the cache's length. Attends only to
-  positions 0 .. position_B, regardless of what the cache holds after them.
+  positions 0 .. position_B, regardless of the cache's contents at later positions.
 
   Args:
     config: the decoder's shape.
-    params: in the decode layout.
-    tokens_B: int32.
-    position_B: int32.
+    params: parameters in the decode layout.
+    tokens_B: int32, each row's new token.
+    position_B: int32, the new token's position.
     cache: keys and values of the tokens so far.
 
   Returns:
-    ([B, D], the updated cache, the experts of the tokens [B, L, C] or None).
+    (hidden states [B, D], updated cache, chosen experts [B, L, C] or None).
   """
   chex.assert_rank([tokens_B, position_B], 1)
   hidden_BTD, cache, routes_BTLC = apply_layers(
@@ -490,7 +494,10 @@ def apply_layers(
   routes_BTLC: Array | None = None,
   store: Callable[[int, jax.Array, LayerCache], tuple[jax.Array, LayerCache]] | None = None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-  """Apply all layers, unrolled, in the decode layout; `store` keeps each layer's new cache."""
+  """Apply all layers, unrolled, in the decode layout.
+
+  `store`, if given, maps each layer's output and new cache to the values that replace them.
+  """
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = rotations_of_kinds(config, position_BT)
   new_cache, chosen = [], []
@@ -510,7 +517,7 @@ def apply_layers(
 
 def _embed(config: ShapeConfig, params: Params, tokens_BT: Array) -> jax.Array:
   embedding_VD = params['embedding_VD']
-  if sharding.platform() == 'cpu':  # a bfloat16 table is frozen or for decoding: no lost gradient
+  if sharding.platform() == 'cpu':  # no gradient is lost: bfloat16 tables are not trained
     x_BTD = from_bits(to_bits(embedding_VD)[tokens_BT]).astype(config.dtype)
   else:
     x_BTD = embedding_VD[tokens_BT].astype(config.dtype)

@@ -1,8 +1,8 @@
-"""One layer's keys and values in pages, for Pallas' ragged paged attention on TPU.
+"""A layer's key/value cache in pages, for Pallas' ragged paged attention on TPU.
 
-The kernel reads only a row's used positions, rounded up to a block of pages; plain attention reads
-the whole cache. A row's pages are contiguous here, so the page table is the identity, and a cache
-is an ordinary array.
+The kernel reads only a row's used positions, rounded up to a block of pages, while plain attention
+reads the whole cache. A row's pages are contiguous here, so the page table is the identity and the
+cache is an ordinary array.
 
 Shape letters are those in kv_cache.py; C = 2G interleaved keys and values: key, value, key, ….
 """
@@ -20,9 +20,9 @@ from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.dense_cache import Dense, scattered
 
 PAGE = 256  # positions
-# Set by hand because the kernel's tuner needs a device. With more queries in a block, the kernel
+# Set by hand because the kernel's tuner needs a device. With several queries per block, the kernel
 # computes each row's products for all of them. The compiler schedules 571 cycles per block for 8
-# queries and 244 for one; on v5e, reading the block takes 480.
+# queries and 244 for one; on v5e, reading the block takes 480 cycles.
 _PAGES_PER_BLOCK = 2
 BLOCK = _PAGES_PER_BLOCK * PAGE  # positions of a row that are read together
 _QUERIES_PER_BLOCK = 1
@@ -37,10 +37,10 @@ class Ragged(NamedTuple):
 
 
 def takes(G: int, H: int, dtype: str) -> bool:
-  """Return True if the kernel can read a cache of G heads of size H, on the mesh of `jax.set_mesh`.
+  """Return True if the kernel supports G heads of size H on the mesh of `jax.set_mesh`.
 
-  It needs bfloat16 heads as wide as a vector register, whose keys and values fill whole tiles. The
-  mesh must not separate a key from its value.
+  The kernel requires bfloat16 heads as wide as a vector register, with keys and values that fill
+  whole tiles. The mesh must not separate a key from its value.
   """
   num_shards = sharding.num_shards('kv_heads', G)
   together = num_shards == sharding.num_shards('kv_heads', 2 * G)
@@ -50,7 +50,7 @@ def takes(G: int, H: int, dtype: str) -> bool:
 
 
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
-  """Build a layer with T positions, all of them written."""
+  """Build a layer's cache from the keys and values of T positions."""
   B, T, G, H = key_BTGH.shape
   return Ragged(jnp.stack([key_BTGH, value_BTGH], axis=3).reshape(B, T, 2 * G, H))
 
@@ -72,13 +72,13 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B; reads few others.
+  """Attend from each row's query to positions 0 .. position_B, reading few other positions.
 
   A row at position 0, such as a free slot's, costs one block.
   """
   B, N, H = query_BNH.shape
   G = layer.pair_BSCH.shape[2] // 2
-  # Split by key/value heads: if the mesh replicates these, it replicates their queries too.
+  # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   axes = ('batch', 'kv_heads', None, None)
   attend_rows = sharding.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)

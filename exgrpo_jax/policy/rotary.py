@@ -1,6 +1,6 @@
 """Rotary position embedding (arXiv:2104.09864), plain or scaled for longer contexts.
 
-Further shape letter: P = H/2, the pairs of entries of a head.
+Further shape letter: P = H/2, the pairs of entries in a head.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from exgrpo_jax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
-  """Base and scaling of the rotary wavelengths."""
+  """Rotary embedding settings: the wavelengths' base and scaling."""
 
-  theta: float = setting(1e4, '(0, inf)', 'base of the wavelengths, in positions')
+  theta: float = setting(1e4, '(0, inf)', 'the base of the wavelengths, in positions')
   scaling: str = setting(
     'none',
     ('none', 'linear', 'llama3', 'yarn'),
-    'the wavelengths that are stretched for contexts longer than in pretraining: none, all by the '
-    'same factor (linear), or only the long ones (llama3, yarn)',
+    'which wavelengths are stretched for contexts longer than in pretraining: no wavelengths '
+    '(none), all by the same factor (linear), or only the long ones (llama3, yarn)',
   )
   factor: float = setting(
     1.0, '[1, inf)', 'the factor that stretches wavelengths, unless scaling is none'
@@ -35,25 +35,27 @@ class RopeConfig:
   low_frequency_factor: float = setting(
     1.0,
     '(0, inf)',
-    'llama3: pairs with fewer turns than this over original_positions are stretched by factor',
+    'llama3: pairs that turn less often than this over original_positions are stretched by factor',
   )
   high_frequency_factor: float = setting(
     4.0,
     '(0, inf)',
-    'llama3: pairs with more turns than this are kept; those in between are interpolated',
+    'llama3: pairs that turn more often than this are unchanged; pairs in between are interpolated',
   )
   original_positions: int = setting(
-    4096, '[1, inf)', 'llama3, yarn and query_beta: context length of pretraining, in tokens'
+    4096, '[1, inf)', 'llama3, yarn and query_beta: the pretraining context length, in tokens'
   )
-  # yarn: like llama3, but interpolated by the pair's number instead of its turns.
+  # yarn: like llama3, but interpolated over the pair's index instead of its number of turns.
   beta_fast: float = setting(
-    32.0, '(0, inf)', 'yarn: pairs with more turns than this over original_positions are kept'
+    32.0,
+    '(0, inf)',
+    'yarn: pairs that turn more often than this over original_positions are unchanged',
   )
   beta_slow: float = setting(
-    1.0, '(0, inf)', 'yarn: pairs with fewer turns than this are stretched by factor'
+    1.0, '(0, inf)', 'yarn: pairs that turn less often than this are stretched by factor'
   )
   attention_factor: float = setting(
-    1.0, '(0, inf)', 'yarn: both queries and keys are multiplied by this'
+    1.0, '(0, inf)', 'yarn: both queries and keys are multiplied by this value'
   )
 
   def __post_init__(self) -> None:
@@ -71,17 +73,17 @@ class RopeConfig:
 
 
 class Rotation(NamedTuple):
-  """The rotation of queries and keys by their positions, computed once for all layers."""
+  """The rotation of queries and keys by position, computed once for all layers."""
 
-  cos_BTP: jax.Array  # float32, of the angles; B is 1 if all rows share positions
+  cos_BTP: jax.Array  # float32, cosines of the angles; B is 1 if all rows share positions
   sin_BTP: jax.Array
-  query_scale_BT: jax.Array | None = None  # float32, the factor on queries; None is 1
+  query_scale_BT: jax.Array | None = None  # float32, the factor on queries; None means 1
 
 
 def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
-  """Compute float32 [P], radians per position: theta^(-2i/H) for pair i, then scaled.
+  """Compute each pair's radians per position, float32 [P]: theta^(-2i/H) for pair i, then scaled.
 
-  llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code), yarn arXiv:2309.00071.
+  llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code), yarn follows arXiv:2309.00071.
   """
   pair_P = np.arange(head_size // 2)
   plain_P = config.theta ** (-2 * pair_P / head_size)
@@ -101,11 +103,11 @@ def _kept_by_turns(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
 
 
 def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
-  """Compute yarn's weight of the unscaled frequency, interpolated between whole pairs."""
+  """Compute yarn's weight of the unscaled frequency, interpolated over the pair index."""
   P = len(plain_P)
 
   def pair(turns: float) -> float:
-    """Return the pair, as a fraction, with this many turns over `original_positions`."""
+    """Return the fractional index of the pair that turns this often over `original_positions`."""
     return P * np.log(config.original_positions / (turns * 2 * np.pi)) / np.log(config.theta)
 
   first = max(np.floor(pair(config.beta_fast)), 0)
@@ -116,7 +118,7 @@ def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
 def rotations(config: RopeConfig, head_size: int, position_BT: Array) -> Rotation:
   """Compute the rotation at each integer position [B, T]."""
   chex.assert_rank(position_BT, 2)
-  # float32: bfloat16 cannot tell position 257 from 256.
+  # In float32, because bfloat16 cannot distinguish positions 256 and 257.
   angle_BTP = position_BT[:, :, None].astype(jnp.float32) * frequencies(config, head_size)
   rotation = Rotation(cos_BTP=jnp.cos(angle_BTP), sin_BTP=jnp.sin(angle_BTP))
   if config.scaling != 'yarn':
@@ -125,13 +127,13 @@ def rotations(config: RopeConfig, head_size: int, position_BT: Array) -> Rotatio
 
 
 def unrotated(position_BT: Array, head_size: int) -> Rotation:
-  """Return the rotation by 0, for layers without positions."""
+  """Return a rotation by an angle of 0, for layers without rotary positions."""
   shape = *position_BT.shape, head_size // 2
   return Rotation(cos_BTP=jnp.ones(shape), sin_BTP=jnp.zeros(shape))
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-  """Rotate each head's pairs of entries, i with i + H/2 as in Hugging Face, in float32."""
+  """Rotate each head's pairs of entries (i, i + H/2), as in Hugging Face, in float32."""
   chex.assert_rank([x_BTNH, rotation.cos_BTP, rotation.sin_BTP], [4, 3, 3])
   cos, sin = rotation.cos_BTP[:, :, None], rotation.sin_BTP[:, :, None]
   first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)

@@ -1,7 +1,8 @@
-"""The shape of a decoder: its sizes, and how its family differs from others.
+"""The shape of a decoder: its sizes, and what distinguishes its model family.
 
-Only this file describes families. layers.py and model.py compute what `ShapeConfig` describes, and
-huggingface/architecture.py reads and writes it as Hugging Face's config.json.
+This file is the only description of model families. layers.py and model.py implement what
+`ShapeConfig` describes, and huggingface/architecture.py converts it to and from Hugging Face's
+config.json.
 """
 
 import dataclasses
@@ -15,13 +16,13 @@ from exgrpo_jax.policy import rotary, sharding
 
 
 class Kind(NamedTuple):
-  """A kind of layer within a model; the parameters of all kinds have the same shapes."""
+  """A kind of layer within a model; parameter shapes are the same for all kinds."""
 
-  is_local: bool  # attends to the last `window` tokens only
+  is_local: bool  # attends only to the last `window` tokens
   has_positions: bool  # rotates queries and keys
 
 
-# A layer's letter in `ShapeConfig.layers`.
+# Letter in `ShapeConfig.layers` -> kind of layer.
 KINDS = {
   'f': Kind(is_local=False, has_positions=True),  # full attention
   's': Kind(is_local=True, has_positions=True),  # sliding window
@@ -32,66 +33,73 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
-  """The decoder's shape, by default Qwen2.5-Math-1.5B's; every field is static under jit."""
+  """A decoder's shape, by default Qwen2.5-Math-1.5B's; every field is static under jit."""
 
   vocab_size: int = setting(
-    151936, '[0, inf)', "rows of the embedding; 0 means the tokenizer's vocabulary"
+    151936, '[0, inf)', "number of rows of the embedding; 0 means the tokenizer's vocabulary size"
   )
   width: int = setting(1536, '[1, inf)', 'size of the residual stream')
-  num_layers: int = setting(28, '[1, inf)', 'blocks of attention and MLP')
-  num_heads: int = setting(12, '[1, inf)', 'query heads')
+  num_layers: int = setting(28, '[1, inf)', 'number of layers, each with attention and an MLP')
+  num_heads: int = setting(12, '[1, inf)', 'number of query heads')
   num_kv_heads: int = setting(
-    2, '[1, inf)', 'key/value heads, each serving equally many query heads'
+    2, '[1, inf)', 'number of key/value heads, each serving equally many query heads'
   )
-  head_size: int = setting(128, '[2, inf)', 'size of one head, even')
-  mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP, or of each expert')
+  head_size: int = setting(128, '[2, inf)', 'size of one head; must be even')
+  mlp_width: int = setting(8960, '[1, inf)', 'number of hidden units in the MLP, or in each expert')
   num_experts: int = setting(
     0,
     '[0, inf)',
-    'MLPs that a router chooses from for each token, as in Qwen3 MoE; 0 means a single MLP',
+    'number of expert MLPs that a router chooses from for each token, as in Qwen3 MoE; 0 means a '
+    'single MLP',
   )
   experts_per_token: int = setting(
-    0, '[0, inf)', 'experts that the router chooses for a token; 0 without experts'
+    0, '[0, inf)', 'number of experts that the router chooses per token; 0 without experts'
   )
   normalised_experts: bool = setting(
-    False, None, "scale the weights of a token's experts to a sum of 1"
+    False, None, "normalise the weights of a token's experts to sum to 1"
   )
   activation: str = setting(
     'silu',
     ('silu', 'gelu', 'exact_gelu', 'relu'),
-    "the activation of the MLP's gate; gelu is the approximation with tanh, as in Gemma",
+    "the activation of the MLP's gate; gelu is the tanh approximation, as in Gemma",
   )
   layers: str = setting(
     'f',
     None,
-    'the kinds of the layers, repeated over all layers: f attends to all earlier tokens, s to a '
-    'sliding window, n and w do the same without positions',
+    'one letter per layer, repeated over all layers: f attends to all earlier tokens and s to a '
+    'sliding window; n and w are like f and s, but without positions',
   )
   window: int = setting(
     0,
     '[0, inf)',
-    'tokens that layers s and w attend to, with the current one; 0 without such layers',
+    'number of tokens that s and w layers attend to, including the current token; 0 without such '
+    'layers',
   )
   rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
   local_rope: rotary.RopeConfig = dataclasses.field(default_factory=rotary.RopeConfig)
-  norm_epsilon: float = setting(1e-6, '(0, inf)', 'added to the mean square before taking the root')
+  norm_epsilon: float = setting(
+    1e-6, '(0, inf)', 'the value added to the mean square before the square root'
+  )
   norms: str = setting(
     'before',
     ('before', 'after', 'both'),
-    'the place of norms: before attention and MLP, after them as in OLMo 2, or both as in Gemma',
+    'where norms are applied: before attention and MLP, after them as in OLMo 2, or both as in '
+    'Gemma',
   )
-  norm_offset: bool = setting(False, None, 'norms scale by 1 + their parameter, as in Gemma')
-  attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
-  output_bias: bool = setting(False, None, "a bias on attention's output projection")
-  mlp_bias: bool = setting(False, None, "biases on the MLP's three projections")
-  query_key_norm: bool = setting(False, None, 'queries and keys are normalised, as in Qwen3')
+  norm_offset: bool = setting(False, None, 'norms multiply by 1 + their parameter, as in Gemma')
+  attention_bias: bool = setting(True, None, 'add biases to queries, keys and values, as in Qwen2')
+  output_bias: bool = setting(False, None, 'add a bias to the attention output projection')
+  mlp_bias: bool = setting(False, None, "add biases to the MLP's three projections")
+  query_key_norm: bool = setting(False, None, 'normalise queries and keys, as in Qwen3')
   norm_all_heads: bool = setting(
     False,
     None,
     'with query_key_norm: normalise over all heads together, as in OLMo 2, instead of per head',
   )
   query_scale: float = setting(
-    0.0, '[0, inf)', 'scores are divided by the root of this; 0 means head_size'
+    0.0,
+    '[0, inf)',
+    'attention scores are divided by the square root of this value; 0 means head_size',
   )
   query_beta: float = setting(
     0.0,
@@ -100,15 +108,17 @@ class ShapeConfig:
     ' as in Ministral 3',
   )
   attention_cap: float = setting(
-    0.0, '[0, inf)', 'scores become cap * tanh(score / cap), as in Gemma 2; 0 leaves them'
+    0.0,
+    '[0, inf)',
+    'attention scores become cap * tanh(score / cap), as in Gemma 2; 0 turns this off',
   )
   logit_cap: float = setting(
-    0.0, '[0, inf)', 'logits become cap * tanh(logit / cap), as in Gemma 2; 0 leaves them'
+    0.0, '[0, inf)', 'logits become cap * tanh(logit / cap), as in Gemma 2; 0 turns this off'
   )
   scaled_embeddings: bool = setting(
-    False, None, 'embeddings are multiplied by the root of the width, as in Gemma'
+    False, None, 'multiply embeddings by the square root of the width, as in Gemma'
   )
-  tied_embeddings: bool = setting(True, None, 'the unembedding is the transposed embedding')
+  tied_embeddings: bool = setting(True, None, 'use the transposed embedding as the unembedding')
   dtype: str = setting(
     'bfloat16', ('float32', 'bfloat16'), 'the dtype of activations; parameters are float32'
   )
@@ -127,24 +137,25 @@ class ShapeConfig:
       )
     if not self.layers or {*self.layers} - {*KINDS}:
       raise InputError(
-        f"config.model.layers='{self.layers}' must be letters of {', '.join(KINDS)}, one for each "
-        'layer. Fewer letters are repeated.'
+        f"config.model.layers='{self.layers}' must consist of the letters {', '.join(KINDS)}, one "
+        'per layer. The letters are repeated if there are more layers.'
       )
     if not min(1, self.num_experts) <= self.experts_per_token <= self.num_experts:
       raise InputError(
         f'config.model.experts_per_token={self.experts_per_token} must be at least 1 and at most '
-        f'config.model.num_experts={self.num_experts}, or both 0.'
+        f'config.model.num_experts={self.num_experts}, or both must be 0.'
       )
     if self.mlp_bias and self.num_experts:
       raise InputError(
-        f'config.model.mlp_bias=True must be False with config.model.num_experts={self.num_experts}'
-        ', because experts have no biases.'
+        'config.model.mlp_bias=True is not allowed with '
+        f'config.model.num_experts={self.num_experts}, because experts have no biases. Set '
+        'config.model.mlp_bias=False.'
       )
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):
       raise InputError(
         f"config.model.window={self.window} must be above 0 if config.model.layers='"
-        f"{self.layers}' has an s or a w among its {self.num_layers} layers, and 0 otherwise."
+        f"{self.layers}' has an s or w layer among its {self.num_layers} layers, and 0 otherwise."
       )
 
   @property
@@ -155,7 +166,7 @@ class ShapeConfig:
 
   @property
   def route_dtype(self) -> str:
-    """Return the dtype of expert numbers; its largest value is not an expert."""
+    """Return the dtype for expert indices; its largest value is never a valid expert."""
     return 'uint8' if self.num_experts < 256 else 'uint16'
 
   @property
@@ -164,12 +175,12 @@ class ShapeConfig:
     return self.num_layers, self.experts_per_token
 
   def layer_lengths(self, length: int) -> list[int]:
-    """Return how many of `length` tokens each layer attends to and caches: at most its window."""
+    """Return how many of `length` tokens each layer attends to and caches."""
     return [min(length, self.window) if kind.is_local else length for kind in self.kinds]
 
 
 def check_meshes(config: ShapeConfig, meshes: sharding.Meshes) -> None:
-  """Raise InputError if one of the meshes cannot split the model's dimensions evenly."""
+  """Raise InputError if a mesh cannot split the model's dimensions evenly."""
   for part, mesh in meshes._asdict().items():
     _check_mesh(config, mesh, f'config.mesh.{part}')
 
@@ -187,8 +198,8 @@ def _check_mesh(config: ShapeConfig, mesh: Mesh, place: str) -> None:
     size = getattr(config, field)
     if size % devices == 0 or (axis == 'kv_heads' and devices % size == 0):
       continue
-    alternative = ', or be a multiple of it' if axis == 'kv_heads' else ''
+    alternative = ', or be a multiple of this number' if axis == 'kv_heads' else ''
     raise InputError(
-      f'{place}.{names}={devices} must divide config.model.{field}={size}{alternative}: '
-      'each device holds an equal share.'
+      f'{place}.{names}={devices} must divide config.model.{field}={size}{alternative}, '
+      'because each device holds an equal share.'
     )

@@ -1,15 +1,15 @@
-"""The device meshes, and how logical axes map to mesh axes.
+"""The device meshes, and the mapping from logical axes to mesh axes.
 
-There are two meshes of the same devices. Training splits rows and parameters over all devices
-(FSDP): each device gathers a layer's weights to compute its own rows, and no activations are summed
-across devices. Decoding reads all weights for every token, so it must not gather them: they are
-replicated over the data axis and split by heads, hidden units and vocabulary over the tensor axis.
-Both meshes have the same axes, so one table of rules serves both.
+Training and decoding use two meshes of the same devices. Training splits rows and parameters over
+all devices (FSDP): each device gathers a layer's weights to compute its own rows, and no
+activations are summed across devices. Decoding reads all weights for every token, so it must not
+gather them: they are replicated over the data axis and split by heads, hidden units and vocabulary
+over the tensor axis. Both meshes have the same axis names, so one table of rules is enough.
 
-Only this file names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads',
-...). If its mesh axes do not divide a dimension evenly, it is replicated: with two key/value heads
-on a tensor axis of four, each device of that axis holds both, which costs memory but is always
-correct.
+Only this file names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads', ...).
+A dimension that its mesh axes do not divide evenly is replicated. For example, with two key/value
+heads on a tensor axis of four, each device on that axis holds both heads. This costs memory but is
+always correct.
 
 Experts are split over their own axis, which also splits rows: a layer's experts see the rows of all
 devices along it (`over_experts`).
@@ -32,7 +32,7 @@ from exgrpo_jax.errors import InputError, counted
 _MESH_AXES = ('data', 'fsdp', 'expert', 'tensor')
 
 # Rows are split over all axes except tensor. Parameters are split over fsdp by width, over expert
-# by experts, and over tensor by heads, hidden units and vocabulary: none uses a mesh axis twice.
+# by experts, and over tensor by heads, hidden units and vocabulary. No array uses an axis twice.
 _RULES: dict[str, tuple[str, ...]] = {
   'batch': ('data', 'fsdp', 'expert'),
   'outer_batch': ('data', 'expert'),  # rows of activations whose width is split over fsdp
@@ -51,16 +51,26 @@ class TrainingConfig:
   """The mesh for training and scoring; the product of the sizes is the number of devices."""
 
   data: int = setting(
-    1, '[-1, inf)', 'devices that split the rows and replicate the parameters; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'number of devices to split rows over, with replicated parameters; -1 uses the '
+    'remaining devices',
   )
   fsdp: int = setting(
-    -1, '[-1, inf)', 'devices that split the rows and the parameters; -1 takes the rest'
+    -1,
+    '[-1, inf)',
+    'number of devices to split rows and parameters over; -1 uses the remaining devices',
   )
   expert: int = setting(
-    1, '[-1, inf)', 'devices that split the rows and the experts; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'number of devices to split rows and experts over; -1 uses the remaining devices',
   )
   tensor: int = setting(
-    1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
+    'remaining devices',
   )
 
   def __post_init__(self) -> None:
@@ -74,13 +84,19 @@ class DecodingConfig:
   data: int = setting(
     -1,
     '[-1, inf)',
-    'devices that split the responses and replicate the parameters; -1 takes the rest',
+    'number of devices to split responses over, with replicated parameters; -1 uses the '
+    'remaining devices',
   )
   expert: int = setting(
-    1, '[-1, inf)', 'devices that split the rows and the experts; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'number of devices to split rows and experts over; -1 uses the remaining devices',
   )
   tensor: int = setting(
-    1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+    1,
+    '[-1, inf)',
+    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
+    'remaining devices',
   )
 
   def __post_init__(self) -> None:
@@ -89,7 +105,7 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """The arrangement of devices for training and for decoding; it changes only rounding."""
+  """The device arrangement for training and decoding, which only affects rounding."""
 
   training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
   decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
@@ -105,8 +121,8 @@ class Meshes(NamedTuple):
 def make_meshes(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Meshes:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """Make the meshes for training and decoding; see `make_mesh`."""
   decoding = make_mesh(config.decoding, devices)
-  # In the order of the decoding mesh, because its tensor axis needs neighbouring devices. An axis
-  # over all devices is as fast with any order that follows the interconnect.
+  # Use the decoding mesh's device order, because its tensor axis needs neighbouring devices. An
+  # axis over all devices is equally fast with any order that follows the interconnect.
   in_order = list(decoding.devices.flat)
   sizes = _sizes(config.training, len(in_order))
   return Meshes(
@@ -119,20 +135,21 @@ def make_mesh(
   config: TrainingConfig | DecodingConfig,
   devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
 ) -> Mesh:
-  """Make a mesh of the configured shape; GSPMD partitions programs on it (axis type Auto).
+  """Make a mesh of the configured shape, on which GSPMD partitions programs (axis type Auto).
 
   Args:
-    config: the mesh's shape; axes that it does not name have one device.
-    devices: every device of every host by default; or e.g. a topology's devices to compile for.
+    config: the mesh's shape; axes missing from it have size 1.
+    devices: the devices to use, by default all devices of all hosts. To compile for a topology,
+      pass the topology's devices.
 
   Raises:
-    InputError: the sizes do not multiply to the number of devices.
+    InputError: the product of the sizes is not the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   sizes, types = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
   try:
     return jax.make_mesh(sizes, _MESH_AXES, axis_types=types, devices=devices)
-  except NotImplementedError:  # an axis would be part of a side of the slice: four of v6e's eight
+  except NotImplementedError:  # an axis covers part of a slice's side, e.g. four of v6e's eight
     split = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(split, _MESH_AXES, axis_types=types)
 
@@ -144,8 +161,8 @@ def spec(
 
   Args:
     axis_sizes: `mesh.shape`.
-    logical_axes: one name, or None, per dimension; an unknown name raises KeyError.
-    shape: the array's shape; a dimension that its mesh axes do not divide is replicated.
+    logical_axes: a name or None for each dimension; unknown names raise KeyError.
+    shape: the array's shape; dimensions that their mesh axes do not divide are replicated.
   """
   return PartitionSpec(
     *(mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
@@ -169,19 +186,22 @@ def split(mesh: Mesh, logical_axis: str) -> tuple[str, int]:
 
 
 def batch(mesh: Mesh, num_rows: int) -> NamedSharding:
-  """Return the sharding of arrays of any rank whose first axis is rows; see `spec`."""
+  """Return the sharding for arrays of any rank whose first axis has `num_rows` rows; see `spec`."""
   return named(mesh, ('batch',), (num_rows,))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Return the sharding of arrays that every device holds in full."""
+  """Return the sharding for arrays that are replicated on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def put(tree: Any, sharding: NamedSharding) -> Any:
-  """Put NumPy arrays on the devices. Every host passes the same arrays and copies its shards."""
+  """Put NumPy arrays on the devices.
 
-  # jax.device_put would first compare the arrays between hosts.
+  All hosts must pass the same arrays; each host copies only its own shards.
+  """
+
+  # jax.device_put would first compare the arrays across hosts.
   def from_host(x: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
@@ -189,12 +209,12 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
 
 
 def layout_of(tree: Any) -> Any:
-  """Return the sharding of each array; see `restore_layout`."""
+  """Return each array's sharding; see `restore_layout`."""
   return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
 def bytes_per_device(tree: Any) -> int:
-  """Return the bytes of one device's shards of a tree of arrays or shapes; 0 for None."""
+  """Return the bytes that a tree of arrays or shapes takes on one device; 0 for None."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -202,17 +222,17 @@ def bytes_per_device(tree: Any) -> int:
 
 
 def restore_layout(tree: Any, layout: Any) -> Any:
-  """Give the arrays of `tree` the shardings of `layout`, a tree of the same structure.
+  """Give the arrays in `tree` the shardings in `layout`, a tree of the same structure.
 
-  The shardings of a program's results may lack mesh axes of size one. With such inputs the next
-  call would compile another program, which the compilation cache does not have.
+  The shardings of a program's results may lack mesh axes of size one. With such inputs, the next
+  call would compile another program, which is not in the compilation cache.
   """
 
   def restore(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     if not leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
       return jax.device_put(leaf, sharding)
-    # The same shards under another name. With several hosts, jax.device_put would run a copying
-    # program for each array, and XLA:CPU hangs if these fill its queue behind a collective.
+    # Reuse the shards. With several hosts, jax.device_put would run a copying program for each
+    # array, and XLA:CPU hangs if these fill its queue behind a collective.
     shards = [shard.data for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
@@ -223,16 +243,17 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
   """Pin an activation's layout inside jit, on the mesh of `jax.set_mesh`.
 
   Raises:
-    RuntimeError: there is no mesh in context.
+    RuntimeError: no mesh is set.
   """
   mesh = mesh_in_context('sharding.constrain')
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
 
 def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -> jax.Array:
-  """Move a parameter, inside jit, from the training layout to the decoding layout.
+  """Move a parameter from the training layout to the decoding layout, inside jit.
 
-  Each step needs one collective, because XLA gives up on the whole move, with a warning.
+  The move is split into steps of one collective each, because XLA gives up on the whole move with a
+  warning.
   """
   training, decoding = meshes
   target = spec(decoding.shape, logical_axes, x.shape)
@@ -240,8 +261,9 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
   if training.shape['fsdp'] == training.size and any(
     wide and size % training.size == 0 for wide, size in zip(is_width, x.shape, strict=True)
   ):
-    # Each device first has a part of the width. Then an all-to-all runs along each axis that splits
-    # another dimension, and an all-gather along the others: no device ever holds the whole.
+    # First each device has a part of the width. Then an all-to-all runs along each axis that splits
+    # another dimension, and an all-gather along the other axes. No device ever holds the whole
+    # array.
     steps, width, moved = [], ['data', 'expert', 'tensor'], [list[str]() for _ in target]
     steps.append((decoding, [tuple(width) if wide else None for wide in is_width]))
     for axis in ('tensor', 'expert'):
@@ -263,7 +285,7 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
 
 
 def platform() -> str:
-  """Return 'cpu', 'gpu' or 'tpu': the platform of `jax.set_mesh`'s mesh, else JAX's default."""
+  """Return the platform of the mesh of `jax.set_mesh` or JAX's default: 'cpu', 'gpu' or 'tpu'."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
 
@@ -272,7 +294,7 @@ def num_shards(logical_axis: str, size: int) -> int:
   """Return how many shards the mesh of `jax.set_mesh` splits a logical axis of `size` into.
 
   Raises:
-    RuntimeError: there is no mesh in context.
+    RuntimeError: no mesh is set.
   """
   mesh = mesh_in_context('sharding.num_shards')
   axes = mesh_axes(mesh.shape, logical_axis, size) or ()
@@ -280,10 +302,10 @@ def num_shards(logical_axis: str, size: int) -> int:
 
 
 def mesh_in_context(caller: str) -> AbstractMesh:
-  """Return the mesh of `jax.set_mesh`; the error names `caller`.
+  """Return the mesh of `jax.set_mesh`.
 
   Raises:
-    RuntimeError: there is none.
+    RuntimeError: no mesh is set; the message names `caller`.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
@@ -303,7 +325,7 @@ def mesh_axes(
 
 
 def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[int]:
-  """Return the sizes of _MESH_AXES; raise InputError if they do not fit the number of devices."""
+  """Return the sizes of _MESH_AXES; raise InputError unless their product is `num_devices`."""
   sizes = [getattr(config, axis, 1) for axis in _MESH_AXES]
   if -1 in sizes:
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
@@ -325,8 +347,8 @@ def _check_sizes(config: TrainingConfig | DecodingConfig) -> None:
       )
   if dataclasses.astuple(config).count(-1) > 1:
     raise InputError(
-      f'{_describe(config)} must hold at most one -1, because '
-      'only one axis can take the devices that the others leave.'
+      f'{_describe(config)} must contain at most one -1, because '
+      'only one axis can take the remaining devices.'
     )
 
 
@@ -342,9 +364,9 @@ def _describe(config: TrainingConfig | DecodingConfig) -> str:
 # ---- Programs on the training mesh ----
 
 
-_OPTIONS: dict[str, dict[str, str]] = {  # by platform: a compiler rejects options of another
-  # Otherwise a product with weights that are split over all chips becomes a loop over their shards,
-  # each too thin for the matrix units. In MiB; no product is this large.
+_OPTIONS: dict[str, dict[str, str]] = {  # by platform, because compilers reject unknown options
+  # Keeps XLA from turning a product with weights that are split over all chips into a loop over
+  # shards too thin for the matrix units. In MiB; no product is this large.
   'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
 }
 
@@ -353,7 +375,7 @@ _Result = TypeVar('_Result')
 
 
 class TrainingJit(Generic[_Arguments, _Result]):
-  """A function jitted for the platform that `jax.set_mesh`'s mesh has at each call."""
+  """A jitted function that gets the platform from the mesh of `jax.set_mesh` at each call."""
 
   def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
     functools.update_wrapper(self, function)
@@ -362,7 +384,7 @@ class TrainingJit(Generic[_Arguments, _Result]):
     )
 
   def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-    """Call the function, compiled for that platform."""
+    """Call the function, compiled for the mesh's platform."""
     return self._on(platform())(*args, **kwargs)
 
   def lower(self, *args: Any) -> jax.stages.Lowered:
@@ -373,7 +395,7 @@ class TrainingJit(Generic[_Arguments, _Result]):
 def jit_for_training(
   *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
-  """Return a decorator that makes a `TrainingJit`; it takes the arguments of `jax.jit`."""
+  """Return a decorator that makes a `TrainingJit`; arguments are as for `jax.jit`."""
   return lambda function: TrainingJit(
     function, static_argnums=static_argnums, donate_argnums=donate_argnums
   )
@@ -389,17 +411,17 @@ def per_shard(
 ) -> Callable[..., jax.Array]:
   """Make each device apply `function` to its own shards, on the mesh of `jax.set_mesh`.
 
-  For functions that GSPMD cannot partition, such as a Pallas kernel. `function` must not need data
-  from other shards. On a mesh of one device the result is `function` itself.
+  Use this for functions that GSPMD cannot partition, such as Pallas kernels. `function` must not
+  need data from other shards. On a mesh of one device, returns `function` itself.
 
   Args:
-    function: from arrays to one array.
-    in_axes: the logical axes of each argument. An axis is split if the mesh divides it in
-      every argument that has it.
-    out_axes: the result's logical axes; each must be an axis of some argument.
+    function: takes arrays and returns one array.
+    in_axes: the logical axes of each argument. An axis is split if the mesh divides it evenly in
+      all arguments that have it.
+    out_axes: the result's logical axes; each must also be an axis of an argument.
 
   Raises:
-    RuntimeError: there is no mesh in context.
+    RuntimeError: no mesh is set.
   """
   mesh = mesh_in_context('sharding.per_shard')
   if mesh.size == 1:
@@ -411,7 +433,7 @@ def per_shard(
       for name, size in zip(axes, x.shape, strict=True):
         dividing = mesh_axes(mesh.shape, name, size)
         splits[name] = splits.get(name, dividing) and dividing
-    # check_vma is off because Pallas kernels do not declare over which axes their results vary.
+    # check_vma is off because Pallas kernels do not declare which axes their results vary over.
     return jax.shard_map(
       function,
       in_specs=tuple(PartitionSpec(*map(splits.get, axes)) for axes in in_axes),
@@ -427,23 +449,23 @@ def over_experts(
 ) -> jax.Array:
   """Sum `function(rows, kernels, first)` over devices, on the mesh of `jax.set_mesh`.
 
-  Each device has its experts' kernel shards, and the rows of all devices along the experts' axis.
-  `first` is the number of its first expert among all. `function` returns the part of the sum from
-  the device's experts and hidden units, with the shape and dtype of the first of `rows`.
+  Each device gets its experts' kernel shards, and the rows of all devices along the expert axis.
+  `first` is the global index of the device's first expert.
 
   Args:
-    function: one device's part; on a mesh of one device, the whole.
+    function: computes the part of the sum from a device's experts and hidden units, with the shape
+      and dtype of rows[0].
     rows: arrays [B, ...].
-    kernels: (gate, up, down), with the axes in `mlp.Experts`.
+    kernels: (gate, up, down), with the same axes as in `mlp.Experts`.
 
   Raises:
-    RuntimeError: there is no mesh in context.
+    RuntimeError: no mesh is set.
   """
   mesh = mesh_in_context('sharding.over_experts')
   if mesh.size == 1:
     return function(rows, kernels, 0)
   of_rows = PartitionSpec(mesh_axes(mesh.shape, 'batch', len(rows[0])))
-  # Whole in their width: kernels that are split over it are gathered for the layer, like others.
+  # Kernels split by width are gathered for the layer, like all other weights.
   inputs, outputs = ('experts', None, 'mlp'), ('experts', 'mlp', None)
   of_kernels = tuple(
     spec(mesh.shape, axes, kernel.shape)

@@ -1,1 +1,1 @@
-"""Reports on runs: metrics files, metrics of one step, learning curves, comparisons of runs."""
+"""Reports on runs: metrics files, per-step metrics, learning curves, run comparisons."""

@@ -1,7 +1,7 @@
-"""The table of a suite: policies by benchmarks, in Markdown and CSV.
+"""A suite's results table: one row per policy, one column per benchmark, in Markdown and CSV.
 
-Each row is a JSON file that `exgrpo evaluate --suite` writes into the rows' folder. The tables are
-written again from all rows each time.
+Each row is a JSON file that `exgrpo evaluate --suite` writes to the rows' folder. Every evaluation
+rewrites the tables from all rows.
 """
 
 import csv
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
-GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # as in Benchmark.group
-Row = Mapping[str, Any]  # the content of a row's file; see `suites.row`
+GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # keys as in Benchmark.group
+Row = Mapping[str, Any]  # the contents of a row's file; see `suites.row`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,27 +26,27 @@ class Benchmark:
   """One column of a table."""
 
   label: str
-  data: str  # the data spec that has its questions, unless the user names others
-  source: str  # of its questions
-  group: str  # key of GROUPS: the average that includes it
-  samples: int  # responses to each question, its copies included: k of avg@k
+  data: str  # default data spec for its questions
+  source: str  # the questions' source
+  group: str  # key in GROUPS: the average that includes this benchmark
+  samples: int  # responses per question, including its copies: k in avg@k
 
   @property
   def measure(self) -> str:
-    """Return the score: avg@k, the share of correct responses, or pass@1 for a single response."""
+    """Return the score's name: avg@k (share of correct responses), or pass@1 for one response."""
     return f'avg@{self.samples}' if self.samples > 1 else 'pass@1'
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-  """The columns of a table, and the settings that all its rows share."""
+  """A table's columns, and the settings that all its rows share."""
 
   benchmarks: tuple[Benchmark, ...]
   settings: Mapping[str, Any]  # dotted config key -> value
 
   @property
   def data(self) -> tuple[str, ...]:
-    """Return the data specs that have the questions, unless the user names others."""
+    """Return the default data specs for the questions."""
     return tuple(dict.fromkeys(benchmark.data for benchmark in self.benchmarks))
 
 
@@ -64,24 +64,24 @@ class Score(NamedTuple):
 
 
 class Cell(NamedTuple):
-  """One column of a row: a benchmark's score, or the average over benchmarks of a group."""
+  """One cell of a row: a benchmark's score, or the average over a group of benchmarks."""
 
   score: Score | None  # None if it was not evaluated
-  over: int = 0  # number of benchmarks that an average is over
-  of: int = 0  # number that it should be over; 0 for a benchmark's score
+  over: int = 0  # number of benchmarks in an average
+  of: int = 0  # number of benchmarks in the group; 0 for a benchmark's score
 
 
 def average(scores: Sequence[Score]) -> Score:
-  """Return the mean of m benchmarks with equal weights, and its 95% interval.
+  """Return the equally weighted mean of m benchmarks, and its 95% interval.
 
-  The benchmarks' errors are independent, so their squares add up. With (l_i, u_i) the interval of
-  benchmark i and p_i its value, the mean p has the interval
+  The benchmarks' errors are independent, so their squares add up. If benchmark i has the value p_i
+  and the interval (l_i, u_i), the mean p has the interval
 
     p - sqrt(Σ (p_i - l_i)²) / m  to  p + sqrt(Σ (u_i - p_i)²) / m.
 
-  For symmetric intervals p_i ± 1.96 se_i this is p ± 1.96 sqrt(Σ se_i²) / m. If a benchmark has no
-  correct response or only correct ones, its standard error carries no information, but Wilson's
-  limits still do. This is the method of variance estimates recovery (Zou and Donner, Statistics in
+  For symmetric intervals p_i ± 1.96 se_i this is p ± 1.96 sqrt(Σ se_i²) / m. If all or none of a
+  benchmark's responses are correct, its standard error carries no information, but Wilson's limits
+  still do. This is the method of variance estimates recovery (Zou and Donner, Statistics in
   Medicine 27, 2008), applied to a sum.
   """
   m = len(scores)
@@ -95,7 +95,7 @@ def average(scores: Sequence[Score]) -> Score:
 
 
 def row_path(folder: str, name: str) -> pathlib.Path:
-  """Return the path of the file of the row called `name`."""
+  """Return the path of the file for the row `name`."""
   return pathlib.Path(folder, re.sub(r'[^\w.-]+', '_', name) + '.json')
 
 
@@ -108,17 +108,17 @@ def read(folder: str) -> list[dict[str, Any]]:
       rows.append(row | {'evaluated': row['evaluated'], 'name': row['name']})
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise InputError(
-        f'{path}: cannot be read as a row of a table ({type(error).__name__}: {error}). Delete it, '
-        'or choose another --out.'
+        f'{path}: this file is not a valid table row ({type(error).__name__}: {error}). Delete '
+        'the file, or choose another --out.'
       ) from error
   return sorted(rows, key=lambda row: row['evaluated'])
 
 
 def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
-  """Raise InputError if a row's settings or questions differ from the other rows'.
+  """Raise InputError unless a row has the same settings and questions as all other rows.
 
-  A row that is not evaluated yet needs only `settings`, and `benchmarks` with `content` and
-  `responses`. Benchmarks that one of two rows lacks are not compared.
+  A row that has not been evaluated yet needs only `settings`, and `benchmarks` with `content` and
+  `responses`. Benchmarks missing from either row are not compared.
   """
   for other in others:
     where = f"{row_path(folder, other['name'])} ('{other['name']}')"
@@ -126,16 +126,19 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
       here, there = row['settings'].get(key), other['settings'].get(key)
       if here != there:
         raise InputError(
-          f'config.{key}={here} does not compare with {where}, which was evaluated with {there}. '
-          'All rows of a table need the same settings: use its value, or choose another --out.'
+          f'config.{key}={here}: the row in {where} was evaluated with {there}, and all rows in a '
+          f'table need the same settings. Set config.{key}={there}, or choose another --out.'
         )
     for label in row['benchmarks'].keys() & other['benchmarks'].keys():
       here, there = row['benchmarks'][label], other['benchmarks'][label]
-      for key, what in (('content', 'other questions'), ('responses', 'another number of them')):
+      for key, what in (
+        ('content', 'different questions'),
+        ('responses', 'a different number of responses'),
+      ):
         if here[key] != there[key]:
           raise InputError(
-            f'{label} does not compare with {where}, which was evaluated on {what} ({key} '
-            f'{there[key]}, here {here[key]}). Use the same --data, or choose another --out.'
+            f'{label}: the row in {where} was evaluated on {what} ({key} is {there[key]} there, '
+            f'but {here[key]} here). Use the same --data, or choose another --out.'
           )
 
 
@@ -143,7 +146,7 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
 
 
 def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> list[str]:
-  """Write out/{suite}.md and .csv over these rows, and return their paths."""
+  """Write these rows to out/{suite}.md and .csv, and return the two paths."""
   texts = {'md': markdown(benchmarks, rows), 'csv': comma_separated(benchmarks, rows)}
   paths = []
   for ending, text in texts.items():
@@ -155,7 +158,7 @@ def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[
 
 
 def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Return a Markdown table in percent, each ± half its interval, and how it was measured."""
+  """Return a Markdown table of percentages, each ± half its interval, with a legend."""
   header = ['']
   for group, members in _grouped(benchmarks).items():
     header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
@@ -167,7 +170,7 @@ def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
 
 
 def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Return CSV: value and interval of each column in percent, plus the benchmarks per average."""
+  """Return CSV: each column's value and interval in percent, and benchmark counts of averages."""
   header, text = ['name'], io.StringIO(newline='')
   for group, members in _grouped(benchmarks).items():
     for column in (*(benchmark.label for benchmark in members), f'average {GROUPS[group]}'):
@@ -185,13 +188,13 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
 
 
 def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
-  """Return group -> its benchmarks, in the order of the columns, without empty groups."""
+  """Return group -> its benchmarks, in column order, without empty groups."""
   grouped = {group: [item for item in benchmarks if item.group == group] for group in GROUPS}
   return {group: members for group, members in grouped.items() if members}
 
 
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
-  """Return the cells of one row: for each group its benchmarks, then their average."""
+  """Return the cells of a row: for each group, its benchmarks and then their average."""
   cells = []
   for members in _grouped(benchmarks).values():
     found = [row['benchmarks'].get(benchmark.label) for benchmark in members]
@@ -212,13 +215,13 @@ def _text(cell: Cell) -> str:
 
 
 def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Explain what the numbers are, and which are missing."""
+  """Explain the numbers, and list the missing ones."""
   measures: dict[str, list[str]] = {}
   for benchmark in benchmarks:
     measures.setdefault(benchmark.measure, []).append(benchmark.label)
   settings = rows[0]['settings'] if rows else {}
   lines = [
-    'Per cent, ± half of the 95% interval. '
+    'Percent ± half of the 95% interval. '
     + '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
     + '.',
     ', '.join(f'{key}={value}' for key, value in settings.items()),

@@ -1,7 +1,7 @@
-"""Figures: size, colours, axes over steps, files; and the curves of a sweep.
+"""Matplotlib figures: style, axes over steps, saving, and the curves of a sweep.
 
-The colours are Okabe and Ito's, which people with any colour vision can distinguish. Lines also
-differ in their dashes.
+The colours are from Okabe and Ito's palette, which is safe for all kinds of colour vision. Lines
+also differ in their dashes.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ GREY = '#666666'
 _COLORS = (BLUE, ORANGE, GREEN, PURPLE, '#E69F00', '#56B4E9', '#000000')
 _DASHES = ('-', '--', '-.', ':')
 _PANEL = (3.3, 2.5)  # inches
-_INCHES_OF_HANDLE, INCH = 0.65, 0.07  # of a line's sample in a legend; of a small character
-_TITLE = 38  # characters in a line of a panel's title; the axis labels push it to the right
-_SPARSE = 20  # points; a line with fewer is not smoothed, however many steps it spans
+_INCHES_OF_HANDLE, INCH = 0.65, 0.07  # widths of a legend's line sample and of a small character
+_TITLE = 38  # characters per line of a panel's title, which the axis labels push right
+_SPARSE = 20  # points; a line with fewer points is never smoothed, however many steps it spans
 _DOTS_PER_INCH = 150
-_TRAINING_METRICS = ('reward', 'entropy', 'length/mean')  # of a sweep
+_TRAINING_METRICS = ('reward', 'entropy', 'length/mean')  # plotted for a sweep
 _COLUMNS = 3
 _STYLE: Any = {
   'font.size': 9,
@@ -45,25 +45,25 @@ _STYLE: Any = {
   'ytick.labelsize': 8,
   'legend.fontsize': 8.5,
   'legend.frameon': False,
-  'svg.fonttype': 'none',  # text stays text
+  'svg.fonttype': 'none',  # keep text as text
   'pdf.fonttype': 42,
   'svg.hashsalt': 'exgrpo_jax',
 }
-# Without a date, so that equal runs have equal figures.
+# No date, so that equal runs give identical files.
 _METADATA = {'png': None, 'svg': {'Date': None}, 'pdf': {'CreationDate': None}}
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-  """Apply the fonts and lines of all figures within the block."""
+  """Apply the shared figure style within the block."""
   with matplotlib.rc_context(_STYLE):
     yield
 
 
 def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
-  """Make a figure of panels; return it and its axes [rows, columns].
+  """Create a figure of panels; return the figure and its axes [rows, columns].
 
-  `options` go to Figure.subplots.
+  `options` are passed to Figure.subplots.
   """
   figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows + 0.4), layout='constrained')
   FigureCanvasAgg(figure)  # not through pyplot, which keeps every figure alive
@@ -71,7 +71,7 @@ def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
 
 
 def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
-  """Make a figure with a grid of `count` panels; unused places stay empty."""
+  """Create a figure with a grid of `count` panels; unused cells stay empty."""
   columns = min(columns, count)
   figure, axes = grid(-(-count // columns), columns)
   for ax in axes.flat[count:]:
@@ -80,7 +80,7 @@ def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-  """Yield the colour and dashes of each line; the first 28 are all different."""
+  """Yield the colour and dashes of each line; the first 28 are all distinct."""
   for color, dashes in zip(itertools.cycle(_COLORS), itertools.cycle(_DASHES)):
     yield {'color': color, 'linestyle': dashes}
 
@@ -97,7 +97,7 @@ def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
 
 
 def wrap(text: str, width: int) -> str:
-  """Break a text at spaces into lines of at most `width` characters."""
+  """Wrap text at spaces to at most `width` characters per line."""
   return '\n'.join(textwrap.wrap(text, width, break_long_words=False))
 
 
@@ -111,9 +111,9 @@ def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: An
 
 
 def legend(figure: Figure, axes: Sequence[Axes], note: str = '', at_right: bool = False) -> None:
-  """Draw one legend for all panels, with every label once: below them, or to their right.
+  """Draw one legend for all panels, below them or to their right, with each label once.
 
-  `note` is printed above it and explains bands and whiskers.
+  `note` appears above the legend and explains bands and whiskers.
   """
   found: dict[str, Any] = {}
   for ax in axes:
@@ -135,7 +135,7 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', at_right: bool 
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-  """Write a figure; the suffix of `path` is the format."""
+  """Write a figure in the format given by the suffix of `path`."""
   kind = path.suffix[1:]
   with replacing(path) as unfinished:
     figure.savefig(unfinished, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
@@ -144,9 +144,9 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
   """Plot every evaluation score and some training metrics of a sweep, one line per setting.
 
-  A line is the mean over the runs of a setting, at the steps where all of them have a finite
-  value; the band around it is one sample standard deviation (n - 1). Metrics without values are
-  left out. Raises InputError if none has values.
+  A line is the mean over a setting's runs, at the steps where all of them have a finite value. The
+  band around it is one sample standard deviation (n - 1). Metrics without values are left out.
+  Raises InputError if no metric has values.
   """
   names = (*tabulated(runs), *_TRAINING_METRICS)
   found = {
@@ -158,9 +158,10 @@ def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
   shown = {name: lines for name, lines in found.items() if lines}
   if not shown:
     raise InputError(
-      f'{path}: nothing to draw: no run has any of {", ".join(names)}. Check their metrics.jsonl.'
+      f'{path}: there is nothing to draw, because no run has any of these metrics: '
+      f'{", ".join(names)}. Check the metrics.jsonl files of the runs.'
     )
-  looks = dict(zip(runs, styles()))  # the same for a setting in all panels
+  looks = dict(zip(runs, styles()))  # a setting looks the same in all panels
   with style():
     figure, axes = wrapped(len(shown), _COLUMNS)
     for ax, (name, lines) in zip(axes, shown.items()):

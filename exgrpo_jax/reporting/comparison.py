@@ -1,10 +1,10 @@
-"""Comparisons of policies and of runs: scores over seeds, paired differences, 95% intervals.
+"""Comparisons of policies and runs: scores over seeds, paired differences, 95% intervals.
 
 Intervals over questions are cluster-robust; intervals over seeds are percentile bootstraps by SciPy
-(Efron, Annals of Statistics 7, 1979). With few seeds these bootstraps are too narrow. For normal
-values they cover the true mean in 95% of cases in the limit, in about 91% with 16 seeds, 87% with 8
-and 83% with 5. With two seeds it would be 50%, so two seeds have no interval. Equal values have
-none either, because all resamples would be equal.
+(Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
+normal values they cover the true mean 95% of the time in the limit, about 91% with 16 seeds, 87%
+with 8 and 83% with 5. Two seeds would give 50%, so no interval is computed for two seeds, nor for
+equal values, whose resamples would all be equal.
 """
 
 import math
@@ -18,7 +18,7 @@ import numpy as np
 from exgrpo_jax.reporting.metrics import Run
 
 Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
-_ROUNDING = 1e-15  # a variance of a mean up to here is 0
+_ROUNDING = 1e-15  # a variance of a mean up to this counts as 0
 _Clusters = Sequence[Any] | np.ndarray
 
 
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
   """A statistic of some values and its 95% interval."""
 
   value: float
-  low: float  # NaN without an interval: too few values, or equal ones
+  low: float  # NaN if there is no interval: too few values, or all values equal
   high: float
 
 
@@ -34,20 +34,21 @@ class Estimate(NamedTuple):
 
 
 def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
-  """Estimate the mean of an evaluation.
+  """Estimate an evaluation's mean score.
 
   Rows with the same prompt are not independent (AIME lists each of its 30 questions 32 times), and
-  neither are samples of one question. So the standard error of the mean is cluster-robust, with the
-  G / (G - 1) correction for G clusters. It gives the effective sample size n = p(1-p) / se^2: the
-  number of independent samples with the same error. The interval is Wilson's score interval (JASA
-  22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0 of 100 are correct.
+  neither are samples for one question. So the standard error of the mean is cluster-robust, with
+  the G / (G - 1) correction for G clusters. This standard error gives the effective sample size
+  n = p(1-p) / se^2, the number of independent samples with the same error. The interval is Wilson's
+  score interval (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0
+  of 100 are correct.
 
-  A standard error of 0, for example if all or none are correct, carries no information; then n is
-  G. n never exceeds the number of samples.
+  A standard error of 0, for example if all or no responses are correct, carries no information; n
+  is then G. n never exceeds the number of samples.
 
   Args:
-    correct_QK: [questions, samples], bool or float in [0, 1].
-    cluster_Q: [questions], the prompt of each row, as text or id: equal ones form a cluster.
+    correct_QK: correctness [questions, samples], bool or float in [0, 1].
+    cluster_Q: each row's prompt, as text or id [questions]; rows with equal prompts form a cluster.
   """
   chex.assert_rank(correct_QK, 2)
   score_Q = correct_QK.mean(axis=1, dtype=np.float64)
@@ -60,14 +61,14 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
-  The standard error is cluster-robust, as in `interval_95`. If all differences are equal it is 0
-  and carries no information. None of G clusters has shown another value, so another value has at
-  most the probability b = 1 - 0.05^(1/G), about 3 / G. The interval holds every mean that is
-  possible if a share b of the differences lies anywhere in [-1, 1].
+  The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
+  error is 0 and carries no information. None of the G clusters shows another value, so another
+  value has a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains
+  every mean that is possible if a share b of the differences takes any value in [-1, 1].
 
   Args:
-    difference_Q: [questions], between two policies' shares of correct responses.
-    cluster_Q: [questions]; equal ones form a cluster.
+    difference_Q: differences between two policies' shares of correct responses [questions].
+    cluster_Q: each question's cluster id [questions]; equal ids form a cluster.
   """
   chex.assert_rank(difference_Q, 1)
   mean = float(difference_Q.mean())
@@ -80,7 +81,7 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
 
 def _variance_of_mean(score_Q: np.ndarray, cluster_Q: _Clusters) -> tuple[float, int]:
-  """Return the cluster-robust variance of the mean of scores, and the number G of clusters."""
+  """Return the cluster-robust variance of the mean score, and the number G of clusters."""
   _, index_Q = np.unique(np.asarray(cluster_Q), return_inverse=True)
   chex.assert_equal_shape([score_Q, index_Q])
   residual_G = np.bincount(index_Q, weights=score_Q - score_Q.mean())
@@ -99,24 +100,24 @@ def _wilson_interval(mean: float, n: float) -> tuple[float, float]:
 # ---- Intervals over seeds ----
 
 RESAMPLES = 10_000
-FEWEST = 3  # values for which there is an interval
-ROUNDING = 1e-12  # an interval narrower than this has no width
-_SEED = 0  # the same resamples each time, so that a table can be reproduced
+FEWEST = 3  # values needed for an interval
+ROUNDING = 1e-12  # an interval narrower than this counts as no interval
+_SEED = 0  # fixed, so that tables are reproducible
 
 Statistic = Callable[..., np.ndarray]  # (values [..., N], axis=-1) -> [...]
 
 
 def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-  """Return the mean over `axis`: [..., N] -> [...]."""
+  """Compute the mean over `axis`: [..., N] -> [...]."""
   return values.mean(axis=axis)
 
 
 def bootstrap(values: np.ndarray, statistic: Statistic = mean) -> Estimate:
-  """Estimate a statistic of `values` [N], at least one, from RESAMPLES resamples."""
+  """Estimate a statistic of `values` [N], N >= 1, from RESAMPLES resamples."""
   value = float(statistic(values))
   if len(values) < FEWEST:
     return Estimate(value, np.nan, np.nan)
-  from scipy import stats  # takes three quarters of a second, and few commands need it
+  from scipy import stats  # importing it takes 0.75 s, and few commands need it
 
   found = stats.bootstrap(
     (values,),
@@ -139,8 +140,8 @@ class Comparison(NamedTuple):
   """The difference between two policies or settings over their common pairs."""
 
   difference: np.ndarray  # [N], second minus first
-  pairs: int  # seeds, or different questions
-  estimate: Estimate  # of the mean difference; NaN without any pair
+  pairs: int  # seeds, or distinct questions
+  estimate: Estimate  # of the mean difference; NaN without pairs
 
 
 def compare(
@@ -148,8 +149,9 @@ def compare(
 ) -> Comparison:
   """Compare the scores of two policies, or of two settings, pair by pair.
 
-  The effect of a seed or a question on both cancels. Keys are seeds; with `of_questions` they are
-  (row, question), and rows of the same question (AIME lists each question 32 times) are one pair.
+  Pairing cancels the effect of the seed or question on both scores. Keys are seeds; with
+  `of_questions` they are (row, question), and rows with the same question (AIME lists each question
+  32 times) count as one pair.
   """
   keys = sorted(first.keys() & second.keys())
   difference = np.array([second[key] - first[key] for key in keys], np.float64)
@@ -163,7 +165,7 @@ def compare(
 
 # ---- Scores over seeds ----
 
-Scores = Mapping[int, float]  # step -> score, of a run
+Scores = Mapping[int, float]  # a run's scores, step -> score
 _FALLING = re.compile(
   r'(.+/)?(truncated|wrong|no_answer|timed_out|crashed|zero_advantage|zero_variance|skipped|loss'
   r'|solved_by_none)'
@@ -172,33 +174,33 @@ _TABULATED = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps|truncated)')
 
 
 class Spread(NamedTuple):
-  """The mean over seeds and their sample standard deviation (n - 1)."""
+  """The mean over seeds, and the sample standard deviation (n - 1)."""
 
   mean: float
-  deviation: float  # NaN of a single seed
+  deviation: float  # NaN for a single seed
 
 
 class Summary(NamedTuple):
-  """The scores of a setting's runs."""
+  """A summary of the scores of a setting's runs."""
 
   seeds: int
-  last_steps: Sequence[int]  # steps of the runs' last evaluations, without repeats, ascending
-  common: Spread | None  # at the last step that all settings have; None if there is none
+  last_steps: Sequence[int]  # distinct steps of the runs' last evaluations, ascending
+  common: Spread | None  # at the last step common to all settings; None if there is none
   last: Spread
   best: Spread
 
 
 def scores_of(run: Run, name: str) -> dict[int, float]:
-  """Return step -> value of a metric for the records that have it."""
+  """Return step -> value of a metric, from the records that contain it."""
   return {int(record['step']): record[name] for record in run if name in record}
 
 
 def summaries(
   name: str, settings: Mapping[str, Sequence[Scores]]
 ) -> tuple[int | None, dict[str, Summary]]:
-  """Return the last step that the runs of all settings have, and a summary of each setting.
+  """Return the last step that the runs of all settings share, and a summary of each setting.
 
-  Runs without the score are left out, and so are settings without such runs.
+  Runs without the score are left out, and so are settings in which no run has the score.
   """
   scored = {label: list(filter(None, seeds)) for label, seeds in settings.items()}
   step = last_common_step([scores for seeds in scored.values() for scores in seeds])
@@ -221,18 +223,18 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def last_common_step(evaluated: Sequence[Collection[int]]) -> int | None:
-  """Return the last step after 0 at which all runs were evaluated; None if there is none.
+  """Return the last step after 0 at which all runs were evaluated; None if no step qualifies.
 
-  Step 0 is the policy before training, which says nothing about a run.
+  Step 0 is excluded, because it evaluates the policy before training.
   """
   common = set.intersection(*map(set, evaluated)) if evaluated else set()
   return max((step for step in common if step > 0), default=None)
 
 
 def best(name: str, values: Iterable[float]) -> float:
-  """Return the highest finite value; the lowest if less is better ('eval/gsm8k/truncated').
+  """Return the highest finite value, or the lowest if lower is better ('eval/gsm8k/truncated').
 
-  Returns NaN without a finite value.
+  Returns NaN if no value is finite.
   """
   finite = filter(math.isfinite, values)
   is_falling = _FALLING.fullmatch(name) is not None
@@ -243,14 +245,14 @@ def best(name: str, values: Iterable[float]) -> float:
 
 
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
-  """Return the final and best score of every evaluation of a sweep, over seeds, in Markdown.
+  """Return a Markdown table with the final and best scores of a sweep's evaluations over seeds.
 
-  A run's final score is its last one, at the step in the column before. Its best score is `best`,
-  which includes the evaluation before training.
+  A run's final score is from its last evaluation, at the step shown in the preceding column. Its
+  best score is `best`, which includes the evaluation before training.
 
   Args:
     runs: setting -> its finished runs.
-    wanted: setting -> number of runs that the sweep plans; the rows come in this order.
+    wanted: setting -> number of planned runs; it determines the order of the rows.
   """
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in tabulated(runs):
@@ -266,19 +268,19 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
 
 
 def tabulated(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-  """Return the names of these runs' metrics that are scores of evaluations."""
+  """Return the names of all evaluation scores among the runs' metrics."""
   names = {name for seeds in runs.values() for run in seeds for record in run for name in record}
   return sorted(filter(_TABULATED.fullmatch, names))
 
 
 def steps(last: Iterable[int]) -> str:
-  """Return the step of the last evaluation of some runs: `3`, or `2 to 3` if they differ."""
+  """Format the steps of several runs' last evaluations: `3`, or `2 to 3` if they differ."""
   found = sorted(set(last))
   return '-' if not found else ' to '.join(map(str, dict.fromkeys((found[0], found[-1]))))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-  """Return a Markdown table with columns of even width; the first row is the head."""
+  """Format a Markdown table with aligned columns; the first row is the header."""
   widths = [max(map(len, column)) for column in zip(*rows)]
   ruled = [rows[0], ['-' * width for width in widths], *rows[1:]]
   return '\n'.join('| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in ruled)

@@ -1,4 +1,4 @@
-"""Messages that a run prints: as it starts, after each step, and when it ends."""
+"""Messages that a run prints at the start, after each step, and at the end."""
 
 import math
 import os
@@ -16,11 +16,11 @@ from exgrpo_jax.errors import counted
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import comparison
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 
 
 def banner(
-  rollout: Rollout,
+  rollout: RolloutSetup,
   evaluations: Sequence[QuestionSet],
   every: int,
   done: int,
@@ -29,13 +29,13 @@ def banner(
 ) -> str:
   """Return the opening message: method, devices, model, data, steps and workdir.
 
-  `every` is the number of steps between evaluations; `done` steps are done already.
+  `every` is the number of steps between evaluations, and `done` is the number of finished steps.
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind
-  shape, config = rollout.scoring.model, rollout.config
+  shape, config = rollout.score_spec.model, rollout.config
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, mesh)))
-  ratio = rollout.replay.ratio
+  ratio = rollout.replay_config.ratio
   rows = [
     ('method', f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'plain GRPO, replay.ratio=0'),
     ('device', f'{counted(mesh.size, kind)}, {counted(jax.process_count(), "host")}'),
@@ -53,7 +53,7 @@ def banner(
     ),
     *[('evaluation', _size(questions)) for questions in evaluations],
     *[('', f'at the start, every {counted(every, "step")} and at the end')] * bool(evaluations),
-    ('steps', f'{num_steps:,}' + (f' ({done:,} done already)' if done else '')),
+    ('steps', f'{num_steps:,}' + (f' ({done:,} already done)' if done else '')),
     ('workdir', workdir),
   ]
   return _columns(rows)
@@ -86,20 +86,20 @@ def progress_line(
 
 
 def finished(workdir: str, done: int, num_steps: int) -> str:
-  """Return the message that the run already has config.num_steps steps, or more."""
+  """Return the message for a run that already has config.num_steps steps or more."""
   return (
     f'{workdir}: the run is finished: it has taken {counted(done, "step")}, and '
-    f'config.num_steps={num_steps}; nothing was changed. Set a larger --config.num_steps to '
-    'continue it.'
+    f'config.num_steps={num_steps}. Nothing was changed. Set a larger --config.num_steps to '
+    'continue the run.'
   )
 
 
 def ended_early(step: int, num_steps: int, patience: int) -> str:
-  """Return the message that the run stopped early."""
+  """Return the message for a run that stopped early."""
   return (
     f'ended after step {step} of {num_steps}: validation/score has not improved in '
     f'{counted(patience, "evaluation")} in a row (config.evaluation.patience). Set a larger '
-    'patience, or 0, to continue it.'
+    'patience, or 0, to continue the run.'
   )
 
 
@@ -115,10 +115,10 @@ def farewell(
 
   Args:
     records: the run's metrics.
-    workdir: of the run.
+    workdir: the run's workdir.
     program: the words that start a command, such as ['exgrpo'].
-    can_evaluate: True if it has a checkpoint, and its config names evaluation data.
-    can_export: True if it has a checkpoint that can be exported.
+    can_evaluate: True if the run has a checkpoint and its config names evaluation data.
+    can_export: True if the run has a checkpoint that can be exported.
   """
   summary = summary_table(records)
   commands = next_commands(workdir, program, can_evaluate, can_export)
@@ -127,11 +127,11 @@ def farewell(
 
 
 def summary_table(run: Run) -> str:
-  """Return a text table of first, last and best values of a run's main metrics and evaluations.
+  """Return a text table of the first, last and best values of a run's metrics and evaluations.
 
-  First and last are means over the first and last tenth of the records that have the metric, at
-  least one record. Best is `comparison.best`, with its step; entropy and length have no best value.
-  A metric that no record has is left out.
+  First and last are means over the first and last tenth of the records that have the metric, but
+  at least one record. Best is `comparison.best`, with its step; entropy and length have no best
+  value. Metrics that appear in no record are left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
   evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]
@@ -162,7 +162,7 @@ def _axes(mesh: Mesh) -> str:
 
 
 def _learnt(records: Run) -> str:
-  """List the first and the last score of each source with 95% intervals; '' without evaluations.
+  """List each source's first and last score with 95% intervals. Returns '' without evaluations.
 
   The score is avg@k, or pass@1 if each question has one response.
   """
@@ -184,7 +184,7 @@ def _learnt(records: Run) -> str:
 
 
 def _places(workdir: str) -> str:
-  """List the workdir's main files with their contents."""
+  """List the workdir's main files and their contents."""
   names = ('report', 'metrics', 'responses', 'evaluations', 'this text')
   files = ('report.html', 'metrics.jsonl', 'samples', 'evaluation', 'console.log')
   return _columns([(name, os.path.join(workdir, file)) for name, file in zip(names, files)])
@@ -193,10 +193,10 @@ def _places(workdir: str) -> str:
 def next_commands(
   workdir: str, program: Sequence[str], can_evaluate: bool = True, can_export: bool = True
 ) -> list[str]:
-  """Return commands to paste once a run is finished; see `farewell` for the arguments."""
+  """Return suggested commands for a finished run; see `farewell` for the arguments."""
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
-  # A shell does not find the script if the environment is not activated.
+  # The shell finds the script only if the environment is activated.
   named = shutil.which('tensorboard')
   viewer = ['tensorboard'] if named else [sys.executable, '-m', 'tensorboard.main']
   commands = [[*viewer, f'--logdir={os.path.join(workdir, "tensorboard")}']]

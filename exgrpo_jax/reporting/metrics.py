@@ -1,4 +1,4 @@
-"""The metrics of a run: metrics.jsonl, and the writer that also feeds TensorBoard and wandb."""
+"""A run's metrics: metrics.jsonl, and the writer that also feeds TensorBoard and wandb."""
 
 import contextlib
 import dataclasses
@@ -25,48 +25,50 @@ from exgrpo_jax.runtime.replacement import replacing
 
 FILE = 'metrics.jsonl'
 
-Run = Sequence[Mapping[str, float]]  # the records of its metrics.jsonl, oldest first
+Run = Sequence[Mapping[str, float]]  # the records in its metrics.jsonl, oldest first
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-  """Settings of the records that a run keeps besides metrics.jsonl and TensorBoard files."""
+  """Settings for the records that a run writes besides metrics.jsonl and TensorBoard files."""
 
-  sampled_rows: int = setting(16, '[0, inf)', 'responses of each step that are written to samples/')
+  sampled_rows: int = setting(16, '[0, inf)', 'responses per step to write to samples/')
   records_every: int = setting(
-    10, '[1, inf)', 'steps whose rows are written to records/ together, as one file of each table'
+    10, '[1, inf)', 'steps per file in records/; each table has its own files'
   )
   recorded_groups: int = setting(
-    4, '[0, inf)', 'groups of each step whose responses are recorded token by token; 0 is none'
+    4,
+    '[0, inf)',
+    'groups per step whose responses are recorded token by token; 0 records no groups',
   )
   traced_steps: tuple[int, ...] = setting(
     (),
     None,
-    "steps whose trace JAX's profiler writes into the workdir's traces/, such as (10,)",
+    "steps, such as (10,), for which JAX's profiler writes a trace to traces/ in the workdir",
   )
   wandb_project: str = setting(
-    '', None, "the Weights & Biases project that metrics are also sent to; '' is none"
+    '', None, "Weights & Biases project that also receives the metrics; '' turns wandb off"
   )
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
-  """Read the records of metrics.jsonl, oldest first; none if the file does not exist.
+  """Read the records in metrics.jsonl, oldest first. Returns [] if the file does not exist.
 
-  Skips a last line without a newline, which a killed process leaves. Raises InputError for any
-  other line that is not a record.
+  Skips a last line without a newline, left by a killed process. Raises InputError for any other
+  line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
   if not path.exists():
     return []
-  # Bytes that are not UTF-8 make a line that is not a record.
+  # Bytes that are not UTF-8 are escaped, and then the line cannot be parsed as a record.
   lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
   return [_parse(line, f'{path}:{number}') for number, line in enumerate(lines, 1)]
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Write one JSON object per line to `path`, atomically; create its folder.
+  """Write one JSON object per line to `path`, atomically. Creates missing folders.
 
-  With several hosts only the first one writes.
+  With several hosts, only the first host writes.
   """
   if hosts.is_first():
     path = pathlib.Path(path)
@@ -75,7 +77,7 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-  """Return a record as strict JSON with a newline; NaN and infinity become text."""
+  """Return a record as strict JSON with a newline; NaN and infinity become strings."""
   strict = {
     name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
     for name, value in record.items()
@@ -84,7 +86,7 @@ def json_line(record: Mapping[str, Any]) -> str:
 
 
 def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
-  """Write one record per line; a killed process leaves the old file or the new one, complete."""
+  """Write one record per line, atomically: a kill leaves the complete old or new file."""
   # UTF-8 cannot encode a lone surrogate; backslashreplace writes its JSON escape.
   with (
     replacing(path) as unfinished,
@@ -102,8 +104,8 @@ def _parse(line: str, location: str) -> dict[str, float]:
     return {'step': step} | renamed.current_metrics({k: float(v) for k, v in record.items()})
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise InputError(
-      f'{location}: {line[:80]!r} is not a record of metrics ({error}). Delete the line to read '
-      'the others.'
+      f'{location}: {line[:80]!r} is not a metrics record ({error}). Delete the line to read '
+      'the other records.'
     ) from error
 
 
@@ -111,9 +113,9 @@ def _parse(line: str, location: str) -> dict[str, float]:
 
 
 def check_wandb(project: str) -> None:
-  """Raise InputError if wandb is not installed or not logged in; '' is no project.
+  """Raise InputError if wandb is not installed or not logged in; '' means no project.
 
-  Called before anything that takes long. In a terminal wandb asks for the key.
+  Call this before any slow work. In a terminal, wandb asks for the API key.
   """
   if project and hosts.is_first():
     with _explained(project, 'Set WANDB_API_KEY, run wandb login, or set WANDB_MODE=offline'):
@@ -123,10 +125,10 @@ def check_wandb(project: str) -> None:
 def _start_wandb(
   project: str, workdir: pathlib.Path, first_step: int, settings: Mapping[str, Any]
 ) -> Any:
-  """Start a wandb run with the resolved config; its files are in workdir/wandb.
+  """Start a wandb run with the resolved config; its files go to workdir/wandb.
 
   Weights & Biases cannot delete steps, and a resumed run repeats the steps since its checkpoint.
-  So each start is a separate run there, in a group with the name of the workdir.
+  So each start is a separate wandb run, in a group named after the workdir.
   """
   group = workdir.resolve().name
   remedy = 'Run the same command again; WANDB_MODE=offline keeps the metrics in the workdir'
@@ -156,21 +158,21 @@ def _wandb(project: str) -> Any:
     wandb = importlib.import_module('wandb')
   except ImportError:
     wandb = None
-  # A folder wandb/, such as wandb leaves behind, can be imported too.
+  # A folder named wandb, which wandb itself may leave behind, can be imported too.
   if not hasattr(wandb, 'init'):
     raise InputError(
       f"config.metrics.wandb_project='{project}': wandb is not installed. Run "
-      "pip install -e '.[wandb]' in the clone (elsewhere pip install wandb), or leave the project "
-      'empty.'
+      "pip install -e '.[wandb]' in the clone (elsewhere pip install wandb), or set the project "
+      "to ''."
     )
   return wandb
 
 
 # ---- TensorBoard ----
 
-_TEXTS = 2  # completions of each kind in a step
-_TEXT_LIMIT = 4000  # characters of a prompt or a completion; samples/ has all of them
-# Tags of the metrics whose name has no group.
+_TEXTS = 2  # completions of each kind per step
+_TEXT_LIMIT = 4000  # characters per prompt or completion; samples/ contains the full texts
+# Tags of metrics whose names have no group.
 _TAGS = {
   'reward': 'reward/mean',
   'reward_std': 'reward/std',
@@ -182,12 +184,15 @@ _TAGS = {
   'learning_rate': 'update/learning_rate',
   'epoch': 'update/epoch',
 }
-_PREFIX = 'patient:'  # of a folder; only tensorboardX sees it
-_BOUNDS = ('_low', '_high')  # of an evaluation's interval
+_PREFIX = 'patient:'  # begins the paths passed to tensorboardX, but not the paths on disk
+_BOUNDS = ('_low', '_high')  # suffixes of the ends of an evaluation's interval
 
 
 def tag(name: str) -> str:
-  """Return the tag of a metric, always in a group; ends of intervals have a separate group."""
+  """Return a metric's TensorBoard tag, which is always in a group.
+
+  The ends of intervals are in a separate group.
+  """
   if name.endswith(_BOUNDS):
     name = name.replace('eval/', 'eval_interval/', 1)
   # tensorboardX allows no other characters.
@@ -195,7 +200,7 @@ def tag(name: str) -> str:
 
 
 def markdown(row: Mapping[str, Any]) -> str:
-  """Format a row of `step_rows.sample_rows` for TensorBoard's text page."""
+  """Format a row from `step_rows.sample_rows` for TensorBoard's text page."""
   facts = {name: row[name] for name in ('row', 'answer', 'outcome', 'reward', 'truncated')}
   if row['replayed']:
     facts['written in step'] = row['written_in_step']
@@ -209,15 +214,15 @@ def markdown(row: Mapping[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-  """Indent a text so that it is shown as code, whatever it contains."""
+  """Indent text so that Markdown shows it as code, whatever it contains."""
   return '\n'.join(f'    {line}' for line in text.split('\n'))
 
 
 class _EventFile:
-  """A file that skips what it cannot write.
+  """A file that ignores write errors.
 
-  An error would end tensorboardX's thread, and the run would wait for it forever. A disk that fails
-  is noticed when the same values are written to metrics.jsonl.
+  An error would end tensorboardX's thread, and the run would wait for it forever. A failing disk is
+  noticed anyway when the same values are written to metrics.jsonl.
   """
 
   def __init__(self, path: str) -> None:
@@ -238,7 +243,7 @@ class _EventFile:
 
 
 class _EventFiles:
-  """The factory of tensorboardX's files in folders that begin with _PREFIX."""
+  """A tensorboardX file factory for folders whose names begin with _PREFIX."""
 
   def open(self, path: str) -> _EventFile:
     return _EventFile(path.removeprefix(_PREFIX))
@@ -256,9 +261,9 @@ def _write_board(
   values: Mapping[str, float],
   rows: Sequence[Mapping[str, Any]],
 ) -> None:
-  """Write a step's metrics, and some of its `step_rows.sample_rows`."""
+  """Write a step's metrics and some of its `step_rows.sample_rows`."""
   for name, value in values.items():
-    if name != 'timestamp':  # every event has one
+    if name != 'timestamp':  # every event has a time anyway
       board.add_scalar(tag(name), value, step)
   for kind, is_replay in (('fresh', False), ('replayed', True)):
     chosen = [row for row in rows if row['replayed'] == is_replay][:_TEXTS]
@@ -270,12 +275,12 @@ def _write_board(
 
 
 class Writer:
-  """A writer of each step's metrics to metrics.jsonl, TensorBoard and optionally wandb.
+  """A writer that sends each step's metrics to metrics.jsonl, TensorBoard and optionally wandb.
 
-  With several hosts only the first one writes.
+  With several hosts, only the first host writes.
 
-  Opening a writer at `first_step` drops the records that an earlier process wrote from that step
-  on: a resumed run starts from its last checkpoint and repeats the steps after it.
+  Opening a writer at `first_step` drops existing records from that step on, because a resumed run
+  starts from its last checkpoint and repeats the later steps.
   """
 
   def __init__(
@@ -287,7 +292,7 @@ class Writer:
   ) -> None:
     """Open the files in `workdir`; raise InputError for a damaged metrics.jsonl or missing wandb.
 
-    `settings` is the run's resolved config, nested; None for a warm start.
+    `settings` is the run's resolved config as nested mappings, or None for a warm start.
     """
     self._writes = hosts.is_first()
     if not self._writes:
@@ -300,10 +305,10 @@ class Writer:
     path = workdir / FILE
     _write(path, (record for record in read(workdir) if record['step'] < first_step))
     self._file = path.open('a', encoding='utf-8')
-    # TensorBoard no longer shows steps from `first_step` on in earlier files.
+    # With purge_step, TensorBoard hides steps from `first_step` on in earlier files.
     folder = f'{_PREFIX}{workdir / "tensorboard"}'
     self._board = tensorboardX.SummaryWriter(folder, purge_step=first_step)
-    if settings and first_step == 0:  # a resumed run has written them already
+    if settings and first_step == 0:  # a resumed run has already written them
       self._board.add_text('settings', _code(json.dumps(settings, indent=2, default=str)), 0)
 
   def __enter__(self) -> Self:
@@ -315,7 +320,7 @@ class Writer:
   def write(
     self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]] = ()
   ) -> None:
-    """Record the `metrics` of `step` (name -> Python or array scalar) and the time.
+    """Record a step's `metrics` (name -> Python or array scalar) and the time.
 
     `rows` are the step's `step_rows.sample_rows`; TensorBoard shows some of them.
     """
@@ -329,7 +334,7 @@ class Writer:
       self._wandb.log(values, step=step)
 
   def close(self, failed: bool = False) -> None:
-    """Close the files and finish the wandb run, marked as `failed` or not."""
+    """Close the files and finish the wandb run; `failed` marks it as failed."""
     if not self._writes:
       return
     self._file.close()

@@ -1,4 +1,4 @@
-"""Write, watch and serve the report page of one or several runs."""
+"""Write, watch and serve the report page for one or more runs."""
 
 import datetime
 import http
@@ -28,26 +28,26 @@ _TEXTS = re.compile(r'/texts/(\d+)_(\d+)\.js')
 
 
 class Source(NamedTuple):
-  """The functions that make the server's answers; one thread at a time calls them."""
+  """Functions that produce the server's responses. Only one thread at a time calls them."""
 
-  version: Callable[[], str]  # of the files on disk now; cheap
-  document: Callable[[str], str]  # version -> its page
-  texts: Callable[[int, int], str | None]  # run, step -> script with its texts, see texts_script
+  version: Callable[[], str]  # version of the files now on disk; cheap
+  document: Callable[[str], str]  # version -> page
+  texts: Callable[[int, int], str | None]  # run, step -> script with the step's texts
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """A server on the loopback address that makes a document at most every `every` seconds."""
+  """A loopback server that renders the document at most once every `every` seconds."""
 
   daemon_threads = True
 
   def __init__(self, source: Source, port: int, every: float) -> None:
-    """Bind the port, 0 for any free one; raise InputError if it cannot be bound."""
+    """Bind the port (0 for any free port); raise InputError if that fails."""
     try:
       super().__init__((ADDRESS, port), _Handler)
     except OSError as error:
       raise InputError(
-        f'--port={port}: cannot be bound on {ADDRESS} ({error}). Choose another port, or 0 for any '
-        'free one.'
+        f'--port={port}: this port cannot be bound on {ADDRESS} ({error}). Choose another '
+        'port, or 0 for any free port.'
       ) from error
     self.source, self._every = source, every
     self.lock = threading.Lock()
@@ -56,7 +56,7 @@ class Server(http.server.ThreadingHTTPServer):
 
   @property
   def url(self) -> str:
-    """Return the address of the page."""
+    """Return the page's URL."""
     return f'http://{ADDRESS}:{self.server_address[1]}/'
 
   def version(self) -> str:
@@ -65,7 +65,7 @@ class Server(http.server.ThreadingHTTPServer):
       return self._version if time.monotonic() < self._next else self.source.version()
 
   def document(self) -> bytes:
-    """Return the page; render it again if the runs have new records and it is old enough."""
+    """Return the page. Renders it again if it is old enough and there are new records."""
     with self.lock:
       version = self.source.version()
       if version != self._version and time.monotonic() >= self._next:
@@ -74,7 +74,7 @@ class Server(http.server.ThreadingHTTPServer):
       return self._document
 
   def texts(self, run: int, step: int) -> str | None:
-    """Return the script with the texts of a step."""
+    """Return the script with a step's texts."""
     with self.lock:
       return self.source.texts(run, step)
 
@@ -83,7 +83,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   server: Server
 
   def do_GET(self) -> None:
-    # A foreign page whose host name was made to resolve to this machine must not read the runs.
+    # A foreign page must not read the runs by making its host name resolve to this machine.
     if urlsplit(f'//{self.headers.get("Host", "")}').hostname not in _OWN_NAMES:
       self.send_error(http.HTTPStatus.FORBIDDEN, 'only for this machine')
       return
@@ -102,7 +102,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.send_error(http.HTTPStatus.NOT_FOUND)
 
   def log_message(self, format: str, *args: object) -> None:
-    """Log nothing, because a page asks every few seconds."""
+    """Log nothing, because a page polls every few seconds."""
 
   def _answer(self, content: bytes, kind: str) -> None:
     self.send_response(http.HTTPStatus.OK)
@@ -114,23 +114,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.wfile.write(content)
 
 
-PAGE = 'report.html'  # in the workdir of a run that has ended
-_POLL = 2.0  # seconds from one look at the files to the next
+PAGE = 'report.html'  # in a finished run's workdir
+_POLL = 2.0  # seconds between checks of the files
 
 
 def write_report(
   workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
 ) -> list[Group]:
-  """Write the page of these runs, and return the runs as the page shows them.
+  """Write the report page for these runs, and return the runs as shown on the page.
 
   Args:
-    workdirs: of the runs.
-    out: the file; its folder is created if missing.
-    all_texts: also write all texts into a folder next to the file.
-    again: seconds after which the page looks for newer steps of unfinished runs; 0 is never.
+    workdirs: the runs' workdirs.
+    out: the file to write; its folder is created if missing.
+    all_texts: also write all recorded texts to a folder next to the file.
+    again: seconds between the page's checks for newer steps of unfinished runs; 0 for no checks.
 
   Raises:
-    InputError: a folder is not a run's, has no metrics yet, or the file cannot be written.
+    InputError: a folder is not a run's workdir or has no metrics yet, or writing fails.
   """
   groups = runs.read(workdirs)
   folder = out.with_name(f'{out.stem}_texts')
@@ -145,21 +145,23 @@ def write_report(
       _write_texts(groups, folder)
     contents.write(out, text)
   except OSError as error:
-    raise InputError(f'--out={out}: cannot be written ({error}). Choose another file.') from error
+    raise InputError(
+      f'--out={out}: this file cannot be written ({error}). Choose another path.'
+    ) from error
   return groups
 
 
 def write_at_end(workdir: str) -> None:
-  """Write the page of a run that has ended into its workdir; warn if that fails."""
+  """Write a finished run's page to its workdir; warn if that fails."""
   try:
     with activity.doing(f'writing {PAGE}'):
       write_report([workdir], pathlib.Path(workdir, PAGE))
   except InputError as error:
-    hosts.warn(f'{PAGE} is not written: {error}')
+    hosts.warn(f'{PAGE} was not written: {error}')
 
 
 def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any) -> str:
-  """Render the document; `options` go into its first part, see browser/start.js."""
+  """Render the document. `options` become part of its 'page' data; see browser/start.js."""
   parts = contents.describe(groups, all_responses)
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
@@ -168,7 +170,7 @@ def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any
 
 
 def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
-  """Write a file for each step of each run with recorded responses."""
+  """Write a file of texts for each run and each step with recorded responses."""
   folder.mkdir(exist_ok=True)
   for index, run in enumerate(_runs(groups)):
     for step, found in contents.describe_steps(run):
@@ -177,7 +179,7 @@ def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
-  """Return the runs in the order of the page."""
+  """Return the runs in page order."""
   return [run for group in groups for run in group.runs]
 
 
@@ -194,12 +196,12 @@ def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
   print(f'{out} ({out.stat().st_size / 1e6:.1f} MB); {steps}', flush=True)
 
 
-# ---- Runs that go on ----
+# ---- Unfinished runs ----
 
 
 def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:
   """Write the page whenever the runs have new records, until all of them have ended."""
-  os.nice(19)  # the run comes first
+  os.nice(19)  # training has priority
   _await_metrics(workdirs)
   seen = ''
   while True:
@@ -215,8 +217,8 @@ def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: fl
 
 def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   """Serve the page until Ctrl-C."""
-  os.nice(19)  # the run comes first
-  shown: list[tuple[Recorded, contents.Pieces | None]] = []  # in the newest page, in its order
+  os.nice(19)  # training has priority
+  shown: list[tuple[Recorded, contents.Pieces | None]] = []  # on the newest page, in page order
 
   def render(version: str) -> str:
     groups = runs.read(workdirs)
@@ -231,12 +233,12 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   source = Source(lambda: _signature(workdirs), render, texts_of)
   with Server(source, port, every) as server:
     _await_metrics(workdirs)
-    print(f'{server.url} shows {", ".join(workdirs)}; Ctrl-C stops it', flush=True)
+    print(f'{server.url} shows {", ".join(workdirs)}; press Ctrl-C to stop', flush=True)
     server.serve_forever()
 
 
 def _await_metrics(workdirs: Sequence[str]) -> None:
-  """Wait until all runs have written metrics; raise InputError if a folder is not a run's."""
+  """Wait until all runs have written metrics; raise InputError for other folders."""
   waiting = [workdir for workdir in workdirs if not runs.has_metrics(workdir)]
   if waiting:
     print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
@@ -245,7 +247,7 @@ def _await_metrics(workdirs: Sequence[str]) -> None:
 
 
 def _signature(workdirs: Sequence[str]) -> str:
-  """Return a text that changes whenever a run has written something that the page shows."""
+  """Return a string that changes whenever a run writes something that the page shows."""
   names = (metrics.FILE, step_records.FOLDER, evaluations.FOLDER)
   paths = [pathlib.Path(workdir, name) for workdir in workdirs for name in names]
   return ' '.join(str(path.stat().st_mtime_ns) for path in paths if path.exists())

@@ -16,7 +16,7 @@ from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import read_config
 
-# Runs that differ only in these have the same setting: seed, paths, and keys that change no result.
+# Runs that differ only in these keys have the same setting: the seed, paths, keys without effect.
 _SAME_SETTING = (
   'seed',
   'compilation_cache',
@@ -32,16 +32,16 @@ _SAME_SETTING = (
   'microbatch.tokens',
   'microbatch.remat',
 )
-# Every run's config has these.
+# Keys that every run's config contains.
 _NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.group_size')
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-  """The records of a run so far."""
+  """A run's records so far."""
 
   workdir: str
-  config: Mapping[str, Any]  # by dotted name
+  config: Mapping[str, Any]  # dotted name -> value
   metrics: Run
   responses: pa.Table  # see step_records.RESPONSES
   questions: pa.Table  # see step_records.QUESTIONS
@@ -49,32 +49,32 @@ class Recorded:
   @property
   def last_step(self) -> int:
     """Return the step after which the run ends, according to its scores so far."""
-    patience = self.config.get('evaluation.patience', 0)  # missing in older versions
+    patience = self.config.get('evaluation.patience', 0)  # missing in configs of older versions
     return alarms.last_step(alarms.scores_of(self.metrics), self.config['num_steps'], patience)
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """The runs of one setting, which differ in their seeds."""
+  """Runs with the same setting and different seeds."""
 
-  label: str  # the few settings that distinguish it from the other groups
+  label: str  # the settings that distinguish this group from the others
   runs: tuple[Recorded, ...]
 
   @property
   def metrics(self) -> list[Run]:
-    """Return the metrics of each run."""
+    """Return each run's metrics."""
     return [run.metrics for run in self.runs]
 
 
 def read(workdirs: Sequence[str]) -> list[Group]:
-  """Read the runs of these workdirs, grouped by setting, in their order.
+  """Read the runs in these workdirs and group them by setting, in the given order.
 
-  Raises InputError if one is not a run's workdir, is named twice, or has no metrics yet.
+  Raises InputError if a folder is not a run's workdir, is given twice, or has no metrics yet.
   """
   names = [os.path.realpath(workdir) for workdir in workdirs]
   for index, workdir in enumerate(workdirs):
     if names[index] in names[:index]:
-      raise InputError(f'{workdir}: is named twice. Name each run once.')
+      raise InputError(f'{workdir}: this workdir is given twice. Pass each run only once.')
   by_setting: dict[str, list[Recorded]] = {}
   for run in map(_read, workdirs):
     by_setting.setdefault(json.dumps(setting(run), sort_keys=True), []).append(run)
@@ -86,21 +86,23 @@ def read(workdirs: Sequence[str]) -> list[Group]:
     seeds = [run.config['seed'] for run in group.runs]
     if len(set(seeds)) < len(seeds):
       raise InputError(
-        f'{group.runs[0].workdir}: two of the {len(seeds)} runs of this setting have the same seed '
-        f'({", ".join(map(str, sorted(seeds)))}), so they are the same run. Name one of them.'
+        f'{group.runs[0].workdir}: two of the {len(seeds)} runs with this setting have the same '
+        f'seed ({", ".join(map(str, sorted(seeds)))}), so they are duplicates. Pass only one '
+        'of them.'
       )
   return groups
 
 
 def has_metrics(workdir: str) -> bool:
-  """Return True if the run has written metrics; raise InputError if there is no run."""
+  """Return True if the run has written metrics; raise InputError if this is not a run."""
   return bool(_read_metrics(workdir))
 
 
 def _read_metrics(workdir: str) -> Run:
   if not os.path.exists(os.path.join(workdir, 'config.json')):
     raise InputError(
-      f"{workdir}: not a run's workdir, because it holds no config.json. Name train's --workdir."
+      f"{workdir}: this is not a run's workdir, because it contains no config.json. Pass the "
+      '--workdir of a training run.'
     )
   return metrics.read(workdir)
 
@@ -114,15 +116,15 @@ def _read(workdir: str) -> Recorded:
   config = flat(read_config(workdir))
   if missing := [name for name in _NEEDED if name not in config]:
     raise InputError(
-      f"{workdir}/config.json: not a run's config, because it lacks {', '.join(missing)}. "
-      'Restore a copy.'
+      f"{workdir}/config.json: this is not a run's config, because it lacks {', '.join(missing)}. "
+      'Restore a copy of this file.'
     )
   tables = step_records.read(workdir)
   return Recorded(workdir, config, records, tables.responses, tables.questions)
 
 
 def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Return a nested config as dotted name -> value."""
+  """Flatten a nested config into dotted name -> value."""
   found: dict[str, Any] = {}
   for name, value in values.items():
     is_section = isinstance(value, Mapping)
@@ -131,14 +133,14 @@ def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def setting(run: Recorded) -> dict[str, Any]:
-  """Return the part of a run's config that defines its setting, by dotted name."""
+  """Return the part of a run's config that defines its setting, as dotted name -> value."""
   return {k: v for k, v in run.config.items() if not k.startswith(_SAME_SETTING)}
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Name each setting by the fewest values that distinguish them: replay.ratio, then short ones.
+  """Label each setting with just enough values to tell them apart.
 
-  A single setting is named by its replay.ratio.
+  replay.ratio comes first, then short values. A single setting is labelled with its replay.ratio.
   """
   if len(settings) == 1:
     ratio = settings[0]['replay.ratio']
@@ -157,12 +159,12 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def scores(groups: Sequence[Group]) -> dict[str, str]:
-  """Return evaluation source -> metric of its score: avg@k, or pass@1 if k is 1."""
+  """Return evaluation source -> name of its score metric: avg@k, or pass@1 if k is 1."""
   return score_names([run.metrics for group in groups for run in group.runs])
 
 
 def score_names(found: Sequence[Run]) -> dict[str, str]:
-  """Return the same as `scores`, from the metrics of some runs."""
+  """Return evaluation source -> name of its score metric, for runs given by their metrics."""
   names = {name for run in found for record in run for name in record}
   of_source: dict[str, str] = {}
   for name in sorted(names, reverse=True):  # pass@1 first, then avg@k replaces it
@@ -173,8 +175,8 @@ def score_names(found: Sequence[Run]) -> dict[str, str]:
 
 # ---- Metrics over steps ----
 
-SMOOTHED_FROM = 40  # points; a shorter line is drawn as it is, with a marker at each
-_SMOOTHED_SHARE = 1 / 40  # of a line's points, to either side
+SMOOTHED_FROM = 40  # points; a shorter line is drawn unsmoothed, with a marker at each point
+_SMOOTHED_SHARE = 1 / 40  # share of a line's points averaged on either side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +199,7 @@ class Series:
 
 
 def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
-  """Return a metric of several runs; None if they have it at no common step."""
+  """Return a metric over the steps that several runs share, or None if there are no such steps."""
   series = [
     {int(row['step']): row[name] for row in run if math.isfinite(row.get(name, math.nan))}
     for run in runs
@@ -209,9 +211,9 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
 
 
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
-  """Return the moving average over a fortieth of all points to either side, fewer at the ends.
+  """Return the moving average over a fortieth of all points on either side, or fewer at the ends.
 
-  `points` replaces the number of `values`, so that several lines are smoothed alike.
+  `points` overrides the number of `values`, so that several lines get the same window.
   """
   array = np.asarray(values, np.float64)
   reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))

@@ -1,10 +1,11 @@
-"""Records of every response and every question of a run, step by step: the folder records/.
+"""The folder records/: a row for every response and every question in each step of a run.
 
-Three tables in parquet files of several steps each. A file's name ends in its first step, but only
-the column `step` says which steps it holds. `Writer` writes the files during the run, so that a
-resumed run has the rows of one that was never stopped. step_rows.py computes the values.
+Three tables are stored in Parquet files of several steps each. A file's name ends with its first
+step, but only the column `step` shows which steps the file contains. `Writer` writes the files
+during the run, so that a resumed run has the same rows as a run that never stopped. step_rows.py
+computes the values.
 
-A later version may add nullable columns, which are null in older files.
+Later versions may add nullable columns, which are null when older files are read.
 """
 
 import concurrent.futures
@@ -23,62 +24,62 @@ from exgrpo_jax.runtime.replacement import replacing
 
 FOLDER = 'records'  # in the workdir
 
-# A response of a step, generated or replayed; its tokens include the end token.
-# "Now" means under the policy with which the step began.
+# One response in a step, generated or replayed. Its tokens include the end token.
+# "Now" means under the policy at the start of the step.
 RESPONSES = pa.schema(
   [
     pa.field('step', pa.int32(), nullable=False),
     pa.field('question', pa.int32(), nullable=False),  # its row in the data
     pa.field('group', pa.int32(), nullable=False),  # index of its question in the step, from 0
-    pa.field('sample', pa.int32(), nullable=False),  # 0 … K - 1; a replayed one is the last
+    pa.field('sample', pa.int32(), nullable=False),  # 0 … K - 1; a replayed response comes last
     pa.field('is_replay', pa.bool_(), nullable=False),
     pa.field('reward', pa.float64(), nullable=False),
-    # The value of each function of config.grading.rewards, by its name, before its weight. Null if
-    # grading failed, and for a replayed response, which keeps only their weighted sum.
+    # Name -> value of each function in config.grading.rewards, before weighting. Null if grading
+    # failed, and for replayed responses, which keep only the weighted sum.
     pa.field('components', pa.map_(pa.string(), pa.float64())),
-    # Of the verdict; 'correct' or 'wrong' if replayed.
+    # The verdict's outcome; 'correct' or 'wrong' if replayed.
     pa.field('outcome', pa.string(), nullable=False),
-    pa.field('reason', pa.string()),  # why grading failed, in words; null if it did not
-    # As the verifier extracted it, cut at worker.MAX_ANSWER characters. Null if there is none, if
-    # grading failed, or if the response is replayed.
+    pa.field('reason', pa.string()),  # why grading failed; null if it succeeded
+    # The answer that the verifier extracted, cut to worker.MAX_ANSWER characters. Null if there is
+    # none, if grading failed, or if the response is replayed.
     pa.field('answer', pa.string()),
     pa.field('length', pa.int32(), nullable=False),  # tokens
     pa.field('truncated', pa.bool_(), nullable=False),  # cut at the limit, without an end token
-    # Means over tokens of the entropy in nats and of the probability exp(logp): the sampler's for a
-    # fresh response, now for a replayed one.
+    # Means over tokens of the entropy in nats and of the probability exp(logp): from the sampler
+    # for a fresh response, now for a replayed one.
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
     pa.field('advantage', pa.float32(), nullable=False),
-    # The step in which it, or its first token, was written.
+    # The step in which its first token was written.
     pa.field('policy_step', pa.int32(), nullable=False),
     pa.field('has_code_block', pa.bool_(), nullable=False),
     pa.field('valid_steps', pa.bool_()),  # null if the task cannot check steps
-    # From here on null for fresh responses.
-    # Mean token entropies now of all stored trajectories of its question, oldest first. Null if
+    # All columns below are null for fresh responses.
+    # Mean token entropy, now, of each stored trajectory of its question, oldest first. Null if
     # replay.trajectory_selection does not need them.
     pa.field('candidate_entropies', pa.list_(pa.float32())),
-    # Over tokens, of w = pi_now / pi_past; 1 without objective.importance_correction.
+    # Statistics over tokens of w = pi_now / pi_past; w = 1 without objective.importance_correction.
     pa.field('ratio_mean', pa.float32()),
     pa.field('ratio_max', pa.float32()),
     pa.field('ratio_variance', pa.float32()),
-    # Over tokens, of the factor of the advantage: f(w), or the result of objective.shaping on w.
+    # Statistics over tokens of the factor on the advantage: f(w), or objective.shaping of w.
     pa.field('shaped_mean', pa.float32()),
     pa.field('shaped_variance', pa.float32()),
-    pa.field('times_replayed', pa.int32()),  # this time included
+    pa.field('times_replayed', pa.int32()),  # including this time
   ]
 )
 
-# A question of a step.
+# One question in a step.
 QUESTIONS = pa.schema(
   [
     pa.field('step', pa.int32(), nullable=False),
     pa.field('question', pa.int32(), nullable=False),  # its row in the data
     pa.field('group', pa.int32(), nullable=False),
-    # The contents of its user messages with a blank line between: no system prompt, no template.
+    # Its user messages, separated by blank lines, without system prompt and chat template.
     pa.field('text', pa.string()),
     pa.field('answer', pa.string()),  # the ground truth
     pa.field('is_replay', pa.bool_(), nullable=False),
-    # Share of successes; includes the replayed one with replay.count_replayed.
+    # Share of correct responses; includes the replayed one if replay.count_replayed is set.
     pa.field('correctness', pa.float64(), nullable=False),
     pa.field('bucket_before', pa.int32()),  # null if it is not in the buffer
     pa.field('bucket_after', pa.int32()),
@@ -86,8 +87,8 @@ QUESTIONS = pa.schema(
   ]
 )
 
-# A response that is recorded token by token (config.metrics.recorded_groups). Each token, the end
-# token included, has one value in nats.
+# One response recorded token by token (config.metrics.recorded_groups). Each list has one value for
+# each token, including the end token; logp and entropy are in nats.
 TOKENS = pa.schema(
   [
     pa.field('step', pa.int32(), nullable=False),
@@ -95,13 +96,13 @@ TOKENS = pa.schema(
     pa.field('group', pa.int32(), nullable=False),
     pa.field('sample', pa.int32(), nullable=False),
     pa.field('tokens', pa.list_(pa.int32()), nullable=False),  # ids
-    # The sampler's for a fresh response, now for a replayed one.
+    # From the sampler for a fresh response, now for a replayed one.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
-    # Under the policy that wrote a replayed response; null for fresh ones.
+    # Under the policy that wrote the replayed response; null for a fresh one.
     pa.field('past_logp', pa.list_(pa.float32())),
-    # Of an episode, see datatypes.Turn; all other values are 0 at the environment's tokens. Null
-    # for single turns.
+    # The turns of an episode, see datatypes.Turn; the values at the environment's tokens are 0.
+    # Null for single-turn responses.
     pa.field(
       'turns',
       pa.list_(
@@ -116,20 +117,20 @@ _ORDER = ('step', 'group', 'sample')
 
 
 class Records(NamedTuple):
-  """A run's responses and questions, in the order of steps, groups and samples.
+  """A run's responses and questions, sorted by step, group and sample.
 
-  Tokens may be many: they are read file by file, with `files` and `read_file`.
+  The tokens table may be large, so read it file by file with `files` and `read_file`.
   """
 
-  responses: pa.Table  # of schema RESPONSES
-  questions: pa.Table  # of schema QUESTIONS
+  responses: pa.Table  # schema RESPONSES
+  questions: pa.Table  # schema QUESTIONS
 
 
 def read(workdir: str | os.PathLike) -> Records:
-  """Read the records that a run has written; the tables are empty if there are none.
+  """Read the records that a run has written so far; the tables are empty if there are none.
 
-  A column as NumPy array: `read(workdir).responses['entropy'].to_numpy()`. During the run, the
-  steps since the newest file are missing. Raises InputError for a damaged file.
+  `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. During the run,
+  steps after the newest file are missing. Raises InputError for a damaged file.
   """
   return Records(*(_read_table(workdir, name) for name in Records._fields))
 
@@ -142,31 +143,31 @@ def _read_table(workdir: str | os.PathLike, name: str) -> pa.Table:
 
 
 def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:
-  """Return the paths of the files of the table `name`, sorted."""
+  """Return the sorted paths of the table `name`'s files."""
   return sorted((pathlib.Path(workdir) / FOLDER).glob(f'{name}_*.parquet'))
 
 
 def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.Path:
-  """Return the path of the file of the table `name` that begins with `first_step`."""
+  """Return the path of the table `name`'s file that starts at `first_step`."""
   return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
 
 
 def read_file(path: pathlib.Path, name: str) -> pa.Table:
-  """Read one file of the table `name`; columns that an older version did not write are null.
+  """Read one file of the table `name`; columns missing in an older file are null.
 
-  Raises InputError if it cannot be read.
+  Raises InputError if the file cannot be read.
   """
   try:
     return _completed(parquet.read_table(path), SCHEMAS[name]).cast(SCHEMAS[name])
   except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
     raise InputError(
-      f'{path}: cannot be read as {name} of a run ({str(error).splitlines()[0]:.200}). Restore a '
-      'copy, or delete it to go on without its rows.'
+      f"{path}: this file cannot be read as a run's {name} ({str(error).splitlines()[0]:.200}). "
+      'Restore a copy, or delete the file to continue without its rows.'
     ) from error
 
 
 def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-  """Return the table with each nullable column of `schema` that it lacks added as nulls."""
+  """Add the nullable columns of `schema` that the table lacks, filled with nulls."""
   for place, field in enumerate(schema):
     if field.nullable and field.name not in table.column_names:
       nulls = pa.nulls(table.num_rows, field.type)
@@ -175,7 +176,7 @@ def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def write_file(path: pathlib.Path, table: pa.Table) -> None:
-  """Write a table; a killed process leaves the old file or the new one, complete."""
+  """Write a table atomically: a kill leaves either the complete old file or the new one."""
   with replacing(path) as unfinished, unfinished.open('wb') as file:
     parquet.write_table(table, file, compression='zstd')
     file.flush()
@@ -184,20 +185,21 @@ def write_file(path: pathlib.Path, table: pa.Table) -> None:
 
 # ---- The writer ----
 
-Columns = Mapping[str, Sequence[Any]]  # of rows of a table, by name
-Rows = Mapping[str, Columns]  # of a step, by the table's name (SCHEMAS)
+Columns = Mapping[str, Sequence[Any]]  # column name -> values, for rows of one table
+Rows = Mapping[str, Columns]  # table name (a key of SCHEMAS) -> a step's rows
 
 
 class Writer:
-  """A writer of each step's rows, in a thread; with several hosts only the first one writes.
+  """A writer that saves each step's rows in a thread.
 
-  A file holds the steps of a window, such as 11 to 20. It is written when the window is complete,
-  and with the steps so far before each checkpoint. So every step that a checkpoint covers is on
-  disk, and at most one window is in memory.
+  With several hosts, only the first host writes. A file contains a window of steps, such as 11 to
+  20. It is written when the window is complete and also, with the steps so far, before each
+  checkpoint. So every step that a checkpoint covers is on disk, and at most one window is in
+  memory.
 
-  Opening a writer at `first_step` drops the rows of that step and later ones, because a resumed run
-  starts from its last checkpoint and repeats the steps after it. The next call raises an error of
-  the thread.
+  Opening a writer at `first_step` drops the rows from that step on, because a resumed run starts
+  from its last checkpoint and repeats the later steps. Errors in the thread are raised by the next
+  call.
   """
 
   def __init__(self, workdir: str | os.PathLike, first_step: int, every: int) -> None:
@@ -208,12 +210,12 @@ class Writer:
     self._workdir, self._every = pathlib.Path(workdir), every
     (self._workdir / FOLDER).mkdir(parents=True, exist_ok=True)
     _drop(self._workdir, first_step)
-    # Only this one thread uses what follows, so there is nothing to lock.
+    # Only this thread uses the window and its tables, so they need no lock.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='records')
     self._pending: list[concurrent.futures.Future[None]] = []
-    self._window = 0  # the first step of the open file; 0 for none
-    self._tables: dict[str, pa.Table] = {}  # its content, by the table's name
-    self._is_written = True  # all of the content
+    self._window = 0  # the first step of the current window; 0 if there is none
+    self._tables: dict[str, pa.Table] = {}  # table name -> rows of the window
+    self._is_written = True  # True if all these rows are on disk
 
   def __enter__(self) -> Self:
     return self
@@ -221,13 +223,13 @@ class Writer:
   def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     if not self._writes:
       return
-    # Another error must not hide the one that ends the run.
+    # An error while flushing must not hide the one that ends the run.
     with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
       self.flush()
     self._thread.shutdown()
 
   def add(self, step: int, rows: Rows) -> None:
-    """Queue the rows of a step without waiting; each step must be later than the one before."""
+    """Queue a step's rows without waiting. Steps must be added in increasing order."""
     if not self._writes:
       return
     self._await([future for future in self._pending if future.done()])
@@ -259,7 +261,7 @@ class Writer:
       self._write()
 
   def _present(self, name: str) -> pa.Table:
-    """Read the rows that the window's file has already if a run resumes within the window."""
+    """Read the rows already in the window's file, in case the run resumes within the window."""
     path = path_of(self._workdir, name, self._window)
     if not path.exists():
       return SCHEMAS[name].empty_table()
@@ -268,13 +270,13 @@ class Writer:
   def _write(self) -> None:
     if not self._is_written:
       for name, table in self._tables.items():
-        if table.num_rows:  # there may be no tokens
+        if table.num_rows:  # the tokens table may be empty
           write_file(path_of(self._workdir, name, self._window), table)
       self._is_written = True
 
 
 def _drop(workdir: pathlib.Path, first_step: int) -> None:
-  """Remove the rows from `first_step` on, and the incomplete files of a killed process."""
+  """Remove the rows from `first_step` on, and incomplete files left by a killed process."""
   for path in (workdir / FOLDER).glob('*.new'):
     path.unlink()
   for name in SCHEMAS:

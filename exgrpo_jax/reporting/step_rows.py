@@ -1,4 +1,4 @@
-"""The experience of a step as rows of records/ (see step_records.py), samples and metrics."""
+"""A step's experience as rows for records/ (see step_records.py), samples and metrics."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,10 +34,10 @@ _Row = dict[str, Any]
 
 
 def recorded_groups(plan: Plan, count: int, seed: int) -> list[int]:
-  """Choose at most `count` groups of a step to record token by token; return them ascending.
+  """Choose at most `count` groups of a step to record token by token; return sorted indices.
 
   A question's priority depends only on the seed and its row. So a question that was recorded once
-  is likely to be recorded at each later visit too, and its history is complete.
+  is likely to be recorded at every later visit, which gives a complete history.
   """
   row_Q = np.array([question.row for question in plan.questions])
   rank_Q = randomness.ranks(seed, Purpose.RECORDED_GROUPS, row_Q)
@@ -56,7 +56,7 @@ def rows(
 
   The policy at the start of the step wrote the fresh responses and scored the replayed ones. So
   entropies, probabilities and ratios equal those in the first minibatch's loss, up to rounding.
-  `before` is the buffer from which the step was planned, `after` the buffer after the step.
+  `before` is the buffer when the step was planned, `after` the buffer after the step.
   """
   return {
     'responses': _columns('responses', _responses(tokenizer, experience)),
@@ -116,7 +116,7 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
 
 
 def _escaped(text: str) -> str:
-  """Escape lone surrogates, which Arrow refuses."""
+  """Escape lone surrogates, which Arrow rejects."""
   return text.encode(errors='backslashreplace').decode()
 
 
@@ -124,7 +124,7 @@ def _replayed(
   tokenizer: Tokenizer, question: Question, replayed: Trajectory, scores: ReplayScores
 ) -> _Row:
   text, check_steps = tokenizer.decode(replayed.tokens), step_checker(question)
-  with np.errstate(over='ignore'):  # a token that the past policy found absurd: infinite ratio
+  with np.errstate(over='ignore'):  # a past probability near 0 gives an infinite ratio
     ratio = np.exp(scores.logp - replayed.logp[replayed.own])
   return {
     'is_replay': True,
@@ -147,12 +147,12 @@ def _replayed(
 
 
 def _outcome(stored: Trajectory) -> str:
-  # The buffer does not tell if a wrong response had an answer.
+  # The buffer does not record whether a wrong response had an answer.
   return 'correct' if stored.correct else 'wrong'
 
 
 def _variance(ratio: np.ndarray) -> float:
-  """Return the variance; infinity if one ratio is infinite, where NumPy returns NaN."""
+  """Return the variance, or infinity if any ratio is infinite, where NumPy returns NaN."""
   # float64: the square of a large float32 is infinite.
   return math.inf if np.isinf(ratio).any() else float(np.var(ratio, dtype=np.float64))
 
@@ -183,7 +183,7 @@ def _questions(
 def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
   plan = experience.plan
   for group in groups:
-    # Arrays, not lists: the writer's thread converts them, which may take long.
+    # Arrays, not lists: converting them may be slow, so the writer's thread does it.
     members: list[_Row] = [
       {
         'tokens': response.tokens,
@@ -222,10 +222,10 @@ def _turns(written: Response | Trajectory) -> list[_Row] | None:
 
 
 def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
-  """Draw at most `count` rows: one response of each of some random groups, and its replay.
+  """Draw at most `count` rows: a response from each of some random groups, and its replay, if any.
 
-  Prompts and responses show their special tokens, so that a chat template can be checked. The draw
-  depends only on seed and step.
+  Prompts and responses include special tokens, so that you can check the chat template. The draw
+  depends only on the seed and the step.
   """
   plan = experience.plan
   rows: list[_Row] = []
@@ -267,7 +267,7 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
 
 
 def _written(tokenizer: Tokenizer, tokens: np.ndarray) -> _Row:
-  """Return a response's text; it is 'truncated' if it was cut at the limit, before an end token."""
+  """Return a response's text, and whether it was cut at the limit before its end token."""
   return {
     'response': tokenizer.decode(tokens, special=True),
     'truncated': int(tokens[-1]) not in tokenizer.eos_ids,
@@ -286,20 +286,20 @@ def measure_step(
   rows: Rows,
   sums: Mapping[str, ArrayLike],
 ) -> dict[str, float]:
-  """Compute all metrics of a step except its times.
+  """Compute all of a step's metrics except times.
 
   Args:
     experience: the step's rollouts, verdicts and replays.
     after: the buffer after the step.
     rows: the step's records.
-    sums: the update's sums, as the loop's `learn` returns them, on the host.
+    sums: the update's sums, as returned by the loop's `learn`, on the host.
   """
   arrays = {name: np.asarray(value) for name, value in sums.items()}
   totals = {name: float(array) for name, array in arrays.items() if not array.ndim}
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
   return {
     **experience.sampling,
-    **partial.metrics(experience.plan.step, experience.responses, experience.left),
+    **partial.metrics(experience.plan.step, experience.responses, experience.partial_groups),
     **experience.mismatch,
     **rollout_metrics(
       experience.plan, experience.responses, experience.replays, experience.verdicts
@@ -324,18 +324,18 @@ def rollout_metrics(
   """Compute rewards, pass rates and lengths of fresh responses, and ages of replayed trajectories.
 
   'reward_std' is over all fresh responses. 'reward_std_within' is the mean over groups of the
-  standard deviation within a group, the replayed reward included, because advantages include it.
-  'groups/zero_advantage' is the share of groups with equal rewards in float32, the replayed one
-  included: their advantages are 0, so they give no learning signal. 'rewards/…' are the means of
-  the reward's components before their weights, over the responses that have one. 'grading/…' are
-  the shares of each outcome. Time-outs depend on the clock, so a run of the same seed may differ
-  there. Lengths are in tokens, ages in steps.
+  within-group standard deviation, including the replayed reward, because advantages include it.
+  'groups/zero_advantage' is the share of groups whose rewards, including the replayed one, are
+  equal in float32: their advantages are 0, so they give no learning signal. 'rewards/…' are the
+  means of the unweighted reward components over the responses that have them. 'grading/…' are the
+  shares of the outcomes. Timeouts depend on the clock, so runs with the same seed may differ here.
+  Lengths are in tokens, ages in steps.
 
   Args:
     plan: the step's questions.
     responses: the fresh responses, by group.
-    replays: the replayed trajectory of each group; None in a group of a fresh question.
-    verdicts: the verdict on each response, in the same order.
+    replays: each group's replayed trajectory, or None if the question is fresh.
+    verdicts: the verdicts on `responses`, in the same order.
   """
   fresh = [verdict for group in verdicts for verdict in group]
   lengths = [response.num_own for group in responses for response in group]
@@ -374,13 +374,13 @@ def rollout_metrics(
 
 
 def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
-  """Compute the metrics that follow from a step's rows; step_records.py describes the columns.
+  """Compute the metrics derived from a step's rows; step_records.py describes the columns.
 
-  'groups/…' are shares of groups; `replay.count_replayed` decides if the replayed row counts in a
-  group's correctness. 'replay/bucket_…' counts the replayed questions by their bucket before the
-  step. The others are means over fresh or replayed responses, each with the same weight:
-  'entropy/incorrect' over all fresh ones that are not correct, 'valid_steps/correct' over the fresh
-  correct ones whose steps can be checked. A mean over no response is left out.
+  'groups/…' are shares of groups; `replay.count_replayed` determines whether the replayed row
+  counts towards a group's correctness. 'replay/bucket_…' counts the replayed questions by their
+  bucket before the step. All other metrics are unweighted means over fresh or replayed responses:
+  'entropy/incorrect' over all fresh responses that are not correct, 'valid_steps/correct' over the
+  fresh correct responses whose steps can be checked. Means over no responses are left out.
   """
   responses, questions = rows['responses'], rows['questions']
 
@@ -415,7 +415,7 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
 
 
 def buffer_metrics(bucketed: replay.Bucketed, num_rollouts: int) -> dict[str, float]:
-  """Measure the replay buffer and each of its K = `num_rollouts` buckets, in questions."""
+  """Return buffer metrics, including the question counts of its K = `num_rollouts` buckets."""
   buffer = bucketed.buffer
   count_K = np.bincount(list(bucketed.bucket_of.values()), minlength=num_rollouts)
   stored = (one for entry in buffer.entries.values() for one in entry.trajectories)

@@ -1,1 +1,1 @@
-"""Rollout: from a plan of questions to graded responses and a batch."""
+"""Rollouts: from planned questions to graded responses and a training batch."""

@@ -1,8 +1,7 @@
-"""Slots of a rollout on the device: decoding in them, and filling them.
+"""Rollout slots on the device: decoding in them and filling them.
 
-Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P rows prefilled
-together, R slots filled together, N tokens decoded between two syncs with the host, X numbers of a
-random key.
+Shape letters: B slots, S cache positions, W prompts kept prefilled, P rows prefilled together,
+R slots filled together, N tokens decoded between two host syncs, X words of a random key.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.rollout import token_sampling
 from exgrpo_jax.runtime import randomness
 
-# N, at most. Each host sync idles the device, so decode many tokens between syncs.
+# Upper bound on N. Each host sync idles the device, so decode many tokens between syncs.
 TOKENS_PER_SYNC = 64
 
 MOST_DRAFTS = 7  # of `rollout.drafts`
@@ -29,7 +28,7 @@ MOST_DRAFTS = 7  # of `rollout.drafts`
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """The settings of `decode` besides its arrays. Static, so each value compiles once."""
+  """Static settings of `decode`. Each distinct value compiles once."""
 
   distribution: token_sampling.Distribution
   eos_ids: tuple[int, ...]  # any of these ends a response
@@ -37,25 +36,25 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """The settings of sampling besides the model, the requests and the keys.
+  """Everything that determines sampling, except the model, the requests and the keys.
 
-  Static in the programs that take it, so each value compiles once.
+  A static argument of the compiled programs, so each distinct value compiles once.
   """
 
   distribution: token_sampling.Distribution
   slots: int  # rows that decode together
-  prompts: int  # W, prefilled prompts that are kept at once
+  prompts: int  # W, prefilled prompts kept at a time
   max_prompt: int  # tokens
-  max_response: int  # tokens, the end token included
+  max_response: int  # tokens, including the end token
   eos_ids: tuple[int, ...]  # any of these ends a response
   pad_id: int  # any valid token: padding is never read
-  keeps_routes: bool = False  # whether responses come with their routes, see routes.py
-  parked: int = 0  # episodes whose cache is kept while they have no slot
-  drafts: str = '0'  # tokens drafted per row and pass: see `drafts.width`
+  keeps_routes: bool = False  # whether responses include their routes; see routes.py
+  parked: int = 0  # episodes whose cache is kept between turns, while they have no slot
+  drafts: str = '0'  # tokens drafted per row and pass; see `drafts.width`
 
   @property
   def longest_row(self) -> int:
-    """Return the tokens of the longest prompt and response, which is the longest cache."""
+    """Return the longest prompt plus the longest response, in tokens: the maximum cache length."""
     return self.max_prompt + self.max_response
 
   @property
@@ -65,7 +64,7 @@ class DecodeSpec:
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
-    """Return the spec at temperature 1, or 0 if it is 0. `decode` takes the temperature itself."""
+    """Return the spec with temperature 1 (0 stays 0). `decode` takes the actual temperature."""
     kept = min(1.0, math.ceil(self.distribution.temperature))
     return dataclasses.replace(
       self, distribution=dataclasses.replace(self.distribution, temperature=kept)
@@ -73,27 +72,27 @@ class DecodeSpec:
 
   @property
   def sampling(self) -> Sampling:
-    """Return the part that `decode` needs besides the shapes of its arrays."""
+    """Return the static settings of `decode`."""
     return Sampling(self.at_any_temperature.distribution, self.eos_ids)
 
 
 class State(NamedTuple):
-  """The state of the slots between two syncs."""
+  """The state of the slots between two host syncs."""
 
-  hidden_BD: jax.Array  # the next token is sampled from it
+  hidden_BD: jax.Array  # the next token is sampled from this hidden state
   position_B: jax.Array  # int32, cache position of the next token; 0 in free slots
-  length_B: jax.Array  # int32, tokens of the response so far
+  length_B: jax.Array  # int32, response tokens so far
   live_B: jax.Array  # bool
-  key_BX: jax.Array  # uint32, the data of `randomness.row_keys`
-  limit_B: jax.Array  # int32, of the response
+  key_BX: jax.Array  # uint32, key data from `randomness.row_keys`
+  limit_B: jax.Array  # int32, maximum response tokens
   cache: kv_cache.Cache
-  routes_BSLC: jax.Array | None  # of the tokens in the cache; None if not kept
+  routes_BSLC: jax.Array | None  # for the cached tokens; None if not kept
 
 
 class Prompts(NamedTuple):
-  """Prefilled prompts that wait for slots."""
+  """Prefilled prompts, ready to be copied into slots."""
 
-  hidden_WD: jax.Array  # of each prompt's last token
+  hidden_WD: jax.Array  # hidden state of each prompt's last token
   cache: kv_cache.Cache  # spec.max_prompt positions
   routes_WSLC: jax.Array | None
 
@@ -103,29 +102,29 @@ _Decoded = TypeVar('_Decoded')
 
 
 class Forced(NamedTuple):
-  """Tokens that rows read before they write. They count as written, but do not end a response."""
+  """Tokens that rows read before they sample. They count as written but never end a response."""
 
-  tokens_NB: Array  # int32; the first `count_B` of a column
+  tokens_NB: Array  # int32; only the first `count_B` of each column are used
   count_B: Array  # int32
 
 
 class Decoded(NamedTuple):
-  """The tokens of the rows since the last sync. A row's tokens are the first of its column."""
+  """The tokens decoded since the last sync. Each column starts with its row's tokens."""
 
   tokens_NB: jax.Array  # int32
   logp_NB: jax.Array  # float32, nats
   entropy_NB: jax.Array  # float32, nats
-  length_B: jax.Array  # int32, of the response so far
+  length_B: jax.Array  # int32, response tokens so far
   live_B: jax.Array  # bool
-  ended_B: jax.Array  # bool, by an end token
+  ended_B: jax.Array  # bool, whether the row sampled an end token
 
 
-_Carry = tuple[jax.Array, State, Decoded]  # time, the slots, what they wrote
+_Carry = tuple[jax.Array, State, Decoded]  # (step of the loop, slots, decoded tokens)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[State, Prompts]:
-  """Return free slots with a cache of `length` positions, and no prompts."""
+  """Return free slots with `length` cache positions each, and empty space for prompts."""
   B = spec.slots
   zeros_B = jnp.zeros(B, jnp.int32)
 
@@ -153,13 +152,13 @@ def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[Sta
 
 @jax.jit
 def select_slots(state: State, slot_R: Array) -> State:
-  """Return the state of some of the slots."""
+  """Return the state of slots `slot_R` only."""
   rest = jax.tree.map(lambda x: x[slot_R], state._replace(cache=()))
   return laid_out(rest._replace(cache=kv_cache.select_rows(state.cache, slot_R)))
 
 
 def resize_cache(config: model.ShapeConfig, state: State, length: int) -> State:
-  """Return the state with a cache of another length. Frees the old cache layer by layer."""
+  """Resize the cache to `length` positions. Frees the old cache layer by layer."""
 
   def resize(layer: kv_cache.LayerCache, size: int) -> kv_cache.LayerCache:
     if size == kv_cache.length(layer):
@@ -177,8 +176,8 @@ resize_layer = jax.jit(kv_cache.resized, static_argnums=1)
 
 @jax.jit
 def routes_of(state: State, slot_R: Array) -> jax.Array:
-  """Return the routes of some slots, [R, S, L, C]."""
-  assert state.routes_BSLC is not None, 'they are kept'
+  """Return the routes of slots `slot_R`, [R, S, L, C]."""
+  assert state.routes_BSLC is not None, 'the state has no routes; set keeps_routes'
   return sharding.constrain(state.routes_BSLC[slot_R], (None,) * 4)  # every host reads them
 
 
@@ -193,11 +192,11 @@ def decode(
   temperature: float,
   forced: Forced | None = None,
 ) -> tuple[State, Decoded]:
-  """Decode up to `max_steps` tokens of each live row, N at most. Rows first read `forced`.
+  """Decode up to min(`max_steps`, `TOKENS_PER_SYNC`) tokens in each live slot.
 
-  Returns to the host earlier once `min_finished` rows have finished or the cache is full. A
-  temperature of `sampling` above 0 is multiplied by `temperature`; see
-  `DecodeSpec.at_any_temperature`.
+  Rows read their `forced` tokens before they sample. Stops early once `min_finished` rows have
+  finished or the cache is full. Logits are divided by `temperature` and by any nonzero temperature
+  in `sampling`; see `DecodeSpec.at_any_temperature`.
   """
   S, N = model.cache_length(config, state.cache), jnp.minimum(max_steps, TOKENS_PER_SYNC)
   unembedding = padded_unembedding(config, params)
@@ -222,7 +221,8 @@ def decode(
     )
     decoded = _with_token(decoded, time, token_B, logp_B, entropy_B)
     decoded = decoded._replace(length_B=length_B, live_B=live_B, ended_B=decoded.ended_B | ends_B)
-    # Finished rows keep writing where nobody reads: at the first position or after their last.
+    # Finished rows keep writing to a position that is never read: the first, or the one after their
+    # last token.
     rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
     state = state._replace(
       hidden_BD=hidden_BD,
@@ -268,7 +268,7 @@ def _with_token(
 
 
 def _with_routes(state: State, routes_BLC: jax.Array | None) -> jax.Array | None:
-  """Add the routes of the live rows' next token to the routes of the slots."""
+  """Store the routes of the token that each live row just added."""
   kept_BSLC = state.routes_BSLC
   if kept_BSLC is None or routes_BLC is None:
     return kept_BSLC
@@ -280,7 +280,7 @@ def _with_routes(state: State, routes_BLC: jax.Array | None) -> jax.Array | None
 def _read_or_written(
   forced: Forced | None, time: jax.Array, token_B: jax.Array, live_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Return each row's next token, and True if the row wrote it."""
+  """Return each row's next token, and whether the row sampled it."""
   if forced is None:
     return token_B, live_B
   is_forced_B = time < forced.count_B
@@ -293,9 +293,9 @@ def for_hosts(decoded: _Decoded) -> _Decoded:
 
 
 def laid_out(rows: _Rows) -> _Rows:
-  """Spread slots or prompts over the mesh.
+  """Shard slots or prompts over the mesh.
 
-  If the result of a program had another layout, the programs that take it would be compiled again.
+  Pinning the layout of every program's output keeps the programs that take it from recompiling.
   """
   rest = jax.tree.map(
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())
@@ -310,7 +310,7 @@ def _logits(
 
 
 def padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
-  """Pad the unembedding for the tokens that `token_sampling.padded_size` adds."""
+  """Pad the unembedding to `token_sampling.padded_size` tokens."""
   unembedding = model.decode_unembedding(config, params)
   more = token_sampling.padded_size(config.vocab_size) - config.vocab_size
   if not more:
@@ -334,17 +334,17 @@ def nothing_decoded(state: State, N: int = TOKENS_PER_SYNC) -> Decoded:
   )
 
 
-# ---- Filling slots: prompts are prefilled and inserted ----
+# ---- Filling slots with prefilled prompts ----
 
 
 class Insertion(NamedTuple):
-  """The slots to fill, and their contents."""
+  """The slots to fill and what to put in them."""
 
-  slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, among prompts or parked caches; see also `resume`
-  position_R: Array  # int32, tokens of the prompt and of the response so far
-  length_R: Array  # int32, tokens of the response so far
-  step_key_RX: Array  # uint32, the data of the key of the step in which the response began
+  slot_R: Array  # int32; an index one past the last slot fills no slot
+  source_R: Array  # int32, index of a prompt or parked cache; `resume` uses it differently
+  position_R: Array  # int32, prompt tokens plus response tokens so far
+  length_R: Array  # int32, response tokens so far
+  step_key_RX: Array  # uint32, key data of the step that began the response
   question_row_R: Array  # int32
   sample_index_R: Array  # int32
   limit_R: Array  # int32
@@ -359,7 +359,7 @@ def prefill(
   lengths_P: Array,
   place_P: Array,
 ) -> Prompts:
-  """Prefill prompts together and store each at its place; a place one past the last drops it."""
+  """Prefill a batch of prompts and store them at `place_P`. Out-of-range places are dropped."""
   T = tokens_PT.shape[1]
   hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
@@ -387,9 +387,9 @@ def filled(
   cache: kv_cache.Cache | None,
   routes_RTLC: jax.Array | None,
 ) -> State:
-  """Return the state with `insertion.slot_R` filled, with cache and routes of R rows.
+  """Fill slots `insertion.slot_R` with R rows and return the state.
 
-  Cache or routes are None if the state has them already.
+  `cache` or `routes_RTLC` is None if the state already contains it.
   """
   slot_R = insertion.slot_R
   chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])
@@ -419,42 +419,42 @@ def filled(
 def _with_row_routes(
   kept_BSLC: jax.Array | None, row_R: Array, routes_RTLC: jax.Array | None
 ) -> jax.Array | None:
-  """Store the routes of some rows' first T tokens; a row one past the last drops them."""
+  """Store the routes of the first T tokens of rows `row_R`. Out-of-range rows are dropped."""
   if kept_BSLC is None or routes_RTLC is None:
     return kept_BSLC
   routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
   return kept_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')
 
 
-# ---- Parking: the caches of episodes between their turns ----
+# ---- Parking: keeping the caches of episodes between turns ----
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
-  """Return empty caches for `spec.parked` rows, as long as the slots' caches."""
+  """Return an empty cache for `spec.parked` rows, as long as the slots' cache."""
   return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
 
 @functools.partial(jax.jit, donate_argnums=1)
 def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
-  """Copy the caches of slots to their places; a place one past the last drops the cache."""
+  """Copy the caches of `slot_R` to places `place_R`. Out-of-range places are dropped."""
   rows = kv_cache.select_rows(state.cache, slot_R)
   return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
-  """Copy parked caches into slots. Their rows must read a forced token next."""
+  """Copy parked caches into slots. The next token of each row must be forced."""
   R, D = len(insertion.source_R), state.hidden_BD.shape[1]
   cache = kv_cache.select_rows(parked, insertion.source_R)
-  hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # nobody draws from it
-  # Their routes are known since they were parked.
+  hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # never sampled from
+  # The routes of these tokens were read when the caches were parked.
   return filled(state, insertion, hidden_RD, cache, None)
 
 
-# ---- Resuming responses of an earlier step ----
+# ---- Resuming responses from an earlier step ----
 
-# Shape letters as above; T tokens of each of P packed sequences.
+# Shape letters as above, but P counts packed sequences of T tokens each.
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -467,12 +467,12 @@ def resume(
   insertion: Insertion,
   routes_PTLC: Array | None = None,
 ) -> State:
-  """Prefill prompts with the responses so far, and put them into slots.
+  """Prefill prompts together with their partial responses, directly into slots.
 
-  `params` are in the decode layout. `state` is donated. `tokens_PT`, int32, holds packed rows, and
-  `segments` keep them apart. `insertion` has these rows in any order; a row's source is its first
-  token among the P * T. `routes_PTLC` are the experts of their tokens, as far as known; see
-  routes.py.
+  `params` are in the decode layout. `state` is donated. `tokens_PT` (int32) contains packed rows,
+  separated by `segments`. `insertion` lists these rows in any order; here `source_R` is the index
+  of a row's first token in the flattened `tokens_PT`. `routes_PTLC` are the known routes of the
+  tokens; see routes.py.
   """
   slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
   T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
@@ -483,7 +483,7 @@ def resume(
   ) -> tuple[jax.Array, kv_cache.LayerCache]:
     layer = state.cache[number]
     layer = kv_cache.unpack_rows(layer, packed, slot_R, start_R, length_R, sizes[number])
-    # Before the next layer, so that the packed caches of all layers never exist at once.
+    # Finish this layer before the next, so that only one layer's packed cache exists at a time.
     return jax.lax.optimization_barrier((x_PTD, layer))
 
   hidden_PTD, cache, routes_PTLC = model.apply_layers(

@@ -1,14 +1,15 @@
-"""Episodes of many turns: a layer around the slot engine. An environment answers each turn.
+"""Multi-turn episodes on top of the slot engine. An environment answers each turn.
 
-Tokens in, tokens out. The policy's tokens are never decoded and encoded again. The environment's
-messages are rendered as the chat template has them after a turn, and their tokens are appended.
+Tokens in, tokens out: the policy's tokens are never decoded and re-encoded. The environment's
+messages are rendered the way the chat template renders them after a turn, and their tokens are
+appended.
 
-A slot is freed at the end of a turn. Once the environment has answered, the episode waits for
-another slot, ahead of all requests that have not begun. So more episodes are in flight than there
-are slots, and slots decode while environments work. Samples depend only on the request and the
-position, not on the order in which environments answer. If this order would decide which responses
-a step trains, or could differ between hosts, answers are taken in the order of their turns. The
-engine waits for them, some syncs after the turns.
+A slot is freed at the end of each turn. Once the environment has answered, the episode queues for
+another slot, ahead of all requests that have not begun. This allows more episodes in flight than
+slots, and slots keep decoding while environments work. Samples depend only on the request and the
+position, not on the order in which environments answer. Where this order would decide which
+responses a step trains, or could differ between hosts, answers are processed in the order of their
+turns: the engine waits for each answer a fixed number of syncs after its turn.
 """
 
 import collections
@@ -31,13 +32,13 @@ from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore
 from exgrpo_jax.runtime import hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
-# Syncs from a turn's end to its answer if answers are taken in order. Most environments answer in
-# that time.
+# Syncs from the end of a turn until its answer is due, if answers are processed in order. Most
+# environments answer within that time.
 _DELAY = 2
 
 
 class TurnSampler(Protocol):
-  """A sampler of turns that resumes: the slot engine."""
+  """A sampler that can continue responses turn by turn, such as the slot engine."""
 
   def generate(
     self, params: Params, requests: Sequence[Request], on_finish: OnFinish, more: More
@@ -48,21 +49,21 @@ class TurnSampler(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeSampler:
-  """The `Sampler` of episodes. Each response is one episode. It resumes."""
+  """A `Sampler` whose responses are whole episodes. It can resume unfinished episodes."""
 
   engine: TurnSampler
   environments: Pool
   config: settings.EnvironmentConfig
   tokenizer: Tokenizer
   prompts: prompt.PromptConfig
-  seed: int  # of the run
-  purpose: Purpose  # of the responses
-  in_order: bool  # True takes answers in an order that does not depend on the clock
+  seed: int  # the run's seed
+  purpose: Purpose  # what the responses are for
+  in_order: bool  # True makes the order of answers independent of timing
 
   def generate(
     self, params: Params, requests: Sequence[Request], on_finish: OnFinish = ignore
   ) -> tuple[list[Response], dict[str, float]]:
-    """See `Sampler.generate`; each request has its question."""
+    """See `Sampler.generate`. Each request must have an `episode_question`."""
     play = _Play(self, on_finish)
     first = [play.begin(request) for request in requests]
     written, metrics = self.engine.generate(params, first, play.turn_written, play.more)
@@ -74,16 +75,16 @@ class EpisodeSampler:
 class _Episode:
   """An episode in progress."""
 
-  index: int  # among the requests
+  index: int  # the index of its request
   request: Request
   start: Beginning
-  response: Response  # so far
-  said: list[str]  # the policy's turns
-  last: int | None = None  # the engine's row of the last turn
+  response: Response  # the response so far
+  said: list[str]  # the text of each of the policy's turns
+  last: int | None = None  # engine row of the last turn
 
   @property
   def key(self) -> str:
-    """Return the episode's name in the pool, also in later steps."""
+    """Return the episode's name in the pool, which stays the same in later steps."""
     return f'{self.request.question}:{self.start.seed}'
 
   @property
@@ -93,37 +94,37 @@ class _Episode:
 
   @property
   def begin_of_turn(self) -> int:
-    """Count the tokens of the answered turns."""
+    """Return where the current turn begins: the number of tokens in answered turns."""
     return sum(turn.written + turn.observed for turn in self.response.turns)
 
 
 class _Play:
-  """The episodes of one call. Each of their turns is a row of the engine."""
+  """The episodes of one `generate` call. Each turn is a row of the engine."""
 
   def __init__(self, sampler: EpisodeSampler, on_finish: OnFinish) -> None:
     self._sampler, self._on_finish = sampler, on_finish
     self.episodes: list[_Episode] = []
     self._of_row: list[_Episode] = []
-    self._waiting: dict[str, _Episode] = {}  # for an answer, by key, in the order of their turns
-    self._asked_at: dict[str, int] = {}  # by key: the sync of the turn
-    self._arrived: dict[str, Answer] = {}  # by key, of answers that are not due yet
+    self._waiting: dict[str, _Episode] = {}  # episodes without an answer, by key, in turn order
+    self._asked_at: dict[str, int] = {}  # the sync that ended the turn, by key
+    self._arrived: dict[str, Answer] = {}  # answers that are not due yet, by key
     self._sync, self._is_enough = 0, False
     self._seconds, self._idle = 0.0, 0.0
     self._counts = collections.defaultdict[str, float](float)  # sums by name
 
   def begin(self, request: Request) -> Request:
-    """Begin an episode and request its first turn, or the turn where an earlier step stopped."""
-    assert request.asked is not None, 'an episode needs its question'
+    """Begin or resume an episode, and return the request for its next turn."""
+    assert request.episode_question is not None, 'an episode needs its question'
     place = self._sampler.purpose, request.step, request.question, request.sample
     rng = randomness.generator(self._sampler.seed, Purpose.ENVIRONMENT, *place)
-    start = pool.beginning(request.asked, int(rng.integers(2**63)))
-    begun, tokenizer = request.begun, self._sampler.tokenizer
+    start = pool.beginning(request.episode_question, int(rng.integers(2**63)))
+    begun, tokenizer = request.prefix, self._sampler.tokenizer
     said = [tokenizer.decode(begun.tokens[written]) for written, _ in turn_places(begun.turns)]
-    self.episodes.append(_Episode(len(self.episodes), request, start, request.begun, said))
+    self.episodes.append(_Episode(len(self.episodes), request, start, request.prefix, said))
     return self._next_turn(self.episodes[-1])
 
   def turn_written(self, row: int, response: Response) -> None:
-    """Send a turn to its environment. Each host does so for its own share of the episodes."""
+    """Record a finished turn, and send it to its environment if this host runs it."""
     episode, tokenizer = self._of_row[row], self._sampler.tokenizer
     self._keep(episode, response)
     episode.last = row
@@ -133,7 +134,7 @@ class _Play:
       self._sampler.environments.submit(episode.key, episode.start, episode.said)
 
   def more(self, is_idle: bool) -> list[Request] | None:
-    """Return the next turns of the episodes that were answered; see `sampler.More`."""
+    """Request the next turns of all answered episodes; see `sampler.More`."""
     self._sync += 1
     following = self._following(self._sync - _DELAY, is_idle)
     while is_idle and self._waiting and not (following or self._is_enough):
@@ -141,7 +142,7 @@ class _Play:
     return None if self._is_enough else following
 
   def end(self, written: Sequence[Response]) -> None:
-    """Store the tokens of unfinished turns, and wait for the answers to finished ones."""
+    """Store the tokens of unfinished turns, and wait for answers to the finished ones."""
     for episode, response in zip(self._of_row, written):
       if not (response.is_complete or episode.response.is_complete):
         self._keep(episode, response)
@@ -149,7 +150,7 @@ class _Play:
       self._following(self._sync, is_idle=True)
 
   def metrics(self) -> dict[str, float]:
-    """Compute turns and tokens per episode, the environments' seconds, and their counts."""
+    """Compute turns and tokens per episode, environment times, and the environments' counts."""
     counts = {f'environment/{name}': count for name, count in self._counts.items()}
     turns = [e.response.turns for e in self.episodes if e.response.is_complete]
     if not turns:
@@ -160,7 +161,7 @@ class _Play:
       'environment/turns_max': float(max(map(len, turns))),
       'environment/tokens_mean': float(np.mean(observed)),
       'environment/seconds': self._seconds,
-      'environment/idle_seconds': self._idle,  # in which no slot decoded
+      'environment/idle_seconds': self._idle,  # while no slot was decoding
       **counts,
     }
 
@@ -174,10 +175,10 @@ class _Play:
     self._of_row.append(episode)
     request, longest = episode.request, self._sampler.config.max_turn_tokens
     limit = min(request.limit, episode.begin_of_turn + (longest or request.limit))
-    return dataclasses.replace(request, begun=episode.response, limit=limit, follows=episode.last)
+    return dataclasses.replace(request, prefix=episode.response, limit=limit, follows=episode.last)
 
   def _following(self, last_sync: int, is_idle: bool) -> list[Request]:
-    """Return the next turns after the answers that are there, or with `in_order` that are due."""
+    """Process answers that have arrived (or are due, if `in_order`) and request the next turns."""
     since = time.monotonic()
     if self._sampler.in_order:
       answers = self._due(last_sync, is_idle)
@@ -188,7 +189,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Wait for the answers to all turns up to a sync, and to the oldest turns if idle."""
+    """Wait for answers to all turns up to `last_sync` and, if idle, to the oldest turns too."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]
@@ -200,7 +201,7 @@ class _Play:
     return [answers[key] for key in due]
 
   def _answered(self, answer: Answer) -> _Episode:
-    """Extend or complete the episode of an answer and return it."""
+    """Apply an answer to its episode, which may end it, and return the episode."""
     episode, result = self._waiting.pop(answer.key), answer.result
     del self._asked_at[answer.key]
     self._seconds += answer.seconds
@@ -240,7 +241,7 @@ class _Play:
 
 
 def verdict(config: settings.EnvironmentConfig, response: Response, success: bool) -> Verdict:
-  """Return the verdict on a complete episode. Its reward is the discounted sum over its turns."""
+  """Return the verdict on a complete episode. The reward is the discounted sum over turns."""
   rewards = [turn.reward * config.discount**number for number, turn in enumerate(response.turns)]
   reward = float(sum(rewards))
   outcome = 'correct' if success else 'wrong'

@@ -1,8 +1,8 @@
-"""Partial rollouts (`rollout.partial`): responses may span steps.
+"""Partial rollouts (`rollout.partial`): responses may span several steps.
 
-A step ends once as many groups are complete as it trains. The next step goes on with the others. A
-group is in flight from the step that draws it to the step that trains it. It trains once all of its
-responses are complete, at the latest `max_age` steps after the step that wrote its first token.
+A step ends once enough groups are complete for it to train, and the next step continues the rest. A
+group is in flight from the step that draws it to the step that trains it. It is trained once all of
+its responses are complete, at most `max_age` steps after the step that wrote its first token.
 """
 
 import dataclasses
@@ -15,28 +15,30 @@ from exgrpo_jax.rollout.settings import RolloutConfig
 
 
 def drawn_in(plan: Plan) -> list[int]:
-  """Return, by group, the step whose plan first had it."""
-  drawn = [group.drawn for group in plan.left]
+  """Return the step that drew each group."""
+  drawn = [group.drawn for group in plan.partial_groups]
   return drawn + [plan.step] * (len(plan.questions) - len(drawn))
 
 
 def trained(
   begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
-  """Choose the groups that `step` trains: the oldest complete ones. None while it has to go on.
+  """Choose the oldest complete groups to train in `step`, or None if it must keep generating.
 
-  It goes on until enough groups are complete and no other group is so old that it could not train
-  in time. The i-th oldest of the others trains `1 + i // questions` steps later if each step trains
-  the oldest. So no group ever gets too old if at most `questions * (max_age + 1)` are in flight.
+  A step keeps generating until enough groups are complete and every remaining group can still train
+  in time. If each step trains the oldest groups, the i-th oldest remaining group trains
+  `1 + i // questions` steps later. So no group gets too old as long as at most
+  `questions * (max_age + 1)` are in flight.
 
   Args:
-    begun: by group in flight, the step that wrote its first token; this step if it has no tokens.
-    complete: by group, whether all its responses are complete.
-    step: the present one.
-    questions: how many groups a step trains (Q).
-    max_age: in steps.
+    begun: for each group in flight, the step that wrote its first token, or `step` if the group has
+      no tokens yet.
+    complete: for each group, whether all of its responses are complete.
+    step: the current step.
+    questions: the number of groups that a step trains (Q).
+    max_age: the maximum number of steps between a group's first token and its training.
   """
-  by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties stay as drawn
+  by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties keep draw order
   chosen = [group for group in by_age if complete[group]][:questions]
   if len(chosen) < questions:
     return None
@@ -49,16 +51,16 @@ def trained(
 def ready(
   config: RolloutConfig, responses: Sequence[Sequence[Response]], step: int
 ) -> list[int] | None:
-  """Apply `trained` to groups with these responses."""
+  """Choose the groups to train from their responses; see `trained`."""
   begun = [min(one.first_step(step) for one in own) for own in responses]
   complete = [all(one.is_complete for one in own) for own in responses]
   return trained(begun, complete, step, config.questions, config.max_staleness)
 
 
 def continued(before: Response, now: Response, step: int) -> Response:
-  """Return `now` with its spans: `step` wrote the tokens that `before` lacks.
+  """Return `now` with a span for the tokens that `step` added to `before`.
 
-  Its weights of truncated importance sampling only cover the tokens of earlier steps.
+  The weights for truncated importance sampling still cover only the tokens from earlier steps.
   """
   written = len(now.tokens) - len(before.tokens)
   spans = (*before.spans, Span(step, written)) if written else before.spans
@@ -66,7 +68,7 @@ def continued(before: Response, now: Response, step: int) -> Response:
 
 
 def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
-  """Return the groups in `order` for training, and leave the others to the next step."""
+  """Return the groups in `order` for training, and leave the rest for the next step."""
   plan, responses, verdicts, _ = graded
   drawn = drawn_in(plan)
   left = tuple(
@@ -86,7 +88,7 @@ def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
     prompts=tuple(plan.prompts[group] for group in order),
     candidates=tuple(plan.candidates[group] for group in order),
     is_drawn=tuple(plan.is_drawn[group] for group in order),
-    left=(),
+    partial_groups=(),
   )
   own = [responses[group] for group in order], [verdicts[group] for group in order]
   return GradedGroups(trained, *own, left)
@@ -95,10 +97,9 @@ def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
 def metrics(
   step: int, responses: Sequence[Sequence[Response]], left: Sequence[PartialGroup]
 ) -> dict[str, float]:
-  """Compute the staleness of the fresh tokens that a step trains, and count the groups it leaves.
+  """Compute the staleness (in steps) of a step's fresh tokens, and count the groups left over.
 
-  Staleness is in steps. `responses` are from the groups that it trains. Empty without partial
-  rollouts.
+  `responses` are the trained groups' responses. Returns {} without partial rollouts.
   """
   spans = [span for group in responses for response in group for span in response.spans]
   if not spans:

@@ -1,7 +1,7 @@
-"""The programs that the slot engine calls, at all sizes, and how often a step calls each.
+"""All programs that the slot engine calls, at every size, and how often a step calls each.
 
-tests/capacity/test_step.py fails if a program is missing here. Forward passes over written
-responses: `scoring.programs`. Shape letters as in decode_loop.py.
+tests/capacity/test_step.py fails if a program is missing here. For the forward passes over finished
+responses, see `scoring.programs`. Shape letters as in decode_loop.py.
 """
 
 import dataclasses
@@ -21,37 +21,37 @@ from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import forced_of, insertion_of, text_length, texts_of
 from exgrpo_jax.runtime.compilations import Program
 
-# ---- What a step generates ----
+# ---- Simulating the generation of a step ----
 
 # `decoded_in` simulates scheduler.py with ragged attention, in NumPy. `partial_rollouts` adds
-# partial.py. Tests compare both with the real scheduler, sync for sync.
+# partial.py. Tests compare both simulations with the real scheduler, sync for sync.
 
 
-# Steps of partial rollouts: first until the schedule no longer depends on how it began, then to
-# average over.
+# Steps to simulate with partial rollouts: a warm-up until the schedule no longer depends on the
+# start, then steps to average over.
 _FIRST_STEPS, _STEADY_STEPS = 12, 16
 
 
 class Span(NamedTuple):
-  """The decode steps between two syncs with the host."""
+  """The decode steps between two host syncs."""
 
   steps: int
-  positions: float  # of the cache that attention reads in all slots, mean over the steps
+  positions: float  # cache positions that attention reads in all slots, as a mean per step
 
 
 class Generation(NamedTuple):
-  """The device's work to generate the responses of a step."""
+  """The device work of generating one step's responses."""
 
   spans: list[Span]
-  prompt: int  # tokens of each prompt
-  tokens: int  # decoded
-  prompts: int  # prompts whose first responses are begun
+  prompt: int  # tokens per prompt
+  tokens: int  # tokens decoded
+  prompts: int  # prompts whose first response begins in this step
   begun: int  # responses that get their first token
-  resumed: np.ndarray  # int, tokens of each row that is prefilled again, prompt included
+  resumed: np.ndarray  # int, tokens of each row that is prefilled again, including the prompt
 
   @property
   def decode_steps(self) -> int:
-    """Return how often the slots decode."""
+    """Return the number of decode steps."""
     return sum(span.steps for span in self.spans)
 
 
@@ -59,23 +59,23 @@ class Step(NamedTuple):
   """One training step with partial rollouts."""
 
   generation: Generation
-  trained: list[np.ndarray]  # tokens of the responses of each group that it trains
-  ages: np.ndarray  # int, of these groups: steps since the one that wrote their first token
-  carried: int  # tokens of these groups that earlier steps wrote
+  trained: list[np.ndarray]  # response lengths in tokens, one array per trained group
+  ages: np.ndarray  # int, for each trained group: steps since its first token was written
+  carried: int  # tokens that earlier steps wrote for the trained groups
 
 
 class _Group(NamedTuple):
   """A group in flight."""
 
-  lengths: np.ndarray  # int [K], tokens of its responses
+  lengths: np.ndarray  # int [K], final length of each response, in tokens
   done: np.ndarray  # int [K], tokens written so far
-  begun: int  # the step that wrote its first token; 0 before
+  begun: int  # the step that wrote its first token; 0 if it has no tokens
 
 
 def generation_of(
   lengths: np.ndarray, num_prompts: int, prompt: int, slots: int, block: int
 ) -> Generation:
-  """Simulate a rollout that ends once all responses are complete; arguments as in `decoded_in`."""
+  """Simulate a rollout until all responses are complete. For the arguments, see `decoded_in`."""
   following = decoded_in(lengths, np.zeros_like(lengths), prompt, slots, block, to_the_end=True)
   found = [span for span, _ in following]
   return Generation(found, prompt, int(lengths.sum()), num_prompts, len(lengths), np.zeros(0, int))
@@ -90,15 +90,15 @@ def decoded_in(
   *,
   to_the_end: bool,
 ) -> Iterator[tuple[Span, np.ndarray]]:
-  """Yield each span and, int [N], the tokens that the responses have after it.
+  """Yield each span and the number of tokens that each response has after the span, int [N].
 
   Args:
-    lengths_N: int, tokens of the responses in the order in which they wait.
-    begun_N: int, tokens that they have before; complete responses get no slot.
-    prompt: tokens of each prompt.
-    slots: rows that decode together.
-    block: positions of a row that attention reads together; it reads one block of a free slot.
-    to_the_end: once none waits, decode until all have finished, without a sync in between.
+    lengths_N: int, the final lengths of the responses in tokens, in queue order.
+    begun_N: int, the number of tokens already written; complete responses get no slot.
+    prompt: tokens per prompt.
+    slots: the number of rows that decode together.
+    block: cache positions that attention reads at a time; even a free slot costs one block.
+    to_the_end: once the queue is empty, sync early only when all rows have finished.
   """
   chex.assert_equal_shape([lengths_N, begun_N])
   done_N = begun_N.copy()
@@ -115,7 +115,7 @@ def decoded_in(
     first = np.sort(left_B[is_live_B])[min(enough, live) - 1]  # steps until enough have finished
     steps = int(min(first, decode_loop.TOKENS_PER_SYNC))
     grown_B = np.minimum(left_B, steps)
-    # A token is decoded with itself and all earlier tokens of its row in the cache.
+    # To decode a token, attention reads it and all earlier tokens of its row.
     blocks_B = _blocks_up_to(position_B + grown_B, block) - _blocks_up_to(position_B, block)
     blocks = (blocks_B + steps - grown_B).sum()
     done_N[row_B[is_live_B]] += grown_B[is_live_B]
@@ -124,31 +124,31 @@ def decoded_in(
 
 
 def with_partial_rollouts(rollout: settings.RolloutConfig) -> settings.RolloutConfig:
-  """Return the config with partial rollouts, unchanged if it has them already."""
+  """Return the config with partial rollouts turned on, if they are not on already."""
   if rollout.partial:
     return rollout
   return dataclasses.replace(rollout, partial=True, max_groups_in_flight=0)
 
 
 def num_groups(rollout: settings.RolloutConfig) -> int:
-  """Return how many groups `steady_steps` draws."""
+  """Return the number of groups that `steady_steps` draws."""
   return rollout.groups_in_flight + rollout.questions * (_FIRST_STEPS + _STEADY_STEPS - 1)
 
 
 def steady_steps(
   groups: Sequence[np.ndarray], rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> list[Step]:
-  """Simulate some steps of the steady state; as `partial_rollouts`, for `num_groups` groups."""
+  """Simulate `num_groups` groups and return the steady-state steps; see `partial_rollouts`."""
   return list(partial_rollouts(groups, rollout, prompt, block))[_FIRST_STEPS:]
 
 
 def partial_rollouts(
   groups: Iterable[np.ndarray], rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> Iterator[Step]:
-  """Yield one training step after another as long as there are groups.
+  """Simulate training steps and yield each one, until the groups run out.
 
-  `groups` are int arrays: the tokens of each group's responses, in the order in which groups are
-  drawn. `prompt` is the tokens of each prompt. For `block` see `decoded_in`.
+  `groups` are int arrays with the response lengths of each group in tokens, in draw order. `prompt`
+  is the number of tokens per prompt. For `block`, see `decoded_in`.
   """
   drawn = (_Group(lengths, np.zeros_like(lengths), 0) for lengths in groups)
   in_flight: list[_Group] = []
@@ -163,7 +163,7 @@ def partial_rollouts(
 def _take(
   groups: list[_Group], step: int, rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> tuple[Step, list[_Group]]:
-  """Simulate a step with the groups in flight. Returns the step and the groups that it leaves."""
+  """Simulate one step. Returns the step and the groups that are still in flight."""
   starts = np.cumsum([0] + [len(group.lengths) for group in groups[:-1]])
   lengths_N = np.concatenate([group.lengths for group in groups])
   before_N = done_N = np.concatenate([group.done for group in groups])
@@ -199,7 +199,7 @@ def _take(
 
 
 def _blocks_up_to(length_B: np.ndarray, block: int) -> np.ndarray:
-  """Sum, over positions n = 1 … `length`, the blocks that hold n."""
+  """Sum the number of blocks needed for n positions, over n = 1 … `length`."""
   whole_B, rest_B = np.divmod(length_B, block)
   return block * whole_B * (whole_B + 1) // 2 + rest_B * (whole_B + 1)
 
@@ -213,10 +213,10 @@ def of_engine(
   """Yield the programs of `SlotEngine.generate`.
 
   Args:
-    engine: its step_key is not used.
-    params: in the decode layout, or their shapes.
-    made: the work of some steps, which says how often a step runs each program.
-    only_longest: leave out shorter caches and fewer slots.
+    engine: the slot engine. Its `step_key` is not used.
+    params: the policy's parameters in the decode layout, or their shapes.
+    made: the work of some steps, used to count how often a step runs each program.
+    only_longest: whether to skip shorter caches and smaller numbers of slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):
@@ -233,7 +233,7 @@ def of_engine(
     found, parked = list[Program](), None
     if longer is None:
       found += (fill := list(_prefill(engine, params, prompts, made)))
-      # Slots are filled after a prefill. Its shardings have other names: another program.
+      # Slots are filled after a prefill, whose shardings have other names, so compile that variant.
       laid_out = prompts if only_longest else fill[0].results(exact=True)
     rows = scheduler.rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
@@ -242,7 +242,7 @@ def of_engine(
       found += _resize(engine, state, longer, length)
     found += (decoding := list(_decode(engine, params, state, length, is_fixed, made)))
     if engine.resumes:
-      # Decoding, like a prefill, gives the shardings other names.
+      # Like a prefill, decoding renames the shardings.
       decoded = state if only_longest else decoding[0].results(exact=True)[0]
       found += _resume(engine, params, decoded, made)
       if spec.parked:
@@ -282,7 +282,7 @@ def _resume(
     (one.shape, sum(map(len, one.sequences)))
     for each in made
     if len(each.resumed)
-    for one in slots.packed_passes(each.resumed, *sizes)
+    for one in slots.packed_passes(each.resumed, *sizes, engine.packs_resumed)
   ]
   _, shards = sharding.split(mesh, 'batch')
   for shape in dict.fromkeys(slots.packed_shapes(*sizes)):
@@ -293,7 +293,7 @@ def _resume(
     args = config, params, state, tokens_PT, segments, nothing, known
     rows = [count for of, count in passes if of == shape]
     runs = len(rows) / max(1, len(made))
-    trips = sum(rows) / max(1, len(rows)) / shards  # the loop copies the rows of a device
+    trips = sum(rows) / max(1, len(rows)) / shards  # the loop copies one device's rows
     size = shape.count, shape.length
     yield Program('resume', decode_loop.resume, args, mesh, size, runs=runs, trips=trips)
 
@@ -306,7 +306,7 @@ def _decode(
   is_fixed: bool,
   made: Sequence[Generation],
 ) -> Iterator[Program]:
-  """Yield decoding in all slots, and in the fewer slots once the last rows close up."""
+  """Yield the programs that decode in all slots and, after compaction, in fewer slots."""
   config, spec, mesh = engine.model, engine.spec, engine.mesh
   text = text_length(config, spec, state)
   spans = [span for one in made for span in one.spans]

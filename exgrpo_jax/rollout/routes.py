@@ -1,10 +1,10 @@
 """Routes: the experts that the sampler chose for each token, for router replay (arXiv:2510.11370).
 
-A router's choice is a step function. A tiny difference between sampler and trainer can make a token
-choose another expert. A ratio of two policies then compares different sums. With
-`rollout.router_replay` a response keeps the experts of its tokens and of its prompt. All later
-forward passes over the response use these experts, weighted by the router at that time. NumPy;
-shape letters: R rows, C experts of a token.
+Routing is a step function: a tiny numerical difference between sampler and trainer can send a token
+to a different expert. The importance ratio then compares the outputs of different experts. With
+`rollout.router_replay`, a response keeps the experts chosen for its tokens and its prompt. All
+later forward passes over the response use these experts, weighted by the router at that time.
+This module uses only NumPy. Shape letters: R rows, C experts per token.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
 
 
 def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
-  """Pad the routes of rows [T, L, C] to one array [R, length, L, C]; None is unknown routes."""
+  """Pad each row's routes [T, L, C] into one array [R, length, L, C]. None means unknown routes."""
   routes_RTLC = unknown(config, len(rows), length)
   for padded_TLC, routes_TLC in zip(routes_RTLC, rows):
     if routes_TLC is not None:
@@ -32,13 +32,13 @@ def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length:
 def completed(
   begun_TLC: np.ndarray | None, found_SLC: np.ndarray | None, cached: int, length: int
 ) -> np.ndarray | None:
-  """Return the routes of a row of `length` tokens, or None if they are not kept.
+  """Return all known routes of a row of `length` tokens, or None if no routes are known.
 
   Args:
-    begun_TLC: the routes of its first tokens that were known when it got its slot, if any.
-    found_SLC: its slot's routes; None if it has none.
-    cached: how many tokens its slot's cache has.
-    length: of prompt and response.
+    begun_TLC: the routes of the row's first tokens that were known when it got its slot, or None.
+    found_SLC: the routes recorded in the slot; None if routes are not kept or the row has no slot.
+    cached: the number of tokens in the slot's cache.
+    length: the number of tokens in the prompt and the response.
   """
   if found_SLC is None:
     return begun_TLC

@@ -1,4 +1,4 @@
-"""The interface between the loop and the samplers: requests in, responses out."""
+"""The interface between the training loop and the samplers: requests in, responses out."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Question, Response
 
-UNBEGUN = Response(
+EMPTY_RESPONSE = Response(
   tokens=np.zeros(0, np.int32),
   logp=np.zeros(0, np.float32),
   entropy=np.zeros(0, np.float32),
@@ -21,28 +21,28 @@ UNBEGUN = Response(
 class Request:
   """A request for one response.
 
-  Its tokens are seeded by step, question and sample, so they depend neither on the other requests
-  nor on the order.
+  Sampling is seeded by step, question and sample, so the tokens don't depend on the other requests
+  or their order.
   """
 
   prompt: np.ndarray  # [T] int32
-  question: int  # row in its data source
-  sample: int  # which of the question's responses
-  step: int  # the step in which the response began
-  limit: int  # longest response, in tokens, the end token included
-  begun: Response = UNBEGUN  # its tokens so far; only a sampler that resumes accepts any
-  asked: Question | None = None  # for an environment; None for a single turn
-  # Index of a request in the same call. This one begins with its tokens and an observation.
+  question: int  # the question's row in its data source
+  sample: int  # index among the question's responses
+  step: int  # the step that began the response
+  limit: int  # maximum response tokens, including the end token
+  prefix: Response = EMPTY_RESPONSE  # the tokens so far; empty unless the sampler can resume
+  episode_question: Question | None = None  # the question, for an environment; None if single-turn
+  # Index of an earlier request in this call that this request continues after an observation.
   follows: int | None = None
   past: tuple[np.ndarray, ...] = ()  # earlier responses to the question, to draft from
 
 
-# Called with a request's index and its complete response. True stops the sampler.
+# Called with a request's index and its complete response. Returning True stops the sampler.
 OnFinish = Callable[[int, Response], bool | None]
 
 
-# Returns further requests as they become known; None stops the sampler. Its argument says whether
-# nothing else is left to do. It then waits for requests if any are to come.
+# Returns new requests as they become known, or None to stop the sampler. The argument is True if
+# the sampler is idle; the callback then blocks until there are requests, if more are expected.
 More = Callable[[bool], Sequence[Request] | None]
 
 
@@ -51,23 +51,23 @@ def ignore(_index: int, _response: Response) -> None:
 
 
 def nothing_more(_is_idle: bool) -> Sequence[Request]:
-  """Return no requests: a `More` callback that never adds any."""
+  """Return no requests: a `More` callback that never adds requests."""
   return ()
 
 
 class Sampler(Protocol):
-  """A writer of responses: the slot engine (scheduler.py) or `ScriptedSampler`."""
+  """A generator of responses, such as the slot engine (scheduler.py) or `ScriptedSampler`."""
 
   def generate(
     self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
   ) -> tuple[list[Response], dict[str, float]]:
-    """Return the response to each request, in order, and metrics.
+    """Return one response per request, in request order, and metrics.
 
     Args:
-      params: the policy's, in the decode layout (`model.decode_layout`).
-      requests: the responses to write; equal prompts should follow one another.
-      on_finish: called as responses finish, while others are still being written. Once it returns
-        True, unfinished responses are returned incomplete.
+      params: the policy's parameters in the decode layout (`model.decode_layout`).
+      requests: the requests. Equal prompts should be adjacent.
+      on_finish: called as each response finishes, while others are still being written. Once it
+        returns True, unfinished responses are returned incomplete.
     """
     ...
 
@@ -78,16 +78,17 @@ def requests_for(
   samples: int,
   step: int,
   limit: int,
-  asked: Sequence[Question] = (),
+  episode_questions: Sequence[Question] = (),
 ) -> list[Request]:
-  """Request `samples` responses to each prompt, one prompt after the other.
+  """Build `samples` requests for each prompt, in prompt order.
 
-  `questions` are the prompts' rows. `asked` are the questions themselves, for an environment.
+  `questions` are the prompts' rows. `episode_questions` are the questions themselves, which
+  environments need.
   """
   return [
-    Request(prompt, row, sample, step, limit, asked=question)
+    Request(prompt, row, sample, step, limit, episode_question=question)
     for prompt, row, question in zip(
-      prompts, questions, asked or [None] * len(prompts), strict=True
+      prompts, questions, episode_questions or [None] * len(prompts), strict=True
     )
     for sample in range(samples)
   ]
@@ -98,17 +99,17 @@ def requests_for(
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedSampler:
-  """A `Sampler` that writes the tokens of `script`, one response after the other."""
+  """A `Sampler` that takes its tokens from `script`, one response at a time."""
 
-  script: Callable[[Request], Sequence[int] | np.ndarray]  # the tokens of a response
-  logp: float = 0.0  # of each token, in nats
+  script: Callable[[Request], Sequence[int] | np.ndarray]  # returns the tokens of a response
+  logp: float = 0.0  # reported for each token, in nats
 
   def generate(
     self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
   ) -> tuple[list[Response], dict[str, float]]:
     """See `Sampler.generate`. Tokens beyond a request's limit are cut off."""
     del params
-    responses = [request.begun for request in requests]
+    responses = [request.prefix for request in requests]
     for index, request in enumerate(requests):
       tokens = np.asarray(self.script(request), np.int32)
       length = min(len(tokens), request.limit)

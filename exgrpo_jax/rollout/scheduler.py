@@ -1,24 +1,23 @@
 """The slot engine: a fixed set of slots decodes together, and a queue refills them.
 
-A row's samples depend only on its request, not on the other rows. So slots, order and refills
-change nothing except the rounding of the logits (a draw on a boundary may flip when they move by an
-ulp).
+A row's samples depend only on its request, not on the other rows. So slot assignment, order and
+refills affect only how the logits round: a draw on a boundary may flip if a logit moves by an ulp.
 
-The device runs `decode_loop.decode` until some rows have finished, in parts that take seconds
-(`_Pace`). The host then takes their responses and inserts the next prompts into the free slots.
-Each prompt was prefilled before, once for all its samples (`slots.Prefilled`). The host decides
-from small arrays that are the same on every host.
+The device runs `decode_loop.decode` until some rows have finished, in parts of several seconds
+(`_Pace`). The host then collects the finished responses and inserts the next prompts into the free
+slots. Each prompt has been prefilled earlier, once for all its samples (`slots.Prefilled`). The
+host bases its decisions on small arrays that are identical on every host.
 
-Few programs are compiled. With ragged attention (`kv_cache.is_ragged`) the cache always has the
-length of the limit and all slots decode to the end, so there is one program of each kind. Otherwise
-the cache is as long as the rows now in it need, rounded up to one of few lengths. Once no prompts
-wait, the last rows close up.
+Few programs are compiled. With ragged attention (`kv_cache.is_ragged`), the cache always has its
+maximum length and all slots decode to the end, so there is one program of each kind. Otherwise the
+cache is as long as its current rows need, rounded up to one of a few lengths. Once no prompts are
+waiting, the remaining rows are compacted into fewer slots.
 
-An engine that resumes takes responses that earlier steps or turns began. Their tokens are prefilled
-right into a slot, and decoding goes on from there. The cache always has the length of the limit.
-The first `spec.parked` episodes of a call keep their caches between turns, so later turns only read
-the observation, token by token, while others write. The choice of these episodes must not depend on
-the clock because the rounding of a cache depends on how it was made.
+An engine that resumes accepts responses begun in earlier steps or turns. Their tokens are prefilled
+directly into a slot, and decoding continues from there. The cache always has its maximum length.
+The first `spec.parked` episodes of a call keep their caches between turns, so a later turn reads
+only the observation, token by token, while other slots keep decoding. The choice of these episodes
+must not depend on timing because the rounding of a cache depends on how it was computed.
 
 Shape letters as in decode_loop.py.
 """
@@ -64,10 +63,10 @@ from exgrpo_jax.rollout.slots import (
 )
 from exgrpo_jax.runtime import activity, hosts
 
-# Refill once one slot in this many has finished, and fill that share together: few host syncs, few
-# idle slots.
+# Refill once one in this many slots has finished, and fill the same number of slots at a time. This
+# keeps both host syncs and idle slots few.
 _REFILL_SHARE = 16
-_PART = 10.0  # seconds of decoding after which the progress should move
+_PART = 10.0  # target time between progress updates, in seconds
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
 
 
@@ -77,9 +76,12 @@ class SlotEngine:
 
   model: model.ShapeConfig
   spec: DecodeSpec
-  mesh: Mesh  # of decoding; slots are spread over its data axes if these divide them
-  step_key: Callable[[int], jax.Array]  # the key of the step in which a response began
-  resumes: bool = False  # whether requests may have begun, and on_finish may stop it
+  mesh: Mesh  # for decoding; slots are sharded over its data axes if they divide evenly
+  step_key: Callable[[int], jax.Array]  # the key of the step that began a response
+  resumes: bool = False  # accept begun responses, and let on_finish stop the engine
+  # False gives each resumed row its own sequence. Use it if timing decides which rows are resumed
+  # together, as with environments, because rounding must not depend on timing.
+  packs_resumed: bool = True
   on_sync: Callable[[Sync], None] = lambda _: None
 
   def generate(
@@ -89,10 +91,10 @@ class SlotEngine:
     on_finish: OnFinish = ignore,
     more: More = nothing_more,
   ) -> tuple[list[Response], dict[str, float]]:
-    """See `Sampler.generate`. Equal prompts that follow one another are prefilled once.
+    """See `Sampler.generate`. Adjacent equal prompts are prefilled once.
 
-    Requests from `more` go ahead of all that wait and are numbered on: `on_finish` gets this index,
-    and their responses follow the responses to `requests`.
+    Requests from `more` jump the queue. Their indices, as passed to `on_finish`, continue after
+    `requests`, and so do their responses in the result.
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     past = past_of(requests)
@@ -118,7 +120,7 @@ class SlotEngine:
         if parked is not None:
           state = self._unparked(state, parked, slots)
         state = self._filled(params, state, prefilled, slots, waiting)
-        # If none waits and nothing may stop it, the next sync is when all have finished.
+        # If no rows wait and nothing may stop the engine, sync once all rows have finished.
         live = len(slots) - slots.count(None)
         at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
         state, sync = self._decoded(params, state, slots, past, min(live, at_once), pace)
@@ -146,13 +148,13 @@ class SlotEngine:
     min_finished: int,
     pace: '_Pace',
   ) -> tuple[State, Sync]:
-    """Decode up to the next sync: N steps, or until `min_finished` rows have finished.
+    """Decode until the next sync: after N steps, or once `min_finished` rows have finished.
 
-    The number of parts changes only what `progress` says meanwhile.
+    The number of parts affects only how often `progress` is updated.
     """
     steps, parts, N = 0, list[Sync](), decode_loop.TOKENS_PER_SYNC
     while steps < N and (missing := min_finished - len(finished(slots))) > 0:
-      # Several hosts must run the same program, and their clocks differ.
+      # Hosts must agree on the number of steps, and their clocks differ.
       most = N - steps if hosts.are_several() else min(pace.steps, N - steps)
       began = time.monotonic()
       state, part = self._part(params, state, slots, past, missing, most)
@@ -180,7 +182,7 @@ class SlotEngine:
     return state, write(slots, decoded, width, counts)
 
   def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
-    """Return the routes [S, L, C] of some slots if they are kept."""
+    """Return the routes [S, L, C] of the given slots, or {} if routes are not kept."""
     found, count = dict[int, np.ndarray](), rows_per_insert(self.spec.slots)
     if state is None or not self.spec.keeps_routes:
       return found
@@ -193,7 +195,7 @@ class SlotEngine:
   def _parked(
     self, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
   ) -> kv_cache.Cache:
-    """Park the caches of complete turns, given by (slot, place), if there is room."""
+    """Park the caches of complete turns, given as (slot, place), if there is room."""
     kept = [(slot, place) for slot, place in complete if place < self.spec.parked]
     count = rows_per_insert(self.spec.slots)
     for start in range(0, len(kept), count):
@@ -204,7 +206,7 @@ class SlotEngine:
     return parked
 
   def _unparked(self, state: State, parked: kv_cache.Cache, slots: Slots) -> State:
-    """Fill the slots of new rows that follow parked ones."""
+    """Copy parked caches into the slots of new rows that continue parked episodes."""
     new = [
       (slot, row.place, row)
       for slot, row in enumerate(slots)
@@ -226,7 +228,7 @@ class SlotEngine:
     slots: Slots,
     waiting: collections.deque[Row],
   ) -> State:
-    """Fill the slots of new rows. Prefills the prompts that `prefilled` lacks."""
+    """Fill the slots of new rows. Prefills any missing prompts."""
     for begun in self._resumptions(slots):
       state = decode_loop.resume(self.model, params, state, *begun)
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
@@ -251,7 +253,7 @@ class SlotEngine:
   def _resumptions(
     self, slots: Slots
   ) -> Iterator[tuple[np.ndarray, Segments, Insertion, np.ndarray | None]]:
-    """Yield what `decode_loop.resume` needs to fill the slots of rows that have begun."""
+    """Yield arguments for `decode_loop.resume` to fill the slots of rows already begun."""
     begun = {
       slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
     }
@@ -262,12 +264,10 @@ class SlotEngine:
     longest, most = self.spec.longest_row, self.spec.slots
     routes_RTLC = None
     if self.spec.keeps_routes:
-      known = [row.request.begun.routes for row in begun.values()]
+      known = [row.request.prefix.routes for row in begun.values()]
       length = max(map(len, written.values()), default=0)
       routes_RTLC = routes.padded(self.model, known, length)
-    # The clock decides when an environment answers.
-    alone = any(row.request.asked is not None for row in begun.values())
-    passes = packed(written, longest, most, self.mesh, routes_RTLC, alone)
+    passes = packed(written, longest, most, self.mesh, routes_RTLC, self.packs_resumed)
     for tokens_PT, segments, starts, routes_PTLC in passes:
       entries = [(slot, start, begun[slot]) for slot, start in starts]
       insertion = insertion_of(entries, most, packed_rows(len(tokens_PT), most))
@@ -278,12 +278,12 @@ class SlotEngine:
 
 @dataclasses.dataclass
 class _Pace:
-  """The number of tokens that a row decodes in one part: as many as take about `_PART` seconds."""
+  """The number of decode steps in one part, chosen to take about `_PART` seconds."""
 
   steps: int = 1  # the speed is unknown at first
 
   def measured(self, steps: int, seconds: float) -> None:
-    """Adapt to the seconds that a part took, waiting and compilation included."""
+    """Adapt to the duration of a part, including waiting and compilation."""
     affordable = steps * _PART / max(seconds, 1e-9)
     self.steps = round(min(max(affordable, 1), decode_loop.TOKENS_PER_SYNC))
 
@@ -294,23 +294,23 @@ def rows_per_insert(slots: int) -> int:
 
 
 def compacted_slots(slots: int) -> int:
-  """Return how many slots are left once the last rows close up; 0 if they do not."""
+  """Return how many slots are left after compaction, or 0 if compaction is not possible."""
   return slots // 4  # halves would compile twice as many programs
 
 
 def cache_lengths(longest_row: int, platform: str) -> list[int]:
-  """Return every length that the cache may have in a run, shortest first."""
+  """Return all lengths that the cache may have in a run, shortest first."""
   if kv_cache.is_ragged(platform):
     return [longest_row]
   lengths = [_SHORTEST_CACHE]
   while lengths[-1] * 2 <= longest_row:
     lengths.append(lengths[-1] * 2)
-  # A length close to the longest is not worth another program.
+  # A length close to the longest one isn't worth another program.
   return [length for length in lengths if length * 4 <= longest_row * 3] + [longest_row]
 
 
 def _compact(state: State, slots: Slots) -> tuple[State, Slots]:
-  """Keep a quarter of the slots once the live rows fit into them. No rows may wait."""
+  """Keep a quarter of the slots if the live rows fit into them. No rows may be waiting."""
   live = [slot for slot, row in enumerate(slots) if row is not None]
   count = compacted_slots(len(slots))
   if len(live) > count:
@@ -333,15 +333,15 @@ def _cache_length(spec: DecodeSpec, slots: Slots) -> int:
 
 
 def _fit_cache(config: model.ShapeConfig, spec: DecodeSpec, state: State, length: int) -> State:
-  """Resize the cache to at least this length, and not much more."""
+  """Resize the cache if it is shorter than `length`, or at least four times as long."""
   present = model.cache_length(config, state.cache)
-  # No switching back and forth between two lengths.
+  # Avoid switching back and forth between two lengths.
   if length <= present < 4 * length or present == model.UNLIMITED:
     return state
   lengths = cache_lengths(spec.longest_row, sharding.platform())
-  # The longest may have been rounded up to whole blocks; all others are whole blocks.
+  # The longest length may have been rounded up to whole blocks; all others are whole blocks.
   now, then = lengths.index(min(present, lengths[-1])), lengths.index(length)
   step = 1 if then > now else -1
-  for place in range(now + step, then + step, step):  # one by one: few pairs to compile
+  for place in range(now + step, then + step, step):  # one at a time: fewer pairs to compile
     state = decode_loop.resize_cache(config, state, lengths[place])
   return state

@@ -1,4 +1,4 @@
-"""Scores of written responses by a forward pass, and the choice of the stored ones to replay."""
+"""Scoring responses with a forward pass, and choosing which stored responses to replay."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.rollout import routes
 from exgrpo_jax.runtime.compilations import Program
 
-# About how many rows fit into a pass, on each part of the sequences.
+# Approximate number of rows per pass and data shard.
 _ROWS = 64
 _WEIGHTS_TOGETHER = 65536  # tokens
 
@@ -33,11 +33,11 @@ class ScoreSpec:
 
   model: model.ShapeConfig
   mesh: Mesh  # sequences are spread over its data axes
-  limit: int  # tokens of the longest row there can be
-  tokens_per_pass: int  # of one forward pass on each part of the sequences, with padding; >= limit
-  temperature: float  # of sampling; logits are divided by it
-  logit_chunk: int  # tokens whose logits exist at once, on each part of the rows
-  keeps_routes: bool = False  # whether rows may have routes, see routes.py
+  limit: int  # maximum tokens per row
+  tokens_per_pass: int  # tokens per forward pass and data shard, including padding; >= limit
+  temperature: float  # sampling temperature; logits are divided by it
+  logit_chunk: int  # tokens whose logits exist at the same time, per data shard
+  keeps_routes: bool = False  # whether rows may have routes; see routes.py
 
 
 def score(
@@ -46,21 +46,21 @@ def score(
   rows: Sequence[tuple[np.ndarray, np.ndarray]],
   row_routes: Sequence[np.ndarray | None] | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Compute (log-probabilities, entropies) of response tokens, each [T] float32, nats.
+  """Compute the log-probabilities and entropies of the response tokens of each row, in nats.
 
-  `rows` are (prompt, response) token arrays. They are packed into sequences (see packing.py). Which
-  rows share a sequence changes only rounding. `row_routes` are used if `spec.keeps_routes`;
-  None leaves a row to the router.
+  Returns two lists of float32 arrays [T]. `rows` are (prompt, response) token arrays, which are
+  packed into sequences (see packing.py); the packing affects only rounding. `row_routes` are used
+  if `spec.keeps_routes`; for a row with None, the router chooses the experts.
   """
   if not rows:
     return [], []
   tokens_RT, mask_RT = right_padded(rows, spec.limit, pad_id=0)
   routes_RTLC = None
-  if spec.keeps_routes:  # one program, whether they are known or not
+  if spec.keeps_routes:  # the same program, whether or not the routes are known
     routes_RTLC = routes.padded(spec.model, row_routes or [None] * len(rows), tokens_RT.shape[1])
   length_R = np.array([len(prompt) + len(response) for prompt, response in rows])
   logp_RT, entropy_RT = (np.zeros(mask_RT.shape, np.float32) for _ in range(2))
-  # Every position is scored: no window bounds the response tokens of a sequence.
+  # Every position is scored, so no window limits the response tokens of a sequence.
   prefixes = None
   if attention.has_prefixes(spec.mesh):
     prompt_R = np.array([len(prompt) for prompt, _ in rows])
@@ -86,7 +86,7 @@ def score(
 
 
 def _shapes(spec: ScoreSpec) -> tuple[Shape, Shape]:
-  """Return the long and the short shape of a pass."""
+  """Return the (long, short) shapes of a pass."""
   _, num_shards = sharding.split(spec.mesh, 'batch')
   kind = attention.has_prefixes(spec.mesh), model.is_tiny(spec.model, spec.mesh)
   sizes = spec.tokens_per_pass, spec.limit, spec.limit, _ROWS * num_shards
@@ -94,7 +94,7 @@ def _shapes(spec: ScoreSpec) -> tuple[Shape, Shape]:
 
 
 def programs(spec: ScoreSpec, params: model.Params, length_R: np.ndarray) -> Iterator[Program]:
-  """Yield the programs of `score`. `length_R` are the tokens of the rows that a step scores."""
+  """Yield the programs of `score`. `length_R` are the lengths of a step's rows, in tokens."""
   shapes = _shapes(spec)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes) if len(length_R) else []
   for shape in dict.fromkeys(shapes):
@@ -124,10 +124,10 @@ def score_tokens(
   logit_chunk: int,
   routes_BTLC: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute (logp_BT, entropy_BT), float32, nats, of every token under `params`.
+  """Compute (logp_BT, entropy_BT) of every token under `params`: float32 arrays, in nats.
 
-  Nothing predicts the first token of a row. Its entries are meaningless, except at index 0, where
-  they are 0. `segments` and routes as in `model.hidden_states_and_balance`.
+  A row's first token is not predicted, so its entries are meaningless, except at index 0, where
+  they are 0. For `segments` and routes, see `model.hidden_states_and_balance`.
   """
   chex.assert_rank(tokens_BT, 2)
   hidden_BTD = model.hidden_states(config, params, tokens_BT, segments, routes_BTLC=routes_BTLC)
@@ -144,7 +144,7 @@ def score_tokens(
   return logp_BT, entropy_BT
 
 
-# ---- The stored success that a question replays, and its scores now ----
+# ---- Choosing the stored trajectory that a question replays ----
 
 
 def pick(
@@ -154,15 +154,17 @@ def pick(
   rng: np.random.Generator,
   costs: Sequence[float] | np.ndarray | None = None,
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """Pick the trajectory that each group replays, with its scores; None for a group without any.
+  """Pick the trajectory that each group replays. Returns the trajectories and their scores.
+
+  Both are None for a group without stored trajectories.
 
   Args:
-    kind: `replay.trajectory_selection`. Ties go to the oldest.
-    stored: by group, the trajectories to choose from, oldest first.
-    score: returns the scores of some candidates. It is called for all of them if the scores decide,
-      else only for the picked ones.
-    rng: for the kind 'random'.
-    costs: of all candidates, in their order, for a kind whose costs the caller computes.
+    kind: the setting `replay.trajectory_selection`. Ties go to the oldest trajectory.
+    stored: for each group, the trajectories to choose from, oldest first.
+    score: returns the scores of the given candidates. Called with all candidates if the choice
+      depends on scores, otherwise only with the picked candidates.
+    rng: used if `kind` is 'random'.
+    costs: the costs of all candidates in order, for kinds whose costs the caller computes.
   """
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
@@ -193,9 +195,9 @@ def with_valid_steps(
   check_steps: Sequence[Callable[[str], bool] | None],
   decode: Callable[[np.ndarray], str],
 ) -> list[Sequence[Trajectory]]:
-  """Keep the trajectories of each group that have no wrong step.
+  """Drop each group's trajectories that contain a wrong step.
 
-  A group stays as it was if none is valid or its task cannot check steps.
+  A group is unchanged if none of its trajectories is valid or its task cannot check steps.
   """
 
   def valid(own: Sequence[Trajectory], check: Callable[[str], bool] | None) -> list[Trajectory]:
@@ -210,10 +212,10 @@ def weights(
   logps: Sequence[np.ndarray],
   past: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-  """Compute f(w) of the tokens of rows as the loss does: float32 arrays [T].
+  """Compute f(w) for the tokens of each row as the loss does: float32 arrays [T].
 
-  `logps` are their log-probabilities now, `past` under the policy that the ratio w refers to, in
-  nats.
+  `logps` are the current log-probabilities. `past` are log-probabilities under the policy in the
+  denominator of the ratio w. Both are in nats.
   """
   if not logps:
     return []

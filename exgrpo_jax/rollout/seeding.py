@@ -1,13 +1,13 @@
-"""Traces of another model or run, turned into the first successes of a new run's replay buffer.
+"""Seeding a new run's replay buffer with traces from another model or run.
 
-A row of a jsonl or parquet file of traces has
-  question     what was asked: text or chat messages; verl's `prompt` will do
-  response     what was written: text or chat messages; LUFFY's `target` will do
-  tokens       its token ids, instead of a response or next to it; they then take precedence
+Each row of a trace file (jsonl or parquet) has these columns:
+  question     the question: text or chat messages; verl's `prompt` column also works
+  response     the response: text or chat messages; LUFFY's `target` column also works
+  tokens       the response's token ids; if both are given, they take precedence over `response`
   logp         optional: the log-probability of each token under the policy that wrote it, in nats
-  correctness  optional: the share of its attempts at the question that were right
+  correctness  optional: the fraction of that policy's attempts at the question that were correct
 
-Successes must be like the trajectories that replay stores: right by the run's verifier, in the
+Seeded responses must look like stored trajectories: correct according to the run's verifier, in the
 run's tokens, within its limits, and with log-probabilities.
 """
 
@@ -31,33 +31,33 @@ from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import scoring, stages
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 from exgrpo_jax.runtime import hosts
 
 UNKNOWN_CORRECTNESS = 0.5  # the middle bucket, until the policy has tried the question itself
 
-_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # the first that exists
+_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # the first that is present
 _TOKENS, _LOGP, _CORRECTNESS = 'tokens', 'logp', 'correctness'
 _COLUMNS = (*_QUESTION, *_RESPONSE, _TOKENS, _LOGP, _CORRECTNESS)
-_NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one of each
+_NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one column from each tuple
 
 
 @dataclasses.dataclass(frozen=True)
 class ExperienceConfig:
-  """Experience of another model or run, put into the replay buffer before the first step."""
+  """Settings for filling the replay buffer from another model or run before the first step."""
 
   path: str = setting(
     '',
     None,
-    'a .jsonl or .parquet file of responses, or the workdir of another run, to load its buffer; '
-    "'' starts with an empty buffer",
+    "a .jsonl or .parquet file of responses, or another run's workdir to load its buffer; '' "
+    'starts with an empty buffer',
   )
   missing_logprobs: str = setting(
     'current',
     ('current', 'zero'),
-    'log-probabilities of responses that come without them: current computes them with the policy '
-    'at the start, so importance ratios begin at 1; zero makes a ratio the probability of its '
-    'token, as in LUFFY',
+    'log-probabilities for responses that lack them: current computes them under the initial '
+    'policy, so importance ratios start at 1; zero sets them to 0, so each ratio is the '
+    "token's probability, as in LUFFY",
   )
 
   @property
@@ -68,31 +68,31 @@ class ExperienceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-  """A response to a question, from elsewhere."""
+  """A response to a question, from a file or another run."""
 
   place: str  # file and line, for error messages
   question: str  # see `last_user_message`
   response: str | None  # None if there are only tokens
-  tokens: np.ndarray | None  # [T] integers of any kind; None if the response must be tokenised
+  tokens: np.ndarray | None  # [T], any integer dtype; None if the response must be tokenised
   logp: np.ndarray | None  # [T] float32, nats; None if unknown
   correctness: float | None  # of the question, in (0, 1]; None if unknown
-  row: int | None = None  # of the question, if from a run; tells copies of a text apart
+  row: int | None = None  # the question's row, if from a run; tells equal questions apart
 
 
 # ---- Reading ----
 
 
 def check_columns(path: str) -> None:
-  """Raise InputError if the file is missing, empty or lacks a column. Reads a few rows at most."""
+  """Raise InputError if the file is missing, empty or lacks a column. Reads only a few rows."""
   if next(_rows(path), None) is None:
-    raise InputError(f'{path}: the file holds no trace. Give at least one.')
+    raise InputError(f'{path}: the file contains no traces. Add at least one trace.')
 
 
 def read(path: str) -> Iterator[Trace]:
   """Yield the traces of a jsonl or parquet file.
 
   Raises:
-    InputError: there is no such file, it is damaged, or a row cannot be used.
+    InputError: the file is missing or damaged, or a row cannot be used.
   """
   for place, values in _rows(path):
     yield _trace(place, values)
@@ -101,7 +101,7 @@ def read(path: str) -> Iterator[Trace]:
 def _rows(path: str) -> row_files.Rows:
   if not epath.Path(path).expanduser().is_file():
     raise InputError(
-      f'config.experience.path={path}: there is no such file. Give a .jsonl or .parquet file of '
+      f'config.experience.path={path}: there is no such file. Pass a .jsonl or .parquet file of '
       'responses, or the workdir of another run.'
     )
   file, unread = row_files.opened(path, keep_spelling=False), []
@@ -117,8 +117,9 @@ def _check_names(place: str, names: Sequence[str]) -> None:
   for choices in _NEEDED:
     if not set(choices) & set(names):
       raise InputError(
-        f'{place}: no {" or ".join(map(repr, choices))} (has: {", ".join(map(repr, names))}). A '
-        'trace needs a question and a response; add the missing one.'
+        f'{place}: no field {" or ".join(map(repr, choices))} '
+        f'(has: {", ".join(map(repr, names))}). A trace needs a question and a response. '
+        'Add the missing field.'
       )
 
 
@@ -128,18 +129,19 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 def _trace(place: str, values: Mapping[str, Any]) -> Trace:
   tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
   if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
-    raise InputError(f'{place}: {_TOKENS} has fractions. Give the ids of the tokens.')
+    raise InputError(f'{place}: {_TOKENS} contains fractions. Use integer token ids.')
   logp = _numbers(values.get(_LOGP), _LOGP, place)
   if logp is not None and not np.all(logp <= 0):  # nor NaN
     raise InputError(
-      f'{place}: {_LOGP} has {logp[~(logp <= 0)][0]}. Give logarithms of probabilities, in nats; '
-      'they are at most 0.'
+      f'{place}: {_LOGP} contains {logp[~(logp <= 0)][0]}. Use log-probabilities in nats, '
+      'which are at most 0.'
     )
   correctness = values.get(_CORRECTNESS)
   if correctness is not None and not (_is_number(correctness) and 0 < correctness < 1):
     raise InputError(
-      f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: not in (0, 1). Give the share of '
-      'right attempts at the question; a question with no or only right ones is not replayed.'
+      f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: the value must lie in (0, 1). Use the '
+      'fraction of correct attempts at the question. Questions that are never or always solved are '
+      'not replayed.'
     )
   return Trace(
     place=place,
@@ -152,7 +154,7 @@ def _trace(place: str, values: Mapping[str, Any]) -> Trace:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """Return the text of the first of these columns; for chat messages, the last text of `role`."""
+  """Return the text in the first column that exists, or in its last chat message by `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = found = values.get(name)
   if isinstance(value, list):
@@ -162,13 +164,15 @@ def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str
     found = contents[-1] if contents else None
   if not isinstance(found, str) or not found.strip():
     raise InputError(
-      f'{place}: {name}={reprlib.repr(value)}: there is no text. Give text, or chat messages whose '
-      f"last message with the role '{role}' has text."
+      f'{place}: {name}={reprlib.repr(value)}: no text found. Use text, or chat messages '
+      f"whose last '{role}' message contains text."
     )
   try:
     found.encode()
   except UnicodeEncodeError as error:  # JSON allows lone surrogates
-    raise InputError(f'{place}: {name} is not valid Unicode ({error}). Repair it.') from error
+    raise InputError(
+      f'{place}: {name} is not valid Unicode ({error}). Correct the text.'
+    ) from error
   return found.strip() if role == 'user' else found
 
 
@@ -177,11 +181,12 @@ def _numbers(value: Any, name: str, place: str) -> np.ndarray | None:
     return None
   try:
     array = np.array(value if isinstance(value, list) else None)
-  except ValueError:  # lists of different lengths in it
+  except ValueError:  # nested lists of different lengths
     array = np.array(None)
   if array.ndim != 1 or not array.size or array.dtype.kind not in 'iuf':
     raise InputError(
-      f'{place}: {name}={reprlib.repr(value)}: no list of numbers. Give one number for each token.'
+      f'{place}: {name}={reprlib.repr(value)}: this is not a list of numbers. Use one number per '
+      'token.'
     )
   return array
 
@@ -195,13 +200,16 @@ def _is_number(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """A trace as a response to one of the training questions."""
+  """A trace matched to a training question."""
 
-  row: int  # of the question
+  row: int  # the question's row
   tokens: np.ndarray  # [T] int32
   logp: np.ndarray | None  # [T] float32, nats; None if unknown
   correctness: float | None  # of the question; None if unknown
-  reward: float = 0.0  # once graded
+  reward: float = 0.0  # set by grading
+
+
+_COUNTS = 'traces', 'ask no training question', 'too long', 'repeated'
 
 
 def candidates(
@@ -212,27 +220,25 @@ def candidates(
   limit: int,
   overlong: str,
 ) -> tuple[list[Candidate], dict[str, int]]:
-  """Match traces to the training questions by what they ask, and tokenise them.
+  """Match traces to training questions by the questions' text, and tokenise the traces.
 
-  Copies of a question get the same traces. No two candidates are equal.
+  Duplicate questions get the same traces. Duplicate candidates are dropped.
 
   Args:
     source: where the traces come from, for error messages.
     found: the traces.
     data: the training questions.
-    tokenizer: of the run.
-    limit: the longest response, in tokens.
-    overlong: `config.data.on_overlong`.
+    tokenizer: the run's tokenizer.
+    limit: the maximum response length, in tokens.
+    overlong: the setting `config.data.on_overlong`.
 
-  Returns the candidates in the order of the traces, and counts of the traces by outcome. Raises
-  InputError if a trace cannot be used, or none asks a training question.
+  Returns the candidates in trace order, and the number of traces by outcome. Raises InputError if a
+  trace cannot be used, or no trace matches a training question.
   """
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:
     rows_of[last_user_message(question.messages)].append(question.row)
-  counts: dict[str, int] = dict.fromkeys(
-    ('traces', 'ask no training question', 'too long', 'repeated'), 0
-  )
+  counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
   kept: dict[tuple[int, bytes], Candidate] = {}
   for trace in found:
     counts['traces'] += 1
@@ -242,8 +248,9 @@ def candidates(
       tokens = _tokens(trace, data.prompts[row], tokenizer)
       if len(tokens) > limit and overlong == 'refuse':
         raise InputError(
-          f'{trace.place}: the response has {len(tokens)} tokens, over config.rollout.max_response='
-          f"{limit}. Raise the limit, or set config.data.on_overlong='drop'."
+          f'{trace.place}: the response has {len(tokens)} tokens, more than '
+          f'config.rollout.max_response={limit}. '
+          "Raise the limit, or set config.data.on_overlong='drop'."
         )
       if len(tokens) > limit:
         counts['too long'] += 1
@@ -253,12 +260,13 @@ def candidates(
         kept[key] = Candidate(row, tokens, trace.logp, trace.correctness)
   if counts['ask no training question'] == counts['traces']:
     raise InputError(
-      f'{source}: {counted(counts["traces"], "trace")}, and none asks a question of {data.spec}. '
-      'Questions are matched by the text of their last user message; make these texts equal.'
+      f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
+      f'matches a question in {data.spec}. Questions are matched by the text of their last user '
+      'message. Make these texts equal.'
     )
   if not kept:
     raise InputError(
-      f'{source}: every trace that asks a question of {data.spec} has more than '
+      f'{source}: every trace that matches a question in {data.spec} has more than '
       f'config.rollout.max_response={limit} tokens. Raise the limit.'
     )
   hosts.check_same(source, 'the traces', lambda: b''.join(key[1] for key in kept))
@@ -266,26 +274,26 @@ def candidates(
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-  """Return the trace's tokens, or its text's with an end token: [T] int32. Checks `logp` too."""
+  """Return the trace's tokens, or its tokenised text with an end token: int32 [T]."""
   if trace.tokens is not None:
     least, most = trace.tokens.min(), trace.tokens.max()
     if least < 0 or most >= tokenizer.vocab_size:
       raise InputError(
-        f"{trace.place}: tokens has {least} to {most}, and the run's tokenizer has the ids 0 to "
-        f"{tokenizer.vocab_size - 1}. Give tokens of the run's tokenizer."
+        f"{trace.place}: tokens contains ids from {least} to {most}, but the run's tokenizer has "
+        f"ids from 0 to {tokenizer.vocab_size - 1}. Use tokens from the run's tokenizer."
       )
     tokens = trace.tokens.astype(np.int32)
   else:
     text = trace.response or ''
     if text.startswith(THINK) and tokenizer.decode(prompt, special=True).endswith(THINK):
-      text = text.removeprefix(THINK)  # the prompt already has it
+      text = text.removeprefix(THINK)  # the prompt already contains it
     ids = tokenizer.encode(text)
     ends = bool(ids) and ids[-1] in tokenizer.eos_ids
     tokens = np.array(ids if ends else [*ids, tokenizer.eos_ids[0]], np.int32)
   if trace.logp is not None and len(trace.logp) != len(tokens):
     raise InputError(
-      f'{trace.place}: logp has {len(trace.logp)} numbers, and the response has {len(tokens)} '
-      'tokens, the end token included. Add the tokens that logp belongs to, or leave logp out.'
+      f'{trace.place}: logp has {len(trace.logp)} numbers, but the response has {len(tokens)} '
+      'tokens, including the end token. Add the tokens that logp belongs to, or leave logp out.'
     )
   return tokens
 
@@ -298,10 +306,10 @@ def successes(
   limit: int,
   grader: pool.Grader,
 ) -> list[Candidate]:
-  """Grade the candidates and return those that are right, with rewards. All hosts call it.
+  """Grade the candidates with the run's verifier and return the correct ones, with rewards.
 
-  The run's verifier grades. `limit` is the longest response, in tokens. Raises InputError if none
-  is right.
+  All hosts must call this. `limit` is the maximum response length, in tokens. Raises InputError if
+  no candidate is correct.
   """
   questions = data.questions.read([candidate.row for candidate in proposed])
   verdicts: list[Verdict] = grader.grade(
@@ -328,20 +336,22 @@ def successes(
   if not right:
     outcomes = collections.Counter(verdict.outcome for verdict in verdicts)
     raise InputError(
-      f'{source}: {counted(len(proposed), "response")} to questions of {data.spec}, none is right ('
+      f'{source}: the experience contains {counted(len(proposed), "response")} to questions in '
+      f'{data.spec}, but none of them is correct ('
       + ', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())
-      + '). Only successes are replayed; config.verifier says what a response must have.'
+      + '). Only correct responses are replayed. Check the responses against config.verifier.'
     )
   return right
 
 
 def seeded(
-  rollout: Rollout, params: Params, right: Sequence[Candidate], missing_logprobs: str
+  rollout: RolloutSetup, params: Params, right: Sequence[Candidate], missing_logprobs: str
 ) -> Buffer:
-  """Return a buffer of these successes, the newest `max_trajectories` of each question.
+  """Return a buffer with the newest `max_trajectories` successes of each question.
 
-  `params` is the policy at the start. It computes missing log-probabilities unless
-  `missing_logprobs` is 'zero'; see `ExperienceConfig`. `right` has the newest successes last.
+  `right` lists the successes with the newest last. `params` are the initial policy's parameters,
+  used to compute missing log-probabilities unless `missing_logprobs` is 'zero'; see
+  `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}
@@ -349,13 +359,13 @@ def seeded(
     groups[candidate.row].append(candidate)
     if candidate.correctness is not None:
       correctness[candidate.row] = candidate.correctness
-  kept = [c for group in groups.values() for c in group[-rollout.replay.max_trajectories :]]
+  kept = [c for group in groups.values() for c in group[-rollout.replay_config.max_trajectories :]]
   unknown = [c for c in kept if c.logp is None]
   if missing_logprobs == 'zero':
     made = [np.zeros(len(c.tokens), np.float32) for c in unknown]
   else:
     rows = [(rollout.data.prompts[c.row], c.tokens) for c in unknown]
-    made, _ = scoring.score(rollout.scoring, params, rows)
+    made, _ = scoring.score(rollout.score_spec, params, rows)
   next_made = iter(made)
   stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
   for c in kept:

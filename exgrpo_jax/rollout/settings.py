@@ -1,4 +1,4 @@
-"""Settings of rollouts: the size of a step, and how responses are generated."""
+"""Rollout settings: the size of a step, and how responses are generated."""
 
 import dataclasses
 import math
@@ -14,26 +14,26 @@ from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.scoring import ScoreSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 
-# Groups that are begun for each `group_size` slots. Most slots hold the longest responses of groups
-# whose others are complete. With lognormal lengths and a 99th percentile of 8 medians, 2.5 keep 95%
-# of the slots busy. More than 2.75 change nothing because they wait.
+# Groups begun per `group_size` slots. Most slots contain the longest response of a group whose
+# other responses are complete. With lognormal lengths and a 99th percentile of 8 times the median,
+# 2.5 groups keep 95% of the slots busy. Beyond 2.75, additional groups only wait.
 _GROUPS_PER_SAMPLES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-  """Settings of rollouts: how many questions and responses a step has, and how it samples them."""
+  """Settings for the number of questions and responses per step and how they are sampled."""
 
-  questions: int = setting(128, '[1, inf)', 'questions in a step (Q)', PAPER)
+  questions: int = setting(128, '[1, inf)', 'questions per step (Q)', PAPER)
   group_size: int = setting(
-    8, '[2, inf)', 'rollouts per question (K); an advantage compares at least two', PAPER
+    8, '[2, inf)', 'rollouts per question (K); an advantage compares at least two of them', PAPER
   )
-  max_prompt: int = setting(1024, '[1, inf)', 'longest prompt, in tokens', AUTHORS)
-  max_response: int = setting(8192, '[1, inf)', 'longest response, in tokens', PAPER)
+  max_prompt: int = setting(1024, '[1, inf)', 'maximum prompt length, in tokens', AUTHORS)
+  max_response: int = setting(8192, '[1, inf)', 'maximum response length, in tokens', PAPER)
   temperature: float = setting(
     1.0,
     '(0, inf)',
-    'of sampling, which draws from the whole softmax, and of all log-probabilities in training',
+    'temperature for sampling from the full softmax and for all log-probabilities in training',
     PAPER,
   )
   slots: int = setting(256, '[1, inf)', 'responses decoded together')
@@ -53,24 +53,25 @@ class RolloutConfig:
   max_groups_in_flight: int = setting(
     0,
     '[0, inf)',
-    'partial rollouts: groups in flight when a step begins, including the ones it will train; '
-    'fewer make responses less stale and leave more slots idle; 0 chooses as many as keep the '
-    'slots busy',
+    'partial rollouts: groups in flight when a step begins, including the groups that it '
+    'will train; '
+    'fewer groups make responses less stale but leave more slots idle; 0 chooses enough to keep '
+    'the slots busy',
   )
   max_staleness: int = setting(
     8,
     '[1, inf)',
-    'partial rollouts: largest staleness, in steps from the first token of a group to the step '
-    'that trains it; a step waits for groups that would be too old in the next one',
+    "partial rollouts: maximum staleness, in steps from a group's first token to the step that "
+    'trains it; a step waits for groups that would be too old in the next step',
   )
   router_replay: bool = setting(
     False,
     None,
-    'models with experts: training uses the experts that the sampler chose for each token, also '
-    'in replayed responses (arXiv:2510.11370)',
+    'mixture-of-experts models: training uses the experts that the sampler chose for each token, '
+    'including in replayed responses (arXiv:2510.11370)',
   )
   logit_chunk: int = setting(
-    16384, '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
+    16384, '[1, inf)', 'tokens whose logits exist at the same time in training, per data shard'
   )
 
   def __post_init__(self) -> None:
@@ -81,15 +82,16 @@ class RolloutConfig:
       and not self.questions <= self.max_groups_in_flight <= most
     ):
       raise InputError(
-        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the number must be from '
-        f'config.rollout.questions={self.questions} to {most}, which is questions * '
-        f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains {self.questions} '
-        'groups, and no group may wait for longer. Choose a number in this range, or 0.'
+        f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be '
+        f'between config.rollout.questions={self.questions} and {most}, which is questions * '
+        f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains on '
+        f'{self.questions} groups, and no group may wait for more than config.rollout.max_staleness'
+        ' steps. Choose a number in this range, or 0.'
       )
 
   @property
   def groups_in_flight(self) -> int:
-    """Return the groups in flight when a step begins; without partial rollouts, the step's own."""
+    """Return the number of groups in flight when a step begins (Q without partial rollouts)."""
     if not self.partial:
       return self.questions
     enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)
@@ -97,18 +99,18 @@ class RolloutConfig:
 
   @property
   def longest_row(self) -> int:
-    """Return the tokens of the longest prompt plus the longest response."""
+    """Return the maximum number of tokens in a prompt plus its response."""
     return self.max_prompt + self.max_response
 
   @property
   def prompts(self) -> int:
-    """Return how many prompts are kept prefilled: a step's, but at most one per slot."""
+    """Return how many prompts are kept prefilled: all prompts of a step, at most one per slot."""
     return min(self.questions, self.slots)
 
   def decode_spec(
     self, tokenizer: Tokenizer, distribution: Distribution | None = None
   ) -> DecodeSpec:
-    """Return how to sample, by default from the softmax at the training temperature."""
+    """Return the decode settings. The default samples the softmax at the training temperature."""
     return DecodeSpec(
       distribution=distribution or Distribution(self.temperature),
       slots=self.slots,
@@ -122,7 +124,7 @@ class RolloutConfig:
     )
 
   def score_spec(self, shape: ShapeConfig, mesh: Mesh, tokens_per_pass: int) -> ScoreSpec:
-    """Return how to score rows of prompts and responses; for the arguments see `ScoreSpec`."""
+    """Return the settings for scoring rows. For the arguments, see `ScoreSpec`."""
     return ScoreSpec(
       model=shape,
       mesh=mesh,
@@ -136,13 +138,13 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LogprobCheckConfig:
-  """Sampler–trainer mismatch: how much their log-probabilities may differ."""
+  """Settings for checking the sampler–trainer mismatch in log-probabilities."""
 
-  every: int = setting(50, '[1, inf)', 'steps between comparisons; the first step always has one')
+  every: int = setting(50, '[1, inf)', 'steps between comparisons, starting with step 1')
   rows: int = setting(64, '[1, inf)', 'responses compared each time')
   max: float = setting(
     1.0,
     '(0, inf)',
-    'largest allowed difference of a token, in nats; a larger one stops the run; 1 suits '
+    'largest allowed difference for any token, in nats; a larger difference stops the run; 1 suits '
     'bfloat16, and float32 stays within 1e-4',
   )

@@ -1,4 +1,4 @@
-"""The host's side of the slots: which response each slot holds, and its tokens so far.
+"""The host's view of the slots: the response in each slot and its tokens so far.
 
 Shape letters as in decode_loop.py.
 """
@@ -24,28 +24,28 @@ from exgrpo_jax.rollout.drafts import Counts, Texts
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import activity, randomness
 
-Origin = tuple[int, bytes]  # a question's row and its prompt's tokens: what equal prompts share
+Origin = tuple[int, bytes]  # (question row, prompt tokens): the same for equal prompts
 
 
 @dataclasses.dataclass
 class Row:
-  """A response that is being written."""
+  """A response in progress."""
 
-  index: int  # among the requests
+  index: int  # the index of its request
   request: Request
-  key_X: np.ndarray  # uint32, the data of its step's key
-  pieces: list[tuple[Array, ...]]  # tokens, log-probabilities and entropies, as they were written
+  key_X: np.ndarray  # uint32, key data of its step
+  pieces: list[tuple[Array, ...]]  # (tokens, log-probabilities, entropies), in the order written
   length: int  # tokens in `pieces`
-  is_filled: bool = False  # prompt and pieces, except `forced`, are in the slot's cache
-  truncated: bool | None = None  # once it has finished
-  complete: Response | None = None  # once it has left its slot
-  place: int = 0  # of its cache, if there is room to keep it between turns
-  # The last tokens of `pieces`, which its cache does not have yet.
+  is_filled: bool = False  # whether prompt and pieces, except `forced`, are in the cache
+  truncated: bool | None = None  # None until it finishes
+  complete: Response | None = None  # None until it leaves its slot
+  place: int = 0  # where its cache is parked between turns, if there is room
+  # The last tokens of `pieces`, which are not in its cache yet.
   forced: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
 
   @property
   def cached(self) -> int:
-    """Return how many tokens of `pieces` its cache has."""
+    """Return how many tokens of `pieces` are in the cache."""
     return self.length - len(self.forced)
 
   @property
@@ -60,7 +60,7 @@ class Row:
 
   @functools.cached_property
   def origin(self) -> Origin:
-    """Return a key that is equal for rows with the same prefill."""
+    """Return a key that is equal for rows that share a prefill."""
     return self.request.question, self.request.prompt.tobytes()
 
   def response(
@@ -69,7 +69,7 @@ class Row:
     is_complete: bool = False,
     truncated: bool = False,
   ) -> Response:
-    """Return the response so far. `found_SLC` are the routes of its cached tokens."""
+    """Return the response so far. `found_SLC` are the routes recorded in its slot, or None."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
     length = len(self.request.prompt) + len(tokens)
     return Response(
@@ -78,7 +78,7 @@ class Row:
       entropy=entropy,
       truncated=truncated,
       is_complete=is_complete,
-      routes=routes.completed(self.request.begun.routes, found_SLC, self.position, length),
+      routes=routes.completed(self.request.prefix.routes, found_SLC, self.position, length),
     )
 
 
@@ -88,7 +88,7 @@ Past = dict[int, dict[int, np.ndarray]]
 
 
 class Sync(NamedTuple):
-  """The decoding between two syncs."""
+  """The decoding between two host syncs."""
 
   slots: int  # slots that decoded together
   steps: int  # decode steps; each computes one token for every slot, or with drafts several
@@ -105,14 +105,14 @@ def rows_of(
   step_key: Callable[[int], jax.Array],
   before: Sequence[Row] = (),
 ) -> list[Row]:
-  """Return a row for each request, numbered on from `before`.
+  """Create a row for each request. Indices continue after `before`.
 
-  `step_key` returns the key of the step in which a response began. A row's place is its index, or
-  the place of the row that it follows.
+  `step_key` returns the key of the step that began a response. A row's place is its index, or the
+  place of the row that it follows.
   """
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
-    assert fits, 'the cache has its limit'
+    assert fits, 'the prompt or the limit does not fit into the cache'
   keys = {step: jax.random.key_data(step_key(step)) for step in {one.step for one in requests}}
   key_data = jax.device_get(keys)
   rows = list[Row]()
@@ -122,27 +122,27 @@ def rows_of(
       index=index,
       request=request,
       key_X=key_data[request.step],
-      pieces=[(request.begun.tokens, request.begun.logp, request.begun.entropy)],
-      length=len(request.begun.tokens),
+      pieces=[(request.prefix.tokens, request.prefix.logp, request.prefix.entropy)],
+      length=len(request.prefix.tokens),
       place=index,
     )
     if request.follows is not None:
       row.place = before[request.follows].place
       if row.place < spec.parked:
-        row.forced = request.begun.tokens[before[request.follows].length :]
+        row.forced = request.prefix.tokens[before[request.follows].length :]
     rows.append(row)
   return rows
 
 
 def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
-  """Give the free slots to the waiting rows, both in order."""
+  """Assign free slots to waiting rows, both in order."""
   free = [slot for slot, row in enumerate(slots) if row is None]
   for slot in free[: len(waiting)]:
     slots[slot] = waiting.popleft()
 
 
 def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count: int) -> Insertion:
-  """Build the insertion of `count` rows from (slot, source, row). Missing rows fill no slot."""
+  """Build an insertion of `count` rows from (slot, source, row). Padding rows fill no slot."""
 
   def padded(values: Sequence[int], fill: int = 0) -> np.ndarray:
     return np.array([*values, *[fill] * (count - len(values))], np.int32)
@@ -164,7 +164,7 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
 
 
 def forced_of(slots: Slots, width: int = 0) -> Forced:
-  """Collect the tokens that rows must read before they write, as many as `decode` takes at once."""
+  """Collect the tokens that rows must read before they sample, as many as one sync can read."""
   N, B = decode_loop.TOKENS_PER_SYNC * (width + 1), len(slots)
   tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
   for slot, row in enumerate(slots):
@@ -175,7 +175,7 @@ def forced_of(slots: Slots, width: int = 0) -> Forced:
 
 
 def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None = None) -> Sync:
-  """Give the rows the tokens that they wrote, with `width` drafts and their `counts`."""
+  """Append the decoded tokens to their rows, and return the size of the sync."""
   tokens = [0]
   for slot, row in enumerate(slots):
     if row is None or row.truncated is not None:
@@ -269,16 +269,16 @@ def texts_of(slots: Slots, past: Past, length: int) -> Texts:
 
 
 def finished(slots: Slots) -> list[int]:
-  """Return the slots whose rows have finished."""
+  """Return the slots with finished rows."""
   return [slot for slot, row in enumerate(slots) if row and row.truncated is not None]
 
 
 def harvest(
   slots: Slots, routes_of: Mapping[int, np.ndarray]
 ) -> Iterator[tuple[int, Row, Response]]:
-  """Free the slots of the rows that have finished and yield (slot, row, response).
+  """Free the slots of finished rows and yield (slot, row, response).
 
-  `routes_of` has the routes [S, L, C] of these slots if they are kept.
+  `routes_of` maps these slots to their routes [S, L, C], if routes are kept.
   """
   for slot in finished(slots):
     row, slots[slot] = slots[slot], None
@@ -288,7 +288,7 @@ def harvest(
 
 
 def progress(rows: Sequence[Row]) -> str:
-  """Report responses and tokens up to the last sync."""
+  """Return a progress message: complete responses and tokens at the last sync."""
   complete = sum(row.complete is not None for row in rows)
   written = counted(sum(row.length for row in rows), 'token')
   return f'{complete} of {counted(len(rows), "response")}, {written}'
@@ -319,20 +319,20 @@ def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
   return found | {f'rollout/drafts_accepted_{name}': float(b / a) for name, a, b in by_source if a}
 
 
-# ---- Prompts read ahead ----
+# ---- Prefilling prompts ahead of time ----
 
-# `DecodeSpec.prompts` of them are kept at once; more go in waves. A prompt is padded to one of at
-# most three lengths. Each length has a fixed number of prompts in one prefill, so a run compiles at
-# most three programs for its prompts. Resumed responses are prefilled right into slots, packed into
+# Up to `DecodeSpec.prompts` prompts are kept at a time; more are prefilled in waves. A prompt is
+# padded to one of at most three lengths, each with a fixed batch size, so a run compiles at most
+# three programs for its prompts. Resumed responses are prefilled directly into slots, packed into
 # sequences of two lengths (see packing.py).
 
 
-# In one prefill, on each part of the rows: enough to keep the chips' matrix units busy, and so few
-# that a partly full prefill wastes little.
+# Per prefill and data shard: enough to keep the matrix units busy, and few enough that a partly
+# filled batch wastes little.
 PREFILL_TOKENS = 512
 _SHORTEST = 64  # tokens; below it, compiling another shape costs more than the padding
-# Most resumed responses in one sequence. With lognormal lengths and a 99th percentile of 8 medians,
-# 1.02 tokens are then computed for each token; with four in a sequence 1.04, with three 1.10.
+# Maximum resumed responses per sequence. With lognormal lengths and a 99th percentile of 8 times
+# the median, this computes 1.02 tokens per real token. Four per sequence give 1.04, and three 1.10.
 _ROWS_OF_SEQUENCE = 8
 
 _Name = TypeVar('_Name', bound=Hashable)
@@ -340,7 +340,7 @@ _Name = TypeVar('_Name', bound=Hashable)
 
 @dataclasses.dataclass
 class Prefilled:
-  """The prefilled prompts and the place of each."""
+  """The prefilled prompts and where each one is stored."""
 
   prompts: Prompts
   places: dict[Origin, int] = dataclasses.field(default_factory=dict)
@@ -353,7 +353,7 @@ class Prefilled:
     mesh: Mesh,
     wanted: Iterable[tuple[Origin, np.ndarray]],
   ) -> None:
-    """Prefill the first prompts of `wanted`, as many as fit. Drops all others."""
+    """Prefill as many of the first prompts in `wanted` as fit, and drop all other prompts."""
     wave: dict[Origin, np.ndarray] = {}
     for origin, prompt in wanted:
       wave.setdefault(origin, prompt)
@@ -365,7 +365,7 @@ class Prefilled:
     self.places |= (new := dict(zip(absent, free)))
     lengths = prefill_lengths(spec.max_prompt)
     done = 0
-    with activity.doing(lambda: f'{done} of {counted(len(absent), "prompt")} read'):
+    with activity.doing(lambda: f'{done} of {counted(len(absent), "prompt")} prefilled'):
       for tokens_PT, origins in batches(absent, lengths, spec.prompts, mesh, spec.pad_id):
         lengths_P = np.ones(len(tokens_PT), np.int32)
         place_P = np.full(len(tokens_PT), spec.prompts, np.int32)
@@ -374,7 +374,7 @@ class Prefilled:
         self.prompts = decode_loop.prefill(
           config, params, self.prompts, tokens_PT, lengths_P, place_P
         )
-        # Keeps the progress true. The device waits little for the next prompts.
+        # Keeps the reported progress accurate. The device hardly waits for the next prompts.
         jax.block_until_ready(self.prompts.hidden_WD)
         done += len(origins)
 
@@ -382,13 +382,13 @@ class Prefilled:
 def batches(
   rows: Mapping[_Name, np.ndarray], lengths: Sequence[int], most: int, mesh: Mesh, pad_id: int
 ) -> Iterator[tuple[np.ndarray, list[_Name]]]:
-  """Yield (tokens_PT, names of its first rows) of rows that are prefilled together, int32.
+  """Yield batches to prefill: (tokens_PT int32, row names). Rows without a name are padding.
 
   Args:
-    rows: their tokens by name.
-    lengths: what rows are padded to, shortest first.
-    most: rows that there may be at once.
-    mesh: of decoding.
+    rows: the token arrays by name.
+    lengths: the lengths to pad to, shortest first.
+    most: the maximum number of rows in a batch.
+    mesh: the mesh for decoding.
     pad_id: any valid token.
   """
   for shorter, length in zip([0, *lengths], lengths):
@@ -403,7 +403,7 @@ def batches(
 
 
 def prefill_lengths(max_prompt: int) -> list[int]:
-  """Return the padded lengths: a quarter and a half of the longest prompt, and the longest."""
+  """Return the lengths to pad to: a quarter, a half (unless too short) and all of `max_prompt`."""
   parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
   return [*(length for length in parts if length >= _SHORTEST), max_prompt]
 
@@ -414,19 +414,19 @@ def packed(
   most: int,
   mesh: Mesh,
   routes_RTLC: np.ndarray | None = None,
-  alone: bool = False,
+  shares: bool = True,
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
-  """Yield the passes over packed rows.
+  """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
 
-  A pass is (tokens_PT int32, segments, (name, first of the P * T tokens) of its rows, routes_PTLC).
+  `starts` contains, for each row, its name and the index of its first token among the P * T tokens.
 
   Args:
-    rows: their tokens by name.
-    longest_row: tokens of the longest that there may be.
-    most: rows that there may be at once.
-    mesh: of decoding.
-    routes_RTLC: of the rows, at least as long (see routes.py); None if they are not kept.
-    alone: see `packed_passes`.
+    rows: the token arrays by name.
+    longest_row: the maximum number of tokens per row.
+    most: the maximum number of rows at a time.
+    mesh: the mesh for decoding.
+    routes_RTLC: the rows' routes, at least as long as the rows (see routes.py), or None.
+    shares: see `packed_passes`.
   """
   if not rows:
     return
@@ -434,7 +434,7 @@ def packed(
   tokens_RT = np.zeros((len(rows), length_R.max()), np.int32)
   for row_T, tokens in zip(tokens_RT, rows.values()):
     row_T[: len(tokens)] = tokens
-  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, alone):
+  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, shares):
     laid_out = packing.layout(shape, sequences, length_R)
     starts = [
       (names[row], number * shape.length + int(start))
@@ -446,15 +446,15 @@ def packed(
 
 
 def packed_passes(
-  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, alone: bool = False
+  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, shares: bool = True
 ) -> list[packing.Pass]:
-  """Pack rows of these lengths into passes; arguments as in `packed`.
+  """Pack rows of these lengths into passes. For the other arguments, see `packed`.
 
-  With `alone` each row has its own sequence, and the row's length decides the sequence's. Use it if
-  the clock decides which rows are resumed together, because rounding must not depend on that.
+  If `shares` is False, each row gets its own sequence, whose length depends only on the row's
+  length; see `SlotEngine.packs_resumed`.
   """
   long, short = packed_shapes(longest_row, most, mesh)
-  if not alone:
+  if shares:
     return packing.pack(length_R, np.ones_like(length_R), long, short)
   is_short_R = length_R <= short.length
   return [
@@ -468,7 +468,7 @@ def packed_passes(
 
 
 def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """Return the (long, short) shapes for resumed responses; `window` is the rows of a sequence."""
+  """Return the (long, short) shapes for resumed responses; `window` limits the rows in each."""
   short = -(-longest_row // 4)
   long, short = (
     Shape(prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
@@ -478,11 +478,11 @@ def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape
 
 
 def packed_rows(num_sequences: int, most: int) -> int:
-  """Return how many rows `num_sequences` sequences resume at most."""
+  """Return the maximum number of rows that `num_sequences` sequences resume."""
   return min(most, num_sequences * _ROWS_OF_SEQUENCE)
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:
-  """Return how many rows of `length` tokens are prefilled together, at most `most`."""
+  """Return how many rows of `length` tokens, but at most `most`, are prefilled together."""
   _, num_shards = sharding.split(mesh, 'batch')
   return min(most, rows_within(PREFILL_TOKENS, length) * num_shards)

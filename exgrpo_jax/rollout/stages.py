@@ -1,6 +1,19 @@
-"""The stages of a step: plan_step, generate, old_logprobs, grade, pick_replays, assemble.
+"""The stages of a step, in the order in which training/loop.py calls them.
 
-With partial rollouts a step leaves groups to the next one; partial.py chooses which groups train.
+Where each stage does its work, with default settings:
+
+  plan_step         replay.draw_questions, question_stream.take -> Plan
+  generate          scheduler.SlotEngine.generate -> Response, per token:
+                    decode_loop.decode -> token_sampling.sample_token, model.decode
+  old_logprobs      scoring.score, to check some of the sampler's log-probabilities
+  collect_verdicts  grading/pool.Grader -> worker.py -> verifier.judge_with -> Verdict
+  pick_replays      scoring.score, scoring.pick: the lowest mean entropy -> Trajectory
+  assemble          advantages.group_advantages, packing.right_padded -> Batch
+
+`generate` submits each response for grading when it finishes, while others are still being decoded.
+The learner then computes the loss of the batch: gradients.minibatch_gradient (packs the rows) ->
+logprobs.fused_loss -> objective.token_loss -> losses. With partial rollouts, a step leaves some
+groups for the next; partial.py chooses which ones train.
 """
 
 import dataclasses
@@ -40,52 +53,56 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.packing import right_padded
-from exgrpo_jax.policy.model import Params
+from exgrpo_jax.policy.model import Params, ShapeConfig
 from exgrpo_jax.policy.sharding import Meshes
 from exgrpo_jax.rollout import partial, routes, scoring
-from exgrpo_jax.rollout.sampler import UNBEGUN, Request, Sampler
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request, Sampler
 from exgrpo_jax.rollout.settings import LogprobCheckConfig, RolloutConfig
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 Responses = Sequence[Sequence[Response]]  # by group
-Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): `Grader.submit`
+Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): see `Grader.submit`
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:
-  """Everything that the stages need and that never changes during a run."""
+class RolloutSetup:
+  """Everything the stages need that never changes during a run."""
 
   config: RolloutConfig
-  replay: replay.ReplayConfig
-  objective: objective.ObjectiveConfig
+  replay_config: replay.ReplayConfig
+  objective_config: objective.ObjectiveConfig
   logprob_check: LogprobCheckConfig
   tokenizer: Tokenizer
   meshes: Meshes
-  scoring: scoring.ScoreSpec
+  score_spec: scoring.ScoreSpec
   seed: int
-  data: QuestionSet  # to train on
-  sampler: Sampler  # with partial rollouts, one that resumes
+  data: QuestionSet  # the training questions
+  sampler: Sampler  # must be able to resume if rollouts are partial
 
 
 # ---- Plan ----
 
 
 def plan_step(
-  rollout: Rollout, buffer: Buffer, cursor: Cursor, step: int, left: Sequence[PartialGroup] = ()
+  rollout: RolloutSetup,
+  buffer: Buffer,
+  cursor: Cursor,
+  step: int,
+  partial_groups: Sequence[PartialGroup] = (),
 ) -> Plan:
-  """Plan replayed questions from the buffer and the rest from the stream, shuffled by group.
+  """Plan a step's groups: replayed questions from the buffer, the rest from the stream, shuffled.
 
-  The groups that the last step left come first; without partial rollouts there are none. The plan
-  depends only on the arguments and the seed, so a resumed run makes the same one.
+  `partial_groups`, which the last step didn't train, come first; without partial rollouts there are
+  none. The plan depends only on the arguments and the seed, so a resumed run makes the same plan.
   """
   config, data = rollout.config, rollout.data
-  left_rows = [group.question_row for group in left]
+  left_rows = [group.question_row for group in partial_groups]
   entries = {row: entry for row, entry in buffer.entries.items() if row not in left_rows}
-  free = dataclasses.replace(buffer, entries=entries) if left else buffer
-  count = max(0, config.groups_in_flight - len(left))
+  free = dataclasses.replace(buffer, entries=entries) if partial_groups else buffer
+  count = max(0, config.groups_in_flight - len(partial_groups))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
-  replayed = replay.draw_questions(rollout.replay, free, count, config.group_size, step, rng)
+  replayed = replay.draw_questions(rollout.replay_config, free, count, config.group_size, step, rng)
   fresh, cursor = question_stream.take(
     cursor,
     count - len(replayed),
@@ -97,16 +114,19 @@ def plan_step(
   )
   new_rows = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
   rows = [*left_rows, *new_rows]
-  is_drawn = (*(group.is_drawn for group in left), *(row in replayed for row in new_rows))
+  is_drawn = (
+    *(group.is_drawn for group in partial_groups),
+    *(row in replayed for row in new_rows),
+  )
 
   def candidates(place: int) -> tuple[Trajectory, ...]:
-    if not (is_drawn[place] and rollout.replay.include_trajectory):
+    if not (is_drawn[place] and rollout.replay_config.include_trajectory):
       return ()
     entry = buffer.entries[rows[place]]
-    # Groups of K - 1 responses need a stored one, even if it is too old by now.
-    return (
-      entry.trajectories if place < len(left) else replay.candidates(rollout.replay, entry, step)
-    )
+    # A group of K - 1 responses needs a stored one, even if it has become too old.
+    if place < len(partial_groups):
+      return entry.trajectories
+    return replay.candidates(rollout.replay_config, entry, step)
 
   return Plan(
     step=step,
@@ -116,12 +136,12 @@ def plan_step(
     prompts=tuple(data.prompts[row] for row in rows),
     candidates=tuple(map(candidates, range(len(rows)))),
     is_drawn=is_drawn,
-    left=tuple(left),
+    partial_groups=tuple(partial_groups),
   )
 
 
 def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
-  """Plan some questions of `data`, apart from stream and buffer; none is replayed."""
+  """Plan the questions `rows` of `data` without the stream or the buffer. Nothing is replayed."""
   return Plan(
     step=step,
     cursor=Cursor(),
@@ -137,18 +157,18 @@ def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
 
 
 def generate(
-  rollout: Rollout, params: Params, plan: Plan, submit: Submit
+  rollout: RolloutSetup, params: Params, plan: Plan, submit: Submit
 ) -> tuple[list[list[Response]], dict[str, float]]:
-  """Generate each group's fresh responses: K, or K - 1 next to a stored one. Returns metrics too.
+  """Generate each group's fresh responses: K, or K - 1 plus a stored one. Also returns metrics.
 
-  With partial rollouts it continues the incomplete responses until the step can train. Some
-  responses are then incomplete or have not even begun. `params` are in the decode layout
-  (`model.decode_layout`). `submit` gets each response to judge as it finishes.
+  With partial rollouts, generation continues only until the step can train, so some responses come
+  back incomplete or not even begun. `params` are in the decode layout (`model.decode_layout`).
+  `submit` is called with each finished response that needs grading.
   """
   config = rollout.config
-  groups = [list(group.responses) for group in plan.left]
+  groups = [list(group.responses) for group in plan.partial_groups]
   new = plan.is_replay_Q[len(groups) :]
-  groups += [[UNBEGUN] * (config.group_size - is_replay) for is_replay in new]
+  groups += [[EMPTY_RESPONSE] * (config.group_size - is_replay) for is_replay in new]
   places = [
     (group, sample)
     for group, own in enumerate(groups)
@@ -169,9 +189,9 @@ def generate(
   def finish(index: int, response: Response) -> bool:
     keep(index, response)
     group, sample = places[index]
-    if response.verdict is None:  # else its environment has judged it
+    if response.verdict is None:  # otherwise its environment has judged it
       submit((group, sample), _submission(rollout, plan.questions[group], response))
-    # Checked only when the answer may have changed.
+    # Only a complete group can change the answer of `can_train`.
     return all(one.is_complete for one in groups[group]) and can_train()
 
   if can_train():
@@ -183,8 +203,8 @@ def generate(
       sample=sample,
       step=drawn[group],
       limit=config.max_response,
-      begun=response,
-      asked=plan.questions[group],
+      prefix=response,
+      episode_question=plan.questions[group],
       past=past_responses(plan, groups, group),
     )
     for (group, sample), response in zip(places, begun)
@@ -198,13 +218,13 @@ def generate(
 def past_responses(plan: Plan, groups: Responses, group: int) -> tuple[np.ndarray, ...]:
   """Return the tokens of earlier responses to a group's question: stored ones and complete ones.
 
-  They depend only on what a checkpoint has, so a resumed run drafts the same tokens.
+  They depend only on data in checkpoints, so a resumed run drafts the same tokens.
   """
   complete = [response.tokens for response in groups[group] if response.is_complete]
   return (*(stored.tokens for stored in plan.candidates[group]), *complete)
 
 
-def _submission(rollout: Rollout, question: Question, response: Response) -> pool.Submission:
+def _submission(rollout: RolloutSetup, question: Question, response: Response) -> pool.Submission:
   tokens, truncated, limit = response.tokens, response.truncated, rollout.config.max_response
   return pool.Submission(
     text=functools.partial(rollout.tokenizer.decode, tokens),
@@ -216,7 +236,7 @@ def _submission(rollout: Rollout, question: Question, response: Response) -> poo
 
 
 def question_facts(question: Question) -> dict[str, Any]:
-  """Return facts from a question's row; `question` and `messages` hide columns of these names."""
+  """Return a question's columns, plus `question` and `messages`, which override such columns."""
   return {
     **question.columns,
     'question': last_user_message(question.messages),
@@ -227,10 +247,10 @@ def question_facts(question: Question) -> dict[str, Any]:
 def response_facts(
   question: Question, tokens: np.ndarray, truncated: bool, max_response: int
 ) -> dict[str, Any]:
-  """Return all facts about a response, except facts from its text or from the verifier.
+  """Return all facts about a response except its text and the verifier's results.
 
-  `tokens` are [T] int32, with the end token if there is one. `truncated` is True if the response
-  was cut at the limit of `max_response` tokens, without an end token.
+  `tokens` are int32 [T], including the end token, if any. `truncated` is True if the response was
+  cut off at `max_response` tokens, without an end token.
   """
   return {
     **question_facts(question),
@@ -245,19 +265,18 @@ def response_facts(
 
 
 def old_logprobs(
-  rollout: Rollout, params: Params, plan: Plan, responses: Responses
+  rollout: RolloutSetup, params: Params, plan: Plan, responses: Responses
 ) -> tuple[Responses, dict[str, float]]:
-  """Return the responses with the log-probabilities that training uses as the old policy's.
+  """Return the responses with the old policy's log-probabilities, and metrics.
 
-  With `objective.old_logprobs='recompute'` they are the trainer's. Otherwise they are the
-  sampler's, and every `logprob_check.every` steps they are compared with the trainer's. Only the
-  tokens that this step wrote are concerned. Returns the differences too, as metrics, if any were
-  computed.
+  With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they come from
+  the sampler and are compared with the trainer's every `logprob_check.every` steps. Only tokens
+  written in this step are recomputed or compared. The metrics are the differences, if computed.
 
   Raises:
-    InputError: they differ by more than `logprob_check.max`.
+    InputError: sampler and trainer differ by more than `logprob_check.max`.
   """
-  check, recomputes = rollout.logprob_check, rollout.objective.old_logprobs == 'recompute'
+  check, recomputes = rollout.logprob_check, rollout.objective_config.old_logprobs == 'recompute'
   if not recomputes and (plan.step - 1) % check.every:
     return responses, {}
   pairs = [
@@ -272,17 +291,17 @@ def old_logprobs(
     return responses, {}
   rows = [(prompt, response.tokens) for prompt, response in pairs]
   row_routes = [response.routes for _, response in pairs]
-  logps, _ = scoring.score(rollout.scoring, params, rows, row_routes)
+  logps, _ = scoring.score(rollout.score_spec, params, rows, row_routes)
   measured = differences(logps, [response for _, response in pairs], plan.step)
   if recomputes:
-    return recomputed(responses, logps, rollout.objective.tis_limit, plan.step), measured
+    return recomputed(responses, logps, rollout.objective_config.tis_limit, plan.step), measured
   largest = measured['rollout_mismatch/logprob_max']
   if not largest <= check.max:  # nor NaN
     raise InputError(
       f'config.logprob_check.max={check.max}: at step {plan.step} the log-probabilities of the '
       f'sampler and the trainer differ by up to {largest:.2g} nats (mean '
       f'{measured["rollout_mismatch/logprob_mean"]:.2g}), so importance weights would be wrong. '
-      'Raise the limit if the model computes in bfloat16 and this is rounding, or set '
+      'Raise the limit if the cause is only bfloat16 rounding, or set '
       "config.objective.old_logprobs='recompute'."
     )
   return responses, measured
@@ -291,10 +310,9 @@ def old_logprobs(
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Compute the mean and largest absolute difference over the tokens of `step`, in nats.
+  """Compute the mean and largest absolute difference over tokens written in `step`, in nats.
 
-  Returns them as metrics. `trainer` has the trainer's log-probabilities [T] of each response, in
-  the same order.
+  Returns metrics. `trainer` contains the trainer's log-probabilities [T] of each response.
   """
   gaps = []
   for logp, response in zip(trainer, responses):
@@ -310,10 +328,10 @@ def differences(
 def recomputed(
   responses: Responses, trainer: Iterable[np.ndarray], tis_limit: float, step: int
 ) -> list[list[Response]]:
-  """Replace the log-probabilities of the tokens that `step` wrote by the trainer's.
+  """Replace the log-probabilities of tokens written in `step` with the trainer's.
 
-  If `tis_limit` is above 0, also add the weights of truncated importance sampling. `trainer` has
-  the log-probabilities [T] of each response that has such tokens, one after the other.
+  If `tis_limit` is positive, also add truncated importance sampling weights. `trainer` yields the
+  log-probabilities [T] of each response that has such tokens, in order.
   """
   logps = iter(trainer)
 
@@ -331,15 +349,17 @@ def recomputed(
   return [[with_trainers(response) for response in group] for group in responses]
 
 
-# ---- Grade ----
+# ---- Collect verdicts ----
 
 
-def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) -> GradedGroups:
-  """Return the groups that the step trains, with the verdicts of `grader`.
+def collect_verdicts(
+  rollout: RolloutSetup, plan: Plan, responses: Responses, grader: Grader
+) -> GradedGroups:
+  """Return the groups to train, with the verdicts of `grader`.
 
-  `generate` submitted the responses. With partial rollouts some groups are left to the next step.
-  Seed and step then shuffle the others, which puts old and new groups into each minibatch. Raises
-  InputError if grading failed for all responses.
+  The responses were submitted during `generate`. With partial rollouts, some groups are left for
+  the next step, and the others are shuffled, seeded by run and step, so that each minibatch mixes
+  old and new groups. Raises InputError if grading failed for all responses.
   """
   of_environment = {
     (group, sample): one.verdict
@@ -349,7 +369,7 @@ def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) ->
   }
   verdicts: dict[Any, Verdict] = {**grader.collect(), **of_environment}
   pool.refuse_all_failed(f'step {plan.step}', [verdicts[place] for place in sorted(verdicts)])
-  earlier = [iter(group.verdicts) for group in plan.left]
+  earlier = [iter(group.verdicts) for group in plan.partial_groups]
   by_group = [
     [
       verdicts.get((group, sample)) or next(earlier[group])
@@ -362,7 +382,7 @@ def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) ->
   if not rollout.config.partial:
     return graded
   chosen = partial.ready(rollout.config, responses, plan.step)
-  assert chosen is not None, 'generate returns once the step can train'
+  assert chosen is not None, 'generate must not return before the step can train'
   rng = randomness.generator(rollout.seed, Purpose.TRAINED_ORDER, plan.step)
   return partial.split(graded, rng.permutation(chosen).tolist())
 
@@ -371,16 +391,17 @@ def grade(rollout: Rollout, plan: Plan, responses: Responses, grader: Grader) ->
 
 
 def pick_replays(
-  rollout: Rollout, params: Params, plan: Plan
+  rollout: RolloutSetup, params: Params, plan: Plan
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """Pick the stored trajectory of each replayed question, with its scores; None for a fresh one.
+  """Pick each replayed question's trajectory and its scores. Both are None for fresh questions.
 
-  By default it has the lowest mean token entropy under the current policy; ties go to the oldest.
-  The picked one is always scored for the step's records, even without a choice: a forward pass over
-  few rows. Without `objective.importance_correction` it gets the current policy's
-  log-probabilities. The buffer stays unchanged.
+  The default is the trajectory with the lowest mean token entropy under the current policy;
+  ties go to the oldest. The picked trajectory is always scored for the step's records, even if it
+  is the only candidate, which takes a forward pass over few rows. Without
+  `objective.importance_correction`, its log-probabilities are replaced with the current policy's.
+  The buffer is not modified.
   """
-  rule, stored = rollout.replay.trajectory_selection, plan.candidates
+  rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
   if rule == 'valid_steps':
     checks = [step_checker(question) for question in plan.questions]
     stored = scoring.with_valid_steps(stored, checks, rollout.tokenizer.decode)
@@ -391,7 +412,7 @@ def pick_replays(
     randomness.generator(rollout.seed, Purpose.TRAJECTORY, plan.step),
     _released_costs(rollout, params, plan) if rule == 'released' else None,
   )
-  if not rollout.objective.importance_correction:
+  if not rollout.objective_config.importance_correction:
     replays = [
       dataclasses.replace(replayed, logp=at_own(replayed, of_replayed.logp))
       if replayed and of_replayed
@@ -402,33 +423,33 @@ def pick_replays(
 
 
 def _score_replays(
-  rollout: Rollout, params: Params, plan: Plan, candidates: Sequence[scoring.Candidate]
+  rollout: RolloutSetup, params: Params, plan: Plan, candidates: Sequence[scoring.Candidate]
 ) -> list[ReplayScores]:
   rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
   own = [stored.own for _, stored in candidates]
   row_routes = [stored.routes for _, stored in candidates]
   logps, entropies = (
     [x_T[own_T] for x_T, own_T in zip(values, own)]
-    for values in scoring.score(rollout.scoring, params, rows, row_routes)
+    for values in scoring.score(rollout.score_spec, params, rows, row_routes)
   )
   past = [stored.logp[own_T] for (_, stored), own_T in zip(candidates, own)]
-  corrected = past if rollout.objective.importance_correction else logps
-  weights = scoring.weights(rollout.objective, rollout.meshes.training, logps, corrected)
+  corrected = past if rollout.objective_config.importance_correction else logps
+  weights = scoring.weights(rollout.objective_config, rollout.meshes.training, logps, corrected)
   return [
     ReplayScores(logp=logp, entropy=entropy, weight=weight, log_ratio=logp - of_past)
     for logp, entropy, weight, of_past in zip(logps, entropies, weights, past)
   ]
 
 
-def _released_costs(rollout: Rollout, params: Params, plan: Plan) -> list[float]:
-  """Compute `trajectory_rules.released_costs` of all candidates."""
+def _released_costs(rollout: RolloutSetup, params: Params, plan: Plan) -> list[float]:
+  """Compute `trajectory_rules.released_costs` for all candidates."""
   candidates = [
     (prompt, stored) for prompt, own in zip(plan.prompts, plan.candidates) for stored in own
   ]
-  # Everything except a prompt's first token, as if it were the response.
+  # Score everything except the prompt's first token, as if it were the response.
   rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
   row_routes = [one.routes for _, one in candidates]
-  _, entropies = scoring.score(rollout.scoring, params, rows, row_routes)
+  _, entropies = scoring.score(rollout.score_spec, params, rows, row_routes)
   lengths = [int(np.sum(one.tokens != rollout.tokenizer.pad_id)) for _, one in candidates]
   return trajectory_rules.released_costs(entropies, lengths, rollout.config.max_response)
 
@@ -437,15 +458,15 @@ def _released_costs(rollout: Rollout, params: Params, plan: Plan) -> list[float]
 
 
 def assemble(
-  rollout: Rollout,
+  rollout: RolloutSetup,
   trained: GradedGroups,
   replays: Sequence[Trajectory | None],
   scores: Sequence[ReplayScores | None],
 ) -> Batch:
-  """Assemble all rows of the step, group after group; the replayed row is the last of its group.
+  """Assemble the step's rows into a batch, group by group, with replayed rows last in their group.
 
-  Rows of questions outside `replay.difficulty` keep their place with an empty mask, so the
-  normaliser stays the same.
+  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask, so the
+  normaliser doesn't change.
   """
   step, rewards, rows, trains = trained.plan.step, [], [], []
   members: list[Response | Trajectory] = []
@@ -453,41 +474,61 @@ def assemble(
   for prompt, group, replayed, judged in groups:
     own = [*group, replayed] if replayed else group
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
-    correctness = replay.group_correctness(rollout.replay, judged, replayed)
-    trains += [replay.trains(rollout.replay, correctness)] * len(own)
+    correctness = replay.group_correctness(rollout.replay_config, judged, replayed)
+    trains += [replay.trains(rollout.replay_config, correctness)] * len(own)
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
-  advantage_B = _advantages(rollout.objective, np.array(rewards, np.float32), is_replay_B)
+  objective_config = rollout.objective_config
+  advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0
-  # Tokens of an environment are context: they are not trained and have no weight.
+  # Environment tokens are context: they are not trained and have no weight.
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
-  # Row after row, in the mask's order.
+  # Row by row, in mask order.
   logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])
   for b, member in enumerate(members):
-    if isinstance(member, Response):  # only its importance weight corrects a replayed row
+    if isinstance(member, Response):  # replayed rows are corrected only by their importance weight
       if member.tis_weight is not None:
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
-  if rollout.objective.m2po_threshold < float('inf') and is_replay_B.any():
-    stays = _within_second_moment(rollout.objective, replays, scores, advantage_B[is_replay_B])
+  if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
+    stays = _within_second_moment(objective_config, replays, scores, advantage_B[is_replay_B])
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   routes_BTLC = None
   if rollout.config.router_replay:
     row_routes = [member.routes for member in members]
-    routes_BTLC = routes.padded(rollout.scoring.model, row_routes, tokens_BT.shape[1])
+    routes_BTLC = routes.padded(rollout.score_spec.model, row_routes, tokens_BT.shape[1])
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
-    behaviour_logp_BT=logp_BT,
+    old_logp_BT=logp_BT,
     advantage_B=advantage_B,
     is_replay_B=is_replay_B,
     policy_step_B=np.array([_first_step(member, step) for member in members], np.int32),
     term_weight_BT=term_weight_BT,
     is_carried_BT=is_carried_BT if rollout.config.partial else None,
+    routes_BTLC=routes_BTLC,
+  )
+
+
+def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
+  """Return a batch without tokens. Its arrays have the same shapes as the arrays of any step."""
+  B, T = config.questions * config.group_size, config.longest_row
+  routes_BTLC = None
+  if config.router_replay:
+    routes_BTLC = np.zeros((B, T, *shape.route_shape), np.dtype(shape.route_dtype))
+  return Batch(
+    tokens_BT=np.zeros((B, T), np.int32),
+    response_mask_BT=np.zeros((B, T), np.float32),
+    old_logp_BT=np.zeros((B, T), np.float32),
+    advantage_B=np.zeros(B, np.float32),
+    is_replay_B=np.zeros(B, bool),
+    policy_step_B=np.zeros(B, np.int32),
+    term_weight_BT=np.ones((B, T), np.float32),
+    is_carried_BT=np.zeros((B, T), bool) if config.partial else None,
     routes_BTLC=routes_BTLC,
   )
 
@@ -512,12 +553,12 @@ def _within_second_moment(
   scores: Sequence[ReplayScores | None],
   advantage_R: np.ndarray,
 ) -> np.ndarray:
-  """Mark the tokens of the R replayed rows that stay, row after row: bool."""
+  """Return which tokens of the R replayed rows to keep: a flat bool array, row by row."""
   log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)
 
 
 def _first_step(member: Response | Trajectory, step: int) -> int:
-  """Return the step that wrote the first token; `step` trains the member."""
+  """Return the step that wrote the first token. `step` is the step that trains the member."""
   return member.step if isinstance(member, Trajectory) else member.first_step(step)

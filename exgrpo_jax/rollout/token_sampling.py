@@ -1,6 +1,6 @@
-"""Sampling a token from logits: temperature, truncation, and a draw that sorts only to truncate.
+"""Sampling tokens from logits, with temperature and truncation. Only truncation needs sorting.
 
-Shape letters here: C blocks of W tokens cover the vocabulary.
+Shape letters: C blocks of W tokens cover the vocabulary.
 """
 
 import dataclasses
@@ -12,29 +12,29 @@ import jax.numpy as jnp
 
 from exgrpo_jax.policy import sharding
 
-_LANES = 128  # a block is a multiple of the widest vector register
+_LANES = 128  # block sizes are multiples of the widest vector register
 
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-  """The distribution that tokens are sampled from. Static, so each value compiles once."""
+  """The distribution that tokens are sampled from. Each distinct value compiles once."""
 
-  temperature: float = 1.0  # 0 takes the most probable token
-  top_k: int = 0  # only the k most probable tokens; 0 is all
-  top_p: float = 1.0  # only the most probable ones that together have this share
-  min_p: float = 0.0  # only tokens with at least this share of the highest probability
+  temperature: float = 1.0  # 0 picks the most probable token
+  top_k: int = 0  # keep only the k most probable tokens; 0 keeps all
+  top_p: float = 1.0  # keep only the most probable tokens whose probabilities add up to this value
+  min_p: float = 0.0  # keep only tokens with at least this fraction of the highest probability
 
   @property
   def truncates(self) -> bool:
-    """Return True if it leaves out any token."""
+    """Return True if any kind of truncation is enabled."""
     return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def padded_size(vocab_size: int) -> int:
-  """Return the columns of logits that give each shard of the vocabulary whole blocks.
+  """Pad the vocabulary size so that each shard of the vocabulary has whole blocks.
 
-  Block sums then need no data of other shards. The mesh is the one of `jax.set_mesh`. If it does
-  not split the vocabulary, nothing is added.
+  Block sums then need no data from other shards. Uses the mesh set with `jax.set_mesh`; if it does
+  not split the vocabulary, no padding is added.
   """
   num_shards = sharding.num_shards('vocab', vocab_size)
   if num_shards == 1:
@@ -48,17 +48,18 @@ def sample_token(
   uniform_B2: jax.Array,
   vocab_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Draw a token per row by inverse CDF, with its log-probability and the entropy, in nats.
+  """Sample a token per row by inverse CDF; return its log-probability and the entropy, in nats.
 
-  Both refer to the distribution that is sampled from, after temperature and truncation. At
-  temperature 0 the token is the most probable one, and both refer to temperature 1. Sampling has
-  two levels: a block of the vocabulary, then a token within it, each from its own uniform.
+  Both values describe the distribution sampled from, after temperature and truncation. Temperature
+  0 picks the most probable token; log-probability and entropy then describe temperature 1. Sampling
+  has two levels, each with its own uniform: first a block of the vocabulary, then a token in it.
 
   Args:
     distribution: temperature and truncation.
     logits_BV: float32.
     uniform_B2: float32 in [0, 1).
-    vocab_size: columns beyond it are padding; see `padded_size`. By default V.
+    vocab_size: the number of real tokens; further columns are padding (see `padded_size`). V by
+      default.
 
   Returns:
     (token_B int32, logp_B float32, entropy_B float32).
@@ -93,9 +94,10 @@ def sample_token(
 
 
 def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
-  """Return the first index of positive weight whose cumulative sum exceeds uniform * total.
+  """Return the first index with positive weight whose cumulative sum exceeds uniform * total.
 
-  If rounding leaves none, it is the last index of positive weight. float32 [B, N], [B] -> int [B].
+  If rounding leaves no such index, the result is the last index with positive weight.
+  float32 [B, N], [B] -> int [B].
   """
   chex.assert_rank([weight_BN, uniform_B], [2, 1])
   cumulative_BN = jnp.cumsum(weight_BN, axis=-1)
@@ -106,15 +108,15 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
-  """Set logits to -inf outside top-k, then top-p of the rest, then min-p; ties stay together."""
+  """Set logits to -inf outside top-k, then top-p of the rest, then min-p. All ties are kept."""
   if 0 < distribution.top_k < logits_BV.shape[-1]:
     least_B1 = jax.lax.top_k(logits_BV, distribution.top_k)[0][:, -1:]
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
   if distribution.top_p < 1:
     falling_BV = -jnp.sort(-logits_BV, axis=-1)
     p_BV = jax.nn.softmax(falling_BV, axis=-1)
-    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # earlier ones are too few
-    # The first is always needed, even if top_p is so small that rounding hides it.
+    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # top_p not reached before
+    # The first token is always kept, even if top_p is so small that rounding hides it.
     count_B1 = jnp.maximum(1, jnp.sum(needed_BV, axis=-1, keepdims=True))
     least_B1 = jnp.take_along_axis(falling_BV, count_B1 - 1, axis=-1)
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
@@ -125,7 +127,7 @@ def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
 
 
 def _blocks(weight_BV: jax.Array, vocab_size: int) -> jax.Array:
-  """Reshape to [B, C, W], with W near the root of the vocabulary's size; padding has weight 0."""
+  """Reshape to [B, C, W], with W near the square root of the vocabulary size. Pads with 0."""
   B, V = weight_BV.shape
   width = _block_width(vocab_size)
   padded = _round_up(V, width)

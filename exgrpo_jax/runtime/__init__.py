@@ -1,1 +1,1 @@
-"""Services of every long run: hosts, preemption, clocks, compilations, the workdir."""
+"""Services that every long run needs: hosts, preemption, timing, compilation, the workdir."""

@@ -1,6 +1,7 @@
-"""A status line for what this process is doing: `doing` sets it and `now` reads it.
+"""A status line that shows what this process is doing: `doing` sets it and `now` reads it.
 
-Setting it costs nothing: the text is made only when a thread of console.py calls `now`.
+Setting the line is almost free, because the text is built only when a thread of console.py calls
+`now`.
 """
 
 import contextlib
@@ -17,15 +18,16 @@ class _Work(NamedTuple):
   since: float
 
 
-_current: list[_Work] = []  # in the main thread, the outermost first
+_current: list[_Work] = []  # nested blocks of the main thread, outermost first
 _compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its enclosing block
 
 
 @contextlib.contextmanager
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
-  """Have `now` name the block while it runs, after the blocks that enclose it.
+  """Show `what` in the status line while the block runs, after any enclosing blocks.
 
-  To report progress, `what` may be a function. Another thread calls it, so it must return at once.
+  `what` may be a function that reports progress. Another thread calls this function, so the
+  function must not block.
   """
   _current.append(_Work(what if callable(what) else lambda: what, time.monotonic()))
   try:
@@ -35,19 +37,19 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def compiling(program: str) -> None:
-  """Have `now` name a program until the next call, or the end of the innermost block.
+  """Show that a program is being compiled, until the next call or the innermost block's end.
 
-  JAX does not report a failed compilation, but the block around it ends. Calls from other threads
-  are ignored.
+  JAX does not report that a compilation failed, but the enclosing block ends in that case. Calls
+  from other threads are ignored.
   """
   if threading.current_thread() is threading.main_thread():
     _compiled[:] = [(work, program) for work in _current[-1:] if program]
 
 
 def now() -> str:
-  """Return the status line, or '' when idle. The time is how long the innermost block has run.
+  """Return the status line, or '' when idle. It ends with the innermost block's running time.
 
-  E.g. 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'.
+  For example 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'.
   """
   current = tuple(_current)
   said = [text for work in current if (text := work.say())]
@@ -61,13 +63,14 @@ def now() -> str:
 # ---- Progress lines while data is prepared ----
 
 
-LINE_SECONDS = 10.0  # between lines; shorter work prints none
+LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 
 
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
-  """Return a function that takes the number of rows done and sometimes prints `line(done)`.
+  """Return a function that takes the number of rows done and prints a `line` every LINE_SECONDS.
 
-  It remembers the current standard output, because TFDS's output is redirected and thrown away.
+  The function keeps using the current standard output, because TFDS's output is redirected and
+  discarded.
   """
   out, printed = sys.stdout, time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Time spent in each phase of a step, an estimate of the time left, and warnings about hangs."""
+"""Step timing: seconds per phase, an estimate of the time left, and warnings about hangs."""
 
 import collections
 import concurrent.futures
@@ -16,25 +16,25 @@ import jax
 
 from exgrpo_jax.runtime import activity, compilations
 
-NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases left out of speed and cost
+NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases excluded from speed and cost
 RECENT = 20  # steps that Pace extrapolates from
-MEDIAN_STEPS = 3  # finished steps before there is a median, because the first ones compile
-FACTOR = 10  # a step is reported after this many times the median
-LEAST_SECONDS = 60.0  # but no step is reported before this
+MEDIAN_STEPS = 3  # finished steps that a median needs, because the first ones compile
+FACTOR = 10  # report a step that takes this many times the median
+LEAST_SECONDS = 60.0  # but never report a step before this time
 
 
 class Now(NamedTuple):
-  """A reading of the clock in the middle of a step."""
+  """A clock reading in the middle of a step."""
 
   step: int  # steps finished before this one
-  step_seconds: float  # of this step so far
+  step_seconds: float  # time spent in this step so far
   phase: str  # '' between two phases
   phase_seconds: float
-  median_seconds: float  # of the finished steps; infinite until there are MEDIAN_STEPS
+  median_seconds: float  # over finished steps; infinite until MEDIAN_STEPS have finished
 
 
 class Clock:
-  """The seconds of each phase since the last `restart`, and how long the device idled."""
+  """Seconds spent in each phase and with an idle device since the last `restart`."""
 
   def __init__(self) -> None:
     self._steps: list[float] = []  # seconds of each finished step
@@ -48,13 +48,13 @@ class Clock:
 
   def _begin(self) -> None:
     self._started = time.monotonic()
-    self._phase = ('', self._started)  # in progress, and since when
+    self._phase = ('', self._started)  # current phase and its start time
     self._phases: dict[str, float] = {}
     self._device_waited = 0.0
 
   @contextlib.contextmanager
   def __call__(self, phase: str, device_waits: bool = False) -> Iterator[None]:
-    """Time a block as `phase`; `device_waits` means that the device idles meanwhile."""
+    """Time a block as `phase`. Set `device_waits` if the device idles during the block."""
     start = time.monotonic()
     self._phase = (phase, start)
     with activity.doing(phase.replace('_', ' ')), jax.profiler.TraceAnnotation(phase):
@@ -76,7 +76,7 @@ class Clock:
     pool.shutdown(wait=False)
 
   def await_device(self) -> None:
-    """Wait for the dispatched values; count the time since they were ready as idle."""
+    """Wait for the dispatched values; the time since they became ready counts as idle."""
     assert self._finished is not None, 'nothing was dispatched'
     finished = self._finished.result()
     self._device_waited += max(0.0, time.monotonic() - finished)
@@ -89,14 +89,14 @@ class Clock:
     }
 
   def now(self) -> Now:
-    """Return a reading; any thread may call this."""
+    """Return the current reading. Any thread may call this."""
     (phase, since), moment = self._phase, time.monotonic()
     median = statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS else float('inf')
     return Now(len(self._steps), moment - self._started, phase, moment - since, median)
 
 
 class Pace:
-  """The recent speed of steps and evaluations, without compilation.
+  """Recent speed of steps and evaluations, excluding compilation.
 
   Only the first steps and the first evaluation compile, so their times do not predict later ones.
   """
@@ -104,7 +104,7 @@ class Pace:
   def __init__(
     self, compiled: compilations.Counter, records: Iterable[Mapping[str, float]] = ()
   ) -> None:
-    """Start with the evaluation times in `records`, the metrics of a resumed run's past steps."""
+    """Start with the evaluation times in `records`, the past metrics of a resumed run."""
     self._compiled = compiled
     seconds = (
       record['time/evaluate'] + record.get('time/export', 0.0)
@@ -117,11 +117,11 @@ class Pace:
 
   def _begin(self) -> None:
     self._started, self._programs = time.monotonic(), self._compiled.count
-    self._apart = 0.0  # seconds of evaluations within the step
+    self._apart = 0.0  # seconds spent on evaluations within the step
 
   @contextlib.contextmanager
   def evaluation(self) -> Iterator[None]:
-    """Time a block as an evaluation, separately from its step."""
+    """Time a block as an evaluation, and exclude it from the step's time."""
     started, compiling = time.monotonic(), self._compiled.seconds
     programs = self._compiled.count
     yield
@@ -137,7 +137,7 @@ class Pace:
     self._begin()
 
   def seconds_left(self, steps: int, evaluations: int) -> float | None:
-    """Estimate the seconds of the remaining steps and evaluations; None before any was timed."""
+    """Estimate the seconds left for these steps and evaluations. Returns None without timings."""
     if not steps:
       return 0.0
     if not self._steps or (evaluations and not self._evaluations):
@@ -152,13 +152,13 @@ def watched(
 ) -> Iterator[Clock]:
   """Yield a clock for the steps in the block; a thread reports steps that take far too long.
 
-  A host that waits for another host or for a file system looks like one that works. Every host
-  reports for itself: look at the one whose phase differs from the others'.
+  A host that waits for another host or a file system looks the same as a busy one. Every host
+  reports its own phase, so look for the host whose phase differs from the rest.
 
   Args:
-    tell: called with a line when a step has taken FACTOR times the median and at least
-      `least_seconds`, and again each time that doubles. By default the line is printed.
-    least_seconds: no step is reported before this.
+    tell: called with a warning once a step has taken FACTOR times the median and at least
+      `least_seconds`, and again whenever that time doubles. Prints the warning by default.
+    least_seconds: steps that take less time are never reported.
   """
   clock, over = Clock(), threading.Event()
   thread = threading.Thread(
@@ -189,7 +189,7 @@ def _watch(
       )
       tell(
         f'this step has taken {now.step_seconds:.0f} s, but the median of the earlier steps is '
-        f'{now.median_seconds:.1f} s; it {where}'
+        f'{now.median_seconds:.1f} s; the step {where}'
       )
 
 
@@ -198,18 +198,18 @@ def _print(message: str) -> None:
 
 
 def traced(steps: Iterable[int], chosen: Collection[int], workdir: str) -> Iterator[int]:
-  """Yield `steps`; JAX's profiler traces the `chosen` ones into workdir/traces/step_…/.
+  """Yield `steps`; JAX's profiler traces the `chosen` steps into workdir/traces/step_…/.
 
-  A trace shows what device and host do, and when, with steps and phases marked. TensorBoard's
-  plugin (pip install xprof) shows the folder; ui.perfetto.dev shows the *.trace.json.gz in it.
-  A trace ends when the caller requests the next step.
+  A trace is a timeline of device and host activity, with steps and phases marked. Open the folder
+  in TensorBoard (pip install xprof), or open its *.trace.json.gz at ui.perfetto.dev. A trace ends
+  when the caller requests the next step.
   """
   for step in steps:
     if step not in chosen:
       yield step
       continue
     folder = os.path.join(workdir, 'traces', f'step_{step:06d}')
-    try:  # the last step may end the iteration
+    try:  # the caller may stop iterating at the last step
       with jax.profiler.trace(folder), jax.profiler.StepTraceAnnotation('step', step_num=step):
         yield step
     finally:

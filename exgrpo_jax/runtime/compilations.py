@@ -1,4 +1,4 @@
-"""Programs that XLA compiles: listed, counted, and kept on disk for the next start."""
+"""XLA compilation: listing and counting programs, and caching them on disk."""
 
 import collections
 import contextlib
@@ -14,32 +14,32 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from exgrpo_jax import errors
 from exgrpo_jax.runtime import activity
 
-_LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'  # compilation comes next
+_LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'  # compilation follows
 _COMPILED = '/jax/core/compile/backend_compile_duration'
-_READ = '/jax/compilation_cache/cache_hits'  # comes before _COMPILED of the same program
+_READ = '/jax/compilation_cache/cache_hits'  # precedes _COMPILED for the same program
 
 
 @dataclasses.dataclass(eq=False)
 class Program:
-  """A jitted function at one of the sizes that a run calls it with.
+  """A jitted function at one of the input sizes used in a run.
 
-  The code that runs the function lists it; compiling it needs nothing else. It is compiled once,
-  when `executable` is first asked for.
+  The code that runs the function also lists its programs. A program contains everything needed to
+  compile it, and is compiled once, on the first access to `executable`.
   """
 
   name: str
-  function: Any  # what `jax.jit` or `jit_for_training` returns
-  args: tuple[Any, ...]  # as in a run; shapes with shardings may replace arrays
+  function: Any  # the result of `jax.jit` or `jit_for_training`
+  args: tuple[Any, ...]  # as in a run, or shapes with shardings instead of arrays
   mesh: Mesh  # the active mesh while it runs
-  size: tuple[int, int] = (0, 0)  # rows that it computes at once, and tokens per row
-  kept: Any = ()  # a tree of arrays that its caller keeps meanwhile, arguments or not
-  runs: float = 0  # per step
-  trips: float = 1  # per run, of a loop whose number of iterations depends on data
-  filled: float = 1  # share of its cache that is written
+  size: tuple[int, int] = (0, 0)  # rows per call, and tokens per row
+  kept: Any = ()  # a tree of arrays, arguments or not, that the caller keeps during the call
+  runs: float = 0  # calls per step
+  trips: float = 1  # iterations per call, for a loop whose length depends on data
+  filled: float = 1  # share of its KV cache that is filled
 
   @functools.cached_property
   def lowered(self) -> jax.stages.Lowered:
-    """Trace the function; the devices of its mesh need not exist."""
+    """Trace the function. The devices in its mesh need not exist."""
     with jax.set_mesh(self.mesh):
       return self.function.lower(*self.args)
 
@@ -51,7 +51,8 @@ class Program:
   def results(self, exact: bool = False) -> Any:
     """Return the shapes and shardings of the function's results.
 
-    On several devices this compiles. On one it compiles only if `exact`; else shardings are empty.
+    With several devices, or with `exact`, this compiles the function. Otherwise all shardings are
+    empty.
     """
     if self.mesh.size == 1 and not exact:
       layout = NamedSharding(self.mesh, PartitionSpec())
@@ -67,17 +68,17 @@ def _abstract(leaf: Any, layout: Any) -> jax.ShapeDtypeStruct:
 
 
 class Counter:
-  """The programs compiled, or read back from disk, since `counted` was entered."""
+  """Counts of the programs compiled, or read from disk, since `counted` was entered."""
 
   def __init__(self) -> None:
     self.count = 0  # programs
     self.seconds = 0.0  # total over these programs
-    self.names: collections.Counter[str] = collections.Counter()  # function -> its programs
+    self.names: collections.Counter[str] = collections.Counter()  # function -> program count
     self.not_cached: collections.Counter[str] = collections.Counter()  # programs not on disk
     self._is_read = False  # True if the next program comes from disk
 
   def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
-    """Count a compilation; a listener for `jax.monitoring`."""
+    """Count a compilation. This is a listener for `jax.monitoring`."""
     if event == _COMPILED:
       name = _program(details)
       self.count += 1
@@ -87,11 +88,11 @@ class Counter:
       self._is_read = False
 
   def hear_instant(self, event: str, **_: str | int) -> None:
-    """Note a read from the cache; a listener for events of `jax.monitoring` without a duration."""
+    """Note a cache read. This is a listener for `jax.monitoring` events without a duration."""
     self._is_read |= event == _READ
 
   def metrics(self) -> dict[str, float]:
-    """Return the number of programs and the seconds they took."""
+    """Return the number of programs and their total compile time in seconds."""
     return {'perf/compilations': float(self.count), 'time/compile_total': self.seconds}
 
   def __str__(self) -> str:
@@ -105,7 +106,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Have `activity.now` name the programs that JAX compiles in the block."""
+  """Show in the status line which program JAX is compiling, during the block."""
   jax.monitoring.register_event_duration_secs_listener(_show)
   try:
     yield
@@ -125,7 +126,7 @@ def _program(details: Mapping[str, str | int]) -> str:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counter]:
-  """Count the programs that are compiled in the block."""
+  """Count the programs compiled in the block."""
   counter = Counter()
   jax.monitoring.register_event_duration_secs_listener(counter.hear)
   jax.monitoring.register_event_listener(counter.hear_instant)
@@ -142,14 +143,14 @@ def folder(setting: str, workdir: str) -> str:
 
 
 def keep(folder: str) -> None:
-  """Make `folder` JAX's compilation cache.
+  """Set JAX's compilation cache to `folder`.
 
-  Small programs are cached too: together they take longer than the large ones. '' leaves JAX's own
-  settings, such as the environment's JAX_COMPILATION_CACHE_DIR.
+  Small programs are cached too, because together they take longer to compile than the large ones.
+  '' keeps JAX's own settings, such as JAX_COMPILATION_CACHE_DIR from the environment.
   """
   if folder:
     jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    # With XLA's own caches the folder's path is part of a program's key, so a folder that is
-    # mounted or copied elsewhere would be useless.
+    # XLA's own caches make the folder's path part of each program's key, so the cache would be
+    # useless once the folder is copied or mounted elsewhere.
     jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')

@@ -1,7 +1,8 @@
-"""A long command's output: a status line, and a log file of everything that was printed.
+"""Output of long commands: a status line, and a log file of everything printed.
 
-On a terminal the last line shows the current activity (activity.py), several times a second.
-Elsewhere a status line is printed after ten seconds without output. A thread does both.
+On a terminal, the last line shows the current activity (activity.py) and is updated several times a
+second. Elsewhere, a status line is printed after ten seconds without output. Background threads do
+both.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, compilations, hosts
 
 SILENCE = 10.0  # seconds without output after which a status line is printed
-# Escape sequences, such as colours and movements of the cursor.
+# Escape sequences, such as colours and cursor movements.
 _CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
 
 
@@ -35,9 +36,9 @@ _CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
 def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
   """Show the current activity during the block, and append the block's output to the file `path`.
 
-  The file gets standard output, standard error and the error that ends the block, without terminal
-  escape sequences. '' keeps no file. Of several hosts only the first shows and keeps anything.
-  Must not be nested.
+  The file receives standard output, standard error and the error that ends the block, without
+  terminal escape sequences. If `path` is '', no file is written. With several hosts, only
+  the first one shows and logs anything. Calls must not be nested.
   """
   if not hosts.is_first():
     yield
@@ -74,7 +75,7 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
 
 
 def program() -> list[str]:
-  """Return the words that started this program; suggested commands begin with them."""
+  """Return the command that started this program, as a prefix for suggested commands."""
   script = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ''
   if os.path.basename(script) != 'exgrpo':
     return [sys.orig_argv[0], '-m', 'exgrpo_jax']
@@ -82,14 +83,14 @@ def program() -> list[str]:
 
 
 class _Log:
-  """A file of whole lines, and the time of the last one."""
+  """A log file of whole lines, and the time of the last one."""
 
   def __init__(self, file: IO[bytes]) -> None:
     self._file = file
     self.last = time.monotonic()
 
   def write(self, line: str) -> None:
-    """Append a line, without escape sequences and overwritten progress."""
+    """Append a line, without escape sequences or overwritten progress."""
     self.last = time.monotonic()
     text = _CONTROL.sub('', line).rstrip('\r').rpartition('\r')[2]
     with contextlib.suppress(OSError):  # a full disk must not end a run because of its log
@@ -97,11 +98,11 @@ class _Log:
 
 
 class _Kept:
-  """A stream whose lines also go into the log."""
+  """A stream that also copies its lines to the log."""
 
   def __init__(self, stream: IO[str], log: _Log) -> None:
     self._stream, self._log = stream, log
-    self._line = ''  # the last line, until it ends
+    self._line = ''  # the current, unfinished line
 
   def write(self, text: str) -> int:
     *lines, self._line = (self._line + text).split('\n')
@@ -114,7 +115,7 @@ class _Kept:
 
 
 class _Terminal(rich.console.Console):
-  """A terminal whose cursor stays visible, because a killed run could not show it again."""
+  """A terminal whose cursor stays visible, because a killed run could not restore it."""
 
   def show_cursor(self, show: bool = True) -> bool:
     del show
@@ -123,7 +124,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """Send the libraries' logs to the current standard error, not to the one of their import."""
+  """Send library logs to the current standard error, not to the stream it was at import time."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:
@@ -139,7 +140,7 @@ def _live_line() -> Iterator[bool]:
   if not sys.stdout.isatty() or terminal.is_dumb_terminal:
     yield False
     return
-  # Output of either stream goes above the line. Standard error may be a file.
+  # Output of both streams appears above the line. Standard error may be a file.
   with rich.live.Live(
     console=terminal,
     get_renderable=lambda: rich.text.Text(
@@ -156,7 +157,7 @@ def _break_silence(over: threading.Event, log: _Log, silence: float, is_live: bo
     doing = activity.now()
     if not doing or time.monotonic() - log.last < silence:
       continue
-    if is_live:  # the terminal shows it already; the file must show that the run is alive
+    if is_live:  # the terminal shows it already, but the file must show that the run is alive
       log.write(f'... {doing}')
       continue
     try:

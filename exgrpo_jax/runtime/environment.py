@@ -1,4 +1,4 @@
-"""environment.json: the machine, versions and commit of each start of a run."""
+"""environment.json: the machine, versions and commit for each start of a run."""
 
 import contextlib
 import datetime
@@ -21,7 +21,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import write_json
 
 FILE = 'environment.json'
-PARAMETERS = 'initial_parameters'  # key of their digest, see storage.digest
+PARAMETERS = 'initial_parameters'  # key of the initial parameters' digest, see storage.digest
 
 _PACKAGES = (
   'jax',
@@ -39,16 +39,16 @@ _GIB = 2**30
 
 
 def record_start(workdir: str, first_step: int, parameters: str = '') -> None:
-  """Append an entry for this start; of several hosts only the first writes.
+  """Append an entry for this start. With several hosts, only the first host writes.
 
-  `parameters` is a digest of the initial parameters; '' for a resumed run.
+  `parameters` is a digest of the initial parameters, or '' for a resumed run.
   """
   start = describe(first_step) | ({PARAMETERS: parameters} if parameters else {})
   write_json(os.path.join(workdir, FILE), [*read(workdir), start])
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """Return the entry of each start of the run (see `describe`); empty before the first."""
+  """Return one entry per start of the run (see `describe`), or [] before the first start."""
   path = os.path.join(workdir, FILE)
   if not os.path.exists(path):
     return []
@@ -57,7 +57,8 @@ def read(workdir: str) -> list[dict[str, Any]]:
       return json.load(file)
   except ValueError as error:
     raise InputError(
-      f'{path}: this is not JSON ({error}). Delete it; the next start writes a new one.'
+      f'{path}: this file is not valid JSON ({error}). Delete the file; the next '
+      'start writes a new one.'
     ) from error
 
 
@@ -82,7 +83,7 @@ def describe(first_step: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """Return name -> version of this package and of the installed packages that it computes with."""
+  """Return name -> version for this package and the installed packages it computes with."""
   found = {'exgrpo_jax': __version__}
   for name in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -91,9 +92,9 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> dict[str, float]:
-  """Return the peak memory of this process and of its fullest device so far, in GiB.
+  """Return the peak memory so far of this process and of its fullest device, in GiB.
 
-  A CPU does not report its peak, so there only the process's is returned.
+  CPU devices do not report a peak, so on a CPU only the process's peak is returned.
   """
   unit = 1 if sys.platform == 'darwin' else 1024  # macOS reports bytes, other systems KiB
   host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -107,9 +108,9 @@ def peak_memory() -> dict[str, float]:
 
 
 def _commit(folder: pathlib.Path) -> dict[str, Any] | None:
-  """Return the commit of the clone that contains `folder`, and if it has uncommitted changes.
+  """Return the commit of the clone that contains `folder`, and whether it has local changes.
 
-  None outside a clone, and for a package that is installed inside another project's clone.
+  Returns None outside a clone, or if the package is installed inside another project's clone.
   """
 
   def git(*words: str) -> str:

@@ -1,8 +1,8 @@
-"""Several hosts in one run: how they connect, who writes, and how they exchange values.
+"""Runs on several hosts: connecting them, choosing who writes, and exchanging values.
 
-Every host runs the same program and must make the same decisions, or they wait for each other
-forever. So anything that only one host sees is shared (`all_gather`, `broadcast_from_first`). On a
-single host everything here is a no-op.
+Every host runs the same program and must make the same decisions; otherwise the hosts wait for each
+other forever. So anything that only one host sees must be shared (`all_gather`,
+`broadcast_from_first`). On a single host, everything here is a no-op.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _MEETING_SECONDS = 300
-HEARTBEAT_SECONDS = 20  # a host without a heartbeat for so long is dead, and JAX ends the others
-# A failing host waits this long before it exits: if another host's death is the cause, JAX will
+HEARTBEAT_SECONDS = 20  # a host without a heartbeat for this long is dead; JAX ends the others
+# A failing host waits this long before it exits. If another host's death is the cause, JAX will
 # have reported it by then.
 _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
 
@@ -41,14 +41,15 @@ class Meeting(NamedTuple):
 
 @contextlib.contextmanager
 def joined(meeting: Meeting) -> Iterator[None]:
-  """Run the block as one of a run's hosts; must come before any other use of JAX.
+  """Run the block as one of the run's hosts. Enter it before any other use of JAX.
 
-  Cloud TPU, GKE and Slurm name the hosts in the environment; elsewhere `meeting` does. With
-  neither, this host is the only one. Of several hosts only the first prints to standard output. A
-  host that fails exits without waiting for the others; these end within a minute.
+  On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If
+  neither names any, this is the only host. With several hosts, only the first host prints to
+  standard output. A host that fails exits without waiting for the other hosts, which
+  end within a minute.
 
   Raises:
-    InputError: `meeting` is incomplete or wrong, or the hosts cannot meet.
+    InputError: `meeting` is incomplete or wrong, or the hosts cannot connect.
   """
   _join(meeting)
   if not are_several():
@@ -67,18 +68,18 @@ def joined(meeting: Meeting) -> Iterator[None]:
 
 
 def _join(meeting: Meeting) -> None:
-  if meeting == Meeting(num_processes=1):  # a single host: do not look for others
+  if meeting == Meeting(num_processes=1):  # a single host: don't look for others
     return
   _check(meeting)
   if meeting.coordinator_address is not None:
     print(
-      f'host {meeting.process_id}: waiting at {meeting.coordinator_address} for all '
-      f'{meeting.num_processes} hosts, for at most {_MEETING_SECONDS} s',
+      f'host {meeting.process_id}: waiting up to {_MEETING_SECONDS} s for all '
+      f'{meeting.num_processes} hosts to connect to {meeting.coordinator_address}',
       file=sys.stderr,
       flush=True,
     )
-  # Hosts agree by `all_gather` when to stop. JAX's preemption service counts steps instead, and
-  # orbax reports to it when checkpoints finish in the background. So the step where all hosts
+  # Hosts use `all_gather` to agree on when to stop. JAX's preemption service counts steps instead,
+  # and orbax reports to it when background checkpoints finish. So the step at which all hosts
   # agreed to stop could be skipped.
   jax.config.update('jax_enable_preemption_service', False)
   try:
@@ -92,7 +93,7 @@ def _join(meeting: Meeting) -> None:
   except ValueError as error:
     if 'coordinator_address' not in str(error):
       raise
-    # Neither `meeting` nor the environment names a coordinator: there is only this host.
+    # Neither `meeting` nor the environment names a coordinator, so this is the only host.
 
 
 def _check(meeting: Meeting) -> None:
@@ -101,31 +102,31 @@ def _check(meeting: Meeting) -> None:
     return
   if address is None or count is None or number is None:
     raise InputError(
-      '--coordinator_address, --num_processes and --process_id belong together. Give all three, or '
-      'none on a cluster that names the hosts itself.'
+      '--coordinator_address, --num_processes and --process_id belong together. Set all three '
+      'flags, or none of them if the cluster provides the addresses of its hosts.'
     )
   if number >= count:
     raise InputError(
-      f'--process_id={number}: the value must be below --num_processes={count}, because the first '
-      'host is 0.'
+      f'--process_id={number}: the value must be below --num_processes={count}, because '
+      'numbering starts at 0.'
     )
   if not re.fullmatch(r'.+:\d+', address):
     raise InputError(
-      f'--coordinator_address={address}: the value must be host:port, the name of the first host '
-      'and a port that is free there.'
+      f'--coordinator_address={address}: the value must be host:port, naming the first host and a '
+      'free port on it.'
     )
 
 
 def _fail(error: Exception) -> None:
-  """Exit without JAX's own shutdown, which waits for hosts that will never come."""
+  """Exit without JAX's own shutdown, which would wait forever for the other hosts."""
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
     os._exit(2)
   traceback.print_exception(error)
   print(
-    f'error: {name} failed, see above. It exits in {_LAST_WORDS_SECONDS} s. If JAX reports first '
-    'that another host died, that is the cause.',
+    f'error: {name} failed, see above. It exits in {_LAST_WORDS_SECONDS} s. If JAX reports before '
+    'then that another host died, that host is the cause.',
     file=sys.stderr,
     flush=True,
   )
@@ -135,7 +136,7 @@ def _fail(error: Exception) -> None:
 
 def are_several() -> bool:
   """Return True if this process is one of several hosts."""
-  # Does not initialize the devices, because not every command needs them.
+  # This avoids initializing the devices, which not every command needs.
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -145,13 +146,13 @@ def is_first() -> bool:
 
 
 def warn(message: str) -> None:
-  """Print a warning that is the same on all hosts to standard error; only the first host prints."""
+  """Print a warning to standard error, on the first host only."""
   if is_first():
     print(f'WARNING: {message}', file=sys.stderr, flush=True)
 
 
 def all_gather(value: Any) -> list[Any]:
-  """Return every host's `value`, a JSON value, in the order of hosts. All hosts must call it."""
+  """Return each host's `value`, a JSON value, in host order. All hosts must call this."""
   if not are_several():
     return [value]
   encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -169,12 +170,12 @@ def broadcast_from_first(value: Any) -> Any:
 
 
 def is_own_share(number: int) -> bool:
-  """Return True if this host does piece `number` of some work; see `merge_shares`."""
+  """Return True if this host handles piece `number` of the work; see `merge_shares`."""
   return not are_several() or number % jax.process_count() == jax.process_index()
 
 
 def merge_shares(results: list[Any]) -> list[Any]:
-  """Return the results of all hosts, in the order of the pieces. All hosts must call it."""
+  """Combine the results of all hosts in piece order. All hosts must call this."""
   shares = all_gather(results)
   return [
     shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))
@@ -189,7 +190,7 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def first_host_first(name: str) -> Iterator[None]:
-  """Run the block on the first host, then on the others, which find the first one's results."""
+  """Run the block on the first host, then on the others, which can reuse its results."""
   if not is_first():
     barrier(name)
   yield
@@ -198,15 +199,15 @@ def first_host_first(name: str) -> Iterator[None]:
 
 
 def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
-  """Raise InputError unless all hosts have read the same content from `place`."""
+  """Raise InputError unless all hosts read the same content from `place`."""
   if not are_several():
     return
   first, *others = all_gather(hashlib.sha256(content()).hexdigest())
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
-        f'{place}: {what} of host {number} and of host 0 differ. Each host reads its own copy; '
-        'make all copies the same.'
+        f'{place}: {what} on host {number} and on host 0 differ. Each host reads its own copy. '
+        'Make all copies identical.'
       )
 
 

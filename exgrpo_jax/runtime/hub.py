@@ -1,11 +1,12 @@
-"""Repositories of the Hugging Face Hub: the commit that a name means, and its files.
+"""Hugging Face Hub repositories: resolving names to commits, and fetching files.
 
 `owner/name` is the default branch of a model or data set; `owner/name@revision` is one of its
-branches, tags or commits. huggingface_hub fetches files into its shared cache (HF_HOME), with the
-token of `hf auth login`.
+branches, tags or commits. huggingface_hub downloads files to its shared cache (HF_HOME), with the
+token from `hf auth login`.
 
-A branch moves, so its commit is looked up once. In a process a name always means the same commit,
-on all hosts. A resumed run reads the commit from workdir/hub.json (`record`, `recall`).
+Branches move, so each name is resolved to a commit only once. Within a process, a name means the
+same commit on all hosts. A resumed run reads the commits from workdir/hub.json (`record`,
+`recall`).
 """
 
 import contextlib
@@ -26,20 +27,20 @@ from exgrpo_jax.runtime.workdir import write_json
 FILE = 'hub.json'  # in a workdir: 'models/owner/name@main' -> commit
 
 _NAME = re.compile(r'(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^\s@:]+))?', re.ASCII)
-# Files that are fetched to look up a commit. Every repository has the first, README.md lists a data
-# set's splits, and a gated model withholds config.json but not its README.md.
+# Files fetched to look up a commit. Every repository has .gitattributes, README.md lists a data
+# set's splits, and a gated model withholds config.json but not README.md.
 DESCRIPTION = ('.gitattributes', 'README.md', 'config.json')
 
 _recorded: dict[str, str] = {}  # `Repository.key` -> commit, from hub.json
-_commits: dict[str, str] = {}  # the same, in this process
+_commits: dict[str, str] = {}  # `Repository.key` -> commit, resolved by this process
 
 
 class NoRevisionError(InputError):
-  """The error for a branch, tag or commit that a repository does not have."""
+  """An error for a branch, tag or commit that a repository does not have."""
 
 
 class Repository(NamedTuple):
-  """A model or data set of the Hub."""
+  """A model or data set on the Hub."""
 
   kind: str  # 'model' or 'dataset'
   name: str  # owner/name
@@ -61,17 +62,17 @@ class Repository(NamedTuple):
 
 
 def parse(kind: str, text: str) -> Repository | None:
-  """Return the repository that `text` names; None unless it has the form owner/name."""
+  """Parse owner/name or owner/name@revision; return None if `text` has another form."""
   match = _NAME.fullmatch(text)
   return Repository(kind, match['name'], match['revision'] or '') if match else None
 
 
 def recall(workdir: str) -> None:
-  """Resolve names to the commits of the run in `workdir` from now on, if there is one."""
+  """Resolve names to the commits recorded in `workdir` from now on, if it contains a run."""
   _commits.clear()
   _recorded.clear()
   path = os.path.join(workdir, FILE)
-  # Without a config.json it is left over from a refused start.
+  # Without config.json, hub.json is left over from a rejected start.
   if not os.path.exists(path) or not os.path.exists(os.path.join(workdir, 'config.json')):
     return
   try:
@@ -79,13 +80,13 @@ def recall(workdir: str) -> None:
       _recorded.update(json.load(file))
   except (OSError, ValueError, TypeError) as error:
     raise InputError(
-      f'{path}: cannot read the commits of the run ({error}). Restore a copy of this file.'
+      f"{path}: cannot read the run's Hub commits ({error}). Restore a copy of this file."
     ) from error
 
 
 @contextlib.contextmanager
 def as_in(workdir: str) -> Iterator[None]:
-  """Resolve names to the commits of another run during the block."""
+  """Resolve names to another run's commits during the block."""
   kept = dict(_recorded), dict(_commits)
   recall(workdir)
   try:
@@ -97,19 +98,19 @@ def as_in(workdir: str) -> Iterator[None]:
 
 
 def record(workdir: str) -> None:
-  """Write the commits of names to hub.json, for `recall`; only the first host writes."""
+  """Write the resolved commits to hub.json for `recall`; only the first host writes."""
   if commits := _recorded | _commits:
     write_json(os.path.join(workdir, FILE), commits)
 
 
 def pinned(repository: Repository) -> Repository:
-  """Return the repository at its commit; print the commit the first time. All hosts must call it.
+  """Pin the repository to its commit, and print the commit the first time.
 
-  Raises InputError if there is no such repository or revision, or if the Hub cannot be reached and
-  the cache is incomplete.
+  All hosts must call this. Raises InputError if the repository or the revision does not
+  exist, or if the Hub cannot be reached and the cache is incomplete.
   """
   if repository.key not in _commits:
-    commit, origin = _recorded.get(repository.key), f', as in {FILE}'
+    commit, origin = _recorded.get(repository.key), f', from {FILE}'
     if not commit:
       first = hosts.is_first() and os.path.basename(fetch(repository, DESCRIPTION))
       commit, origin = hosts.broadcast_from_first(first), ''
@@ -119,17 +120,17 @@ def pinned(repository: Repository) -> Repository:
 
 
 def as_known(repository: Repository) -> Repository:
-  """Return the repository at its commit, if this process has looked the commit up."""
+  """Pin the repository to its commit if this process has already resolved it."""
   return repository._replace(revision=_commits.get(repository.key, repository.revision))
 
 
 def fetch(repository: Repository, patterns: Sequence[str]) -> str:
-  """Fetch the repository's files that match a pattern; return their folder.
+  """Download the repository's files that match any of the patterns; return their folder.
 
-  Cached files are not fetched again, and an interrupted download resumes.
+  Cached files are not downloaded again, and an interrupted download resumes.
   """
   if not sys.stderr.isatty():
-    utils.disable_progress_bars()  # a log would get a line for each update
+    utils.disable_progress_bars()  # in a log, each update would be a line
   with _refusals(repository), activity.doing(f'fetching {repository.name}'):
     return huggingface_hub.snapshot_download(
       repository.name,
@@ -140,7 +141,7 @@ def fetch(repository: Repository, patterns: Sequence[str]) -> str:
 
 
 def listing(repository: Repository) -> list[str]:
-  """Return the paths of all files of a pinned repository, after a `fetch` of some of them."""
+  """List all file paths in a pinned repository. `fetch` some of its files first."""
   with _refusals(repository):
     files = huggingface_hub.get_cached_repo_tree(
       repository.name, repo_type=repository.kind, revision=repository.revision
@@ -155,8 +156,8 @@ def _refusals(repository: Repository) -> Iterator[None]:
     yield
   except errors.RevisionNotFoundError as error:
     raise NoRevisionError(
-      f"the {kind} {name} has no revision '{repository.revision}'. {repository.page} lists its "
-      'branches, tags and commits.'
+      f"the {kind} {name} has no revision '{repository.revision}'. Choose one of the branches, "
+      f'tags or commits listed on {repository.page}.'
     ) from error
   except errors.GatedRepoError as error:
     login = (
@@ -165,18 +166,18 @@ def _refusals(repository: Repository) -> Iterator[None]:
       else "then run 'hf auth login', or set HF_TOKEN"
     )
     raise InputError(
-      f'the {kind} {name} is available only after you accept its licence. Do so on '
+      f'the {kind} {name} is available only after you accept its licence. Accept it on '
       f'{repository.page}; {login}.'
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise InputError(
-      f'there is no folder {name}, and {constants.ENDPOINT} has no public {kind} of that name. A '
-      "private one needs 'hf auth login' or HF_TOKEN."
+      f'there is no folder {name}, and {constants.ENDPOINT} has no public {kind} with this name. '
+      f"If the {kind} is private, run 'hf auth login' or set HF_TOKEN."
     ) from error
   except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-    why = f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)}). Name'
+    why = f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)}). Use'
     if constants.HF_HUB_OFFLINE:
-      why = 'HF_HUB_OFFLINE is set. Unset it, name'
+      why = 'HF_HUB_OFFLINE is set. Unset HF_HUB_OFFLINE, use'
     local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
     raise InputError(
       f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why} {local} '
@@ -184,8 +185,8 @@ def _refusals(repository: Repository) -> Iterator[None]:
     ) from error
   except Exception as error:  # from the network, the disk, or the library's own checks
     raise InputError(
-      f'the {kind} {name} cannot be fetched into {constants.HF_HUB_CACHE} ({_reason(error)}). Run '
-      'the same command to continue. Set HF_HOME to use another folder.'
+      f'the {kind} {name} cannot be downloaded to {constants.HF_HUB_CACHE} ({_reason(error)}). Run '
+      'the same command again to continue, or set HF_HOME to use another folder.'
     ) from error
 
 

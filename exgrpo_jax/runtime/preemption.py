@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT end a run after the current step, once that step is saved.
+"""Handling of SIGTERM and SIGINT: finish and save the current step, then stop the run.
 
-Clouds send SIGTERM before they take a machine away; Ctrl-C sends SIGINT. Before the first step
-there is nothing to save, so both end the process at once: see exgrpo_jax/__main__.py.
+Clouds send SIGTERM before they reclaim a machine; Ctrl-C sends SIGINT. Before the first step there
+is nothing to save, so either signal ends the process immediately: see exgrpo_jax/__main__.py.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from exgrpo_jax.runtime import hosts
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: the run stopped and saved; the same command resumes it
+EXIT_CODE = 75  # EX_TEMPFAIL in sysexits.h: the run was saved; the same command resumes it
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -25,7 +25,8 @@ def listening() -> Iterator[Callable[[], str]]:
   """Yield a function that returns the name of a signal that any host has received, or ''.
 
   Enter the block in the main thread. All hosts must call the function together. A second signal
-  ends the process at once, even while Python runs no handler (compiling, waiting for the device).
+  ends the process immediately, even if Python cannot run handlers just then (while compiling or
+  waiting for the device).
   """
   received: list[str] = []
 
@@ -56,7 +57,7 @@ def listening() -> Iterator[Callable[[], str]]:
 def _answer(reader: socket.socket) -> None:
   """Announce the stop on the first signal, and end the process on the second."""
   is_first = True
-  while number := reader.recv(1):  # Python at once writes each signal that has a handler
+  while number := reader.recv(1):  # Python writes each handled signal here immediately
     if number[0] not in _SIGNALS:
       continue
     if not is_first:
@@ -64,7 +65,7 @@ def _answer(reader: socket.socket) -> None:
     is_first = False
     print(
       f'{signal.Signals(number[0]).name}: the run stops once this step is finished and saved; '
-      'a second signal ends it at once',
+      'a second signal ends it immediately',
       file=sys.stderr,
       flush=True,
     )

@@ -1,9 +1,9 @@
-"""Random numbers by seed, purpose and place.
+"""Random numbers keyed by seed, purpose and place.
 
-Every random number of a run comes from here. It depends only on the seed, the purpose and the place
-(step, update or epoch; question row, sample and position), not on earlier draws, hosts, slots or
-batches. So a resumed run continues as if it had never stopped, an evaluation by hand repeats the
-run's, and no two purposes share a stream.
+All random numbers in a run come from here. Each number depends only on the seed, the purpose and
+the place (step, update or epoch; question row, sample and position), not on earlier draws, hosts,
+slots or batches. So a resumed run continues as if it had never stopped, a manual evaluation
+reproduces the run's evaluation, and no two purposes share a stream.
 """
 
 import enum
@@ -15,37 +15,37 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-  """A use of random numbers. Its number is part of its streams: never change one."""
+  """A use of random numbers. Its number determines its streams, so never change the number."""
 
-  INIT = 0  # parameters of a model from scratch
+  INIT = 0  # initial parameters of a model trained from scratch
   ROLLOUT = 1  # responses to train on; by step
-  EVALUATION = 2  # responses of an evaluation; by step
-  WARM_START_CHECK = 3  # responses that decide if a warm start is enough; by update
-  STOCHASTIC_ROUNDING = 4  # of the optimizer's moments; by update
+  EVALUATION = 2  # evaluation responses; by step
+  WARM_START_CHECK = 3  # responses that decide whether a warm start is enough; by update
+  STOCHASTIC_ROUNDING = 4  # rounding of the optimizer's moments; by update
   PLAN = 5  # which questions are replayed, and the order of groups; by step
   TRAJECTORY = 6  # which stored success is replayed, if that is random; by step
   QUESTION_STREAM = 7  # the order of questions; by epoch
   WARM_START_ORDER = 8  # the order of worked solutions; by epoch
   SAMPLES = 9  # which responses samples/ shows; by step
-  ALIGNMENT = 10  # held-out questions of studies/, and responses to them; by step
+  ALIGNMENT = 10  # held-out questions in studies/ and their responses; by step
   RECORDED_GROUPS = 11  # groups whose responses are recorded token by token; by question row
-  LORA = 12  # a run's initial adapters
-  GENERATE = 13  # responses to prompts that the user types
-  PREFILTER = 14  # responses that show how hard the training questions are
-  TRAINED_ORDER = 15  # the order of the groups that a step trains, if it carries others; by step
+  LORA = 12  # initial LoRA adapters
+  GENERATE = 13  # responses to the user's own prompts
+  PREFILTER = 14  # responses that measure how hard the training questions are
+  TRAINED_ORDER = 15  # order of a step's trained groups if it carries over others; by step
   ENVIRONMENT = 16  # seeds of episodes; by purpose, step, question and sample
-  DEMONSTRATION = 17  # episodes that a warm start learns; by question row
+  DEMONSTRATION = 17  # episodes to warm-start on; by question row
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
-  """Return the JAX key of a purpose at a place, such as a step; `place` may be traced."""
-  # int64, to which JAX casts an untraced seed: bits beyond 32 are cut off.
+  """Return the JAX key for a purpose at a place, such as a step. `place` may be traced."""
+  # int64, because JAX casts an untraced seed to it: bits beyond 32 are dropped.
   return _key(np.int64(seed), int(purpose), place)
 
 
 @functools.cache
 def key_size() -> int:
-  """Return X, how many numbers a key's data has."""
+  """Return X, the number of integers in a key's data."""
   return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
 
 
@@ -55,17 +55,17 @@ def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
 
 
 def generator(seed: int, purpose: Purpose, place: int = 0, *more: int) -> np.random.Generator:
-  """Return the NumPy generator of a purpose at a place: a step, or a step and a question."""
-  # A spawn key, because trailing zeros of a tuple of entropy do not count.
+  """Return the NumPy generator for a purpose at a place, e.g. a step, or a step and a question."""
+  # A spawn key, because SeedSequence ignores trailing zeros in an entropy tuple.
   return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place, *more)))
 
 
 def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
-  """Return pseudo-random uint64 [N], all different, for int [N] places.
+  """Return pseudo-random uint64 [N] for int [N] places; distinct places get distinct values.
 
-  The output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
-  OOPSLA 2014, https://doi.org/10.1145/2660193.2660195). A generator for each place would take a
-  hundred times as long, and JAX would wait for the device.
+  Uses the output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number
+  generators, OOPSLA 2014, https://doi.org/10.1145/2660193.2660195). One generator per place would
+  take a hundred times as long, and with JAX the host would wait for the device.
   """
   start = np.random.SeedSequence(seed, spawn_key=(int(purpose),)).generate_state(1, np.uint64)
   rank_N = start + place_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
@@ -77,9 +77,9 @@ def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
 def row_keys(
   step_key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array
 ) -> jax.Array:
-  """Return a key for each response, from its step's key, its question's row and its sample index.
+  """Derive each response's key from its step's key, question row and sample index.
 
-  `step_key` is [B], or one for all.
+  `step_key` is [B], or a single key for all responses.
   """
   chex.assert_equal_shape([question_row_B, sample_index_B])
 
@@ -91,7 +91,7 @@ def row_keys(
 
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
-  """Draw float32 [B, 2] in [0, 1), from each response's key and its position."""
+  """Draw two numbers in [0, 1) from each response's key and position: float32 [B, 2]."""
   chex.assert_equal_shape([key_B, position_B])
 
   def uniform(key: jax.Array, position: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Files and folders that are written completely or not at all.
+"""Atomic replacement of files and folders.
 
-A reader finds the old one or the new one, complete, even after a kill.
+A reader sees either the complete old version or the complete new version, even after a kill.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from etils import epath
 
 @contextlib.contextmanager
 def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Path]:
-  """Yield a temporary path for a file or a folder, which replaces `path` at the end.
+  """Yield a temporary path for a file or folder that replaces `path` when the block ends.
 
-  The parent folder is made. If the block raises or writes nothing, `path` does not change and the
-  temporary path is removed. With `shared`, several processes may write the same path at once; then
-  an existing folder stays, because another process was first and may be reading it. A bucket's
-  file is written in place, because it appears only when it is complete.
+  Creates the parent folder. If the block raises or writes nothing, `path` does not change and the
+  temporary path is removed. With `shared`, several processes may write the same path at the same
+  time, and an existing folder is kept, because the process that was first may be reading it. Files
+  in buckets are written in place, because they appear only once they are complete.
   """
   if '://' in os.fspath(path):
     yield epath.Path(path)  # pyright: ignore[reportReturnType]  # most of pathlib's methods
@@ -28,7 +28,7 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
   target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
   unfinished = target.with_name(f'{target.name}.{uuid.uuid4().hex if shared else "new"}')
-  _remove(unfinished)  # left over from a kill
+  _remove(unfinished)  # left over from a killed process
   try:
     yield unfinished
     if unfinished.is_dir():

@@ -25,12 +25,12 @@ from exgrpo_jax.runtime.replacement import replacing
 
 # ---- The lock of a folder ----
 
-# An flock on a file in the folder. The kernel holds it, so there is no stale lock to clean up. On
-# NFS it counts for all hosts. A file system without such locks, such as some mounted buckets, does
-# not keep out other hosts or even other processes.
+# An flock on a file in the folder. The kernel holds it, so stale locks never need cleaning up. On
+# NFS it applies to all hosts. A file system without flock, such as some mounted buckets, does not
+# keep out other hosts or even other processes.
 
 
-# An NFS server keeps the locks of a dead host until the host's lease ends, mostly after 90 s.
+# An NFS server keeps the locks of a dead host until the host's lease ends, usually after 90 s.
 LEASE_SECONDS = 120.0
 _POLL_SECONDS = 1.0
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -38,13 +38,14 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
-  """Hold the lock on the file `name` in `folder`, made if missing; yield the file's descriptor.
+  """Lock the file `name` in `folder`, creating it if missing; yield its file descriptor.
 
-  A process that inherits the descriptor holds the lock as well, even after its parent's death.
+  A process that inherits the descriptor holds the lock too, even after its parent dies.
 
   Raises:
-    InputError: another process holds the lock; the message is `refusal` and the owner. Raised at
-      once if the owner is on this machine, else after LEASE_SECONDS, when dead hosts' locks end.
+    InputError: another process holds the lock; the message is `refusal` plus the owner. The
+      error is raised immediately if the owner is on this machine; otherwise it is raised after
+      LEASE_SECONDS, when the lock of a dead host has expired.
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
@@ -52,7 +53,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
     _take(file, refusal)
     since = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
     me = f'{_machine()} process {os.getpid()} on {socket.gethostname()}, at {since}'
-    with contextlib.suppress(OSError):  # a full disk; only error messages read this text
+    with contextlib.suppress(OSError):  # the disk may be full; this text is only for error messages
       file.truncate(0)
       file.write(me.encode())
     yield file.fileno()
@@ -60,7 +61,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def in_turn_of(folder: str, name: str, waiting: str) -> Iterator[None]:
-  """Hold the lock like `folder_held`, but wait for its owner; print `waiting` if it must wait."""
+  """Lock like `folder_held`, but print `waiting` and wait while another process holds the lock."""
   os.makedirs(folder, exist_ok=True)
   with open(os.path.join(folder, name), 'a') as file:
     try:
@@ -89,26 +90,26 @@ def _take(file: BinaryIO, refusal: str) -> None:
       if error.errno not in _UNSUPPORTED:
         raise
       hosts.warn(
-        f'{file.name} cannot be locked ({error}): make sure that nothing else writes there'
+        f'{file.name} cannot be locked ({error}). Make sure that nothing else writes there.'
       )
       return
     if not is_waiting:
       is_waiting = True
-      print(f'{file.name}: {taken}; waiting for at most {LEASE_SECONDS:.0f} s', flush=True)
+      print(f'{file.name}: {taken}; waiting up to {LEASE_SECONDS:.0f} s', flush=True)
     time.sleep(_POLL_SECONDS)
 
 
 def _machine() -> str:
-  """Return an id that no other machine has: containers may share host names and process ids."""
+  """Return an id unique to this machine, because containers may share host names and PIDs."""
   try:
     return pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
   except OSError:
     return socket.gethostname()
 
 
-# Settings that a resumed run may change: what it writes and evaluates on the way, and how it is
-# computed (mesh, slots and microbatch change only rounding). `_changes` adds num_steps. Any other
-# change would mix two experiments in one set of records.
+# Settings that a resumed run may change: its outputs and evaluations, and how it computes (mesh,
+# slots and microbatch affect only rounding). `_changes` adds num_steps. Any other change would mix
+# two experiments in one set of records.
 FREE = (
   'evaluation.',
   'checkpoint.',
@@ -132,9 +133,9 @@ FREE = (
 
 _STEP_0 = re.compile(r'"step": 0\b')
 
-# Settings of earlier versions that no longer exist, each with the one value it allowed.
+# Settings removed since earlier versions, each with the only value it allowed.
 _RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
-# Settings that are newer than some runs, each with the value that describes what those runs did.
+# Settings newer than some runs, each with the value that matches what those runs did.
 _ADDED = {
   'grading.verifier': 'built_in',
   'replay.include_trajectory': True,
@@ -169,7 +170,7 @@ _ADDED = {
   'model.rope.beta_slow': 1.0,
   'model.rope.attention_factor': 1.0,
 }
-# Newer sections, with values that mean single turns and layers without a window.
+# Newer sections, with values that mean single turns and no sliding window.
 _ENVIRONMENT = {
   'name': '',
   'tools': [],
@@ -195,11 +196,11 @@ _LOCAL_ROPE = {
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
-  """Refuse a workdir that belongs to another config; compare only `sections` if given.
+  """Raise InputError if the workdir belongs to another config; compare only `sections` if given.
 
-  A start that never finished a step does not own it: see `has_begun` and `release_workdir`.
-  The settings in `FREE` may change, and num_steps too unless the learning rate's schedule depends
-  on it; such changes are printed.
+  A start that never finished a step does not own the workdir: see `has_begun` and
+  `release_workdir`. The settings in `FREE` may change, and so may num_steps unless the learning
+  rate's schedule depends on it; such changes are printed.
   """
   if '://' in workdir:
     raise InputError(
@@ -214,20 +215,20 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
         'Choose another --workdir, or restore the config.'
       )
     if allowed:
-      print(f'{workdir} resumes with another config: {"; ".join(allowed)}', flush=True)
+      print(f'{workdir}: resuming with changed settings: {"; ".join(allowed)}', flush=True)
 
 
 def _changes(
   values: ConfigDict, workdir: str, sections: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
-  """Return the differences from the workdir's config.json: the allowed ones, then the others."""
+  """Return the differences from the workdir's config.json: the allowed and the rejected ones."""
   given = _as_json(values)
   free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
   allowed, refused = [], []
   for name, old, new in differences(read_config(workdir), given):
     if not sections or name.split('.')[0] in sections:
       changed = allowed if name.startswith(free) else refused
-      changed.append(f'config.{name} was {old}, is {new}')
+      changed.append(f'config.{name} was {old} and is now {new}')
   return allowed, refused
 
 
@@ -242,46 +243,46 @@ def has_begun(workdir: str) -> bool:
   ):
     return True
   metrics = folder / 'metrics.jsonl'
-  # The evaluation before the first step has step 0. A damaged file is no reason to replace it.
+  # Step 0 is the evaluation before the first step. Damaged lines count as steps, to be safe.
   return metrics.exists() and any(
     line.strip() and not _STEP_0.search(line) for line in metrics.read_text().splitlines()
   )
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
-  """Remove the files of a start with another config that never finished a step.
+  """Remove the files of an earlier start whose config differs and which never finished a step.
 
-  The caller holds the workdir, see `owned`. A warm start stays, because a run with the same
-  warm-start settings can reuse it.
+  The caller must hold the workdir's lock (see `owned`). A warm start is kept, because a run
+  with the same warm-start settings can reuse it.
   """
   config = os.path.join(workdir, 'config.json')
   is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
   if is_left and _changes(values, workdir)[1]:
-    print(f'{workdir}: an earlier start finished no step; this one replaces it', flush=True)
+    print(f'{workdir}: replacing an earlier start that never finished a step', flush=True)
     shutil.rmtree(os.path.join(workdir, 'tokenizer'), ignore_errors=True)
     for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
       pathlib.Path(workdir, name).unlink(missing_ok=True)
-    os.remove(config)  # last, because any start makes the other files again if they are missing
+    os.remove(config)  # last, because any start recreates the other files if they are missing
   hosts.barrier('release_workdir')
 
 
 def check_writable(workdir: str) -> None:
-  """Make the folder if it is missing; raise InputError if it cannot be written into."""
+  """Create the folder if it is missing; raise InputError if it is not writable."""
   try:
     os.makedirs(workdir, exist_ok=True)
     with tempfile.TemporaryFile(dir=workdir):
       pass
   except OSError as error:
     raise InputError(
-      f'--workdir={workdir}: cannot write into this folder ({error}). Choose a writable one, '
-      'because a run writes all its results there.'
+      f'--workdir={workdir}: cannot write to this folder ({error}). Choose a writable '
+      'folder, because a run writes all its results there.'
     ) from error
 
 
 def make_folder(key: str, folder: str) -> None:
-  """Make a folder that the config names; raise InputError if that fails.
+  """Create a folder that the config names; raise InputError if that fails.
 
-  An existing folder may be read-only, because it may already hold everything.
+  An existing folder may be read-only, because it may already contain everything.
   """
   if folder and '://' not in folder:
     try:
@@ -293,27 +294,27 @@ def make_folder(key: str, folder: str) -> None:
 
 
 def check_hosts(values: ConfigDict, workdir: str) -> None:
-  """Refuse hosts that do not share the workdir, or have different configs."""
+  """Raise InputError unless all hosts share the workdir and have the same config."""
   hosts.check_shared(workdir)
   first, *others = hosts.all_gather(_as_json(values))
   for number, other in enumerate(others, 1):
     for name, of_first, of_other in differences(first, other):
       raise InputError(
-        f'host 0 was given config.{name}={of_first} and host {number} config.{name}={of_other}. '
-        'Start all hosts with the same command.'
+        f'host 0 was given config.{name}={of_first}, but host {number} was given '
+        f'config.{name}={of_other}. Start all hosts with the same command.'
       )
 
 
 @contextlib.contextmanager
 def owned(workdir: str) -> Iterator[None]:
-  """Hold the workdir, so that no other run writes there; all hosts of the run call it.
+  """Lock the workdir so that no other run writes there. All hosts of the run must call this.
 
-  If another run holds it, raises InputError on all hosts, with the owner's process and host.
-  Reading needs no lock, and a killed run's lock is free at once.
+  If another run holds the lock, raises InputError on all hosts, naming the owner's process and
+  host. Reading needs no lock, and a killed run releases its lock immediately.
   """
   refusal = (
-    f'--workdir={workdir}: another run is writing there, and two would overwrite each other. Wait '
-    'for it, end it, or choose another --workdir.'
+    f'--workdir={workdir}: another run is writing there, and two runs would overwrite each '
+    "other's files. Wait for that run, stop it, or choose another --workdir."
   )
   problem = ''
   with contextlib.ExitStack() as stack:
@@ -328,9 +329,9 @@ def owned(workdir: str) -> Iterator[None]:
 
 
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
-  """Claim the workdir for this config, by writing config.json.
+  """Claim the workdir for this config by writing config.json.
 
-  Call this after all checks have passed, so that a refused start does not claim it.
+  Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """
   os.makedirs(workdir, exist_ok=True)
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
@@ -338,7 +339,7 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-  """Write `value` atomically; of several hosts only the first writes."""
+  """Write `value` as JSON, atomically. With several hosts, only the first host writes."""
   if not hosts.is_first():
     return
   with replacing(path) as unfinished:
@@ -346,25 +347,27 @@ def write_json(path: str, value: Any) -> None:
 
 
 def read_config(workdir: str) -> dict[str, Any]:
-  """Read the config that claimed a workdir; raise InputError if there is none."""
+  """Read the config of the run that owns a workdir; raise InputError if there is none."""
   path = os.path.join(workdir, 'config.json')
   if not os.path.exists(path):
     raise InputError(
-      f"--checkpoint={workdir}: this is not a run's workdir, because it holds no config.json. Name "
-      "train's --workdir."
+      f"--checkpoint={workdir}: this is not a run's workdir, because it contains no config.json. "
+      'Pass the --workdir of a training run.'
     )
   try:
     with open(path) as file:
       values = json.load(file)
     if not isinstance(values, dict):
-      raise ValueError('it is not an object')
+      raise ValueError('not a JSON object')
   except (OSError, ValueError) as error:
     raise InputError(
-      f'{path}: cannot read the config of the run ({error}). Restore a copy of this file, or name '
+      f"{path}: cannot read the run's config ({error}). Restore a copy of this file, or choose "
       'another folder.'
     ) from error
   values = renamed.current_settings(values)
-  values.pop('alignment', None)  # set up a measurement that studies/ makes now; changed no step
+  values.pop(
+    'alignment', None
+  )  # configured a measurement that moved to studies/; no effect on steps
   for name, value in _RETIRED.items():
     section, key = name.split('.')
     if values.get(section, {}).get(key) == value:

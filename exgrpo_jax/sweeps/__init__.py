@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one config, their processes, and a table of their results."""
+"""Sweeps: many runs of one config, started as processes, and a table of the results."""

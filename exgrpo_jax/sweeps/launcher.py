@@ -1,4 +1,4 @@
-"""Commands on this machine, some in parallel, each with a log; a failure stops no other command."""
+"""A launcher for parallel local commands, each with a log; one failure does not stop the rest."""
 
 import collections
 import contextlib
@@ -19,21 +19,21 @@ _ERROR_LINE = re.compile(r'error: |[\w.]*(Error|Exception|Interrupt|Exit)\b')
 
 
 class Job(NamedTuple):
-  """A command to run."""
+  """A command to run, with a name and a log."""
 
   name: str
   command: Sequence[str]
-  log: str  # a file; the output is appended to it
+  log: str  # path of the log; the output is appended
 
 
 class Outcome(NamedTuple):
-  """The outcome of jobs; a job in neither field exited with status 0."""
+  """The jobs that failed or did not finish; all other jobs exited with status 0."""
 
-  failed: dict[str, str]  # job name -> exit status or signal, and the error line of its log
-  unfinished: list[str]  # names of jobs that an interrupt stopped or kept from starting
+  failed: dict[str, str]  # job name -> exit status or signal, plus the error line from its log
+  unfinished: list[str]  # jobs that an interrupt stopped or prevented from starting
 
 
-Cores = frozenset[int]  # of the machine, by number
+Cores = frozenset[int]  # core numbers
 
 
 class _RunningJob(NamedTuple):
@@ -48,20 +48,20 @@ class _RunningJob(NamedTuple):
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
   """Run `jobs`, at most `parallel` at a time, and report their progress on stdout.
 
-  The first SIGINT, SIGTERM or SIGHUP sends SIGTERM to the running jobs and waits for them; a
-  second one kills them. Jobs that run at the same time have separate cores, because that is
-  faster: two steps of SmolLM2 take 1.3 times as long one after the other on two cores.
+  On the first SIGINT, SIGTERM or SIGHUP, this function sends SIGTERM to the running jobs and waits
+  for them to exit. A second signal kills them. Concurrent jobs run on separate cores, which is
+  faster: two SmolLM2 steps take 1.3 times as long if they run one after the other on two cores.
 
   Args:
-    jobs: in the order in which they start.
-    parallel: how many may run at the same time.
+    jobs: the jobs, in the order in which they start.
+    parallel: the maximum number of concurrent jobs.
     kept_open: file descriptors that every job inherits.
   """
   waiting = collections.deque(enumerate(jobs, 1))
   running: list[_RunningJob] = []
   failed: dict[str, str] = {}
   unfinished: list[str] = []
-  handled = 0  # signals
+  handled = 0  # number of signals handled
   free = _shares(parallel)
   with _collect_signals() as signals:
     try:
@@ -96,7 +96,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
 
 
 def _shares(parallel: int) -> list[Cores]:
-  """Return the cores of each parallel job; every job has all cores if there are fewer than jobs."""
+  """Return the cores for each parallel job; with fewer cores than jobs, each job gets all cores."""
   cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   size = len(cores) // parallel
   return [Cores(cores[number * size :][:size] if size else cores) for number in range(parallel)]
@@ -104,9 +104,9 @@ def _shares(parallel: int) -> list[Cores]:
 
 @contextlib.contextmanager
 def _collect_signals() -> Iterator[list[int]]:
-  """Yield a list to which each signal in the block is appended.
+  """Yield a list that collects the signals received during the block.
 
-  The handler does not raise, because it could do so between a job's start and its registration.
+  The handler does not raise, because it might run between a job's start and its registration.
   """
   received: list[int] = []
   previous = {}
@@ -126,7 +126,7 @@ def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _Run
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
     log_start = log.tell()
-    # In a new session, Ctrl-C in a terminal reaches only this process, which then stops the job.
+    # Start a new session, so that Ctrl-C reaches only this process, which then stops the job.
     process = subprocess.Popen(
       job.command,
       stdin=subprocess.DEVNULL,
@@ -145,17 +145,18 @@ def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _Run
 def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
   if running and not by_force:
     print(
-      f'interrupted: waiting for {len(running)} running; interrupt again to kill them', flush=True
+      f'interrupted: waiting for running jobs ({len(running)}); interrupt again to kill them',
+      flush=True,
     )
   for entry in running:
     if by_force:
-      os.killpg(entry.process.pid, signal.SIGKILL)  # its child processes too
+      os.killpg(entry.process.pid, signal.SIGKILL)  # also kills its child processes
     else:
       entry.process.terminate()
 
 
 def _failure_reason(status: int, log: str, log_start: int) -> str:
-  """Return the exit status or signal, with the log's last error line, or else its last line."""
+  """Return the exit status or signal, plus the log's last error line (or just its last line)."""
   ending = f'exit status {status}' if status > 0 else signal.Signals(-status).name
   with open(log, 'rb') as file:
     file.seek(log_start)

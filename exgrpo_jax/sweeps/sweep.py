@@ -1,4 +1,4 @@
-"""Planning, running and comparing the trials of a sweep."""
+"""Planning, running and comparing a sweep's trials."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import check_workdir, check_writable, folder_held
 from exgrpo_jax.sweeps import launcher, trials
 
-TRAINER = ('exgrpo_jax', 'train')  # what `python -m` runs for a trial
+TRAINER = ('exgrpo_jax', 'train')  # the `python -m` arguments for a trial
 _LOG, _CONFIG_FILE = 'log.txt', 'config.json'
 
 
@@ -28,18 +28,18 @@ class Trial(NamedTuple):
 
   name: str
   workdir: str
-  values: ConfigDict  # with the trial's overrides
-  arguments: list[str]  # of python
+  values: ConfigDict  # the config, with the trial's overrides
+  arguments: list[str]  # the arguments passed to python
 
 
 def print_commands(planned: Sequence[Trial]) -> None:
-  """Print the command of each unfinished trial, for a cluster's queue."""
+  """Print the commands of all unfinished trials, so that you can queue them on a cluster."""
   left = _left(planned)
   for trial in left:
     print(shlex.join(['python', *trial.arguments]))
   print(
-    f'{len(left)} of {len(planned)} trials are left to run; when they have finished, '
-    '--launcher=local makes the table',
+    f'{len(left)} of {len(planned)} trials are left to run; once they have finished, '
+    'rerun this command with --launcher=local to build the table',
     file=sys.stderr,
   )
 
@@ -52,15 +52,15 @@ def plan_trials(
   given: Mapping[str, Any],
   workdir: str,
 ) -> list[Trial]:
-  """Return the trials of a sweep, all checked; an InputError names the first bad one.
+  """Check a sweep's trials and return them; raises InputError for the first invalid trial.
 
   Args:
-    sweep: name -> overrides.
+    sweep: trial name -> overrides.
     path: the file that defines the sweep.
-    values: the config, with the overrides in `given`.
-    config_path: of the config.
-    given: the overrides on the command line, by dotted key.
-    workdir: the sweep's; it may already hold some of these trials.
+    values: the config, with the `given` overrides applied.
+    config_path: the --config value to pass to each trial.
+    given: command-line overrides, dotted key -> value.
+    workdir: the sweep's workdir; it may already contain some of these trials.
   """
   planned: list[Trial] = []
   for name, overrides in sweep.items():
@@ -69,8 +69,8 @@ def plan_trials(
       for key in overrides:
         if key in given:
           raise InputError(
-            f'--config.{key}={given[key]}: the trial sets it to {overrides[key]}. Leave one of '
-            'them out.'
+            f'--config.{key}={given[key]}: the trial sets this key to {overrides[key]}. Remove one '
+            'of the two settings.'
           )
       changed = config.overridden(values, overrides)
       parse_config(changed)
@@ -79,7 +79,7 @@ def plan_trials(
     for other in planned:
       if other.values == changed:
         raise InputError(
-          f"{path}: trials '{other.name}' and '{name}' are the same run. To repeat a setting, vary "
+          f"{path}: trials '{other.name}' and '{name}' are the same run. To repeat a trial, vary "
           "its 'seed'."
         )
     check_workdir(changed, folder)
@@ -91,19 +91,20 @@ def plan_trials(
 
 
 def is_finished(trial: Trial) -> bool:
-  """Return True if train has finished in the trial's workdir. It writes report.html last.
+  """Return True if training has finished in the trial's workdir.
 
-  A run that is being extended already has that file, but its records or checkpoints end too early.
+  Training writes report.html last. A run that is being extended already has that file, so the last
+  record and the last checkpoint are checked too.
   """
   if not os.path.exists(os.path.join(trial.workdir, 'report.html')):
     return False
   try:
     records = metrics.read(trial.workdir)
   except InputError:
-    return False  # train will refuse the file and say where it is wrong
+    return False  # train will reject the file and name the bad line
   config = parse_config(trial.values)
   wanted = alarms.last_step(alarms.scores_of(records), config.num_steps, config.evaluation.patience)
-  # A run whose checkpoints were all deleted is still finished.
+  # A run whose checkpoints were all deleted still counts as finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)
   return bool(records) and min(records[-1]['step'], saved) >= wanted
 
@@ -118,11 +119,11 @@ def run(
   """Run the unfinished trials and return the exit status.
 
   Args:
-    planned: all trials.
-    workdir: the sweep's.
-    parallel: how many run at a time.
-    command: the words that start this sweep, before its flags; printed after an interrupt.
-    conclude: called once every trial has ended, with or without an error.
+    planned: all trials, including finished ones.
+    workdir: the sweep's workdir.
+    parallel: the maximum number of concurrent trials.
+    command: the sweep command without its flags, printed after an interrupt.
+    conclude: called once all trials have ended, even if some failed.
   """
   check_writable(workdir)
   left = _left(planned)
@@ -148,21 +149,19 @@ def run(
     for trial in left
     if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)
   ]
-  failed = outcome.failed | dict.fromkeys(
-    ended_early, 'it exited with status 0, but before its last step'
-  )
+  failed = outcome.failed | dict.fromkeys(ended_early, 'exited with status 0 before its last step')
   if failed:
     print(
-      f'{len(failed)} of {counted(len(planned), "trial")} failed; run the same command to try them '
-      'again:'
+      f'{len(failed)} of {counted(len(planned), "trial")} failed; run the same command again '
+      'to retry them:'
     )
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
     again = shlex.join([*command, *sys.argv[1:]])
     print(
-      f'interrupted before {len(outcome.unfinished)} of {counted(len(planned), "trial")} had '
-      f'ended; run the same command to resume them:\n{again}',
+      f'interrupted with {len(outcome.unfinished)} of {counted(len(planned), "trial")} '
+      f'unfinished; run the same command again to resume them:\n{again}',
       flush=True,
     )
     return 130
@@ -174,7 +173,7 @@ def _left(planned: Sequence[Trial]) -> list[Trial]:
 
 
 def report(planned: Sequence[Trial], workdir: str) -> None:
-  """Print the table of the finished trials; write the table and their curves to `workdir`."""
+  """Print a table of the finished trials; write the table and the curves to `workdir`."""
   runs, wanted = {}, {}
   for label, members in by_setting(planned).items():
     wanted[label] = len(members)
@@ -184,15 +183,15 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
   if not runs:
     print('no trial has finished, so there is nothing to compare', flush=True)
     return
-  from exgrpo_jax.reporting import canvas  # matplotlib takes half a second
+  from exgrpo_jax.reporting import canvas  # importing matplotlib takes half a second
 
   text = comparison.table(runs, wanted)
   path, picture = pathlib.Path(workdir, 'sweep.md'), pathlib.Path(workdir, 'sweep.png')
   with replacing(path) as unfinished:
     unfinished.write_text(
       'Mean ± standard deviation over seeds. Final is the last evaluation. Best is the highest '
-      'evaluation of each run, or the lowest if the measure should fall, such as truncated; the '
-      'evaluation at the start counts.'
+      'score of each run, or the lowest for measures that should fall, such as truncated; the '
+      'evaluation before training counts too.'
       f'\n\n{text}\n',
       encoding='utf-8',
     )
@@ -201,7 +200,7 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
 
 
 def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
-  """Group trials that differ only in seed, under the name that they share."""
+  """Group trials that differ only in their seed; return shared name -> trials."""
   keys, groups = [], []
   for trial in planned:
     key = {**trial.values.to_dict(), 'seed': None}
@@ -216,29 +215,29 @@ def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
-  """Raise InputError if the workdir is a file, a single run's, or holds trials of another sweep."""
+  """Raise InputError if the workdir is a file or belongs to a single run or another sweep."""
   if os.path.exists(workdir) and not os.path.isdir(workdir):
-    raise InputError(f'--workdir={workdir}: this is not a folder. Choose a folder.')
+    raise InputError(f'--workdir={workdir}: this path is not a folder. Choose a folder.')
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
-    raise InputError(f'--workdir={workdir}: this is the folder of a single run. Choose another.')
+    raise InputError(f"--workdir={workdir}: this is a single run's workdir. Choose another folder.")
   for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
     if other not in names and any(
       os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)
     ):
       raise InputError(
-        f"--workdir={workdir}: this folder holds a trial '{other}' that is not in {path}. Use "
-        'another --workdir for another sweep, or move the trial away.'
+        f"--workdir={workdir}: this folder contains a trial '{other}' that is not in {path}. Use "
+        'a different --workdir for this sweep, or move the trial elsewhere.'
       )
 
 
 def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Lock the workdir; refuse it while another sweep or its trials hold the lock.
+  """Lock the workdir; raise InputError while another sweep or its trials hold the lock.
 
-  Trials inherit the lock because they outlive a killed sweep, and must not be run twice.
+  Trials inherit the lock, because they outlive a killed sweep and must not run twice.
   """
   return folder_held(
     workdir,
     'sweep.lock',
-    f'--workdir={workdir}: a sweep is running there, or trials that a killed sweep left running. '
-    'Wait for them, or end them.',
+    f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
+    'running there. Wait for them to finish, or stop them.',
   )

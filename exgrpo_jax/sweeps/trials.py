@@ -1,7 +1,7 @@
-"""The trials of a sweep: named config overrides, from grids and lists.
+"""A sweep's trials: named config overrides, built from grids and lists.
 
-A file in configs/sweeps/ defines a `get_sweep()` that returns trial name -> {dotted config key:
-value}. A trial runs in the folder of its name. 'seed' is a key like any other.
+A file in configs/sweeps/ defines `get_sweep()`, which returns trial name -> {dotted config key:
+value}. Each trial runs in a folder with the trial's name. 'seed' is an ordinary key.
 """
 
 import itertools
@@ -18,12 +18,12 @@ _FOLDER_NAME = re.compile(r'\w[\w.,=+-]{0,199}', re.ASCII)
 
 
 def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
-  """Combine all values of `axes`; the last axis varies fastest.
+  """Return a trial for each combination of the axes' values; the last axis varies fastest.
 
-  A trial is named after its values, as in 'ratio=0.25,seed=1'.
+  Trials are named after their values, for example 'ratio=0.25,seed=1'.
 
   Args:
-    axes: dotted config key -> its values.
+    axes: dotted config key -> values.
 
   Raises:
     InputError: two trials have the same name.
@@ -35,13 +35,14 @@ def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
 
 
 def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterable[Any]]) -> Sweep:
-  """Combine each of the named `settings` with every combination of `axes`.
+  """Combine each of the named `settings` with every combination of the axes' values.
 
-  A trial is named after its setting and its values, as in 'no_shaping,seed=1'.
+  Trials are named after their setting and values, for example 'no_shaping,seed=1'.
 
   Args:
     settings: name -> {dotted config key: value}.
-    axes: as in `grid`; may be empty. Their values override a setting's values.
+    axes: dotted config key -> values; may be empty. These values override those
+      in `settings`.
 
   Raises:
     InputError: two trials have the same name.
@@ -57,22 +58,23 @@ def load(path: str) -> Sweep:
   """Load the trials of a sweep file.
 
   Raises:
-    InputError: the file fails, defines no trials, or has names that cannot all be separate folders.
+    InputError: the file raises an error, defines no trials, or contains names that cannot all be
+      used as names of separate folders.
   """
   sweep, _ = evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'
   )
   if not isinstance(sweep, Mapping) or not sweep:
     raise InputError(
-      f'--sweep={path}: get_sweep() must return trial name -> {{config key: value}}, at least one, '
-      f'not {sweep!r}.'
+      f'--sweep={path}: get_sweep() must return a dict, trial name -> {{config key: value}}, with '
+      f'at least one trial, not {sweep!r}.'
     )
   check_names(f'--sweep={path}', sweep)
   return {name: dict(overrides) for name, overrides in sweep.items()}
 
 
 def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
-  """Raise InputError, beginning with `place`, unless each trial can have a folder of its name."""
+  """Raise InputError if a name is not a valid, unique folder name; messages start with `place`."""
   for name, overrides in sweep.items():
     _check_trial(place, name, overrides)
   names: dict[str, str] = {}
@@ -85,31 +87,30 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
 
 
 def without_seed(name: str) -> str:
-  """Return a trial's name without its seed; the trials of one setting share it."""
+  """Return a trial's name without its seed. All trials of a setting share this name."""
   return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
 
 
 def _check_trial(place: str, name: Any, overrides: Any) -> None:
   if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
     raise InputError(
-      f'{place}: a trial cannot be named {name!r}, because its folder gets the same name. '
-      'A name must start with a letter, a digit or _, may also contain . , = + - and has at most '
-      '200 characters. With trials.listed you choose the names.'
+      f'{place}: a trial cannot be named {name!r}, because the name is also used for its folder. '
+      'A name must start with a letter, a digit or _, may also contain . , = + - and can have at '
+      'most 200 characters. Use trials.listed to choose names yourself.'
     )
   if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
     raise InputError(
-      f"{place}: trial '{name}' must be {{dotted config key: value}}, not {overrides!r}."
+      f"{place}: trial '{name}' must be a dict, {{dotted config key: value}}, not {overrides!r}."
     )
 
 
 def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
-  """Collect trials in a dict; raise InputError if two trials have the same name."""
+  """Collect trials into a dict; raise InputError if two of them have the same name."""
   sweep: Sweep = {}
   for name, overrides in trials:
     if name in sweep:
       raise InputError(
-        f"two trials are named '{name}'. List each value of an axis and each name of a setting "
-        'only once.'
+        f"two trials are named '{name}'. List each axis value and each setting name only once."
       )
     sweep[name] = overrides
   return sweep

@@ -1,1 +1,1 @@
-"""A training run: its state, the paper's loop, and its start."""
+"""Training runs: their state, the paper's loop, and how they start."""

@@ -1,4 +1,4 @@
-"""Checks before a run starts: flags, config, data files, rewards, and agreement between hosts."""
+"""Checks before a run starts: flags, config, data files, rewards, agreement between hosts."""
 
 from ml_collections import ConfigDict
 
@@ -19,7 +19,7 @@ from exgrpo_jax.training import prior_experience
 
 
 def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
-  """Check a run's flags and config; return the config. An InputError says what is wrong."""
+  """Check a run's flags and config; return the config. Raises InputError if they are invalid."""
   check_given({'--config': values, '--workdir': workdir}, '--config=smoke --workdir=/tmp/smoke')
   assert values and workdir
   config = parse_config(values)
@@ -34,7 +34,7 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
 
 
 def _check_files(config: RunConfig) -> None:
-  """Raise InputError if a data file is missing; read none of the files."""
+  """Raise InputError if a data file is missing. Does not read any files."""
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
   for spec in (config.data.train, *config.data.evaluated, *learnt):
     base = questions.split_spec(spec)[0]
@@ -46,7 +46,7 @@ def _check_files(config: RunConfig) -> None:
 
 
 def check_start(values: ConfigDict, workdir: str) -> RunConfig:
-  """Run `check_command`, then check this machine and the other hosts; make missing folders."""
+  """Run `check_command`, check this machine and the other hosts, and create missing folders."""
   config = check_command(values, workdir)
   check_writable(workdir)
   make_folder('config.warm_start.path', config.warm_start.path)
@@ -58,7 +58,7 @@ def check_start(values: ConfigDict, workdir: str) -> RunConfig:
 
 
 def check_rewards(config: RunConfig, data: QuestionSet) -> None:
-  """Raise InputError if a reward function cannot use the columns of the first training row."""
-  # Of the built-in rewards only score_answer reads a row.
+  """Raise InputError if a reward function cannot use the first training row's columns."""
+  # score_answer is the only built-in reward that reads a row.
   if any(':' in spec or spec == 'score_answer' for spec in config.grading.rewards):
     pool.check(config.grading, config.verifier, stages.question_facts(data.questions[0]))

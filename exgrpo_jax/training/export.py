@@ -1,4 +1,4 @@
-"""Export of a run's policy to a Hugging Face folder, for transformers, vLLM, or another run."""
+"""Exporting a run's policy to a Hugging Face folder for transformers, vLLM or another run."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import write_json
 
-_SCORE = 'evaluation.json'  # in workdir/export/best: the policy's step and score
+_SCORE = 'evaluation.json'  # in workdir/export/best: step and score of the exported policy
 
 
 def write(
@@ -24,8 +24,9 @@ def write(
 ) -> None:
   """Write weights, config.json, generation_config.json and the tokenizer's files.
 
-  Keeps the entries of the original checkpoint's config.json. `dtype` defaults to the original's,
-  or to float32 for a model from scratch. config.json is written last: a folder with it is complete.
+  Preserves the entries of the original checkpoint's config.json. `dtype` defaults to the original
+  dtype, or to float32 for a model from scratch. config.json is written last, so a folder that
+  contains it is complete.
   """
   tokenizer, values = experiment.tokenizer, _config_json(experiment)
   if hosts.is_first():
@@ -39,13 +40,13 @@ def write(
 
 
 def check(experiment: Experiment) -> None:
-  """Raise InputError if training must export its policy, and no model family can hold it."""
+  """Raise InputError if training must export a policy that no model family supports."""
   if experiment.config.export.best or experiment.config.export.last:
     _config_json(experiment)
 
 
 def is_possible(experiment: Experiment) -> bool:
-  """Return True if some Hugging Face model family can hold the experiment's model."""
+  """Return True if a Hugging Face model family supports the experiment's model."""
   try:
     _config_json(experiment)
   except InputError:
@@ -61,7 +62,7 @@ def _config_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def keep_best(experiment: Experiment, params: model.Params, step: int, score: float) -> None:
-  """Export to workdir/export/best if `score` is above the score of the policy there."""
+  """Export to workdir/export/best if `score` beats the score of the policy stored there."""
   folder = os.path.join(experiment.workdir, 'export', 'best')
   if hosts.broadcast_from_first(_score(folder)) >= score:
     return
@@ -71,17 +72,18 @@ def keep_best(experiment: Experiment, params: model.Params, step: int, score: fl
 
 
 def keep_last(experiment: Experiment, params: model.Params) -> None:
-  """Export to workdir/export/last, replacing the folder if it exists."""
+  """Export to workdir/export/last, replacing an existing folder."""
   with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
     write(experiment, params, unfinished)
 
 
 @contextlib.contextmanager
 def completed(folder: epath.PathLike) -> Iterator[str]:
-  """Yield a temporary folder next to `folder`, which replaces it at the end of the block.
+  """Yield a temporary folder that replaces `folder` at the end of the block.
 
-  After a kill or an error the old folder is still there. A folder that cannot be renamed, such as a
-  bucket's, is written in place. There config.json (or adapter_config.json) is written last.
+  If the block fails or the process is killed, the old folder is still there. A folder that cannot
+  be renamed, such as one in a bucket, is written in place, with config.json (or
+  adapter_config.json) last.
   """
   name = os.fspath(folder)
   if '://' in name or os.path.ismount(name) or os.path.realpath(name) == os.getcwd():

@@ -1,4 +1,4 @@
-"""The paper's loop, `take_steps`, and the parts of a step: collect, learn, remember."""
+"""The paper's training loop, `take_steps`, and the parts of a step: collect, learn, remember."""
 
 import os
 import sys
@@ -27,29 +27,29 @@ from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, war
 class Step(NamedTuple):
   """A finished step."""
 
-  snapshot: Snapshot  # after it; the next step donates its state
+  snapshot: Snapshot  # taken after the step; the next step donates its state
   experience: Experience
   metrics: Mapping[str, float]
 
 
 def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
-  """Run the paper's loop from the snapshot to the last step; yield each step after it is taken.
+  """Run the paper's loop from the snapshot to the last step, yielding each finished step.
 
-  Exits with preemption.EXIT_CODE after the step in which a signal told the run to stop.
+  If a signal told the run to stop, exits with preemption.EXIT_CODE after the current step.
   """
   config, workdir = run.experiment.config, run.experiment.workdir
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
-  plan = stages.plan_step(run.rollout, buffer, snapshot.cursor, done + 1, snapshot.left)
+  plan = stages.plan_step(run.rollout, buffer, snapshot.cursor, done + 1, snapshot.partial_groups)
   steps = range(done + 1, run.last_step + 1)
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in traced(steps, config.metrics.traced_steps, workdir):
       experience = collect(run, state.params, plan)
       added = observe(run, state.params, experience)
-      state, sums = learn(run, state, experience)  # dispatches the update, does not await it
+      state, sums = learn(run, state, experience)  # dispatches the update without waiting
       buffer, next_plan = remember(run, buffer, experience)
-      measured = report(run, state, buffer, experience, sums, added)  # awaits the update
-      # After the metrics, so that a resumed run has them all.
-      snapshot = Snapshot(step, state, buffer, plan.cursor, experience.left)
+      measured = report(run, state, buffer, experience, sums, added)  # waits for the update
+      # Saved after the metrics, so that a resumed run has all of them.
+      snapshot = Snapshot(step, state, buffer, plan.cursor, experience.partial_groups)
       is_last = step == run.last_step
       save(run, snapshot, is_last)
       yield Step(snapshot, experience, measured)
@@ -68,7 +68,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
 
 
 def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
-  """Sample and grade responses to the plan's questions, and pick replays. Changes no parameter."""
+  """Generate and grade responses to the planned questions, and pick replays. Doesn't train."""
   experiment, rollout, clock, policy = run.experiment, run.rollout, run.clock, run.policy(params)
   with clock('reshard'):
     decode_params = jax.block_until_ready(
@@ -76,11 +76,11 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     )
   with clock('generate'), activity.doing(run.grader.progress):
     sampled, sampling = stages.generate(rollout, decode_params, plan, run.grader.submit)
-  del decode_params  # the update needs their memory
+  del decode_params  # free their memory for the update
   with clock('old_logprobs'):
     responses, mismatch = stages.old_logprobs(rollout, policy, plan, sampled)
   with clock('grade', device_waits=True):
-    trained = stages.grade(rollout, plan, responses, run.grader)
+    trained = stages.collect_verdicts(rollout, plan, responses, run.grader)
   with clock('pick'):
     replays, replay_scores = stages.pick_replays(rollout, policy, trained.plan)
   with clock('assemble', device_waits=True):
@@ -89,7 +89,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     plan=trained.plan,
     responses=trained.responses,
     verdicts=trained.verdicts,
-    left=trained.left,
+    partial_groups=trained.partial_groups,
     replays=replays,
     scores=replay_scores,
     batch=batch,
@@ -99,7 +99,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
 
 
 def observe(run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
-  """Call the run's callbacks before the step's update; return the metrics that they add."""
+  """Call the run's callbacks before the step's update, and return the metrics they add."""
   added: dict[str, float] = {}
   for callback in run.callbacks:
     with run.clock('callbacks'):
@@ -111,11 +111,11 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 def learn(
   run: Run, state: TrainState, experience: Experience
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Make one pass over the step's rows: an optimiser update for each minibatch of whole groups.
+  """Make one pass over the step's rows: one optimiser update per minibatch of whole groups.
 
-  `state` is donated; use the returned one. The sums are float32 scalars on the device, and are not
-  awaited: the sums of `objective.token_loss`, 'loss', 'gradient_norm', 'learning_rate', 'skipped'
-  and 'updates'.
+  `state` is donated; use the returned state. Also returns sums as float32 scalars on the device,
+  without waiting for them: the sums of `objective.token_loss`, 'loss', 'gradient_norm',
+  'learning_rate', 'skipped' and 'updates'.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
@@ -126,7 +126,7 @@ def learn(
       run.update, state.params, minibatch, clip, index == 0, run.initial
     )
     state, norms = gradients.apply_gradient(run.update, state, gradient)
-    del gradient  # the next one needs its memory
+    del gradient  # free its memory for the next one
     all_sums.append(sums | norms | {'updates': np.float32(1)})
   sums = objective.merge_sums(all_sums)
   run.clock.dispatched(sums)
@@ -134,7 +134,7 @@ def learn(
 
 
 def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[replay.Buffer, Plan]:
-  """Return the buffer after the step, and the next plan: host work while the device learns."""
+  """Update the buffer and plan the next step. The host does this while the device trains."""
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
     buffer = replay.record_step(
@@ -146,13 +146,15 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
       experience.verdicts,
     )
   with run.clock('plan'):
-    next_plan = stages.plan_step(rollout, buffer, plan.cursor, plan.step + 1, experience.left)
+    next_plan = stages.plan_step(
+      rollout, buffer, plan.cursor, plan.step + 1, experience.partial_groups
+    )
   if next_plan.epoch > plan.epoch:
     size, in_flight = len(rollout.data.questions), config.rollout.groups_in_flight
     if question_stream.reads_retired(next_plan.epoch, size, buffer.retired_epoch, in_flight):
       print(
         f'epoch {next_plan.epoch}: fewer than {in_flight} questions are not retired, so retired '
-        'ones are asked again (but never replayed)',
+        'questions are asked again (but never replayed)',
         flush=True,
       )
   return buffer, next_plan
@@ -166,9 +168,9 @@ def report(
   sums: Mapping[str, jax.Array],
   added: Mapping[str, float],
 ) -> dict[str, float]:
-  """Await the update; warn, evaluate, and write the step's records, metrics and samples.
+  """Wait for the update, then warn, evaluate, and write the step's records, metrics and samples.
 
-  Returns the metrics, including the ones that callbacks `added`. Raises InputError if training has
+  Returns the metrics, including the metrics `added` by callbacks. Raises InputError if training has
   broken down.
   """
   config, plan, clock = run.experiment.config, experience.plan, run.clock
@@ -213,7 +215,7 @@ def report(
 def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
   """Save a checkpoint if one is due. If a signal told the run to stop, save and exit.
 
-  Raises InputError, and saves nothing, if the policy no longer gives finite probabilities.
+  Raises InputError without saving if the policy's probabilities are no longer finite.
   """
   config, is_saved = run.experiment.config, False
   if snapshot.step % config.checkpoint.every == 0 or is_last:
@@ -226,7 +228,7 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
     run.checkpoints.wait_until_finished()
     print(
       f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; run the '
-      'same command to resume',
+      'same command again to resume',
       file=sys.stderr,
       flush=True,
     )
@@ -234,7 +236,7 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
 
 
 def _write(run: Run, snapshot: Snapshot) -> None:
-  """Start writing a checkpoint; raise InputError if its policy gives no finite probabilities."""
+  """Start writing a checkpoint. Raises InputError if the policy's probabilities aren't finite."""
   check_policy(run, snapshot)
-  run.records.flush()  # so that a resumed run has the rows of all steps that it does not repeat
+  run.records.flush()  # so that a resumed run has the rows of all steps before it
   checkpoint.save(run.checkpoints, snapshot, run.base_sums)

@@ -1,17 +1,18 @@
-r"""A filter for the questions that a policy solves sometimes: `exgrpo data prefilter`.
+r"""Keeping only the questions that a policy solves sometimes: `exgrpo data prefilter`.
 
 exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 exgrpo train --config=one_gpu --workdir=/tmp/run \
     --config.data.train=filtered/questions.jsonl --config.experience.path=filtered/successes.parquet
 
-The policy that training would start from, or a run's policy, answers each question of
-config.data.train a few times, sampled and graded as in training. Questions that it always or never
-solves teach nothing for now, and are left out. With the successes in the replay buffer, a run knows
-from its first step how hard each question is. The folder --out gets
+The initial policy of training, or a run's policy, answers each question in config.data.train a few
+times. The responses are sampled and graded as in training. Questions that the policy always or
+never solves are dropped, because it cannot learn from them for now. With the successes in its
+replay buffer, a run knows from the first step how hard each question is. The folder --out will
+contain
   questions.jsonl     the remaining questions, in verl's columns, with `solution`, `pass_rate` and
                       `columns`, the original columns as JSON
-  successes.parquet   the correct responses to them, for config.experience.path
-  pass_rates.jsonl    the share of correct responses to every question
+  successes.parquet   the correct responses to these questions, for config.experience.path
+  pass_rates.jsonl    the fraction of correct responses to each question
 """
 
 import collections
@@ -59,7 +60,7 @@ _SUCCESSES = pa.schema(
 
 
 class Tried(NamedTuple):
-  """A question with the policy's responses."""
+  """A question and the policy's responses to it."""
 
   question: Question
   responses: Sequence[Response]
@@ -67,22 +68,22 @@ class Tried(NamedTuple):
 
   @property
   def pass_rate(self) -> float:
-    """Return the share of correct responses."""
+    """Return the fraction of correct responses."""
     return sum(verdict.correct for verdict in self.verdicts) / len(self.verdicts)
 
 
 def filter_questions(
   values: ConfigDict, source: Source | None, out: str, samples: int, above: float, below: float
 ) -> None:
-  """Try all training questions, and write the remaining ones to the folder `out`.
+  """Try all training questions, and write the questions to keep to the folder `out`.
 
   Args:
     values: the config.
-    source: the run whose policy answers; None is the policy that training would start from.
+    source: the run whose policy answers; None uses the initial policy of training.
     out: the folder to write.
-    samples: responses to each question.
-    above: lower bound of a remaining question's pass rate, exclusive.
-    below: upper bound, exclusive.
+    samples: the number of responses per question.
+    above: the lower bound on the pass rate of a question to keep, exclusive.
+    below: the upper bound on this pass rate, exclusive.
 
   Raises:
     InputError: no question remains, or the run could not start.
@@ -91,7 +92,8 @@ def filter_questions(
   experiment = open_experiment(values, source.path if source else out)
   if name := experiment.config.environment.name:
     raise InputError(
-      f"config.environment.name={name!r}: only single-turn questions can be filtered. Set it to ''."
+      f'config.environment.name={name!r}: only single-turn questions can be filtered. Set '
+      "config.environment.name=''."
     )
   data = load_questions(experiment, experiment.config.data.train)
   check_rewards(experiment.config, data)
@@ -106,9 +108,9 @@ def filter_questions(
   solved = _spread(tried)
   if not kept:
     raise InputError(
-      f'--above={above} and --below={below}: no pass rate of the '
-      f'{counted(len(tried), "question")} of {data.spec} is between them. Choose other bounds; the '
-      f'questions by pass rate are {solved}.'
+      f'--above={above} and --below={below}: none of {counted(len(tried), "question")} in '
+      f'{data.spec} has a pass rate between these bounds. Choose other bounds; the number of '
+      f'questions at each pass rate is {solved}.'
     )
   write(out, tried, kept)
   print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')
@@ -119,7 +121,7 @@ def filter_questions(
 def _answered(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
 ) -> Iterator[Tried]:
-  """Answer and grade all questions in order; draws depend only on seed, question and sample."""
+  """Answer and grade all questions in order. Randomness depends only on seed, question, sample."""
   config = experiment.config
   apart = dataclasses.replace(config.rollout, group_size=samples, partial=False)
   rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
@@ -129,12 +131,12 @@ def _answered(
       plan = stages.plan_apart(data, rows, step=0)
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
         responses, _ = stages.generate(rollout, decode_params, plan, grader.submit)
-        verdicts = stages.grade(rollout, plan, responses, grader).verdicts
+        verdicts = stages.collect_verdicts(rollout, plan, responses, grader).verdicts
       yield from map(Tried, plan.questions, responses, verdicts)
 
 
 def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
-  """Write the three files; of several hosts only the first writes."""
+  """Write the three files. Only the first host writes."""
   rates = [
     {
       'row': one.question.row,
@@ -153,7 +155,7 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
 
 
 def _row(one: Tried) -> dict[str, Any]:
-  """Return a question as a row of a prefiltered set, its own columns as JSON; see columns.py."""
+  """Return a question's row in questions.jsonl. The original columns are stored as JSON."""
   question = one.question
   return {
     'data_source': question.source,
@@ -166,7 +168,7 @@ def _row(one: Tried) -> dict[str, Any]:
 
 
 def _successes(one: Tried) -> Iterator[dict[str, Any]]:
-  """Yield the correct responses in the form seeding.py reads; none if the pass rate is 0 or 1."""
+  """Yield correct responses as seeding.py reads them. Yields none if the pass rate is 0 or 1."""
   if not 0 < one.pass_rate < 1:
     return
   for response, verdict in zip(one.responses, one.verdicts):

@@ -1,7 +1,7 @@
-"""Experience for the replay buffer of a new run, from a file or from another run.
+"""Prior experience for a new run's replay buffer, from a file or from another run.
 
-It is read, matched and graded before anything else is computed or written. Once the run has a
-checkpoint it is never read again, because the checkpoint holds the buffer.
+Prior experience is read, matched and graded before anything else is computed or written. Once the
+run has a checkpoint, it is never read again, because the checkpoint contains the buffer.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
     seeding.check_columns(path)
   elif not os.path.exists(os.path.join(path, 'config.json')):
     raise InputError(
-      f'config.experience.path={path}: experience must be a .jsonl file, a .parquet file or the '
-      'workdir of a run, which holds a config.json.'
+      f'config.experience.path={path}: experience must be a .jsonl file, a .parquet file or a '
+      "run's workdir, which contains a config.json."
     )
   elif not checkpoint.steps(path):
     raise InputError(
@@ -42,10 +42,10 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
 
 
 def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
-  """Load the successes in `config.experience.path`, none if it is ''; print how many there are.
+  """Load the successes in `config.experience.path` ([] if it is '') and print their number.
 
-  `data` are the training questions. All hosts call it. Raises InputError if the experience cannot
-  be used, or if no response in it is correct.
+  `data` are the training questions. All hosts must call this. Raises InputError if the experience
+  cannot be used, or if none of its responses is correct.
   """
   parsed = experiment.config
   path = parsed.experience.path
@@ -75,15 +75,15 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
 
 
 def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
-  """Yield the trajectories in another run's newest checkpoint; retired questions have none."""
+  """Yield the trajectories in another run's newest checkpoint. Skips retired questions."""
   values = read_config(path)
   with hub.as_in(path):
     own = _tokenizer_of(path, values)
   if not _same(own, experiment.tokenizer):
     raise InputError(
-      f'config.experience.path={path}: that run has another tokenizer, so its tokens mean other '
-      f'text here. Set config.tokenizer.path={path}/tokenizer.model if this file exists, else to '
-      "that run's config.tokenizer.path."
+      f'config.experience.path={path}: that run has a different tokenizer, so its tokens '
+      f'represent different text here. Set config.tokenizer.path={path}/tokenizer.model if this '
+      "file exists; otherwise set it to that run's config.tokenizer.path."
     )
   with hub.as_in(path):
     theirs = _questions_of(experiment, path, values)
@@ -91,15 +91,15 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
   rows = sorted(buffer.entries)
   if not rows:
     raise InputError(
-      f'config.experience.path={path}: the buffer of that run is empty after step {step}. Choose a '
-      'run that has stored trajectories.'
+      f"config.experience.path={path}: that run's buffer is empty after step {step}. Choose a run "
+      'that has stored trajectories.'
     )
   for row in rows:
     length = buffer.entries[row].prompt_length
     if row >= len(theirs.prompts) or len(theirs.prompts[row]) != length:
       raise InputError(
-        f'config.experience.path={path}: {theirs.spec} has changed since that run, when the prompt '
-        f'of row {row} had {length} tokens. Restore the data.'
+        f'config.experience.path={path}: {theirs.spec} has changed since that run. The prompt in '
+        f'row {row} had {length} tokens then. Restore the data.'
       )
   for row, question in zip(rows, theirs.questions.read(rows)):
     entry = buffer.entries[row]
@@ -123,13 +123,13 @@ def _tokenizer_of(path: str, values: dict) -> Tokenizer:
 
 
 def _same(first: Tokenizer, second: Tokenizer) -> bool:
-  """Return True if the same ids mean the same text; other files in the folders do not matter."""
+  """Return True if both tokenizers map ids to the same text. Ignores their other files."""
   names = ('tokenizer.json', 'tokenizer.model')
   return all(first.files.get(name) == second.files.get(name) for name in names)
 
 
 def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSet:
-  """Load the training questions of another run by that run's config."""
+  """Load another run's training questions, according to that run's config."""
   theirs = config.build(questions.DataConfig, values['data'], f'{path}/config.json: data')
   theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
   try:
@@ -142,5 +142,5 @@ def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSe
     )
   except InputError as error:
     raise InputError(
-      f'config.experience.path={path}: the questions of that run cannot be loaded. {error}'
+      f"config.experience.path={path}: that run's questions cannot be loaded. {error}"
     ) from error

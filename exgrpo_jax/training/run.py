@@ -1,4 +1,4 @@
-"""A training run: the loop's objects, the first snapshot, and the checks that stop a run."""
+"""A training run: its objects, its first snapshot, and the checks that stop it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.rollout import scoring, seeding
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
 from exgrpo_jax.runtime.clock import Clock, Pace
 from exgrpo_jax.runtime.randomness import Purpose
@@ -25,11 +25,11 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @dataclasses.dataclass
 class Run:
-  """A training run that is open in this process."""
+  """A training run open in this process."""
 
   # These never change during a run.
   experiment: Experiment
-  rollout: Rollout  # the stages that collect experience
+  rollout: RolloutSetup  # the stages that collect experience
   evaluations: tuple[QuestionSet, ...]
   update: gradients.UpdateSpec
   initial: model.Params | None  # with LoRA or a KL term; see `gradients.minibatch_gradient`
@@ -46,32 +46,32 @@ class Run:
   bucketed: Bucketed  # the buffer after the last reported step
   scores: dict[int, float]  # step -> validation score
   history: alarms.History
-  callbacks: Sequence['Callback'] = ()  # called in each step, in this order
+  callbacks: Sequence['Callback'] = ()  # called in this order in each step
 
   @property
   def last_step(self) -> int:
-    """Return the step after which the run ends, judging by the scores so far."""
+    """Return the step after which the run ends, given the scores so far."""
     config = self.experiment.config
     return alarms.last_step(self.scores, config.num_steps, config.evaluation.patience)
 
   def policy(self, params: model.Params) -> model.Params:
-    """Return the policy of the trained parameters; with LoRA they are adapters."""
+    """Return the policy's parameters: with LoRA, the base plus the adapters `params`."""
     return lora.joined(self.experiment.config.lora, self.initial, params)
 
 
-# A function of the run, the parameters before the step's update, and the step's experience. It
-# returns metrics of the step and changes nothing. Every host calls it.
+# Called on every host with the run, the parameters before the step's update, and the step's
+# experience. It returns metrics for the step and must not change anything.
 Callback = Callable[[Run, model.Params, Experience], Mapping[str, float]]
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
-  """Return the buffer with its buckets, by the run's config."""
+  """Return the buffer together with its buckets, which depend on the run's config."""
   config = experiment.config
   return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.group_size))
 
 
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Print warnings about a step or about the last steps; `measured` are the step's metrics."""
+  """Print warnings about this step or recent steps. `measured` are the step's metrics."""
   config, step = run.experiment.config, experience.plan.step
   setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
   run.history, warnings = alarms.observe(setup, run.history, record)
@@ -81,7 +81,7 @@ def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> Non
 
 
 def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Raise InputError if training has broken down, before the step is written or saved."""
+  """Raise InputError if training has broken down. Runs before the step is written or saved."""
   record = {**measured, 'step': experience.plan.step}
   recent = (*run.history.recent, record)
   if why := alarms.breakdown(run.experiment.config.optimizer, recent):
@@ -89,14 +89,14 @@ def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) 
 
 
 def check_policy(run: Run, snapshot: Snapshot) -> None:
-  """Raise InputError if the policy gives no finite probabilities, before it is saved.
+  """Raise InputError if the policy's probabilities aren't finite. Runs before it is saved.
 
-  The step's metrics describe the parameters before its last update. This check scores the token
-  after a prompt with the parameters after that update.
+  A step's metrics describe the parameters before its last update. This check scores one token after
+  a prompt with the parameters after that update.
   """
   rollout, policy = run.rollout, run.policy(snapshot.state.params)
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
-  _, (entropy_T,) = scoring.score(rollout.scoring, policy, [row])
+  _, (entropy_T,) = scoring.score(rollout.score_spec, policy, [row])
   if not np.isfinite(entropy_T).all():
     why = alarms.no_probabilities(run.experiment.config.optimizer)
     raise InputError(f'step {snapshot.step}: after its update, {why} {_newest_checkpoint(run)}')
@@ -107,11 +107,14 @@ def _newest_checkpoint(run: Run) -> str:
   newest = run.checkpoints.latest_step()
   if newest is None:
     return 'Nothing has been saved yet.'
-  return f'It is not saved. The newest checkpoint is of step {newest}; export can write it.'
+  return (
+    f'This step has not been saved. The newest checkpoint is from step {newest}; run exgrpo export '
+    'to export its policy.'
+  )
 
 
-def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:
-  """Return the settings that the warnings about a run depend on, besides its metrics."""
+def alarm_setup(experiment: Experiment, rollout: RolloutSetup) -> alarms.Setup:
+  """Return everything that the warnings about a run depend on, except for the metrics."""
   config = experiment.config
   return alarms.Setup(
     num_steps=config.num_steps,
@@ -123,19 +126,19 @@ def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:
 
 def begin(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   manager: ocp.CheckpointManager,
   params: model.Params | None,
   successes: Sequence[seeding.Candidate],
 ) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
-  """Restore the newest snapshot, or make one before the first step.
+  """Restore the newest snapshot, or create a new run's first snapshot.
 
   Args:
-    experiment: of the run.
-    rollout: of the run.
-    manager: of the run's checkpoints.
+    experiment: the run's experiment.
+    rollout: the run's stages.
+    manager: the manager of the run's checkpoints.
     params: the initial parameters; None for a resumed run that does not keep them.
-    successes: the initial content of a new run's buffer.
+    successes: the initial contents of a new run's buffer.
 
   Returns:
     The snapshot, `Run.initial` and `Run.base_sums`.
@@ -156,10 +159,10 @@ def begin(
 def first_params(
   experiment: Experiment, params: model.Params
 ) -> tuple[model.Params | None, model.Params]:
-  """Return (initial, trained) parameters of a run that begins with `params`.
+  """Return the (initial, trained) parameters of a run that starts from `params`.
 
-  The initial ones never change; None if the run does not need them. Updates donate the trained
-  ones: LoRA's adapters, or all parameters.
+  The initial parameters never change; they are None if the run does not need them. The trained
+  parameters are LoRA's adapters or all parameters, and updates donate them.
   """
   config = experiment.config
   if config.lora.rank:
@@ -170,11 +173,11 @@ def first_params(
 
 def first_snapshot(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   params: model.Params,
   successes: Sequence[seeding.Candidate],
 ) -> Snapshot:
-  """Make the snapshot before the first step; updates donate `params` unless the run keeps them."""
+  """Create the first snapshot, at step 0. Updates donate `params` unless the run keeps them."""
   config = experiment.config
   initial, trained = first_params(experiment, params)
   policy = lora.joined(config.lora, initial, trained)

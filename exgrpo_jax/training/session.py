@@ -1,6 +1,6 @@
-"""A training run that is open in this process: its steps, its buffer, its policy.
+"""A training run open in this process: its steps, its buffer, its policy.
 
-`train` takes all of a run's steps; a notebook may take some steps and look at the results.
+`train` takes all of a run's steps; a notebook can take a few steps and look at the results.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import RolloutSetup
 from exgrpo_jax.runtime import (
   activity,
   compilations,
@@ -63,19 +63,19 @@ class Session:
   snapshot: Snapshot  # after the last step
 
   def steps(self) -> Iterator[Step]:
-    """Take the remaining steps, one per iteration; the run ends after the last one."""
+    """Take the remaining steps, one per iteration."""
     for step in take_steps(self.run, self.snapshot):
       self.snapshot = step.snapshot
       yield step
 
   @property
   def buffer(self) -> Buffer:
-    """Return the replay buffer, a value that no later step changes."""
+    """Return the replay buffer. Later steps don't change it."""
     return self.snapshot.buffer
 
   @property
   def policy(self) -> Policy:
-    """Return a copy of the current policy, which no later step changes."""
+    """Return a copy of the current policy. Later steps don't change it."""
     experiment = self.run.experiment
     source = Source('run', experiment.workdir)
     params = self.run.policy(self.snapshot.state.params)
@@ -87,19 +87,19 @@ class Session:
 def open_run(
   config: ConfigDict, workdir: str, callbacks: Sequence[Callback] = ()
 ) -> Iterator[Session]:
-  """Open a run to take its steps by hand; resume it if the workdir holds one.
+  """Open a run to take its steps by hand. Resumes the run in the workdir, if there is one.
 
   Writes the same files as train, and saves the last step at the end of the block. The block runs
-  on the training mesh and holds the workdir, so no other run may write there.
+  on the training mesh and locks the workdir, so no other run may write there.
 
   Args:
-    config: such as `config_files.load_config` returns.
-    workdir: the run's.
+    config: a config, e.g. from `config_files.load_config`.
+    workdir: the run's workdir.
     callbacks: called in each step before its update, with the run, the trained parameters and the
-      step's Experience. They return metrics, which are added to the step's.
+      step's Experience. They return metrics, which are added to the step's metrics.
 
   Raises:
-    InputError: for everything that train refuses.
+    InputError: for anything that train rejects.
   """
   check_start(config, workdir)
   with owned(workdir), explained(workdir):
@@ -108,7 +108,7 @@ def open_run(
     full = machine.explained(lambda: memory.largest(experiment))
     with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       start = claim(config, *loaded[:2])
-      # No hang warnings or signal handlers: a person may pause, and interrupts as usual.
+      # No hang warnings or signal handlers: a person may pause, or interrupt as usual.
       guard = contextlib.nullcontext((Clock(), lambda: ''))
       with opened(*loaded, start, compiled, guard) as session:
         session.run.callbacks = callbacks
@@ -117,15 +117,18 @@ def open_run(
 
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
-  """Turn a full disk, or too little memory, into an InputError of one line."""
+  """Turn a full disk or too little memory into a one-line InputError."""
   with disk.explain_failure(workdir), machine.explained():
     yield
 
 
-def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[QuestionSet, ...]]:
+def load(
+  config: ConfigDict, workdir: str
+) -> tuple[Experiment, RolloutSetup, tuple[QuestionSet, ...]]:
   """Load the experiment, its stages on the training questions, and its evaluation questions.
 
-  The caller holds the workdir. Files of another config that never finished a step are removed.
+  The caller must have locked the workdir. Removes the files of a run with another config that
+  never finished a step.
   """
   release_workdir(config, workdir)
   with activity.doing('reading the data'):
@@ -139,12 +142,12 @@ def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[Q
 
 
 def steps_done(workdir: str) -> int:
-  """Return the step of the newest checkpoint, 0 for a new run. All hosts call it."""
+  """Return the newest checkpoint's step, or 0 for a new run. All hosts must call this."""
   return hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
 
 
-def claim(config: ConfigDict, experiment: Experiment, rollout: Rollout) -> Start:
-  """Claim the workdir for this config; return the run's initial parameters and successes."""
+def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> Start:
+  """Claim the workdir for this config, and return the run's initial parameters and successes."""
   workdir = experiment.workdir
   is_new = not steps_done(workdir)
   successes = prior_experience.load(experiment, rollout.data) if is_new else ()
@@ -158,10 +161,10 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: Rollout) -> Start
 
 
 def keep_tokenizer(experiment: Experiment) -> None:
-  """Write the tokenizer's files into workdir/tokenizer, completely or not at all.
+  """Write the tokenizer's files to workdir/tokenizer, completely or not at all.
 
-  With them a run's records can be read on a machine without its model. An existing folder stays.
-  Of several hosts only the first writes.
+  With these files, the run's records can be read on a machine that doesn't have its model. An
+  existing folder is left alone. Only the first host writes.
   """
   folder = os.path.join(experiment.workdir, 'tokenizer')
   if not hosts.is_first() or os.path.exists(folder):
@@ -172,13 +175,13 @@ def keep_tokenizer(experiment: Experiment) -> None:
 
 def train(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   evaluations: tuple[QuestionSet, ...],
   start: Start,
   compiled: compilations.Counter,
   callbacks: Sequence[Callback] = (),
 ) -> None:
-  """Take all steps; report hangs, and stop after a step on SIGTERM. `callbacks`: see `open_run`."""
+  """Take all steps. Reports hangs; SIGTERM ends it after a step. `callbacks`: see `open_run`."""
   with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
     session.run.callbacks = callbacks
     for _ in session.steps():
@@ -188,16 +191,16 @@ def train(
 @contextlib.contextmanager
 def opened(
   experiment: Experiment,
-  rollout: Rollout,
+  rollout: RolloutSetup,
   evaluations: tuple[QuestionSet, ...],
   start: Start,
   compiled: compilations.Counter,
   guard: Guard,
 ) -> Iterator[Session]:
-  """Open the run at its newest checkpoint; evaluate a new run first. Call on the training mesh.
+  """Open the run at its newest checkpoint; a new run is evaluated first. Needs the training mesh.
 
-  `claim` returned `start`; `compiled` counts the programs from now on. `guard` is entered after
-  the evaluation at the start. It yields the steps' clock and `Run.told_to_stop`.
+  `start` is the result of `claim`. `compiled` counts the programs compiled from now on. `guard` is
+  entered after the initial evaluation and yields the steps' clock and `Run.told_to_stop`.
   """
   config, workdir = experiment.config, experiment.workdir
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
@@ -242,12 +245,12 @@ def opened(
         session = Session(run, snapshot)
         yield session
         _save_rest(session)
-  if hosts.is_first() and (config.num_steps or evaluations):  # else there are no metrics
+  if hosts.is_first() and (config.num_steps or evaluations):  # otherwise there are no metrics
     write_at_end(workdir)
 
 
 def _save_rest(session: Session) -> None:
-  """Save the last step, unless it is already saved."""
+  """Save the last step if it isn't saved yet."""
   run, snapshot = session.run, session.snapshot
   if snapshot.step and snapshot.step not in run.checkpoints.all_steps():
     save(run, snapshot, is_last=True)

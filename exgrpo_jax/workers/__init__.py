@@ -1,1 +1,1 @@
-"""Worker processes that run a user's code under limits on time and memory, and may be killed."""
+"""Worker processes that run user code under time and memory limits and can be killed."""

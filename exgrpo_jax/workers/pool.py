@@ -1,6 +1,6 @@
 """A pool of workers: starts processes, limits their time, kills and replaces them.
 
-A request may hang or crash its worker without harm to other requests. Workers run server.py.
+A request may hang or crash its worker without affecting other requests. Workers run server.py.
 """
 
 import concurrent.futures
@@ -18,7 +18,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.workers.process import WorkerProcess
 
-START_TIMEOUT = 60.0  # seconds until a worker must be ready: it may import the user's code
+START_TIMEOUT = 60.0  # seconds for a worker to get ready, which may include importing user code
 MAX_DEATHS = 2  # workers that may die during a request before the request is blamed
 _SAY_EVERY = 10.0  # seconds between progress lines while a worker gets ready
 
@@ -32,17 +32,17 @@ class Program:
   command: Sequence[str]
   setup: Mapping[str, Any]
   noun: str  # for messages: 'a grading process'
-  late: str  # the reason of a request that is not answered in time: 'no verdict after 5 s'
+  late: str  # failure reason for a request that times out: 'no verdict after 5 s'
   memory_limit: int = 0  # MiB above the worker's use when it is ready; 0 is no limit
   starts: int = 1  # attempts to start a worker before giving up
   timeout: float = START_TIMEOUT  # seconds until the worker must be ready
-  timeout_note: str = ''  # for messages: the parts of the timeout
+  timeout_note: str = ''  # for messages: how the timeout is made up
   # Seconds after which a request may hang, so that another worker is started ahead.
   standby_delay: float = math.inf
 
 
 class Failure(NamedTuple):
-  """The reason why a request has no reply."""
+  """Why a request has no reply."""
 
   outcome: str  # one of datatypes.FAILURES
   reason: str
@@ -50,7 +50,7 @@ class Failure(NamedTuple):
 
 
 def command(module: str) -> tuple[str, ...]:
-  """Return the command that runs a module of ours; -P keeps the current folder off its path."""
+  """Return the command to run one of our modules. -P keeps the current folder off its path."""
   return sys.executable, '-P', '-m', module
 
 
@@ -62,7 +62,7 @@ class Worker:
 
   def __init__(self, program: Program) -> None:
     self._program = program
-    self.greeting: Mapping[str, Any] = {}  # the process's first reply after it got ready
+    self.greeting: Mapping[str, Any] = {}  # the process's first reply once ready
     self.starts = 0  # processes that got ready
     self._trying: dict[str, Any] = {}  # the starting process's last 'trying' message
     self._process: WorkerProcess | None = None
@@ -73,7 +73,7 @@ class Worker:
   def call(
     self, request: Callable[[], tuple[Any, float]], deaths: int = MAX_DEATHS
   ) -> dict[str, Any] | Failure:
-    """Return the reply to a request, or a Failure; raises the errors of `ready`.
+    """Return the reply to a request, or a Failure. Raises the same errors as `ready`.
 
     `request` returns the request and its limit in seconds. It is called again for the next process
     when one dies, until `deaths` processes have died.
@@ -98,16 +98,16 @@ class Worker:
     return Failure('crashed', reason, is_lost=True)
 
   def ready(self) -> None:
-    """Make sure that a process waits for a request; raises the errors of `start`."""
+    """Ensure that a process is ready for a request. Raises the same errors as `start`."""
     if self._process is None or not self._process.is_idle():
       self.start()
 
   def start(self) -> None:
-    """Replace the process, by the standby if there is one, and wait until it is ready.
+    """Replace the process, with the standby if there is one, and wait until it is ready.
 
     Raises:
-      InputError: the user's code is refused, or a trial run of it hangs or ends the process.
-      RuntimeError: no process got ready for another reason.
+      InputError: the user's code is rejected, or a trial run of it hangs or ends the process.
+      RuntimeError: no process got ready, for another reason.
       The cause of either is a TimeoutError if the time ran out.
     """
     failure = None
@@ -131,7 +131,7 @@ class Worker:
     raise self._explained(failure) from failure
 
   def ask(self, request: Any, seconds: float) -> dict[str, Any]:
-    """Send a request to the process that is ready; return its reply.
+    """Send a request to the ready process and return its reply.
 
     Raises:
       TimeoutError: there is no reply after `seconds`.
@@ -148,7 +148,7 @@ class Worker:
     return self._process.receive(now + seconds)
 
   def drop(self) -> None:
-    """Kill the process; the next request starts another."""
+    """Kill the process. The next request starts another."""
     with self._lock:
       process, self._process = self._process, None
     if process is not None:
@@ -168,7 +168,7 @@ class Worker:
       process.close()
 
   def _first_reply(self, process: WorkerProcess) -> dict[str, Any]:
-    """Wait for the first reply of a process; meanwhile print what the process is doing."""
+    """Wait for a process's first reply, printing what it is doing meanwhile."""
     started, self._trying, timeout = time.monotonic(), {}, self._program.timeout
     while True:
       try:
@@ -210,7 +210,7 @@ class Worker:
 
 
 class Pool:
-  """The workers of a program, with a thread for each.
+  """A program's workers, with one thread per worker.
 
   Processes start with the first calls. They end with the thread that started them, and so with
   this object or with this process.
@@ -225,11 +225,11 @@ class Pool:
     self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='worker')
 
   def submit(self, use: Callable[[Worker], _T]) -> concurrent.futures.Future[_T]:
-    """Call `use` in a thread, with a worker that no other call uses; calls wait in order."""
+    """Call `use` in a thread with exclusive use of a worker. Calls wait in order."""
     return self._threads.submit(self._lend, use)
 
   def close(self) -> None:
-    """Cancel all calls and end the processes at once."""
+    """Cancel all calls and kill the processes immediately."""
     self._threads.shutdown(wait=False, cancel_futures=True)
     for worker in self._workers:
       worker.stop()  # threads that wait for a process return now

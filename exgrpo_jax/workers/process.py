@@ -1,4 +1,4 @@
-"""A process that answers lines of JSON with lines of JSON, and may be killed at any time.
+"""A process that answers lines of JSON with lines of JSON and can be killed at any time.
 
 JSON replies cannot contain code that runs here. The process's side is server.py.
 """
@@ -18,16 +18,16 @@ _MAX_REPLY = 1 << 20  # bytes
 
 
 class WorkerProcess:
-  """The process, and the socket to it.
+  """A process and the socket to it.
 
   `send` and `receive` wait until a deadline, in seconds of time.monotonic(). They raise
   TimeoutError after it, and EOFError with the exit status if the process is dead.
   """
 
   def __init__(self, command: Sequence[str], first: Any, timeout: float) -> None:
-    """Start the process, and send the first line within `timeout` seconds."""
+    """Start the process and send the first line within `timeout` seconds."""
     self._socket, child_socket = socket.socketpair()
-    self._buffer = b''  # received bytes that are not a full line yet
+    self._buffer = b''  # received bytes of an incomplete line
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with child_socket:
       # In a session of its own, Ctrl-C reaches only the parent, and a kill reaches the worker's
@@ -44,7 +44,7 @@ class WorkerProcess:
       self.send(first, time.monotonic() + timeout)
 
   def is_idle(self) -> bool:
-    """Return True if the process is alive and has sent nothing, as between two requests."""
+    """Return True if the process is alive and has no unread output, as between requests."""
     self._socket.setblocking(False)
     try:
       self._socket.recv(1, socket.MSG_PEEK)
@@ -60,7 +60,7 @@ class WorkerProcess:
       self._socket.sendall(json.dumps(value).encode() + b'\n')
 
   def receive(self, deadline: float) -> dict[str, Any]:
-    """Return the next line; may be called again after TimeoutError."""
+    """Return the next line. Can be called again after a TimeoutError."""
     while b'\n' not in self._buffer:
       with self._until(deadline):
         data = self._socket.recv(_MAX_REPLY)
@@ -71,7 +71,7 @@ class WorkerProcess:
     return json.loads(line)
 
   def kill(self) -> None:
-    """Kill the process and all its children; does nothing if it has ended."""
+    """Kill the process and all its children. Does nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it is a zombie
       if self._process.returncode is None:
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ class WorkerProcess:
 
   @contextlib.contextmanager
   def _until(self, deadline: float) -> Iterator[None]:
-    """Let the socket wait until the deadline; turn errors other than timeouts into EOFError."""
+    """Set the socket timeout to the deadline; turn errors other than timeouts into EOFError."""
     self._socket.settimeout(max(1e-6, deadline - time.monotonic()))  # 0 would mean non-blocking
     try:
       yield

@@ -76,16 +76,16 @@ def _die_with(parent: int) -> None:
   """Make this process end with its parent, even while this one is busy."""
   if sys.platform == 'linux':
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != parent:  # it ended before the call above
+  if os.getppid() != parent:  # the parent ended before the call above
     os._exit(0)
 
 
 def _limit_memory(mebibytes: int) -> None:
-  """Let this process use at most `mebibytes` more memory than now; on Linux only."""
+  """Limit this process to `mebibytes` more memory than it uses now. Linux only."""
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no core file
   if sys.platform != 'linux':
-    return  # elsewhere the limit is not enforced, or counts memory that is only reserved
-  # Imported libraries already use a large address space, which must not count for a request.
+    return  # other systems don't enforce the limit, or they count memory that is only reserved
+  # Imported libraries already use a large address space, which must not count toward the limit.
   with open('/proc/self/statm') as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
   limit = used + mebibytes * 2**20

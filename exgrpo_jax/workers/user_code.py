@@ -1,4 +1,4 @@
-"""Code of the user that a config names: loading it, and describing its errors."""
+"""Load user code named in a config, and describe its errors."""
 
 import contextlib
 import importlib
@@ -11,10 +11,10 @@ from typing import Any
 
 from exgrpo_jax.errors import InputError
 
-ERRORS = (Exception, SystemExit)  # a user's code may raise anything, and call sys.exit
+ERRORS = (Exception, SystemExit)  # user code may raise anything or call sys.exit
 _MAX_REASON = 500  # characters of an error's text
 
-# Folders of code that is not the user's: this package, installed packages, and Python's library.
+# Folders without user code: this package, installed packages, and Python's standard library.
 _LIBRARIES = (
   os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
   *(sysconfig.get_path(name) + os.sep for name in ('purelib', 'platlib', 'stdlib')),
@@ -41,9 +41,9 @@ _NEEDED = {
 
 
 def load(spec: str, what: str = 'function') -> Any:
-  """Import 'package.module:name' and return it; raises whatever importing the module raises.
+  """Import 'package.module:name' and return it. Raises whatever importing the module raises.
 
-  The module may be in the current folder, even if the command does not search it by itself.
+  The current folder is searched too, even if the command itself does not search it.
   """
   module, _, name = spec.partition(':')
   if not (module and name):
@@ -55,7 +55,7 @@ def load(spec: str, what: str = 'function') -> Any:
 
 @contextlib.contextmanager
 def refusing(key: str, spec: str) -> Iterator[None]:
-  """Turn any error of a user's code into an InputError that names the code and the setting."""
+  """Turn any error in user code into an InputError that names the code and the setting."""
   try:
     yield
   except InputError:
@@ -67,7 +67,7 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 
 def summarize(error: BaseException) -> str:
-  """Return an error on one line, with file and line of the user's code; may quote the response."""
+  """Summarize an error in one line with the file and line in user code; may quote the response."""
   line = on_a_line(error)
   return f'{line} ({place})' if (place := _place(error)) else line
 
@@ -79,7 +79,7 @@ def on_a_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-  """Return file:line of the innermost frame in the user's code, or ''."""
+  """Return file:line of the innermost frame in user code, or ''."""
   frames = traceback.extract_tb(error.__traceback__)
   own = [f for f in frames if not f.filename.startswith(('<', *_LIBRARIES))]
   return f'{own[-1].filename}:{own[-1].lineno}' if own else ''

@@ -93,7 +93,7 @@ def test_the_gains_of_the_page_are_those_of_the_loss(row):
     quotient = stored @ of_pass_rate / (fresh @ of_pass_rate)
     shaping = {'mixed, the paper': 'the paper', '`unit_slope`': '`unit_slope`'}.get(row)
     if shaping:
-      name = f'stored row over its fresh neighbours, {shaping}'
+      name = f'stored row relative to the fresh rows in its group, {shaping}'
       assert numbers(name, table)[column] == pytest.approx(quotient, abs=6e-4)
 
 
@@ -130,7 +130,7 @@ def test_the_shift_of_fresh_advantages_is_no_force_on_entropy_but_noise():
     assert change / step == pytest.approx(formula, rel=3e-3)
     mean = chance @ (fresh + stored)
     variance[name] = chance @ ((fresh + stored - mean) ** 2).sum(axis=1)
-  assert 'per group .72 in place of .61' in PAGE
+  assert 'it is .72 instead of .61' in ' '.join(PAGE.split())
   assert variance == pytest.approx({'paper': 0.72, 'fresh': 0.61}, abs=0.005)
 
 
@@ -157,7 +157,7 @@ def test_clipped_minibatches_weigh_the_shift(row):
     found += [fresh @ of_pass_rate / (free @ of_pass_rate)]
     found += [fresh @ of_entropy / (free @ of_pass_rate)]
     unclipped += [1.0, free @ of_entropy / (free @ of_pass_rate)]
-  table = '| | the right answer 1.5'
+  table = '| | the right answer has become 1.5'
   assert numbers(row, table) == pytest.approx(found, abs=6e-4)
   assert numbers('any of them', table) == pytest.approx(unclipped, abs=6e-4)
 

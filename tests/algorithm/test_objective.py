@@ -213,10 +213,10 @@ def test_the_parts_of_a_minibatch_add_up_to_it(name):
 def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   config, outside = changed(**VARIANTS[name]), BATCH.response_mask_BT == 0
   # A row whose mask replay.difficulty has emptied keeps its log-probabilities.
-  behaviour_logp = np.where(outside, -300.0, BATCH.behaviour_logp_BT).astype(np.float32)
-  batch = dataclasses.replace(BATCH, behaviour_logp_BT=behaviour_logp)
+  behaviour_logp = np.where(outside, -300.0, BATCH.old_logp_BT).astype(np.float32)
+  batch = dataclasses.replace(BATCH, old_logp_BT=behaviour_logp)
   np.testing.assert_array_equal(
-    objective.loss_inputs(batch, config, LIMIT).old_logp_BT, BATCH.behaviour_logp_BT
+    objective.loss_inputs(batch, config, LIMIT).old_logp_BT, BATCH.old_logp_BT
   )
   logp, entropy, reference_logp = (
     np.where(outside, value, x).astype(np.float32)
@@ -242,7 +242,7 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
   mask, fresh = BATCH.response_mask_BT, ~BATCH.is_replay_B
 
   def sequence_objective(logp):
-    mean = (mask * (logp - BATCH.behaviour_logp_BT)).sum(1) / jnp.maximum(mask.sum(1), 1)
+    mean = (mask * (logp - BATCH.old_logp_BT)).sum(1) / jnp.maximum(mask.sum(1), 1)
     s, a = jnp.exp(mean), BATCH.advantage_B
     term = jnp.minimum(s * a, jnp.clip(s, 0.5, 1.6) * a) * (mask.sum(1) > 0)
     return -(term * fresh).sum() / len(a)
@@ -372,7 +372,7 @@ MASK = BATCH.response_mask_BT > 0
 REPLAYED, FRESH = (
   MASK & is_replay[:, None] for is_replay in (BATCH.is_replay_B, ~BATCH.is_replay_B)
 )
-RATIO = np.exp(LOGP - BATCH.behaviour_logp_BT)
+RATIO = np.exp(LOGP - BATCH.old_logp_BT)
 
 
 def measure(batch, clip=True, first=False, config=CONFIG):
@@ -449,7 +449,7 @@ def test_a_product_beyond_float32_is_finite_and_nothing_at_advantage_0():
   past = np.where(batch.response_mask_BT > 0, logp - 30, 0).astype(np.float32)
   for advantage in (0.0, 1.0):
     absurd = dataclasses.replace(
-      with_carried(batch), behaviour_logp_BT=past, advantage_B=np.full(8, advantage, np.float32)
+      with_carried(batch), old_logp_BT=past, advantage_B=np.full(8, advantage, np.float32)
     )
     inputs = inputs_of(absurd, config, logp, None, True)
     (value, _), (slope, _) = loss_and_gradient(config)(
@@ -543,7 +543,7 @@ class TestResponsesOfSeveralPolicies:
         Batch(
           tokens_BT=tokens_BT,
           response_mask_BT=ones,
-          behaviour_logp_BT=written_BT,
+          old_logp_BT=written_BT,
           advantage_B=advantage_B,
           is_replay_B=np.zeros(self.K, bool),
           policy_step_B=np.zeros(self.K, np.int32),
@@ -645,7 +645,7 @@ def expected_gradient(writer, mask):
     batch = Batch(
       tokens_BT=episode_23,
       response_mask_BT=mask_23,
-      behaviour_logp_BT=np.float32(written_23 * mask_23),
+      old_logp_BT=np.float32(written_23 * mask_23),
       advantage_B=np.float32(
         advantages.group_advantages(REWARD[first_2, state_2, last_2][None])[0]
       ),
@@ -767,9 +767,9 @@ def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
 @pytest.mark.parametrize(
   ('num_questions', 'ratio', 'enough'),
   [
-    (8, 0.1, 'ratio to at least 0.125, config.rollout.questions to at least 10, '),
-    (3, 0.25, 'ratio to at least 0.333334, config.rollout.questions to at least 4, '),
-    (1, 0.5, 'Set config.rollout.questions to at least 2, '),  # no ratio below 1 is enough
+    (8, 0.1, 'ratio to at least 0.125 or config.rollout.questions to at least 10. '),
+    (3, 0.25, 'ratio to at least 0.333334 or config.rollout.questions to at least 4. '),
+    (1, 0.5, 'Set config.rollout.questions to at least 2. '),  # no ratio below 1 is enough
   ],
 )
 def test_a_ratio_that_replays_no_question_is_refused_with_what_does(num_questions, ratio, enough):
@@ -788,7 +788,7 @@ def test_a_ratio_that_replays_a_question_passes_and_so_does_none(num_questions, 
 
 def test_bounds_that_let_no_group_be_recorded_are_refused():
   bounds = dict(lower_bound=0.9, upper_bound=0.95)
-  with pytest.raises(InputError, match=r'lower_bound=0\.9 and .*upper_bound=0\.95 let no group'):
+  with pytest.raises(InputError, match=r'lower_bound=0\.9 and .*upper_bound=0\.95 exclude every'):
     check(replay_values=bounds)
   check(ratio=0.0, replay_values=bounds)
 
@@ -800,7 +800,7 @@ def test_a_variant_of_clipping_needs_clipping_in_every_step(variant):
   for clip, ratio in (('until_replay', 0.5), ('never', 0.5), ('never', 0.0)):
     with pytest.raises(
       InputError,
-      match=rf"{next(iter(variant))}=.*clip_schedule='{clip}' clips no .* Set it to 'always'",
+      match=rf"{next(iter(variant))}=.*clip_schedule='{clip}' clips no .*clip_schedule='always'",
     ):
       check(ratio=ratio, clip_schedule=clip, **variant)
   check(clip_schedule='always', **variant)

@@ -481,7 +481,7 @@ def test_reading_in_other_portions_reads_the_same():
 
 
 def test_fewer_questions_than_a_step_needs_are_refused():
-  with pytest.raises(InputError, match='has 3 questions, but a step works on 4 different'):
+  with pytest.raises(InputError, match='has 3 questions, but a step needs 4 distinct'):
     take((0, 0), 1, size=3)
 
 

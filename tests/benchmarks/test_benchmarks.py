@@ -166,7 +166,7 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass_and_lora_twice(m
   batch = Batch(
     tokens_BT=np.zeros((8, 64), np.int32),
     response_mask_BT=mask_BT,
-    behaviour_logp_BT=mask_BT,
+    old_logp_BT=mask_BT,
     advantage_B=np.ones(8, np.float32),
     is_replay_B=np.zeros(8, bool),
     policy_step_B=np.zeros(8, np.int32),

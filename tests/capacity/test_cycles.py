@@ -278,7 +278,7 @@ def test_a_pallas_kernel_is_timed_by_formula():
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
 def test_an_unknown_slice_is_refused(name):
-  with pytest.raises(InputError, match='Generations are v5e, v5p, v6e'):
+  with pytest.raises(InputError, match='The generations are v5e, v5p, v6e'):
     devices.chip_of(name)
 
 
@@ -322,7 +322,7 @@ def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
   ('text', 'message'),
   [
     ('A100', 'a100-80, a100-40'),
-    ('4090 16GB', 'b200, .*; or the memory'),
+    ('4090 16GB', 'b200, .*, or the memory'),
     ('4090 laptop', 'b200, '),
     ('0gb', 'b200, '),
     ('', 'b200, '),
@@ -378,7 +378,7 @@ def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
   [
     ('cuda', '535.104.05', '', "pip install -e '.[cuda12]'"),
     ('cuda', '580.65', '', "pip install -e '.[cuda13]'"),
-    ('cuda', '', '', "NVIDIA's driver is not loaded"),
+    ('cuda', '', '', 'the NVIDIA driver is not loaded'),
     ('cuda', '580.65', 'cpu', 'JAX_PLATFORMS=cpu'),
     ('tpu', '', '', "pip install -e '.[tpu]'"),
     ('rocm', '', '', 'AMD GPUs'),
@@ -399,7 +399,7 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
   monkeypatch.setattr(diagnosis.environment, 'versions', lambda: versions)
   [problem] = problems()
-  assert 'jax-cuda12-pjrt 0.9.0 does not fit jaxlib 0.10.2' in problem
+  assert 'jax-cuda12-pjrt 0.9.0 does not match jaxlib 0.10.2' in problem
 
 
 @pytest.mark.full

@@ -273,8 +273,8 @@ def test_the_lengths_of_a_run_are_those_that_it_generated(tmp_path):
     ('lognormal:0', r'--lengths=lognormal:0: .* must be lognormal:MEDIAN'),
     ('lognormal:10,20,30', r'must be lognormal:MEDIAN'),
     ('lognormal:1e3', r'must be lognormal:MEDIAN'),
-    ('lognormal:1000,9000', r'9000: the limit is over config\.rollout\.max_response=8192'),
-    ('nowhere', r'--lengths=nowhere: there is no folder records .* must be .* the workdir of a'),
+    ('lognormal:1000,9000', r'9000: the limit exceeds config\.rollout\.max_response=8192'),
+    ('nowhere', r'--lengths=nowhere: this folder contains no records.* must be .* workdir of a'),
   ],
 )
 def test_other_lengths_are_refused(spec, message):

@@ -54,7 +54,7 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   (tmp_path / 'damaged' / 'metrics.jsonl').write_text('{"step": 1}\n')  # it is a run
   (tmp_path / 'smoke.py').write_text('from exgrpo_jax.configs.smoke import get_config')
   outcome = forked.run_one(command, HOME=str(tmp_path))
-  assert_refused(outcome, f'{tmp_path}/damaged/config.json: cannot read the config of the run')
+  assert_refused(outcome, f"{tmp_path}/damaged/config.json: cannot read the run's config")
 
 
 @pytest.mark.full
@@ -126,7 +126,7 @@ def test_what_does_not_fit_ends_with_status_1(capsys):
     (dict(config=None), '^--config is needed'),
     (dict(device=None), '^--topology or --device is needed'),
     (dict(topology='v5e:8x8'), '--topology=v5e:8x8 and --device=l4'),
-    (dict(topology='v5e:8x8', device=None, fit=True), '--fit: this needs --device'),
+    (dict(topology='v5e:8x8', device=None, fit=True), '--fit: this flag needs --device'),
     (dict(device='l5'), '--device=l5'),
   ],
 )

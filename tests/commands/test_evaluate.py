@@ -321,7 +321,8 @@ def test_a_choice_without_any_source_is_refused(config, tmp_path):
   config.export.update(dict(best=True, best_without=('evaluation',)))
   opened = experiment.open_experiment(config, str(tmp_path))
   with pytest.raises(
-    InputError, match=re.escape("config.export.best_without=('evaluation',): this leaves out eve")
+    InputError,
+    match=re.escape("config.export.best_without=('evaluation',): this setting leaves out eve"),
   ):
     experiment.load_evaluations(opened)
 

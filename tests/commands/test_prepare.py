@@ -96,7 +96,7 @@ def test_a_folder_of_shards_becomes_one_file_without_the_solutions(run, folder, 
     r'train-00001-of-00002\.parquet: 4 rows, verl.s columns$',
     r'^left out: 2 rows with no ground truth$',
     r'^left out: 1 row with no prompt$',
-    r'openr1\.parquet: 3 questions, 2 of them different$',
+    r'openr1\.parquet: 3 questions, 2 of them distinct$',
   ):
     assert re.search(line, printed, re.MULTILINE), (line, printed)
   read = load(tmp_path / 'openr1.parquet', default_kind='math')
@@ -127,7 +127,7 @@ def test_problems_and_answers_become_prompts_without_a_system_message(ending, ru
     place.write_text('\n\n'.join(map(json.dumps, found)))
   rows, printed = run(place)
   assert [row['extra_info']['index'] for row in rows] == [0, 1]
-  assert 'left out: 1 row with proof in place of a ground truth' in printed
+  assert 'left out: 1 row with proof instead of a ground truth' in printed
   assert 'columns left out: solution, source' in printed
   read = load(tmp_path / 'openr1.parquet')
   assert [question.answer for question in read] == ['1', '0.50']
@@ -153,7 +153,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
   assert [row['reward_model']['ground_truth'] for row in rows] == ['1/2', '7' * 5000, '0.5']
   assert 'left out: 1 row with no ground truth' in printed
   assert re.search(
-    r'left out: 2 rows with another answer to the same question elsewhere, such as \S+x\.jsonl:1 '
+    r'left out: 2 rows with conflicting answers to the same question, such as \S+x\.jsonl:1 '
     r"\('1'\) and \S+x\.jsonl:5 \('0'\)",
     printed,
   )
@@ -162,7 +162,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
 @pytest.mark.parametrize(
   ('name', 'rows', 'message'),
   [
-    ('x.parquet', [{'question': '1'}], r"x\.parquet: it has question, .* verl's columns"),
+    ('x.parquet', [{'question': '1'}], r"x\.parquet: no question column .* verl's columns"),
     ('x.parquet', [verl_row(0, prompt='1+1')], r"row 0: prompt is '1\+1'\. It must be a list of"),
     ('x.parquet', [problem_row(0, problem=5)], r'row 0: problem is 5\. It must be text'),
     ('x.parquet', [problem_row(0, answer=True)], r"row 0: field 'answer' is True\. It must be"),
@@ -176,7 +176,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
       [verl_row(0, reward_model={'ground_truth': b'5'})],
       r"row 0: reward_model is {'ground_truth': b'5'}\. It must",
     ),
-    ('x.parquet', [problem_row(0, answer='')], r'no row is left, so \S+ was not written'),
+    ('x.parquet', [problem_row(0, answer='')], r'no rows are left, so \S+ was not written'),
     ('x.parquet', 'PAR1', r'x\.parquet: not a complete parquet file \('),
     ('x.jsonl', '{"problem": ', r'x\.jsonl:1: not valid JSON'),
     ('x.csv', 'a,b', r'x\.csv must be a folder, or a file that ends in \.jsonl or \.parquet'),
@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_refused_and_nothing_written(name, rows, message,
 
 def test_nothing_is_overwritten(run, folder, tmp_path):
   (tmp_path / 'openr1.parquet').write_text('mine')
-  with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Name'):
+  with pytest.raises(InputError, match=r'--out=.*openr1\.parquet: .* already exists\. Choose'):
     run(folder)
   assert (tmp_path / 'openr1.parquet').read_text() == 'mine'
 
@@ -205,11 +205,11 @@ def test_nothing_is_overwritten(run, folder, tmp_path):
 def test_the_command_line_is_refused_in_one_line(tmp_path):
   lines = {
     r'--data and --out are needed': [],
-    r'--out=x\.jsonl: the name must end in \.parquet, the format of the file\.': [
+    r'--out=x\.jsonl: the name must end in \.parquet, because that is the output format\.': [
       '--data=a',
       '--out=x.jsonl',
     ],
-    r'--data=nowhere: there is no such file or folder\. A split of the Hub': [
+    r'--data=nowhere: there is no such file or folder\. Write a Hub split as': [
       '--data=nowhere',
       f'--out={tmp_path}/x.parquet',
     ],

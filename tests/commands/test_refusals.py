@@ -60,7 +60,7 @@ MODELS = {
   'no_folder': (shutil.rmtree, r'model\.path=\S+ is not a folder\. It must be a Hugging Face'),
   'damaged_config': (cut('config.json'), r'not valid JSON .*\. Download the checkpoint'),
   'no_tokenizer': (without('tokenizer.json'), r'must be a tokenizer\.json, a Senten'),
-  'no_weights': (without('model.safetensors'), r'holds neither model\.safetensors n'),
+  'no_weights': (without('model.safetensors'), r'contains neither model\.safetensors n'),
   'damaged_weights': (cut('model.safetensors'), r'not a complete safe.*Download it'),
 }
 
@@ -176,17 +176,17 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
   (tmp_path / 'config.json').write_text('{"seed": ')
   lines = {
     f'--checkpoint={tmp_path}/nowhere': r"nowhere: this is not a run's workdir, .* no config\.json",
-    f'--checkpoint={tmp_path}': r'config\.json: cannot read the config of the run .*\. Resto',
+    f'--checkpoint={tmp_path}': r'config\.json: cannot read the run.s config .*\. Resto',
   }
   commands = [[command, flag, *flags] for flag in lines]
   (tmp_path / 'begun').mkdir()
   shutil.copy(recorded.workdir / 'config.json', tmp_path / 'begun')
   lines['begun'] = r'/begun: the run has no checkpoint yet, .*\. Wait for its first .*, or na'
   commands.append([command, f'--checkpoint={tmp_path}/begun', *flags])
-  lines['step'] = r'checkpoints has no step 99\. It has: 4, 8, .*32\.'
+  lines['step'] = r'checkpoints has no step 99\. The saved steps are: 4, 8, .*32\.'
   commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])
   if command == 'evaluate':
-    lines['model'] = r'belongs to another config: config\.model\.width was 32, is 64\. Choose'
+    lines['model'] = r'belongs to another config: config\.model\.width was 32 and is now 64\. '
     commands.append(
       [command, f'--checkpoint={recorded.workdir}', *flags, '--config.model.width=64']
     )

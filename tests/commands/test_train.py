@@ -36,7 +36,7 @@ def test_a_run_that_is_longer_than_asked_for_is_finished_and_stays_as_it_is(
   before = {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
   train.main(types.SimpleNamespace(config=config, workdir=str(recorded.workdir)))
   out = capsys.readouterr().out
-  assert f'it has taken {tiny.NUM_STEPS} steps, and config.num_steps=5; nothing was changed' in out
+  assert f'it has taken {tiny.NUM_STEPS} steps, and config.num_steps=5. Nothing was changed' in out
   assert before == {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
 
 
@@ -105,7 +105,7 @@ def check_what_it_said(out, kept, done, command):
   assert words == ['-m', 'exgrpo_jax', 'train', *command[1:]]
   printed = out.splitlines()
   assert [line for line in second.splitlines()[1:] if line in printed] == printed
-  assert f'  steps       {tiny.NUM_STEPS} ({done} done already)' in printed
+  assert f'  steps       {tiny.NUM_STEPS} ({done} already done)' in printed
   steps = [line for line in printed if line.startswith('step ')]
   assert steps[0].endswith('       - left')  # it compiled, and nothing else is known yet
   assert not steps[-2].endswith('- left') and steps[-1].endswith(' 0:00:00 left')

@@ -129,14 +129,14 @@ THERE = 'main: test, train; socratic: train'
       'me/sums:train',
       {'train.jsonl': ''},
       r'no parquet files .* not converted it to parquet \(refs/convert/parquet\)\. Only parquet is '
-      r'read from the Hub, so download its files from http://\S+/datasets/me/sums and name them',
+      r'read from the Hub, so download its files from http://\S+/datasets/me/sums and list',
     ),
     (
       'me/sums@main:train',
       {'train.jsonl': ''},
-      'me/sums@main has no parquet .* only the default branch. Leave the revision out, or download',
+      'me/sums@main has no parquet .* only the default branch. Drop the revision, or download',
     ),
-    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. http://\S+/datasets/"),
+    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. .* http://\S+/datasets/"),
     ('me/sums', SEVERAL, rf'Write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
     ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT if .* \(default: train\)'),
     ('me/sums', {'train.jsonl': ''}, r'it has none in parquet\)'),
@@ -156,7 +156,7 @@ def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatc
   with pytest.raises(InputError, match=r'me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or '):
     questions.load(config, 'me/sums')
   with pytest.raises(
-    InputError, match=r'\. Unset it, name local \.jsonl or \.parquet files instead'
+    InputError, match=r'\. Unset HF_HUB_OFFLINE, use local \.jsonl or \.parquet files instead'
   ):
     questions.load(config, 'me/sums:main:train')
 

@@ -225,7 +225,7 @@ def test_what_follows_a_turn_is_what_the_whole_conversation_has_there(name, fold
 
 def test_a_template_that_forgets_what_the_model_said_is_no_good_for_turns(folder):
   loaded = tokenizer.load(folder(chat_template='{{ messages[-1].content }}'))
-  with pytest.raises(InputError, match='does not show what the assistant said before'):
+  with pytest.raises(InputError, match='omits earlier assistant turns'):
     prompt.following([MORE], CHAT, loaded.chat)
 
 

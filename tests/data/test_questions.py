@@ -69,7 +69,7 @@ def test_a_slice_is_numbered_anew_and_rows_out_of_range_raise_index_error(config
   assert [(q.row, q.answer) for q in dataset] == [(row, str(row + 16)) for row in range(5)]
   assert dataset[np.int64(3)].answer == '19'
   for row in (5, -1):
-    with pytest.raises(IndexError, match=f'rows 0 to 4, not {row}'):
+    with pytest.raises(IndexError, match=f'row {row} is not between 0 and 4'):
       dataset[row]
 
 

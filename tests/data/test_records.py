@@ -272,7 +272,7 @@ def test_a_parquet_column_of_solutions(config, parquet):
     ({'data_source': None}, "row 1: field 'data_source' is null"),
     (
       {'data_source': 'mine'},
-      r"row 1: data_source='mine' .* known ones \(aime, .*config\.data\.default_kind",
+      r"row 1: data_source='mine' .* known source \(aime, .*config\.data\.default_kind",
     ),
     (
       {'reward_model': {'ground_truth': '2', 'style': 'model'}},
@@ -444,9 +444,15 @@ def test_a_column_that_the_user_names_comes_first(config, jsonl):
       ['question', 'answer', 'final_answer'],
       "x: 'answer', 'final_answer' could each be the answer .* Set config.data.answer_field to one",
     ),
-    (['text', 'answer'], "x: no column is known to be the question .has: 'text', 'answer'.. Set "),
-    (['prompt', 'completion'], 'x: no column is known to be the answer .*MATH-500, DeepMath-103K'),
-    ([], 'no column is known to be the question .has: nothing.'),
+    (
+      ['text', 'answer'],
+      "x: no column is recognized as the question .has: 'text', 'answer'.. Set ",
+    ),
+    (
+      ['prompt', 'completion'],
+      'x: no column is recognized as the answer .*MATH-500, DeepMath-103K',
+    ),
+    ([], 'no column is recognized as the question .has: nothing.'),
   ],
 )
 def test_columns_that_could_mean_several_things_or_none_are_refused(names, message):
@@ -481,13 +487,11 @@ def test_columns_named_in_a_spec_are_of_this_data_alone(config, jsonl, parquet):
   filtered = parquet(PUBLISHED["verl's columns"] | of_filtered)
   assert questions.load(named, f'{filtered}{{answer=key}}')[0].answer == '4'
   for held in ('question', 'answer', 'solution'):
-    message = (
-      rf"{{{held}=nil}}: .*: no field 'nil', which the data spec names\. It has: 'data_source'"
-    )
+    message = rf"{{{held}=nil}}: .*: no field 'nil', which the data spec names \(has: 'data_source'"
     with pytest.raises(InputError, match=message):
       questions.load(config, f'{verl}{{{held}=nil}}')
   for task in ('arithmetic:train', 'reasoning_gym:gcd:train'):
-    with pytest.raises(InputError, match=f'^{task}{{answer=key}}: a task has no columns'):
+    with pytest.raises(InputError, match=f'^{task}{{answer=key}}: tasks have no columns'):
       questions.load(config, f'{task}{{answer=key}}')
 
 

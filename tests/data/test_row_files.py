@@ -61,7 +61,7 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     ('x.jsonl', GOOD + b'["q", "a"]', r"x\.jsonl:2: \['q', 'a'\] is not an object"),
     ('x.jsonl', GOOD + b'{"a": "caf\xe9"}', r'x\.jsonl:2: not valid JSON .*UTF-8'),
     ('x.jsonl', GOOD + b'{"a": "3", "a": "2"}', r"x\.jsonl:2: 'a' occurs 2 times"),
-    ('x.json', b'{"question": "q"}', r'x\.json: it holds .* no array\. .*\.jsonl'),
+    ('x.json', b'{"question": "q"}', r'x\.json: it contains .* isn.t an array\. .*\.jsonl'),
     ('x.json', b'["a"]', r"x\.json: row 0: 'a' is not an object"),
     ('x.csv', b'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has 1 value, .* names 2'),
     ('x.csv', b'question,answer\n1+1,2,3\n', r'x\.csv: row 0: it has 3 values, .* names 2'),
@@ -71,9 +71,9 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     (
       'x.csv',
       b'question;answer\n1+1;2\n',
-      r"x\.csv:1: 'question;answer' .* no comma, so its separator",
+      r"x\.csv:1: 'question;answer' .* no comma, so the separator",
     ),
-    ('x.csv', b'"question"\t"answer"\n"1,5"\t"2"\n', r'x\.csv:1: .* no comma, so its separator'),
+    ('x.csv', b'"question"\t"answer"\n"1,5"\t"2"\n', r'x\.csv:1: .* no comma, so the separator'),
     ('x.parquet', b'PAR1', r'x\.parquet: not a complete parquet file'),
     ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
     ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),
@@ -117,7 +117,7 @@ def test_floats_of_parquet_are_spelt_at_their_own_precision(tmp_path, kind):
 def test_error_names_the_row_of_parquet_whose_text_is_not_utf8(config, tmp_path, kind):
   answers = pa.array([b'2', b'caf\xe9'], pa.binary()).view(kind)
   pq.write_table(pa.table({'question': ['1+1', 'q'], 'answer': answers}), tmp_path / 'x.parquet')
-  with pytest.raises(InputError, match=r"x\.parquet: row 1: .*'utf-8' codec .*Write it again"):
+  with pytest.raises(InputError, match=r"x\.parquet: row 1: .*'utf-8' codec .*Save it as UTF-8"):
     questions.load(config, str(tmp_path / 'x.parquet'))
 
 

@@ -167,7 +167,7 @@ def test_a_file_without_rows_is_refused(config, parquet, tmp_path, name):
   (tmp_path / name).write_text('\n\n' if name == 'x.jsonl' else '')
   if name == 'x.parquet':
     parquet(name=name)
-  with pytest.raises(InputError, match=rf'{name}: the file holds no question'):
+  with pytest.raises(InputError, match=rf'{name}: the file contains no question'):
     questions.load(config, str(tmp_path / name))
 
 
@@ -186,7 +186,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypa
     return found
 
   monkeypatch.setattr(records, 'of_file', changed_after)
-  with pytest.raises(InputError, match=r'train\.jsonl: the file changed while it was read\. Start'):
+  with pytest.raises(
+    InputError, match=r'train\.jsonl: the file changed while it was being read\. Rerun'
+  ):
     questions.load(config, path)
   monkeypatch.undo()
   assert len(questions.load(config, path)) == 6
@@ -214,8 +216,8 @@ CONFLICTING = [
 def test_conflicting_answers_are_refused_with_both_lines_and_values(config, jsonl):
   with pytest.raises(
     InputError,
-    match=r'2 rows have no answer that can be checked \(another answer to the same question '
-    r"elsewhere: 2\)\. The first is at train\.jsonl:1 \('2'\) and train\.jsonl:3 \('3'\).*='drop'",
+    match=r'2 rows have no answer that can be checked \(conflicting answers to the same question: '
+    r"2\)\. The first is at train\.jsonl:1 \('2'\) and train\.jsonl:3 \('3'\).*='drop'",
   ):
     questions.load(config, jsonl(*CONFLICTING))
   dropping = dataclasses.replace(config, on_unverifiable='drop')
@@ -372,7 +374,7 @@ def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
   (path,) = files(data)
   path.write_bytes(damage(path.read_bytes()))
   assert as_lists(store.tokenized(data, opened, PLAIN)) == expected(opened)
-  assert f'{path}: the file is damaged. The prompts of ' in capsys.readouterr().err
+  assert f'{path}: the file is damaged. Tokenizing the prompts of ' in capsys.readouterr().err
   right = expected(opened)
   no_encoding()
   assert as_lists(store.tokenized(data, opened, PLAIN)) == right
@@ -405,8 +407,8 @@ def test_where_it_cannot_be_written_prompts_are_kept_in_memory(data, opened, cap
   prompts = store.tokenized(data, opened, PLAIN)
   assert as_lists(prompts) == expected(opened)
   assert re.search(
-    r'the tokenised prompts of .*train\.jsonl cannot be kept in .*/prompts \(File exists\), so '
-    r'every start tokenises them again\. .* config\.data\.cache_dir',
+    r'the tokenized prompts of .*train\.jsonl cannot be saved in .*/prompts \(File exists\), so '
+    r'every start tokenizes them again\. .* config\.data\.cache_dir',
     capsys.readouterr().err,
   )
   with pytest.raises(ValueError, match='read-only'):

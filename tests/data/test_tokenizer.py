@@ -156,7 +156,7 @@ def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
 
 
 def test_a_tokenizer_json_without_an_eos_token_is_refused(checkpoint):
-  with pytest.raises(InputError, match=r'no end-of-sequence token\. Name one as eos_token'):
+  with pytest.raises(InputError, match=r'no end-of-sequence token\. Set eos_token'):
     tokenizer.load(checkpoint(['<other>']))
 
 
@@ -228,8 +228,8 @@ def test_saving_and_loading_keeps_the_eos_token_of_a_tokenizer_json(checkpoint, 
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
-    pytest.param('absent', None, r'must be a tokenizer\.json, .* but there is none', id='absent'),
-    pytest.param('.', None, 'but there is none', id='empty_folder'),
+    pytest.param('absent', None, r'must be a tokenizer\.json, .* but none was found', id='absent'),
+    pytest.param('.', None, 'but none was found', id='empty_folder'),
     pytest.param('x.txt', b'text', r'must be a tokenizer\.json', id='unknown_suffix'),
     pytest.param('x.model', b'junk', 'not a SentencePiece model', id='junk_model'),
     pytest.param('x.model', b'', 'not a SentencePiece model', id='empty_model'),

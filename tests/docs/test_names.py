@@ -1,6 +1,6 @@
 """Files, functions, settings and metrics that the documents name in code letters exist.
 
-Read are names such as `rollout/stages.py`, `train.collect`, `Rollout.plan`, `objective.token_loss`,
+Read are names such as `rollout/stages.py`, `train.collect`, `Run.policy`, `objective.token_loss`,
 `collect()`, `replay.ratio=0`, `mesh.*`, `replay/ratio_mean` and `metrics.jsonl`.
 """
 

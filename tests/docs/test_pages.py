@@ -281,7 +281,7 @@ def test_a_loss_term():
   config = settings_with(objective=('shaping', 'truncated')).objective
   weights = objective.replay_weights(np.zeros(2), np.log([0.5, 3.0]), config)
   np.testing.assert_allclose(weights, [0.5, 1.0], rtol=1e-6)
-  with pytest.raises(InputError, match=r"losses\.SLOPES has none for 'truncated'"):
+  with pytest.raises(InputError, match=r"losses\.SLOPES has no entry for 'truncated'"):
     dataclasses.replace(config, replay_advantage='balanced')
 
 

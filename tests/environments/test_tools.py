@@ -137,14 +137,14 @@ def test_calls_are_read(text, calls):
   [
     ('<tool_call>{"name": "f", "arguments": {}}', 'must be closed'),
     (f'{QWEN}</tool_call>', 'must be closed'),
-    ('<tool_call>f(1)</tool_call>', 'no JSON here'),
+    ('<tool_call>f(1)</tool_call>', 'is not valid JSON'),
     ('<tool_call>{"name": "f"}</tool_call>', 'a call must be'),
     ('<tool_call>{"name": "f", "parameters": {}}</tool_call>', '"arguments": {'),
     ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', 'a call must be'),
     ('{"name": "f", "arguments": {}}', '"parameters": {'),
     (f'<think>So {QWEN}.</think><tool_call>', 'must be closed'),
-    (f'<tool_call>{"[" * 99_999}</tool_call>', 'a call must be .*, which is no JSON here'),
-    (f'{{"name": {"[" * 99_999}}}', '"parameters": {.*, which is no JSON here'),
+    (f'<tool_call>{"[" * 99_999}</tool_call>', 'a call must be .*, which is not valid JSON'),
+    (f'{{"name": {"[" * 99_999}}}', '"parameters": {.*, which is not valid JSON'),
   ],
 )
 def test_a_call_that_cannot_be_read_is_told_why(text, message):
@@ -216,7 +216,7 @@ def test_what_goes_wrong_is_the_answer():
   counted = environment.step(call('calculate', '{"expression": "1"}') + call('f', '{}')).counts
   assert counted == {'tool_calls': 2, 'failed_calls': 1}
   (nested,) = said(environment, call('calculate', '[' * 99_999))
-  assert nested.startswith('error: a call must be ') and 'which is no JSON here' in nested
+  assert nested.startswith('error: a call must be ') and 'which is not valid JSON' in nested
   assert said(environment, call(r'\ud83d', '{}')) == [
     'error: there is no tool ?, only calculate, weather'
   ]

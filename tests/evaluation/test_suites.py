@@ -255,11 +255,11 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
     ('def get_suite(): return []', r'get_suite\(\) must return a Suite with benchmarks, not \[\]'),
     (
       SUITE % "'A', 'x.jsonl', 's', 'both', 1",
-      r"'A': group='both' and samples=1; the group must be one of ",
+      r"'A': group='both' must be one of ",
     ),
     (
       SUITE % "'A', 'x.jsonl', 's', 'in', 1), B('B', 'x.jsonl', 's', 'in', 1",
-      r"benchmarks 'B' and 'A' share a label or a source, but each must have its own",
+      r"benchmarks 'B' and 'A' share a label or a source, but labels and sources must be unique",
     ),
   ],
 )
@@ -282,7 +282,7 @@ def refuse_to_sample():
 @pytest.mark.parametrize(
   ('right', 'copies', 'message'),
   [
-    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions of AIME24, .*MMLU-Pro\. Name fil'),
+    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions from AIME24, .*MMLU-Pro\. Pass'),
     (
       {'amc': (1,)},
       5,
@@ -305,7 +305,9 @@ def test_copies_of_unequal_number_are_refused(add_row, tmp_path):
 
 def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
   again = write_benchmarks(tmp_path / 'again.parquet', {'math': (1,)})
-  with pytest.raises(InputError, match=r"both have questions of source 'math' \(MATH-500\)\. Name"):
+  with pytest.raises(
+    InputError, match=r"both contain questions from source 'math' \(MATH-500\)\. Pass"
+  ):
     add_row([*files, again], write=refuse_to_sample)
 
 
@@ -313,7 +315,7 @@ def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
 def test_without_data_every_benchmark_must_be_there(add_row, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(
-    InputError, match=r'test\.ood\.parquet has no questions of MMLU-Pro\. Name fil'
+    InputError, match=r'test\.ood\.parquet has no questions from MMLU-Pro\. Pass fil'
   ):
     add_row(None, write=refuse_to_sample)
 
@@ -326,14 +328,14 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
   for changed, message in (
     (
       {},
-      r'--name=.*: .*Base_model\.json already exists\. Delete it to evaluate again, or choose an',
+      r'--name=.*: .*Base_model\.json already exists\. Delete the file to evaluate again, or ',
     ),
-    ({'name': 'new', 'temperature': 1.0}, r'config\.evaluation\.temperature=1\.0 does not compare'),
+    ({'name': 'new', 'temperature': 1.0}, r'evaluation\.temperature=1\.0: the row in'),
     (
       {'name': 'new', 'settings': {'rollout.max_response': 8}},
-      r'max_response=8 does not compare w',
+      r'max_response=8: the row in',
     ),
-    ({'name': 'new', 'files': [other]}, r'MATH-500 does not compare with .* on other questions'),
+    ({'name': 'new', 'files': [other]}, r'MATH-500: the row in .* on different questions'),
     ({'name': ' '}, r"--name=' ': .* must be printable text"),
   ):
     with pytest.raises(InputError, match=message):
@@ -348,34 +350,37 @@ def refusals():
   return {
     'no_policy': (
       ['--suite=paper', '--out=o'],
-      r'--checkpoint or --model is needed: a run',
+      r'--checkpoint or --model is needed\. Set --checkpoint to a run',
     ),
     'two': (
       ['--checkpoint=a', '--model=b'],
-      r'--checkpoint=a and --model=b: both name a policy\. Leave one of them out\.',
+      r'--checkpoint=a and --model=b: both flags choose a policy\. Leave one of them out\.',
     ),
-    'step': (['--model=b', '--step=3'], r'--step=3: --model=b has no steps; .* Leave --step o'),
+    'step': (['--model=b', '--step=3'], r'--step=3: only runs have steps, .* Leave --step o'),
     'path': (
       [*base_with, '--config.model.path=a', '--model=b'],
-      r'--config\.model\.path and --model=b: both name a model\. Leave one of them out\.',
+      r'--config\.model\.path and --model=b: both flags choose a model\. Leave one of them out\.',
     ),
     'name': (
       ['--model=b', '--name=n'],
-      r'--name=n: this names a row of a table, but there is no --sui',
+      r'--name=n: this flag names a row in a table, but --suite is missing',
     ),
     'samples': (
       ['--model=b', '--suite=paper', '--out=o', '--samples=2'],
-      r'--samples=2: the suite sets this for each benchmark\.',
+      r'--samples=2: the suite sets the number of samples for each benchmark\.',
     ),
     'suite_out': (
       ['--model=b', '--suite=paper'],
-      r'--out is needed with --suite: the folder of th',
+      r'--out is required with --suite\. Pass the folder for th',
     ),
     'suite_name': (
       ['--model=b', '--suite=papr', '--out=o'],
-      r"--suite=papr: there is no suite of that name\. Did you mean 'paper'\? .* one of paper\.",
+      r"--suite=papr: there is no suite with this name\. Did you mean 'paper'\? .* names: paper\.",
     ),
-    'compare_one': (['--compare=a'], r'--compare=a: .* must be two policies, A,B\. Each is a '),
+    'compare_one': (
+      ['--compare=a'],
+      r'--compare=a: .* must be two policies, written as A,B\. Each ',
+    ),
     'compare_model': (
       ['--compare=a,b', '--model=b'],
       r'--model=b: --compare already names both policies\. Leave --model out\.',

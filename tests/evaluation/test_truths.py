@@ -151,13 +151,14 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
   for line in (
     "  read as    NuminaMath-1.5: question 'problem', answer 'answer', solution 'solution', "
     "source 'source'",
-    '  columns    problem_type, source, solution, problem, answer: a reward can read them',
+    '  columns    problem_type, source, solution, problem, answer (rewards can read them)',
     "  prompts    tokens in template 'plain': 5 (50%), 31 (90%), 31 (99%), 31 (longest)",
     "  left out   1 row of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
     "them unless config.data.on_unverifiable='drop'",
     '  left out   1 question: over config.rollout.max_prompt=5 tokens; a run refuses them '
     "unless config.data.on_overlong='drop'",
-    '  repeated   1 have the text of an earlier one; they stay, because every row is a question',
+    '  repeated   1 with the text of an earlier question; kept, because every row counts as a '
+    'question',
   ):
     assert line in lines
   dropping = shown(opened, data__on_unverifiable='drop', data__on_overlong='drop')

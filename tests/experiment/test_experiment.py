@@ -159,7 +159,7 @@ def run(config, workdir):
     ({}, r'row 0 has no worked solution .*config\.data\.solution_field'),
     (
       {'rollout.max_response': 2},
-      r'over config\.rollout\.max_response=2\. .*config\.data\.on_overlong',
+      r'more than config\.rollout\.max_response=2\. .*config\.data\.on_overlong',
     ),
     (
       {'rollout.max_response': 1, 'data.on_overlong': 'drop'},
@@ -188,11 +188,12 @@ def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'seed': 6}, f'config.warm_start.seed was {tiny.SEED}, is 6'),
-    ({'warm_start.seed': 6}, f'config.warm_start.seed was {tiny.SEED}, is 6'),
+    ({'seed': 6}, f'config.warm_start.seed was {tiny.SEED} and is now 6'),
+    ({'warm_start.seed': 6}, f'config.warm_start.seed was {tiny.SEED} and is now 6'),
     (
       {'warm_start.path': '~/warm_start', 'model.norm_epsilon': 0.5, 'warm_start.batch_size': 3},
-      'config.model.norm_epsilon was 1e-06, is 0.5; config.warm_start.batch_size was 8, is 3',
+      'config.model.norm_epsilon was 1e-06 and is now 0.5; config.warm_start.batch_size was 8 '
+      'and is now 3',
     ),
   ],
 )

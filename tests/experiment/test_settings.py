@@ -129,7 +129,7 @@ def test_what_does_not_fit_together_is_refused_by_name(changes, message, config)
 
 def test_a_section_that_is_missing_is_named(config):
   del config['replay']
-  with pytest.raises(InputError, match=r"config lacks 'replay'; start from configs/base\.py"):
+  with pytest.raises(InputError, match=r"config lacks 'replay'\. Start from configs/base\.py"):
     parse_config(config)
 
 

@@ -250,7 +250,7 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
   (reason,) = {verdict.reason for verdict in verdicts[4:8]}
   assert re.fullmatch(rf'{SERVICE}: OSError: the service is down \(/.*\.py:\d+\)', reason)
   (few,) = grade(['few'])
-  assert few.reason == f'{SERVICE}: ValueError: returned 0 numbers for 1 response'
+  assert few.reason == f'{SERVICE}: ValueError: it returned 0 numbers for 1 response'
 
 
 def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
@@ -279,12 +279,12 @@ MINE = 'mine:score'
     ({'verifier': 'math_verfy'}, ["config.grading.verifier has no 'math_verfy'", "'math_verify'?"]),
     ({'rewards': ('overlng',)}, ["config.grading.rewards has no 'overlng'", "'overlong'?"]),
     ({'rewards': ()}, ['config.grading.rewards=()']),
-    ({'rewards': ('correctness', 'mine:correctness')}, ["2 functions named 'correctness'"]),
+    ({'rewards': ('correctness', 'mine:correctness')}, ["2 functions are named 'correctness'"]),
     ({'rewards': ('correctness', MINE), 'weights': (1.0,)}, ['weights=(1.0,)', '1 numbers', MINE]),
     ({'weights': (math.inf,)}, ['config.grading.weights=(inf,)', 'from -100000 to 100000']),
     ({'weights': (-1e6,)}, ['config.grading.weights=(-1000000.0,)', 'from -100000 to 100000']),
     ({'batched': (MINE,)}, ['config.grading.batched', f"no '{MINE}'"]),
-    ({'batched': ('correctness',)}, ["has 'correctness'", 'one response at a time']),
+    ({'batched': ('correctness',)}, ["built-in 'correctness'", 'one response at a time']),
     ({'overlong_buffer': 13}, ['overlong_buffer=13', 'config.rollout.max_response=12']),
   ],
 )

@@ -359,12 +359,12 @@ DESCRIPTIONS = {
   'a=1,b=2': 'a: integer 1; b: integer 2',
   r'\pi': 'number near 3.14159265359',
   'i': 'i',
-  r'10^{9000}': 'rational number of many digits',
+  r'10^{9000}': 'rational number with many digits',
   r'\begin{pmatrix}1\end{pmatrix}': 'matrix of 1 by 1',
   '20\\%': 'integer 20 percent',
   'f(1)<f(2)': 'relation',
   '6 * 7 = 42\n#### 42': 'integer 42',  # a worked solution
-  '9' * 3000: 'text of 3000 characters, compared as it stands',
+  '9' * 3000: 'text of 3000 characters, compared verbatim',
 }
 
 
@@ -427,7 +427,7 @@ def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
 
 
 def test_a_file_without_a_case_is_refused(tmp_path):
-  with pytest.raises(InputError, match=r'--file=.*: the file has no cases'):
+  with pytest.raises(InputError, match=r'--file=.*: the file contains no cases'):
     score(written(tmp_path, ''), verifier.ANYTHING, 'math')
   with pytest.raises(InputError, match=r'--file=.*nothing: the file cannot be read'):
     score(str(tmp_path / 'nothing'), verifier.ANYTHING, 'math')
@@ -478,5 +478,5 @@ def test_our_limits_hold_for_it():
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
   monkeypatch.setattr(verifier.importlib.util, 'find_spec', lambda _: None)
-  with pytest.raises(InputError, match=r"='math_verify' .*exgrpo_jax\[math-verify\]"):
+  with pytest.raises(InputError, match=r"='math_verify': .*exgrpo_jax\[math-verify\]"):
     verifier.load('math_verify')

@@ -31,7 +31,7 @@ def generated(
   `limits` and `begun` are those of each request; `engine` are further fields of the engine.
   """
   limits = [spec.max_response] * len(prompts) if limits is None else limits
-  begun = [sampler.UNBEGUN] * len(prompts) if begun is None else begun
+  begun = [sampler.EMPTY_RESPONSE] * len(prompts) if begun is None else begun
   parts = zip(prompts, question_rows, sample_indices, limits, begun, strict=True)
   requests = [sampler.Request(p, row, k, 0, limit, one) for p, row, k, limit, one in parts]
   responses, _ = SlotEngine(config, spec, mesh, lambda _: key, **engine).generate(

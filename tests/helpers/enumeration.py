@@ -25,7 +25,7 @@ def group_of(advantage_B, is_replay_B, behaviour_logp_B):
   return Batch(
     tokens_BT=one_B1.astype(np.int32),
     response_mask_BT=one_B1,
-    behaviour_logp_BT=np.float32(behaviour_logp_B)[:, None],
+    old_logp_BT=np.float32(behaviour_logp_B)[:, None],
     advantage_B=np.float32(advantage_B),
     is_replay_B=is_replay_B,
     policy_step_B=np.zeros(len(one_B1), np.int32),

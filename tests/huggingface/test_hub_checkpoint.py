@@ -59,7 +59,7 @@ def test_the_shipped_model_is_the_one_that_its_card_describes(tmp_path, monkeypa
 
 
 def test_a_model_that_does_not_ship_is_refused_with_those_that_do():
-  message = r'^--model=shipped:chain: no model of that name ships .* Use shipped:chains\.$'
+  message = r'^--model=shipped:chain: no model with that name ships .* Use shipped:chains\.$'
   with pytest.raises(InputError, match=message):
     hub_checkpoint.folder('shipped:chain', '--model')
 

@@ -311,13 +311,13 @@ DAMAGES = {
   'not_in_its_file': (
     SHARDED,
     remove_from_its_file,
-    '.safetensors: tensor lm_head.weight of shape [96, 32] is missing',
+    '.safetensors: tensor lm_head.weight with shape [96, 32] is missing',
   ),
-  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected, '),
+  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected '),
   'unexpected_in_one_file': (
     SHARDED,
     update(SECOND, 'extra', extra),
-    f'{SECOND}: tensor extra is unexpected, ',
+    f'{SECOND}: tensor extra is unexpected ',
   ),
   'unembedding_of_a_tied_model': (
     'qwen2_tied',
@@ -340,14 +340,14 @@ DAMAGES = {
   'no_file': (
     SHARDED,
     lambda folder: (folder / SECOND).unlink(),
-    f'{INDEX}: it lists {SECOND} as the file of model.',
+    f'{INDEX}: it lists {SECOND} as the file with model.',
   ),
   'index_no_json': (SHARDED, write_index('{'), f'{INDEX}: not an index of safetensors files'),
   'index_without_map': (SHARDED, write_index('{}'), f'{INDEX}: not an index of safetensors files'),
   'no_safetensors': (
     SINGLE,
     lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
-    f': it holds neither {FILE} nor {INDEX}. Weights must be safetensors',
+    f': it contains neither {FILE} nor {INDEX}. Weights must be safetensors',
   ),
 }
 

@@ -13,7 +13,7 @@ from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, checkpoint, storage
-from exgrpo_jax.rollout.sampler import UNBEGUN
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from tests.helpers import buffers
 from tests.helpers.buffers import BUFFERS, assert_same, entry, trajectory
 
@@ -131,7 +131,7 @@ def test_a_flipped_bit_or_a_missing_one_is_noticed(place, write):
   else:
     content[place] ^= 16
   (folder / 'segment_000001').write_bytes(content)
-  with pytest.raises(ValueError, match='segment_000001: the bits differ from the saved ones'):
+  with pytest.raises(ValueError, match='segment_000001: the data differs from what was saved'):
     buffer_files.read(folder)
 
 
@@ -182,7 +182,7 @@ GROUPS = (
     responses=(
       response(3, spans=(Span(3, 1), Span(5, 2))),
       response(4, is_complete=False, spans=(Span(4, 4),), routes=ROUTES),
-      UNBEGUN,
+      EMPTY_RESPONSE,
     ),
     verdicts=(Verdict(0.1, 'correct', answer='½', valid_steps=True, components={'match': 0.1}),),
   ),
@@ -216,7 +216,7 @@ def test_one_flipped_bit_is_noticed(name, tmp_path):
   content = bytearray((tmp_path / name).read_bytes())
   content[len(content) // 2] ^= 1
   (tmp_path / name).write_bytes(content)
-  with pytest.raises(ValueError, match='carried: the bits differ from the saved ones'):
+  with pytest.raises(ValueError, match='carried: the data differs from what was saved'):
     checkpoint.read_partial(epath.Path(tmp_path))
 
 

@@ -174,10 +174,10 @@ def change_a_checksum(folder):
     (truncate_a_file, ''),
     (remove_a_file, 'cursor/metadata not found'),
     (flip_a_bit_of_the_state, ''),
-    (flip_a_bit_of_the_cursor, 'cursor.position: the bits differ from the saved ones'),
-    (flip_a_bit_of_the_buffer, 'segment_000005: the bits differ from the saved ones'),
-    (flip_a_bit_of_the_index, 'index.npz: the bits differ from the saved ones'),
-    (change_a_checksum, "'a'.*: the bits differ from the saved ones"),
+    (flip_a_bit_of_the_cursor, 'cursor.position: the data differs from what was saved'),
+    (flip_a_bit_of_the_buffer, 'segment_000005: the data differs from what was saved'),
+    (flip_a_bit_of_the_index, 'index.npz: the data differs from what was saved'),
+    (change_a_checksum, "'a'.*: the data differs from what was saved"),
   ],
 )
 def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used(
@@ -187,7 +187,7 @@ def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used
   with checkpoint.open_manager(str(workdir), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 2
     printed = capsys.readouterr().err
-    assert re.search(rf'the checkpoint of step 5 is damaged \(.*{reason}.* 2 is used', printed)
+    assert re.search(rf'the checkpoint of step 5 is damaged \(.*{reason}.* from step 2', printed)
     (moved,) = (workdir / 'damaged').iterdir()
     assert largest_file(moved)
     checkpoint.save(manager, snapshot(mesh, 5))
@@ -203,7 +203,7 @@ def assert_nothing_moved(workdir):
 def test_where_all_are_damaged_it_is_an_error_and_none_is_moved(workdir, like):
   for step in ('2', '5'):
     remove_a_file(workdir / 'checkpoints' / step)
-  message = r'none of its checkpoints can be read\. Step 5: .* Step 2: '
+  message = r'none of the checkpoints can be read\. Step 5: .* Step 2: '
   with (
     checkpoint.open_manager(str(workdir), CONFIG) as manager,
     pytest.raises(InputError, match=message),
@@ -291,7 +291,7 @@ def test_parameters_alone_are_restored_from_a_step_or_the_newest(saved, mesh, li
   ('damage', 'reason'),
   [
     (truncate_a_file, r'5 is damaged \(.*\)'),
-    (change_a_checksum, r"5/state: .*'a'.*: the bits differ from the saved ones"),
+    (change_a_checksum, r"5/state: .*'a'.*: the data differs from what was saved"),
   ],
 )
 def test_damaged_parameters_are_refused(workdir, damage, reason, like):
@@ -302,9 +302,9 @@ def test_damaged_parameters_are_refused(workdir, damage, reason, like):
 
 
 def test_a_missing_step_is_refused_with_those_that_exist(saved, tmp_path, like):
-  with pytest.raises(InputError, match=r'/checkpoints has no step 3\. It has: 2, 5\.'):
+  with pytest.raises(InputError, match=r'/checkpoints has no step 3\. The saved steps are: 2, 5\.'):
     checkpoint.restore_params(saved, 3, like.params)
-  with pytest.raises(InputError, match=r'/checkpoints holds no complete checkpoint\.'):
+  with pytest.raises(InputError, match=r'/checkpoints contains no complete checkpoint\.'):
     checkpoint.restore_params(str(tmp_path), None, like.params)
 
 
@@ -355,10 +355,10 @@ def behind(error):
     (os_error(errno.EDQUOT), 'is full'),
     (os_error(errno.EFBIG), 'is full'),
     (ValueError('RESOURCE_EXHAUSTED: Error writing file\nNo space left on device [28]'), 'is full'),
-    (os_error(errno.EIO), 'fails'),
-    (os_error(errno.EROFS), 'fails'),
-    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), 'fails'),
-    (behind(os_error(errno.EIO)), 'fails'),
+    (os_error(errno.EIO), 'failed'),
+    (os_error(errno.EROFS), 'failed'),
+    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), 'failed'),
+    (behind(os_error(errno.EIO)), 'failed'),
   ],
 )
 def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(

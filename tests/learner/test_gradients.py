@@ -56,7 +56,7 @@ def make_batch(seed=0):
   return Batch(
     tokens_BT=np.where(is_prompt_BT, tokens_BT[group_B], tokens_BT),
     response_mask_BT=mask_BT,
-    behaviour_logp_BT=logp_BT,
+    old_logp_BT=logp_BT,
     advantage_B=np.where(np.arange(ROWS) % 5 == 1, 0, rng.normal(size=ROWS)).astype(np.float32),
     is_replay_B=np.arange(ROWS) % 4 == 3,
     policy_step_B=np.zeros(ROWS, np.int32),

@@ -186,8 +186,8 @@ def test_without_a_rank_all_is_trained(one_device, frozen):
   ('changes', 'message'),
   [
     (dict(targets=('q_prj',)), "targets has no 'q_prj'; did you mean 'q_proj'?"),
-    (dict(targets=()), 'targets=() must name'),
-    (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj') must name"),
+    (dict(targets=()), 'targets=() must contain'),
+    (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj') must contain"),
   ],
 )
 def test_what_is_no_lora_is_refused(changes, message):
@@ -209,7 +209,7 @@ def test_a_rank_above_that_of_a_matrix_is_refused(one_device):
 def test_experts_get_no_adapters(one_device):
   shapes = model.shapes(VARIANTS['experts'], one_device)
   with pytest.raises(
-    InputError, match=r"has 'gate_proj', but experts get no adapters\. Leave out all"
+    InputError, match=r"has 'gate_proj', but adapters are not supported on experts\. Leave out"
   ):
     lora.shapes(LORA, shapes)
   attention = dataclasses.replace(LORA, targets=('q_proj', 'o_proj'))

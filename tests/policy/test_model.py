@@ -213,7 +213,7 @@ def test_qwen_1_5b_has_its_number_of_parameters(one_device):
     ({'num_experts': 4}, 'config.model.experts_per_token=0 must be at least 1 and at most '),
     (
       {'num_experts': 4, 'experts_per_token': 1, 'mlp_bias': True},
-      'config.model.mlp_bias=True must be False with config.model.num_experts=4, because',
+      'config.model.mlp_bias=True is not allowed with config.model.num_experts=4, because',
     ),
     ({'experts_per_token': 1}, 'must be at least 1 and at most config.model.num_experts=0, or'),
     ({'dtype': 'float16'}, "config.model.dtype='float16': .* must be one of float32, bfloat16"),
@@ -229,11 +229,11 @@ def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
   config = dataclasses.replace(CONFIG, **changes)
   whole = (1, 1, 1, 1)
   refused = {
-    ((1, 5, 1, 1), whole): 'training.fsdp=5 must divide config.model.width=32: each device',
-    ((1, 1, 1, 5), whole): 'training.tensor=5 must divide config.model.num_heads=12: each device',
-    (whole, (1, 1, 1, 5)): 'decoding.tensor=5 must divide config.model.num_heads=12: each device',
+    ((1, 5, 1, 1), whole): 'training.fsdp=5 must divide config.model.width=32, because each',
+    ((1, 1, 1, 5), whole): 'training.tensor=5 must divide config.model.num_heads=12, because each',
+    (whole, (1, 1, 1, 5)): 'decoding.tensor=5 must divide config.model.num_heads=12, because each',
     (whole, (1, 1, 1, 6)): 'decoding.tensor=6 must divide config.model.num_kv_heads=4, or be a',
-    (whole, (1, 1, 4, 1)): 'decoding.expert=4 must divide config.model.num_experts=6: each device',
+    (whole, (1, 1, 4, 1)): 'decoding.expert=4 must divide config.model.num_experts=6, because each',
   }
 
   def check(*sizes):

@@ -40,9 +40,9 @@ def test_a_dimension_that_does_not_divide_is_replicated():
     (
       (-1, -1, 1),
       (1, 1),
-      'training data=-1, fsdp=-1, expert=1, tensor=1 must hold at most one -1',
+      'training data=-1, fsdp=-1, expert=1, tensor=1 must contain at most one -1',
     ),
-    ((1, 1, 1), (-1, -1), 'decoding data=-1, expert=1, tensor=-1 must hold at most one -1'),
+    ((1, 1, 1), (-1, -1), 'decoding data=-1, expert=1, tensor=-1 must contain at most one -1'),
     ((1, 1, 0), (1, 1), 'training.tensor=0 must be at least 1'),
     ((1, 1, 1), (0, 1), 'decoding.data=0 must be at least 1'),
   ],

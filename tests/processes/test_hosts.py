@@ -61,7 +61,7 @@ try:
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
   raise AssertionError('they differ')
 except InputError as error:
-  assert 'x.jsonl: the questions of host 1 and of host 0 differ' in str(error)
+  assert 'x.jsonl: the questions on host 1 and on host 0 differ' in str(error)
 """)
 
 
@@ -306,7 +306,7 @@ def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir)
   )
   with Pod(workdir, (1, 8), data, compiled, *flags) as pod:
     pod.finish()
-    assert 'config.mesh.training.data was 2, is 4' in pod.log()
+    assert 'config.mesh.training.data was 2 and is now 4' in pod.log()
     assert f'resumed after step {RESUMED} ' in pod.log()
   assert_close(records_of(workdir), records_of(run(1)), range(ON_HOSTS + 1))
 

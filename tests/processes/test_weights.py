@@ -40,7 +40,7 @@ try:
                sharding.make_mesh(sharding.TrainingConfig(1, 8, 1)))
   raise AssertionError('hosts with different weights were accepted')
 except InputError as error:
-  assert 'the weights of host 1 and of host 0 differ' in str(error)
+  assert 'the weights on host 1 and on host 0 differ' in str(error)
 """)
   assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name]
   expected, written = read_tensors(CHECKPOINTS / SHARDED), read_tensors(tmp_path / '0')

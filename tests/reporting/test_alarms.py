@@ -60,12 +60,12 @@ def retiring(pace, already=0):
 def test_a_pool_that_retirement_will_empty_before_the_end():
   # 40 of 1,000 after step 20, 2 more each step: after 464 steps 32 are left, after 465 fewer.
   (warning,) = observed(retiring(2))
-  for words in ('40 of 1,000', '2.0 more', 'from about step 485 of 500', 'the 32', 'retire=never'):
+  for words in ('40 of 1,000', '2.0 more', 'From about step 485 of 500', 'the 32', 'retire=never'):
     assert words in warning
   assert observed(retiring(2), dataclasses.replace(SETUP, num_steps=485)) == []
   assert observed(retiring(0, already=990)) == []  # it stays as it is, and was warned of
   (warning,) = observed(retiring(1, already=950))
-  assert '970 of 1,000' in warning and ': now fewer than' in warning
+  assert '970 of 1,000' in warning and 'Now fewer than' in warning
 
 
 @pytest.mark.parametrize('carry', [False, True])
@@ -93,7 +93,7 @@ def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all
   solved = {'groups/solved_by_all': by_all, 'groups/solved_by_none': by_none}
   (warning,) = observed([solved | {'groups/zero_advantage': 0.8}] * STEPS)
   assert '80% of the groups in steps 1 to 20' in warning and f'Use {remedy} questions' in warning
-  assert f'{by_all:.0%} were solved by all responses, {by_none:.0%} by none' in warning
+  assert f'{by_all:.0%} were solved by all responses, and {by_none:.0%} by none' in warning
   assert (
     alarms.silent_groups([])
     == alarms.silent_groups([{'step': 1, 'groups/zero_advantage': 1.0}])

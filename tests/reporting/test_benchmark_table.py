@@ -102,9 +102,9 @@ def test_csv_has_every_interval():
   [
     (
       {'settings': {'evaluation.temperature': 1.0}},
-      r"config\.evaluation\.temperature=1\.0 does not compare with .*/Base\.json \('Base'\), which",
+      r"evaluation\.temperature=1\.0: the row in .*/Base\.json \('Base'\) was evaluated",
     ),
-    ({'content': '1'}, r'D does not compare with .* evaluated on other questions \(content 0, he'),
+    ({'content': '1'}, r'D: the row in .* on different questions \(content is 0 there, but 1 here'),
   ],
 )
 def test_rows_that_do_not_compare_are_refused(changed, message, tmp_path):

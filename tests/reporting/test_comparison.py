@@ -212,5 +212,7 @@ def test_the_picture_has_a_line_for_each_setting_with_a_band_over_its_seeds(tmp_
 
 
 def test_no_metric_to_draw_is_refused(tmp_path):
-  with pytest.raises(InputError, match='nothing to draw: no run has any of reward'):
+  with pytest.raises(
+    InputError, match='nothing to draw, because no run has any of these metrics: reward'
+  ):
     canvas.picture({'a': [[{'step': 0}]]}, tmp_path / 'x.png')

@@ -25,7 +25,7 @@ def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
     f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each',
     f'4 questions of {recorded.evaluations[0].spec}',
     'every 16 steps',
-    '32 (8 done already)',
+    '32 (8 already done)',
     '/tmp/run',
   ):
     assert words in text, words
@@ -118,7 +118,7 @@ def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
 def test_a_run_that_is_longer_than_what_is_asked_for_is_finished():
   text = messages.finished('/tmp/run', 4, 2)
   assert text.startswith(
-    '/tmp/run: the run is finished: it has taken 4 steps, and config.num_steps=2;'
+    '/tmp/run: the run is finished: it has taken 4 steps, and config.num_steps=2.'
   )
   assert 'taken 1 step, and' in messages.finished('/tmp/run', 1, 0)
 

@@ -68,7 +68,7 @@ def test_a_damaged_record_is_named(tmp_path, line):
   write_steps(tmp_path, 0, [0], 0.0)
   with open(tmp_path / 'metrics.jsonl', 'ab') as file:
     file.write(line + b'\n')
-  with pytest.raises(InputError, match=r'metrics\.jsonl:2: .* is not a record of metrics'):
+  with pytest.raises(InputError, match=r'metrics\.jsonl:2: .* is not a metrics record'):
     metrics.Writer(tmp_path, 0)
 
 

@@ -55,7 +55,7 @@ def test_a_damaged_file_does_not_fail_a_run_that_is_done(run, capsys):
   broken.write_text('{"row": 0')
   (run / 'report.html').unlink()
   write_at_end(str(run))
-  assert f'WARNING: report.html is not written: {broken}:1' in capsys.readouterr().err
+  assert f'WARNING: report.html was not written: {broken}:1' in capsys.readouterr().err
   assert not (run / 'report.html').exists()
 
 
@@ -112,8 +112,8 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
   for name in ('overview', 'buffer', 'question', 'responses', 'evaluation'):
     go(tab, page, f'page={name}')
     notes = tab.get_by_label('Missing data').inner_text()
-    assert 'There are no step records (the folder records/)' in notes, name
-    assert 'No evaluation is recorded (the folder evaluation/)' in notes, name
+    assert 'There are no step records (in the folder records/)' in notes, name
+    assert 'No evaluation is recorded (in the folder evaluation/)' in notes, name
     assert 'stored successes' not in notes  # their questions are not known, whatever is stored
   go(tab, page, 'page=overview')
   reward = next(r['reward'] for r in metrics.read(run) if 'reward' in r)
@@ -124,7 +124,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
 def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_path, tab, report):
   plain = other_runs.copied(recorded, tmp_path / 'plain', seed=5, ratio=0.0, shift=0.0)
   assert report(plain, f'--out={tmp_path}/page.html').status == 0
-  no_replay = 'This run has no replay (config.replay.ratio=0)'
+  no_replay = 'This run does not replay (config.replay.ratio=0)'
   go(tab, tmp_path / 'page.html', 'page=overview')
   assert no_replay in tab.locator('main').inner_text()
   titles = tab.locator('figure h3').all_inner_texts()
@@ -292,19 +292,19 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
   broken = shutil.copytree(run, tmp_path / 'broken')
   (broken / 'config.json').write_text('{}')
   refused = (
-    ([], 'must be followed by one WORKDIR or more'),
-    ([tmp_path], 'holds no config.json'),
-    ([run, run], 'is named twice'),
+    ([], 'must be followed by at least one WORKDIR'),
+    ([tmp_path], 'contains no config.json'),
+    ([run, run], 'is given twice'),
     (
       [run, '--serve', f'--out={tmp_path}/x.html'],
-      'x.html: this does not go together with --serve',
+      'x.html: this flag cannot be combined with --serve',
     ),
     ([run, '--serve', '--watch'], '--watch=True: '),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999: the value must be'),
     ([run, '--watch', '--every=nan'], '--every=nan: the value must be'),
-    ([broken], "config.json: not a run's config"),
+    ([broken], "config.json: this is not a run's config"),
   )
   for arguments, words in refused:
     outcome = report(*arguments)

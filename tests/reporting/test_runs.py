@@ -72,11 +72,11 @@ def test_what_is_no_run_is_refused(workdir, tmp_path):
   (tmp_path / 'empty').mkdir()
   one = workdir('one')
   for folders, words in (
-    ([str(tmp_path / 'empty')], 'holds no config.json'),
+    ([str(tmp_path / 'empty')], 'contains no config.json'),
     ([workdir('new', metrics='')], 'not written any metrics yet'),
-    ([one, f'{one}/'], 'is named twice'),
+    ([one, f'{one}/'], 'is given twice'),
     ([one, workdir('twin')], r'same seed \(0, 0\)'),
-    ([workdir('broken', {})], r"config.json: not a run's config, because it lacks seed, num_steps"),
+    ([workdir('broken', {})], r'config.json: this is not .* because it lacks seed, num_steps'),
   ):
     with pytest.raises(InputError, match=words):
       runs.read(folders)

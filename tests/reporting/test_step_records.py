@@ -212,7 +212,7 @@ def test_a_run_of_an_earlier_version_is_read_and_resumed(tmp_path):
 def test_a_file_that_no_version_wrote_is_refused(tmp_path, name, change):
   write(tmp_path, 0, 1)
   rewrite(tmp_path, name, change)
-  with pytest.raises(InputError, match=f'cannot be read as {name} of a run'):
+  with pytest.raises(InputError, match=f'cannot be read as a run.s {name}'):
     step_records.read_file(step_records.files(tmp_path, name)[0], name)
 
 
@@ -221,5 +221,5 @@ def test_a_damaged_file_is_named(tmp_path):
   path = tmp_path / 'records' / 'questions_000001.parquet'
   path.write_bytes(path.read_bytes()[:50])
   for use in (step_records.read, lambda workdir: write(workdir, 2, 2)):
-    with pytest.raises(InputError, match=r'questions_000001\.parquet: cannot be read as questions'):
+    with pytest.raises(InputError, match=r'000001\.parquet: this file cannot be read as a run.s q'):
       use(tmp_path)

@@ -66,7 +66,7 @@ def mean(rows, name):
 
 def experience_of(step, **changed):
   """Return the step's experience, with some of it changed."""
-  names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch', 'left')
+  names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch', 'partial_groups')
   values = {name: getattr(step, name) for name in names} | changed
   return Experience(**values, sampling={}, mismatch={})
 

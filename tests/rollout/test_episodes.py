@@ -41,7 +41,7 @@ class Engine:
         waiting = list(enumerate(new, count))
         count += len(new)
       index, request = waiting.pop()
-      place, begun = (request.question, request.sample), request.begun
+      place, begun = (request.question, request.sample), request.prefix
       turns[place] += 1
       self.limits.append(request.limit)
       own = self._tokens(self._script(*place, turns[place]))[: request.limit - len(begun.tokens)]

@@ -12,7 +12,7 @@ from exgrpo_jax.datatypes import Cursor, Response, Span, Verdict
 from exgrpo_jax.experiment import generation
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import partial, stages
-from exgrpo_jax.rollout.sampler import UNBEGUN
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from exgrpo_jax.runtime.randomness import Purpose
 
 
@@ -80,7 +80,7 @@ def test_what_a_step_adds_to_a_response_is_noted():
   assert partial.continued(before, response(3, is_complete=False), 6).spans == before.spans
   for step, count in ((2, 0), (3, 1), (4, 1), (5, 3), (6, 3), (7, 5)):
     assert now.tokens_before(step) == count
-  assert now.first_step(6) == 2 and UNBEGUN.first_step(6) == 6
+  assert now.first_step(6) == 2 and EMPTY_RESPONSE.first_step(6) == 6
 
 
 def test_metrics_weigh_ages_by_tokens():
@@ -158,13 +158,13 @@ def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_dr
   found, begun_before, grader = {}, 0, Judged()
   for step in range(2, 6):
     responses, _ = stages.generate(rollout, decode_params, plan, grader.submit)
-    trained = stages.grade(rollout, plan, responses, grader)
-    for group in trained.left:
+    trained = stages.collect_verdicts(rollout, plan, responses, grader)
+    for group in trained.partial_groups:
       assert len(group.verdicts) == sum(one.is_complete for one in group.responses)
     found |= dict(zip((question.row for question in trained.plan.questions), trained.responses))
     begun_before += sum(len(one.spans) > 1 for group in trained.responses for one in group)
-    plan = stages.plan_step(rollout, replay.Buffer(), plan.cursor, step, trained.left)
-    assert partial.drawn_in(plan) == [group.drawn for group in trained.left] + [step] * 2
+    plan = stages.plan_step(rollout, replay.Buffer(), plan.cursor, step, trained.partial_groups)
+    assert partial.drawn_in(plan) == [group.drawn for group in trained.partial_groups] + [step] * 2
   assert begun_before > 2 and {*rows} <= {*found}
   for row, group in zip(rows, at_once):
     for one, other in zip(found[row], group, strict=True):

@@ -10,8 +10,8 @@ import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, slots, token_sampling
-from exgrpo_jax.rollout.sampler import UNBEGUN
-from exgrpo_jax.runtime import activity, compilations
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
+from exgrpo_jax.runtime import activity, compilations, randomness
 from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated
 from tests.helpers.meshes import initial_params
@@ -161,6 +161,19 @@ def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temp
     np.testing.assert_allclose(response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
 
 
+def test_each_token_is_drawn_with_the_noise_of_its_question_sample_and_position(generate, logits):
+  found = generate(eos_ids=(NEVER,))
+  for prompt, response, row, sample in zip(PROMPTS, found, ROWS, SAMPLES, strict=True):
+    T = SPEC.max_response
+    keys = randomness.row_keys(KEY, np.full(T, row), np.full(T, sample))
+    token_T, *_ = token_sampling.sample_token(
+      SPEC.distribution,
+      np.float32(logits(prompt, response)),
+      randomness.uniforms(keys, np.arange(T)),
+    )
+    np.testing.assert_array_equal(response.tokens, token_T)
+
+
 @pytest.mark.full
 def test_a_response_ends_with_its_first_end_token_or_is_truncated(generate):
   (whole, other) = generate([2, 0], eos_ids=(NEVER,))
@@ -231,7 +244,7 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
   monkeypatch.setattr(decode_loop, 'resume', watched)
-  found, complete, syncs, calls = [UNBEGUN] * 7, [], [], 0
+  found, complete, syncs, calls = [EMPTY_RESPONSE] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
   )
@@ -306,7 +319,7 @@ def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
   monkeypatch.setattr(decode_loop, 'prefill', lambda *a: said.append(activity.now()) or prefill(*a))
   monkeypatch.setattr(slots, 'PREFILL_TOKENS', 128)
   generate([0, 1, 2, 4])
-  found = [re.search(r'(\d of \d prompts) read', text)[1] for text in said]
+  found = [re.search(r'(\d of \d prompts) prefilled', text)[1] for text in said]
   assert found == ['0 of 4 prompts', '2 of 4 prompts']
 
 

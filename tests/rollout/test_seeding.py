@@ -91,11 +91,11 @@ def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(recorded, propos
 @pytest.mark.parametrize(
   ('found', 'message'),
   [
-    (trace('2 + 0', '2'), r'1 trace, and none asks a question of \S+\. Quest'),
-    (trace('2+0', tokens=[1, 5000]), r'tokens has 1 to 5000, and the run.s .* ids 0 to'),
-    (trace('2+0', tokens=[-1]), r'x\.jsonl:1: tokens has -1 to -1'),
-    (trace('2+0', '2', logp=[-1.0] * 9), r'logp has 9 numbers, and the response has \d tokens'),
-    (trace('2+0', tokens=[5] * 13), r'has 13 tokens, over config\.rollout\.max_response=12'),
+    (trace('2 + 0', '2'), r'1 trace, but none of them matches a question in \S+\. Quest'),
+    (trace('2+0', tokens=[1, 5000]), r'ids from 1 to 5000, but the run.s .* ids from 0 to'),
+    (trace('2+0', tokens=[-1]), r'x\.jsonl:1: tokens contains ids from -1 to -1'),
+    (trace('2+0', '2', logp=[-1.0] * 9), r'logp has 9 numbers, but the response has \d tokens'),
+    (trace('2+0', tokens=[5] * 13), r'has 13 tokens, more than config\.rollout\.max_response=12'),
   ],
 )
 def test_what_cannot_be_replayed_is_refused(propose, found, message):
@@ -127,7 +127,7 @@ def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
     kept = seeding.successes('x.jsonl', found, recorded.data, tokenizer, tiny.RESPONSE, grader)
     wrong = [trace('3+0', next(text for text in texts if text not in right))]
     with pytest.raises(
-      InputError, match=r': 1 response to questions of .*, none is right \(1 wrong\)'
+      InputError, match=r'contains 1 response to questions .* none of them is correct \(1 wrong\)'
     ):
       seeding.successes(
         'x.jsonl', propose(*wrong)[0], recorded.data, tokenizer, tiny.RESPONSE, grader
@@ -198,27 +198,29 @@ GOOD = {'question': 'q', 'response': 'r'}
 @pytest.mark.parametrize(
   ('row', 'message'),
   [
-    pytest.param({'response': 'r'}, r"no 'question' or 'prompt' \(has: 'response'\)", id='quest'),
-    pytest.param({'question': 'q'}, r"no 'response' or 'target' or 'tokens'", id='no_response'),
-    pytest.param(GOOD | {'response': ' '}, r'response=. .: there is no text', id='empty'),
-    pytest.param(GOOD | {'response': 5}, r'response=5: there is no text', id='number'),
+    pytest.param({'response': 'r'}, r"no field 'question' or 'prompt' \(has: 'resp", id='quest'),
+    pytest.param({'question': 'q'}, r"no field 'response' or 'target' or", id='no_response'),
+    pytest.param(GOOD | {'response': ' '}, r'response=. .: no text found', id='empty'),
+    pytest.param(GOOD | {'response': 5}, r'response=5: no text found', id='number'),
     pytest.param(GOOD | {'response': '\ud83d'}, r'response is not valid Unicode', id='unicode'),
     pytest.param(
       {'prompt': CHAT[:1], 'response': 'r'},
-      r"last message with the role 'user' has text",
+      r"whose last 'user' message contains text",
       id='user',
     ),
     pytest.param(
-      {'question': 'q', 'target': CHAT[:2]}, r"with the role 'assistant' has text", id='assistant'
+      {'question': 'q', 'target': CHAT[:2]},
+      r"last 'assistant' message contains text",
+      id='assistant',
     ),
-    pytest.param(GOOD | {'tokens': []}, r'tokens=\[\]: no list of numbers', id='no_tokens'),
-    pytest.param(GOOD | {'tokens': [1.5]}, r'tokens has fractions', id='fractions'),
-    pytest.param(GOOD | {'tokens': ['a']}, r"tokens=\['a'\]: no list of numbers", id='texts'),
-    pytest.param(GOOD | {'tokens': [[1], [1, 2]]}, r'no list of numbers', id='nested'),
-    pytest.param(GOOD | {'logp': [0.1]}, r'logp has 0\.1', id='logp'),
-    pytest.param(GOOD | {'logp': [-1, float('nan')]}, r'logp has nan', id='nan'),
-    pytest.param(GOOD | {'correctness': 1}, r'correctness=1: not in \(0, 1\)', id='one'),
-    pytest.param(GOOD | {'correctness': '.5'}, r"correctness='\.5': not in", id='text'),
+    pytest.param(GOOD | {'tokens': []}, r'tokens=\[\]: this is not a list of', id='no_tokens'),
+    pytest.param(GOOD | {'tokens': [1.5]}, r'tokens contains fractions', id='fractions'),
+    pytest.param(GOOD | {'tokens': ['a']}, r"tokens=\['a'\]: this is not a list of", id='texts'),
+    pytest.param(GOOD | {'tokens': [[1], [1, 2]]}, r'not a list of numbers', id='nested'),
+    pytest.param(GOOD | {'logp': [0.1]}, r'logp contains 0\.1', id='logp'),
+    pytest.param(GOOD | {'logp': [-1, float('nan')]}, r'logp contains nan', id='nan'),
+    pytest.param(GOOD | {'correctness': 1}, r'correctness=1: .* must lie in \(0, 1\)', id='one'),
+    pytest.param(GOOD | {'correctness': '.5'}, r"correctness='\.5': .* must lie", id='text'),
     pytest.param('[]', r'\[\] is not an object\. Every row must be one', id='no_object'),
     pytest.param('{', r'not valid JSON \(', id='json'),
   ],
@@ -234,12 +236,15 @@ def test_a_file_that_cannot_be_used_is_refused(jsonl, parquet, tmp_path):
   for path, message in (
     (str(tmp_path / 'no.jsonl'), r'no\.jsonl: there is no such file'),
     (str(tmp_path / 'cut.parquet'), 'not a complete parquet file'),
-    (jsonl(''), 'the file holds no trace'),
+    (jsonl(''), 'the file contains no traces'),
     (
       jsonl('{"question": "q", "response": "r", "response": "s"}', name='y.jsonl'),
       "1: 'response' occurs 2 times",
     ),
-    (parquet({'prompt': 'q', 'answer': 'a'}), r"no 'response' or .* \(has: 'prompt', 'answer'\)"),
+    (
+      parquet({'prompt': 'q', 'answer': 'a'}),
+      r"no field 'response' or .* \(has: 'prompt', 'answer'\)",
+    ),
   ):
     with pytest.raises(InputError, match=message):
       seeding.check_columns(path)

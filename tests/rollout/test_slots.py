@@ -19,7 +19,7 @@ from exgrpo_jax.rollout import (
   slots,
   token_sampling,
 )
-from exgrpo_jax.rollout.sampler import UNBEGUN, Request
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import insertion_of
 from tests.helpers import tiers
@@ -47,7 +47,7 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
 
 def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one_device):
   def places(lengths):
-    passes = slots.packed_passes(np.array(lengths), 256, 8, one_device, alone=True)
+    passes = slots.packed_passes(np.array(lengths), 256, 8, one_device, shares=False)
     return {lengths[row]: one.shape.length for one in passes for (row,) in one.sequences}, sum(
       len(one.sequences) for one in passes
     )
@@ -206,7 +206,7 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=Fa
     episodes.extend(episode for _, episode, _ in due)
     return [request(episode, turns[episode], found[episode], index) for _, episode, index in due]
 
-  def request(episode, turn, before=UNBEGUN, follows=None):
+  def request(episode, turn, before=EMPTY_RESPONSE, follows=None):
     said = observation(episode, turn) if turn else np.zeros(0, np.int32)
     begun = before.observing(said)
     limit = len(begun.tokens) + TURN
@@ -371,5 +371,5 @@ def test_what_is_known_stays_and_what_was_found_fills_the_rest():
   assert routes.completed(begun_TLC, None, 0, 4) is begun_TLC
   padded_RTLC = routes.padded(EXPERTS, [whole_TLC.repeat(2, axis=1), None], 5)
   assert padded_RTLC.shape == (2, 5, 2, 2) and (padded_RTLC[1] == NONE).all()
-  observed = dataclasses.replace(UNBEGUN, routes=begun_TLC).observing(np.arange(3))
+  observed = dataclasses.replace(EMPTY_RESPONSE, routes=begun_TLC).observing(np.arange(3))
   assert observed.routes[:, 0].tolist() == [[1, 2], *[[NONE, NONE]] * 4]

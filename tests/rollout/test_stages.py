@@ -14,7 +14,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring, stages
-from exgrpo_jax.rollout.sampler import UNBEGUN, ScriptedSampler, requests_for
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, ScriptedSampler, requests_for
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -25,7 +25,7 @@ def rows_of(plan):
 
 
 def changed(rollout, **configs):
-  """The Rollout with other values in some of its Configs, as in replay={'ratio': 0.25}."""
+  """The setup with other values in some configs, as in replay_config={'ratio': 0.25}."""
   return dataclasses.replace(
     rollout,
     **{
@@ -113,11 +113,11 @@ def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
 ):
   """The checker finds right steps only in what the entropies alone would choose last."""
   decode = recorded.rollout.tokenizer.decode
-  other_way = changed(recorded.rollout, replay={'trajectory_selection': 'highest_entropy'})
+  other_way = changed(recorded.rollout, replay_config={'trajectory_selection': 'highest_entropy'})
   last, _ = stages.pick_replays(other_way, params, chosen.plan)
   valid = {decode(stored.tokens) for stored in last if stored}
   monkeypatch.setattr(stages, 'step_checker', lambda _: valid.__contains__)
-  rollout = changed(recorded.rollout, replay={'trajectory_selection': 'valid_steps'})
+  rollout = changed(recorded.rollout, replay_config={'trajectory_selection': 'valid_steps'})
   replays, _ = stages.pick_replays(rollout, params, chosen.plan)
   as_paper, _ = stages.pick_replays(recorded.rollout, params, chosen.plan)
   assert {decode(picked.tokens) for picked in replays if picked} <= valid
@@ -128,7 +128,7 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
   recorded, chosen, params, monkeypatch
 ):
   """Held to all logits: a window of the longest response, right-aligned, from another's end on."""
-  rollout = changed(recorded.rollout, replay={'trajectory_selection': 'released'})
+  rollout = changed(recorded.rollout, replay_config={'trajectory_selection': 'released'})
   stored = [
     (prompt, one) for prompt, own in zip(chosen.plan.prompts, chosen.plan.candidates) for one in own
   ]
@@ -159,7 +159,7 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
 def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
   paper, normalised = (
     stages.pick_replays(
-      changed(recorded.rollout, objective={'shaping': shaping}), params, chosen.plan
+      changed(recorded.rollout, objective_config={'shaping': shaping}), params, chosen.plan
     )[1]
     for shaping in ('policy_shaping', 'unit_slope')
   )
@@ -172,7 +172,7 @@ def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the
   recorded, chosen, params
 ):
   as_stored, _ = stages.pick_replays(recorded.rollout, params, chosen.plan)
-  rollout = changed(recorded.rollout, objective={'importance_correction': False})
+  rollout = changed(recorded.rollout, objective_config={'importance_correction': False})
   replays, _ = stages.pick_replays(rollout, params, chosen.plan)
   moved = 0.0
   for prompt, stored, rescored in zip(chosen.plan.prompts, as_stored, replays, strict=True):
@@ -201,7 +201,7 @@ def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded
 
   monkeypatch.setattr(scoring, 'score_tokens', stub)
   row = np.zeros(tiny.PROMPT, np.int32), np.zeros(tiny.RESPONSE, np.int32)
-  scoring.score(make_rollout(opened, recorded.data).scoring, {}, [row] * 6)
+  scoring.score(make_rollout(opened, recorded.data).score_spec, {}, [row] * 6)
   assert seen == [(4, tiny.LENGTH)] * 2
 
 
@@ -257,7 +257,7 @@ def flatten(groups):
 def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
   recorded, chosen, params, responses
 ):
-  rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
+  rollout = changed(recorded.rollout, objective_config={'old_logprobs': 'recompute'})
   recomputed, mismatch = stages.old_logprobs(rollout, params, chosen.plan, responses)
   differences = []
   for sampled, scored in zip(flatten(responses), flatten(recomputed), strict=True):
@@ -320,9 +320,9 @@ def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
     for k, reward in enumerate(rewards)
   }
   grader = types.SimpleNamespace(collect=lambda: verdicts)
-  trained = stages.grade(recorded.rollout, chosen.plan, responses, grader)
+  trained = stages.collect_verdicts(recorded.rollout, chosen.plan, responses, grader)
   assert [[v.reward for v in group] for group in trained.verdicts] == expected
-  assert (trained.plan, trained.responses, trained.left) == (chosen.plan, responses, ())
+  assert (trained.plan, trained.responses, trained.partial_groups) == (chosen.plan, responses, ())
 
 
 # ---- Assemble ----
@@ -338,7 +338,7 @@ def assemble(rollout, step):
   [('easy', {3, 4}), ('medium', {2}), ('hard', {0, 1}), ('all', {0, 1, 2, 3, 4})],
 )
 def test_training_on_one_difficulty_masks_the_other_groups(difficulty, successes, recorded):
-  rollout = changed(recorded.rollout, replay={'difficulty': difficulty})
+  rollout = changed(recorded.rollout, replay_config={'difficulty': difficulty})
   seen = set()
   for step in recorded.steps.values():
     batch = assemble(rollout, step)
@@ -352,7 +352,7 @@ def test_training_on_one_difficulty_masks_the_other_groups(difficulty, successes
     np.testing.assert_array_equal(
       batch.response_mask_BT, step.batch.response_mask_BT * trains_B[:, None]
     )
-    for name in ('tokens_BT', 'behaviour_logp_BT', 'advantage_B', 'is_replay_B', 'policy_step_B'):
+    for name in ('tokens_BT', 'old_logp_BT', 'advantage_B', 'is_replay_B', 'policy_step_B'):
       np.testing.assert_array_equal(getattr(batch, name), getattr(step.batch, name), err_msg=name)
     seen |= set(solved_Q)
   assert seen == {0, 1, 2, 3, 4}
@@ -375,7 +375,9 @@ def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, ch
 
 def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeypatch):
   """The trainer's probabilities are 1.2 or 2 times the sampler's, by turns; the limit is 1.5."""
-  rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute', 'tis_limit': 1.5})
+  rollout = changed(
+    recorded.rollout, objective_config={'old_logprobs': 'recompute', 'tis_limit': 1.5}
+  )
   logps = [
     response.logp + np.float32(np.log((1.2, 2.0)[i % 2]))
     for i, response in enumerate(flatten(chosen.responses))
@@ -386,7 +388,7 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
   is_fresh_B = ~batch.is_replay_B
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
     is_response_T = batch.response_mask_BT[b] > 0
-    np.testing.assert_array_equal(batch.behaviour_logp_BT[b, is_response_T], logps[i])
+    np.testing.assert_array_equal(batch.old_logp_BT[b, is_response_T], logps[i])
     np.testing.assert_allclose(batch.term_weight_BT[b, is_response_T], (1.2, 1.5)[i % 2], rtol=1e-5)
     assert (batch.term_weight_BT[b, ~is_response_T] == 1).all()
   assert batch.is_replay_B.any() and (batch.term_weight_BT[~is_fresh_B] == 1).all()
@@ -416,7 +418,9 @@ def test_requests_are_answered_in_order_and_cut_at_their_limits():
 
 def test_it_stops_when_told_to():
   found, _ = ScriptedSampler(script).generate(None, REQUESTS, lambda index, _: index == 1)
-  assert [one.is_complete for one in found] == [True, True, False, False] and found[3] is UNBEGUN
+  assert [one.is_complete for one in found] == [True, True, False, False] and found[
+    3
+  ] is EMPTY_RESPONSE
 
 
 def test_the_stages_take_any_sampler(recorded):

@@ -41,7 +41,8 @@ def test_a_slow_step_is_reported_with_its_phase_and_again_when_it_has_taken_twic
     seconds = clock.now().step_seconds
   assert sum(words in report for report in reports) == 3 and seconds > 0.4
   assert re.match(
-    r'this step has taken \d+ s, but the median of the earlier steps is 0.0 s; it ', reports[-1]
+    r'this step has taken \d+ s, but the median of the earlier steps is 0.0 s; the step ',
+    reports[-1],
   )
 
 
@@ -229,7 +230,7 @@ def test_the_second_signal_ends_a_process_that_is_busy_at_once(number):
   line = process.stderr.readline()
   assert line == (
     f'{number.name}: the run stops once this step is finished and saved; a second signal ends it '
-    'at once\n'
+    'immediately\n'
   )
   assert process.poll() is None
   process.send_signal(number)

@@ -102,7 +102,7 @@ def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):
   starts = json.loads((tmp_path / 'environment.json').read_text())
   assert [start['first_step'] for start in starts] == [0, 5]
   (tmp_path / 'environment.json').write_text('oops')
-  with pytest.raises(InputError, match=r'environment\.json: this is not JSON .* Delete it'):
+  with pytest.raises(InputError, match=r'environment\.json: this file is not valid JSON .*Delete'):
     environment.record_start(str(tmp_path), 0)
 
 

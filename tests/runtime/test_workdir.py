@@ -52,7 +52,7 @@ def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config
   assert read_config(str(folder)).keys() == values.keys()
   values['rollout']['top_p'] = 0.9
   (folder / 'config.json').write_text(json.dumps(values))
-  with pytest.raises(InputError, match=r'config\.rollout\.top_p was 0\.9, is None'):
+  with pytest.raises(InputError, match=r'config\.rollout\.top_p was 0\.9 and is now None'):
     check_workdir(config, str(folder))
 
 
@@ -62,7 +62,7 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
   del written['grading']['verifier']
   (folder / 'config.json').write_text(json.dumps(written))
   check_workdir(config, str(folder))
-  with pytest.raises(InputError, match='verifier was built_in, is math_verify'):
+  with pytest.raises(InputError, match='verifier was built_in and is now math_verify'):
     check_workdir(changed(config, {'grading.verifier': 'math_verify'}), str(folder))
 
 
@@ -72,8 +72,8 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(config, folder
   with pytest.raises(
     InputError,
     match=re.escape(
-      f'{folder} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
-      'was 5, is 3. Choose another --workdir, or restore the config.'
+      f'{folder} belongs to another config: config.replay.ratio was 0.5 and is now 0.25; '
+      'config.seed was 5 and is now 3. Choose another --workdir, or restore the config.'
     ),
   ):
     check_workdir(changed(config, {'seed': 3, 'replay.ratio': 0.25}), str(folder))
@@ -95,14 +95,14 @@ def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder
 
 def test_a_decaying_rate_forbids_prolonging(config, folder):
   claim_workdir(changed(config, {'optimizer.schedule': 'cosine'}), str(folder))
-  with pytest.raises(InputError, match=r'config\.num_steps was 32, is 99'):
+  with pytest.raises(InputError, match=r'config\.num_steps was 32 and is now 99'):
     check_workdir(changed(config, {'num_steps': 99}), str(folder))
 
 
 def test_only_the_given_sections_are_compared(config, folder):
   claim_workdir(config, str(folder))
   check_workdir(changed(config, {'seed': 3}), str(folder), ('model',))
-  with pytest.raises(InputError, match=r'config: config\.model\.width was \d+, is 64\. Choose'):
+  with pytest.raises(InputError, match=r'config: config\.model\.width was \d+ and is now 64\. Ch'):
     check_workdir(changed(config, {'model.width': 64}), str(folder), ('model',))
 
 
@@ -121,7 +121,7 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
   assert (tmp_path / 'config.json').exists() and capsys.readouterr().out == ''
   check_workdir(other, str(tmp_path))
   release_workdir(other, str(tmp_path))
-  assert 'an earlier start finished no step' in capsys.readouterr().out
+  assert 'replacing an earlier start that never finished a step' in capsys.readouterr().out
   assert [path.name for path in tmp_path.iterdir()] == ['console.log']
 
 
@@ -202,7 +202,7 @@ def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkey
 
   monkeypatch.setattr(time, 'sleep', die)
   with held(tmp_path):
-    assert 'process 7 on other, at noon; waiting for' in capsys.readouterr().out
+    assert 'process 7 on other, at noon; waiting up to' in capsys.readouterr().out
 
 
 def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_every_ablation_of_the_paper_has_its_file():
     ),
     pytest.param(
       "{'a': {'num_steps': 3}}",
-      "trial 'a': --config.num_steps=2: the trial sets it to 3",
+      "trial 'a': --config.num_steps=2: the trial sets this key to 3",
       id='given_on_the_command_line_too',
     ),
     pytest.param(
@@ -137,8 +137,8 @@ def test_a_workdir_of_another_sweep_of_other_overrides_or_of_a_single_run_is_ref
 ):
   assert run(plan("{'a': {'seed': 1}}"), tmp_path) == 0
   for expression, given, message in (
-    ("{'b': {'seed': 1}}", {}, r"holds a trial 'a' that is not in .*sweep\.py"),
-    ("{'a': {'seed': 2}}", {}, r'a belongs to another config: config\.seed was 1, is 2'),
+    ("{'b': {'seed': 1}}", {}, r"contains a trial 'a' that is not in .*sweep\.py"),
+    ("{'a': {'seed': 2}}", {}, r'a belongs to another config: config\.seed was 1 and is now 2'),
     ("{'a': {'seed': 1}}", {'replay.sigma': 2.0}, r'another config: config\.replay\.sigma was 1'),
   ):
     with pytest.raises(InputError, match=message):
@@ -203,7 +203,7 @@ def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsy
   (trial,) = plan("{'a': {}}")
   longer = trial._replace(values=config.overridden(trial.values, {'num_steps': 3}))
   assert run([longer], tmp_path) == 1
-  assert 'a: it exited with status 0, but before its last step' in capsys.readouterr().out
+  assert 'a: exited with status 0 before its last step' in capsys.readouterr().out
 
 
 def test_a_real_run_is_recognised_as_finished(recorded, values):
@@ -305,7 +305,8 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   assert ended.status == 130, ended
   assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in ended.out
   assert re.search(
-    r'run the same command to resume them:\n.*exgrpo\S* sweep --parallel=2 --sweep=', ended.out
+    r'run the same command again to resume them:\n.*exgrpo\S* sweep --parallel=2 --sweep=',
+    ended.out,
   )
   with pytest.raises(ProcessLookupError):
     os.kill(pid, 0)
@@ -313,7 +314,7 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   ended, pid = run_until_it_hangs(signal.SIGKILL)
   assert ended.status == -signal.SIGKILL
   refused = forked.run_one(command)
-  assert refused.status == 2 and 'or trials that a killed sweep left running' in refused.err
+  assert refused.status == 2 and 'or trials left over from a killed sweep' in refused.err
   os.kill(pid, signal.SIGKILL)
 
   deadline = time.monotonic() + 60  # the other trial that was left may take a while to end
@@ -367,8 +368,8 @@ def test_listed_settings_are_combined_with_axes_under_names_of_their_own():
     ("{'../a': {}}", "a trial cannot be named '../a'"),
     ("{'..': {}}", "a trial cannot be named '..'"),
     ("trials.grid({'data.train': ['x.jsonl[:5]']})", "cannot be named 'train=x.jsonl[:5]'"),
-    ("{'a': 1}", "trial 'a' must be {dotted config key: value}, not 1."),
-    ('[]', 'at least one, not []'),
+    ("{'a': 1}", "trial 'a' must be a dict, {dotted config key: value}, not 1."),
+    ('[]', 'at least one trial, not []'),
     ('1 / 0', ': ZeroDivisionError: division by zero'),
     ('exit(3)', ': SystemExit: 3'),
   ],

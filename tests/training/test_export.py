@@ -284,7 +284,7 @@ def test_a_config_for_a_repository_refuses_another_shape(tmp_path):
   with pytest.raises(
     InputError,
     match=re.escape(
-      f'{STORED}/config.json: width is 32, but config.model.width of Qwen/Big is 64. '
+      f'{STORED}/config.json: width is 32, but config.model.width is 64 for Qwen/Big. '
     ),
   ):
     experiment.open_experiment(

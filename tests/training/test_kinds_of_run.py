@@ -5,6 +5,7 @@ expected value comes from the code under test. The rules of the buffer and of th
 test_switches.py, those of the stream and of the update in test_loop.py.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -26,6 +27,7 @@ from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.page import experience
+from exgrpo_jax.rollout import sampler, slots
 from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, kinds, losses, recording, tiny
 from tests.helpers.chance import is_correct
@@ -208,8 +210,8 @@ def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
         np.testing.assert_array_equal(batch.tokens_BT[b, place], one.tokens)
         np.testing.assert_array_equal(batch.response_mask_BT[b, place], own_T * is_trained)
         assert batch.response_mask_BT[b].sum() == own_T.sum() * is_trained
-        np.testing.assert_array_equal(batch.behaviour_logp_BT[b, place], one.logp)
-        assert np.count_nonzero(batch.behaviour_logp_BT[b]) == np.count_nonzero(one.logp)
+        np.testing.assert_array_equal(batch.old_logp_BT[b, place], one.logp)
+        assert np.count_nonzero(batch.old_logp_BT[b]) == np.count_nonzero(one.logp)
         assert batch.is_replay_B[b] == (one is replayed)
         begun = replayed.step if one is replayed else first_step(one, step)
         assert batch.policy_step_B[b] == begun
@@ -351,8 +353,9 @@ def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_p
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
   buffers.assert_same(resumed.buffer, expected.buffer)
   buffers.assert_same(resumed.buffer, last.after)
-  left = buffers.described(last.left)
-  assert buffers.described(resumed.left) == buffers.described(expected.left) == left
+  left = buffers.described(last.partial_groups)
+  assert buffers.described(resumed.partial_groups) == left
+  assert buffers.described(expected.partial_groups) == left
   assert bool(left) == run.values.rollout.partial
   timed = TIMED if run.values.rollout.partial else (*TIMED, 'rollout/slots_busy')
   first, second = (
@@ -387,7 +390,7 @@ def trained_responses(step):
 def test_the_run_carries_responses_that_several_policies_wrote(run):
   spans = [len(one.spans) for step in run.steps.values() for one in trained_responses(step)]
   assert max(spans) >= 2 and min(spans) == 1
-  left = [group for step in run.steps.values() for group in step.left]
+  left = [group for step in run.steps.values() for group in step.partial_groups]
   assert {bool(group.is_drawn) for group in left} == {True, False}
   begun = [one for group in left for one in group.responses]
   assert any(one.is_complete for one in begun)
@@ -412,17 +415,32 @@ def test_each_group_trains_once_complete_and_in_time(run):
     assert len(set(in_flight)) == len(in_flight) == config.max_groups_in_flight
     assert in_flight[: len(before)] == [group.question_row for group in before]
     drawn += in_flight[len(before) :]
-    left = [group.question_row for group in step.left]
+    left = [group.question_row for group in step.partial_groups]
     assert sorted(numbers(step.trained) + left) == sorted(in_flight)
     assert len(left) == config.max_groups_in_flight - config.questions
     assert step.trained.step == number and [len(own) for own in step.responses] == [
       K - bool(stored) for stored in step.trained.candidates
     ]
-    before = step.left
+    before = step.partial_groups
   trained = [row for step in run.steps.values() for row in numbers(step.trained)]
   assert sorted(trained + [group.question_row for group in before]) == sorted(drawn)
   oldest = [ages(step, one).max() for step in run.steps.values() for one in trained_responses(step)]
   assert 1 <= max(oldest) <= config.max_staleness
+
+
+@every_kind
+def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run):
+  """The clock decides it where an environment answers."""
+  engine = getattr(run.rollout.sampler, 'engine', run.rollout.sampler)
+  begun = dataclasses.replace(
+    sampler.EMPTY_RESPONSE, **dict.fromkeys(('tokens', 'logp', 'entropy'), np.ones(2, np.int32))
+  )
+  prompt = np.ones(3, np.int32)
+  requests = [sampler.Request(prompt, row, 0, 1, tiny.RESPONSE, begun) for row in range(3)]
+  resumed = slots.rows_of(engine.spec, requests, lambda _: jax.random.key(0))
+  passes = list(engine._resumptions([*resumed, *[None] * (engine.spec.slots - 3)]))
+  shared = max(segments.segment_BT.max() for _, segments, *_ in passes)
+  assert shared == (1 if run.values.environment.name else 3)
 
 
 @partial
@@ -454,7 +472,7 @@ def test_metrics_say_how_old_the_tokens_are(run):
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
     assert record['staleness/mean'] == pytest.approx(age.mean())
     assert record['staleness/max'] == age.max() and record['staleness/groups_left'] == len(
-      step.left
+      step.partial_groups
     )
     own = np.concatenate([one.own for one in trained_responses(step)])
     share = (age > 0)[own].mean()
@@ -583,7 +601,7 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
 def test_what_is_not_there_is_not_played(run, recorded):
   with run.compiling():
     with_turns, single = (policies.open_policy(str(r.workdir)) for r in (run, recorded))
-  with pytest.raises(InputError, match=r'--row=24: guess:train\S* has only the rows 0 to 23'):
+  with pytest.raises(InputError, match=r'--row=24: guess:train\S* only has rows 0 to 23'):
     responses.play(with_turns, 24)
   with pytest.raises(InputError, match=r"--row=0: config\.environment\.name='', so"):
     responses.play(single, 0)
@@ -790,7 +808,7 @@ def test_adapters_are_refused_on_another_base(run):
       InputError, match=re.escape("another base than this one (differing: base['l")
     ):
       policies.of_run(run.experiment, str(run.workdir), None)
-    with pytest.raises(InputError, match='holds adapters that were trained on another base'):
+    with pytest.raises(InputError, match='contains adapters that were trained on a different base'):
       recording.run_training(run.experiment)
   finally:
     shutil.move(file + '.right', file)
@@ -801,11 +819,15 @@ def test_adapters_are_refused_on_another_base(run):
 @pytest.mark.parametrize(
   ('flags', 'changes', 'message'),
   [
-    (dict(dtype='bfloat16'), {}, 'they are written as they were trained, in float32'),
-    ({}, {'lora.rank': 0}, 'this run trained the whole model (config.lora.rank=0) and has none'),
-    ({}, {'warm_start.num_updates': 9}, 'their base is random or a warm start'),
-    ({}, {'model.path': ''}, 'their base is random or a warm start'),
-    ({}, {'model.extension.rope_theta': 1e5}, "they cannot hold the run's config.model.ext"),
+    (dict(dtype='bfloat16'), {}, 'adapters are always written in float32, as they were trained'),
+    (
+      {},
+      {'lora.rank': 0},
+      'this run trained the whole model (config.lora.rank=0) and has no adapters',
+    ),
+    ({}, {'warm_start.num_updates': 9}, 'their base is random weights or a warm start'),
+    ({}, {'model.path': ''}, 'their base is random weights or a warm start'),
+    ({}, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
   ],
 )
 def test_adapters_of_no_use_are_not_exported(run, flags, changes, message):

@@ -203,11 +203,11 @@ def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(one_minibatc
   params, batch = update_inputs
 
   def learn_with_shifted_logp(rows_B):
-    logp_BT = batch.behaviour_logp_BT + (3 * batch.response_mask_BT * rows_B[:, None])
+    logp_BT = batch.old_logp_BT + (3 * batch.response_mask_BT * rows_B[:, None])
     return learn(
       one_minibatch,
       params,
-      dataclasses.replace(batch, behaviour_logp_BT=logp_BT.astype(np.float32)),
+      dataclasses.replace(batch, old_logp_BT=logp_BT.astype(np.float32)),
     )
 
   change, sums = learn(one_minibatch, params, batch)

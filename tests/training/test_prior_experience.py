@@ -225,8 +225,8 @@ def damaged(folder):
   ('break_it', 'message'),
   [
     (trained_on(lambda _: 'gone.jsonl'), r'cannot be loaded\. gone\.jsonl: there is no such file'),
-    (trained_on(lambda folder: str(folder / 'longer.jsonl')), r'the prompt of row \d+ had \d+ tok'),
-    (other_tokenizer, r'that run has another tokenizer, .* Set config\.tokenizer\.path='),
+    (trained_on(lambda folder: str(folder / 'longer.jsonl')), r'The prompt in row \d+ had \d+ tok'),
+    (other_tokenizer, r'that run has a different tokenizer, .* Set config\.tokenizer\.path='),
     (damaged, r'checkpoints/\d+ is damaged'),
   ],
   ids=['questions', 'prompts', 'tokenizer', 'damaged'],
@@ -255,11 +255,14 @@ def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, t
   claimed.mkdir()
   (claimed / 'config.json').write_text('{}')
   for path, message in (
-    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file\. Give a \.jsonl or'),
+    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file\. Pass a \.jsonl or'),
     (tmp_path / 'nowhere', r'nowhere: experience must be a \.jsonl file, a \.parquet file or '),
-    (empty, r'empty: experience must be a \.jsonl file, a \.parquet file or the '),
+    (empty, r'empty: experience must be a \.jsonl file, a \.parquet file or a run'),
     (claimed, r'claimed: the run has no checkpoint yet, .*\. Wait for its first checkpoint'),
-    (jsonl({'question': 'a', 'answer': 'b'}), r":1: no 'response' or 'target' or 'tokens' \(has: "),
+    (
+      jsonl({'question': 'a', 'answer': 'b'}),
+      r":1: no field 'response' or 'target' or 'tokens' \(has: ",
+    ),
   ):
     opened = seeded(str(path))
     with pytest.raises(InputError, match=message):

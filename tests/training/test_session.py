@@ -102,7 +102,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_sound_checkpoint(
     recording.run_training(opened)
   assert str(stopped.value).startswith(message)
   assert 'config.optimizer.learning_rate=1e+30 is too large' in str(stopped.value)
-  assert 'The newest checkpoint is of step 8' in str(stopped.value)
+  assert 'The newest checkpoint is from step 8' in str(stopped.value)
   assert checkpoint.steps(str(workdir)) == [4, 8]
   assert 'WARNING' not in capsys.readouterr().err
 
@@ -205,6 +205,6 @@ def test_the_score_of_a_task_is_no_reward_for_data_without_its_entries(recorded)
   grading = dataclasses.replace(tiny.GRADING, rewards=('score_answer',))
   config = dataclasses.replace(recorded.experiment.config, grading=grading)
   with pytest.raises(
-    InputError, match=r"'score_answer' .* it asks for 'entry', which is not a col"
+    InputError, match=r"'score_answer' .* it asks for 'entry', which is neither a col"
   ):
     checks.check_rewards(config, recorded.evaluations[0])

@@ -244,11 +244,11 @@ CODE = misbehaving.__name__
     ({'rewards': (':reward',)}, "ValueError: it does not have the form 'package.module:function'"),
     ({'rewards': ('nowhere_at_all:f',)}, "ModuleNotFoundError: No module named 'nowhere_at_all'"),
     ({'rewards': (f'{CODE}:nothing',)}, 'AttributeError: '),
-    ({'rewards': (f'{CODE}:of_position',)}, "ValueError: its parameter 'response' cannot be given"),
+    ({'rewards': (f'{CODE}:of_position',)}, "ValueError: its parameter 'response' is positional"),
     ({'rewards': (f'{CODE}:time',)}, 'TypeError: '),
     (
       {'rewards': (f'{CODE}:of_trl',)},
-      "'completions' belongs to a reward for TRL; here a reward is called",
+      "'completions' is for TRL rewards; here, a reward is called",
     ),
     ({'rewards': (f'{CODE}:of_verl',)}, 'as in `def reward(response, answer): return float('),
     ({'rewards': (f'{CODE}:broken',)}, f"KeyError: 'score' ({misbehaving.__file__}:"),

@@ -1,1 +1,1 @@
-"""Embedded procedural tasks, which need no download; catalogue lists them."""
+"""Embedded procedural tasks, which need no download. catalogue.py lists them."""

@@ -1,21 +1,21 @@
-r"""Chains of additions and subtractions, with solutions in several styles of unequal reliability.
+r"""Chains of additions and subtractions, with solutions in styles that differ in reliability.
 
-A question is a chain such as '48+3-9+7'. The solutions in a language model's corpus differ in how
-much they write out, and some are wrong. The split 'pretraining' imitates this, one style a row:
+A question is a chain such as '48+3-9+7'. In a language model's corpus, some solutions write out
+more than others, and some are wrong. The split 'pretraining' imitates this, with one style per row:
 
-  written   48+3=51 -9=42 +7=49 \boxed{49}   one term a step
-  skipped   48+3-9=42 +7=49 \boxed{49}       two terms a step, wrong more often
+  written   48+3=51 -9=42 +7=49 \boxed{49}   one term per step
+  skipped   48+3-9=42 +7=49 \boxed{49}       two terms per step, wrong more often
   guess     \boxed{47}                       no steps, mostly wrong, near the truth
 
-The longer the chain, the fewer solutions are written out. The later a step in a chain, the more
-often it is wrong. So a policy that has learnt this mixture solves short chains almost always and
-long ones rarely, and for any chain it knows a better style than the one it mostly uses. 'train' and
-'test' have chains of every difficulty. 'train_8' and similar splits have chains of one length; with
-them a policy can start as weak as needed. The answer of a row is always right.
+Longer chains have fewer written-out solutions, and later steps are wrong more often. A policy that
+has learnt this mixture therefore solves almost all short chains but few long ones, and it always
+knows a better style than the one it mostly uses. 'train' and 'test' mix chains of every difficulty.
+'train_8' and similar splits contain chains of a single length, so you can choose how weak the
+policy is at the start. A row's answer is always right.
 
-A model of two layers and half a million parameters can learn these chains: all totals have two
-digits, so steps of a style are equally long, and no digit is added or subtracted twice, so the last
-digit used tells the place in the question.
+A two-layer model with half a million parameters can learn these chains. All totals have two
+digits, so all steps of a style have the same length. No digit is added or subtracted twice, so
+the last digit used marks the position in the question.
 """
 
 import itertools
@@ -30,24 +30,24 @@ from exgrpo_jax.data.tasks.sums import NUMBER, read_steps
 
 
 class Split(NamedTuple):
-  """The number of questions of a split, and their difficulty."""
+  """A split's size and difficulty."""
 
   questions: int
-  min_terms: int  # after the start
+  min_terms: int  # not counting the start
   max_terms: int  # inclusive; uniform
-  one_operator: bool  # True: all terms are added, or all subtracted; False: both operators occur
+  one_operator: bool  # True: all terms are added or all are subtracted; False: both operators occur
   source: str  # the Question's source
 
 
 SEED = 2510_02247
 TOTALS = range(10, 100)  # the start and all running totals
-MAX_DIGIT = 9  # of the terms, from 1; no digit occurs twice
+MAX_DIGIT = 9  # terms are distinct digits from 1 to this
 SPLITS = {
   'pretraining': Split(20_000, min_terms=3, max_terms=9, one_operator=False, source='chains'),
   'train': Split(4_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
   'validation': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
   'test': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
-  # Unlike anything in training: the total drifts one way, through every decade.
+  # Unlike anything in training: the total drifts in one direction, through every decade.
   'ood': Split(1_000, min_terms=4, max_terms=7, one_operator=True, source='chains_ood'),
   **{
     f'{name}_{terms}': Split(questions, terms, terms, one_operator=False, source='chains')
@@ -59,12 +59,12 @@ SPLITS = {
 # The mixture of styles.
 WRITTEN_SHARE = {3: 0.9, 4: 0.8, 5: 0.7, 6: 0.6, 7: 0.5, 8: 0.4, 9: 0.3}  # by the number of terms
 SKIPPED_SHARE = 0.6  # of the solutions that are not written out; the rest are guesses
-# Share of wrong totals, by the number of the step.
-SLIP_RATE = (0.02, 0.02, 0.02, 0.05, 0.2, 0.4, 0.5, 0.5, 0.5)  # of steps of one term
-SKIPPED_SLIP_RATE = 0.3  # of steps of two terms, wherever they are
-SLIPS = range(1, 11)  # by how much a wrong total is off, up or down
-GUESS_RIGHT = 0.03  # share of guesses
-GUESS_ERRORS = range(1, 13)  # by how much the other guesses are off, up or down
+# Share of wrong totals, by step index.
+SLIP_RATE = (0.02, 0.02, 0.02, 0.05, 0.2, 0.4, 0.5, 0.5, 0.5)  # for one-term steps
+SKIPPED_SLIP_RATE = 0.3  # for two-term steps, at any position
+SLIPS = range(1, 11)  # size of the error in a wrong total, up or down
+GUESS_RIGHT = 0.03  # share of guesses that are right
+GUESS_ERRORS = range(1, 13)  # size of the error in the other guesses, up or down
 
 STYLES = ('written', 'skipped', 'guess', 'other')
 
@@ -77,9 +77,9 @@ _STEP = re.compile(rf'(?P<start>{NUMBER})?(?P<terms>(?:{_TERM})+)=(?P<total>{NUM
 
 
 def chain_rows() -> dict[str, list[Record]]:
-  """Make the records of every split, the same on every call: split name -> records.
+  """Return the records of every split, by split name. Every call returns the same records.
 
-  No two questions, within or across splits, have the same start and the same set of terms.
+  No two questions, within or across splits, share both their start and their set of terms.
   """
   rng = np.random.default_rng(SEED)
   seen: set[tuple[int, ...]] = set()
@@ -89,7 +89,7 @@ def chain_rows() -> dict[str, list[Record]]:
 
 
 def _row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> Record:
-  """Make a new record; add its start and sorted terms to `seen`."""
+  """Generate a record and add its start and sorted terms to `seen`."""
   start, *terms = chain = _unseen_chain(rng, split, seen)
   seen.add((start, *sorted(terms)))
   return {
@@ -104,8 +104,8 @@ def _row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> 
 def _unseen_chain(
   rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]
 ) -> tuple[int, ...]:
-  """Draw a start, and terms with their signs."""
-  # The answer is drawn first, so that all answers are equally frequent despite rejected chains.
+  """Draw the start and signed terms of a chain that isn't in `seen`."""
+  # Drawing the answer first keeps all answers equally frequent despite rejected chains.
   answer = int(rng.integers(TOTALS.start, TOTALS.stop))
   while True:
     count = int(rng.integers(split.min_terms, split.max_terms, endpoint=True))
@@ -121,7 +121,7 @@ def _unseen_chain(
 
 
 def _signed(terms: Sequence[int]) -> str:
-  """Write [3, -9] as '+3-9'."""
+  """Format [3, -9] as '+3-9'."""
   return ''.join(f'{term:+d}' for term in terms)
 
 
@@ -129,7 +129,7 @@ def _signed(terms: Sequence[int]) -> str:
 
 
 def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str:
-  """Draw a style from the mixture and a solution in it, right or wrong."""
+  """Draw a style from the mixture and return a right or wrong solution in that style."""
   if rng.random() < WRITTEN_SHARE[len(terms)]:
     slips = [_slip(rng, rate) for rate in SLIP_RATE[: len(terms)]]
     return steps_and_box(start, [[term] for term in terms], slips)
@@ -142,7 +142,7 @@ def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str
 
 
 def _slip(rng: np.random.Generator, rate: float) -> int:
-  """Draw the error of a total: not 0 with probability `rate`."""
+  """Draw the error in a total, which is nonzero with probability `rate`."""
   return _off_by(rng, SLIPS) if rng.random() < rate else 0
 
 
@@ -151,11 +151,11 @@ def _off_by(rng: np.random.Generator, sizes: range) -> int:
 
 
 def steps_and_box(start: int, steps: Sequence[Sequence[int]], slips: Sequence[int]) -> str:
-  r"""Write the worked solution in the given steps, each total off by its slip.
+  r"""Write out the solution in the given steps, adding each step's slip to its total.
 
   48, [[3, -9], [7]], [0, 0] -> '48+3-9=42 +7=49 \boxed{49}': a step continues from the previous
-  total, wrong or not, without repeating it. A total below 0 loses its sign, because no total of a
-  chain has one.
+  total, wrong or not, without repeating it. A negative total loses its sign, because totals in a
+  chain are never negative.
   """
   total, written = start, []
   for terms, slip in zip(steps, slips, strict=True):
@@ -168,20 +168,20 @@ def steps_and_box(start: int, steps: Sequence[Sequence[int]], slips: Sequence[in
 
 
 class _Reading(NamedTuple):
-  """A response of steps that apply the question's terms in their order, and a box."""
+  """A parsed response: steps that apply the question's terms in order, then a box."""
 
   start: int
-  steps: list[list[int]]  # the terms of each step, with their signs; empty if there is only a box
-  totals: list[int]  # of each step
+  steps: list[list[int]]  # the signed terms of each step; empty if the response is only a box
+  totals: list[int]  # one per step
   answer: int
 
 
 def style(question_text: str, response: str) -> str:
-  """Return the style of a response, one of STYLES, from its form only: it may be right or wrong.
+  """Return a response's style, one of STYLES. Only the form matters, not whether it is right.
 
-  'written' applies one term a step, 'skipped' several in some step; both apply all terms of the
-  question in their order. 'guess' is only a box. A response with other text, other terms, another
-  order or no box is 'other'.
+  'written' applies one term per step; 'skipped' applies several in at least one step. Both must
+  apply all of the question's terms in order. 'guess' is only a box. A response with other text,
+  other terms, another order or no box is 'other'.
   """
   reading = _read(question_text, response)
   if not reading:
@@ -194,10 +194,10 @@ def style(question_text: str, response: str) -> str:
 def valid_steps(question_text: str, response: str) -> bool:
   """Return True if every step of `response` is right, not just its final answer.
 
-  Each step must apply one term and have the right total. The steps must apply all terms of the
-  question in their order, and the box must hold the last total. A guess is invalid, and so is a
-  step of several terms even if its total is right: skipped additions cannot be checked, and were
-  right by chance.
+  Each step must apply one term and reach the right total. The steps must apply all of the
+  question's terms in order, and the box must contain the last total. Guesses are invalid. So are
+  steps with several terms, even if the total is right: skipped additions cannot be checked, so a
+  right total may be luck.
   """
   reading = _read(question_text, response)
   if not reading or any(len(terms) != 1 for terms in reading.steps):
@@ -208,7 +208,7 @@ def valid_steps(question_text: str, response: str) -> bool:
 
 
 def _read(question_text: str, response: str) -> _Reading | None:
-  """Parse the response; None if it has another form, or the question is no chain."""
+  """Parse a response, or return None if it has another form or the question isn't a chain."""
   question = _CHAIN.fullmatch(question_text.strip())
   reading = read_steps(response, _STEP)
   if not question or not reading:

@@ -1,4 +1,4 @@
-"""Games: numbers to guess, and frozen lakes to cross."""
+"""Game tasks: guess a number, cross a frozen lake."""
 
 import collections
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from exgrpo_jax.data.records import Record
 
 SEED = 2510_02248
 NUMBERS = range(1, 65)
-# A question is a row, so many have the same number, within and across splits: a policy learns how
-# to ask.
+# Every row is a question, so many questions share a number, within and across splits. That is
+# fine because the policy learns how to search, not the numbers.
 SPLITS = {'pretraining': 8_000, 'train': 2_000, 'test': 500}
 
 
 def guess_rows() -> dict[str, list[Record]]:
-  """Make the records of every split, the same on every call: split name -> records."""
+  """Return the records of every split, by split name. Every call returns the same records."""
   rng = np.random.default_rng(SEED)
   return {
     name: [_row(int(number)) for number in rng.choice(NUMBERS, count)]
@@ -34,7 +34,7 @@ def _row(number: int) -> Record:
 
 
 def halving(number: int) -> str:
-  """Write the guesses and replies of a search by halving: '32 higher 48 lower 40' for 40."""
+  """Return the guesses and replies of a binary search: '32 higher 48 lower 40' for 40."""
   low, high, said = NUMBERS.start, NUMBERS.stop - 1, list[str]()
   while (guess := (low + high) // 2) != number:
     said += [str(guess), 'higher' if guess < number else 'lower']
@@ -49,20 +49,20 @@ def halving(number: int) -> str:
 #     ..o.
 #     o..G
 #
-# The name of a split ends in the side of its maps. Every goal can be reached.
+# A split's name ends in the side length of its maps. Every goal can be reached.
 
 
 LAKE_SEED = 2510_02249
-HOLES = 0.25  # share of the other squares
+HOLES = 0.25  # share of squares, not counting start and goal
 _MANY = {'pretraining': 4_000, 'train': 2_000, 'test': 500}
-# Number of maps by side and split. Only 3,828 of the smallest maps can be crossed.
+# Number of maps by side length and split. Only 3,828 of the smallest maps can be crossed.
 LAKE_SPLITS = {4: {'pretraining': 1_200, 'train': 600, 'test': 200}, 5: _MANY, 6: _MANY}
 
 
 def lake_rows() -> dict[str, list[Record]]:
-  """Make the records of every split, the same on every call: split name -> records.
+  """Return the records of every split, by split name. Every call returns the same records.
 
-  No two maps, within or across splits, are the same.
+  Maps are unique within and across splits.
   """
   rng, seen = np.random.default_rng(LAKE_SEED), set[str]()
   return {
@@ -73,7 +73,7 @@ def lake_rows() -> dict[str, list[Record]]:
 
 
 def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
-  """Make a new record; add its map to `seen`."""
+  """Generate a record and add its map to `seen`."""
   while True:
     squares = np.where(rng.random((side, side)) < HOLES, HOLE, FREE)
     squares[0, 0], squares[-1, -1] = PLAYER, GOAL
@@ -84,7 +84,7 @@ def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
       return {
         'messages': [{'role': 'user', 'content': text}],
         'answer': str(reached[0, 0]),  # length of the shortest path; the environment ignores it
-        'solution': ' '.join(MOVES),  # the task's words train its tokenizer
+        'solution': ' '.join(MOVES),  # so that the tokenizer is trained on the task's words
         'kind': 'math',
         'source': f'lake_{side}',
       }
@@ -100,13 +100,13 @@ Square = tuple[int, int]  # row and column
 
 
 def after(square: Square, move: str, side: int) -> Square:
-  """Return the square after a move; a move off the map changes nothing."""
+  """Return the square after a move. Moves off the map have no effect."""
   row, column = (at + by for at, by in zip(square, MOVES[move]))
   return (row, column) if row in range(side) and column in range(side) else square
 
 
 def distances(lines: Sequence[str]) -> dict[Square, int]:
-  """Return the number of moves to the goal from each square that can reach it around the holes."""
+  """Return the number of moves to the goal from every square that can reach it."""
   side = len(lines)
   (goal,) = ((r, line.index(GOAL)) for r, line in enumerate(lines) if GOAL in line)
   found, waiting = {goal: 0}, collections.deque([goal])

@@ -1,10 +1,10 @@
 r"""Sums of small positive integers, with worked solutions.
 
 A question is a sum such as '48+9+3+7'. Its worked solution starts with the first
-term and adds the digits in random order, '48+3=51 +9=60 +7=67 \boxed{67}', so a
-question has many right solutions and the policy has something to explore. The first
-term spreads the answers over many values, so that guessing earns almost nothing. The
-other terms are digits, so that a model of half a million parameters can learn the task.
+term and adds the digits in random order: '48+3=51 +9=60 +7=67 \boxed{67}'. A
+question therefore has many right solutions, which gives the policy something to explore.
+The first term spreads the answers over many values, so guessing earns almost nothing. The
+other terms are digits, so a model with half a million parameters can learn the task.
 """
 
 import collections
@@ -17,15 +17,15 @@ import numpy as np
 
 from exgrpo_jax.data.records import Record
 
-# Not \d, which matches digits of every script. Bounded because int() raises over 4,300 digits.
+# Not \d, which matches digits in every script. Bounded because int() raises beyond 4,300 digits.
 NUMBER = '(?:0|[1-9][0-9]{0,17})'
 _BOX = re.compile(rf'\\boxed\{{({NUMBER})\}}')
 
 
 def read_steps(response: str, step: re.Pattern[str]) -> tuple[list[re.Match[str]], int] | None:
-  """Return the steps of a response, separated by white space, and the number in the box after them.
+  """Return a response's whitespace-separated steps and the number in the box that follows them.
 
-  None if a step does not match `step`, or the response does not end in a box.
+  Returns None if a step does not match `step` or the response does not end in a box.
   """
   *written, last = response.split() or ['']
   matches = [step.fullmatch(text) for text in written]
@@ -35,12 +35,12 @@ def read_steps(response: str, step: re.Pattern[str]) -> tuple[list[re.Match[str]
 
 
 class Split(NamedTuple):
-  """The number of questions of a split, and their difficulty."""
+  """A split's size and difficulty."""
 
   questions: int
-  min_digits: int  # to add to the first term
+  min_digits: int  # added to the first term
   max_digits: int  # inclusive
-  is_high: bool  # True: every digit is at least ARITHMETIC_HIGH; False: some digit is below it
+  is_high: bool  # True: every digit is at least ARITHMETIC_HIGH; False: at least one is below it
   source: str  # the Question's source
 
 
@@ -55,7 +55,7 @@ ARITHMETIC_SPLITS = {
   ),
   'test': Split(questions=2_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
   # Unlike anything in training, and harder: the maximum number of steps, nearly all with a
-  # carry, and five digits of only four values, so that repeated ones must be counted.
+  # carry. The five digits have only four possible values, so repeats must be counted.
   'ood': Split(questions=2_000, min_digits=5, max_digits=5, is_high=True, source='arithmetic_ood'),
 }
 
@@ -64,7 +64,7 @@ _STEP = re.compile(rf'(?P<start>{NUMBER})?\+(?P<term>{NUMBER})=(?P<total>{NUMBER
 
 
 def arithmetic_rows() -> dict[str, list[Record]]:
-  """Make the records of every split, the same on every call: split name -> records.
+  """Return the records of every split, by split name. Every call returns the same records.
 
   No two questions, within or across splits, have the same multiset of terms.
   """
@@ -77,7 +77,7 @@ def arithmetic_rows() -> dict[str, list[Record]]:
 
 
 def _arithmetic_row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> Record:
-  """Make a new record; add its sorted terms to `seen`."""
+  """Generate a record and add its sorted terms to `seen`."""
   start, *digits = _unseen_terms(rng, split, seen)
   terms = [start, *digits]
   seen.add(tuple(sorted(terms)))
@@ -104,7 +104,7 @@ def _unseen_terms(rng: np.random.Generator, split: Split, seen: Set[tuple[int, .
 
 
 def written_sum(terms: Sequence[int]) -> str:
-  r"""Write the worked solution that adds `terms` in the given order.
+  r"""Write out the solution that adds `terms` in the given order.
 
   [48, 3, 9] -> '48+3=51 +9=60 \boxed{60}': a step continues from the previous total
   without repeating it.
@@ -117,14 +117,14 @@ def written_sum(terms: Sequence[int]) -> str:
 def valid_steps(question_text: str, response: str) -> bool:
   """Return True if every step of `response` is right, not just its final answer.
 
-  The first step must add two of the terms, and every later step one more term to the
-  running total; every addition must be correct, every term of the question must be used
-  exactly once, and the box must hold the last total. Other text between the steps, a
+  The first step must add two of the terms, and every later step must add one more term to
+  the running total. Every addition must be correct, every term of the question must be used
+  exactly once, and the box must contain the last total. Other text between the steps, a
   second box or a number with leading zeros makes the response invalid.
 
   Args:
-    question_text: terms joined by '+', such as '48+9+3'; for anything else the result is False.
-    response: the steps and the box, separated by white space; terms may come in any order.
+    question_text: terms joined by '+', such as '48+9+3'. Returns False for anything else.
+    response: the steps and the box, separated by whitespace. Terms may appear in any order.
   """
   question = question_text.strip()
   if not _SUM.fullmatch(question) or not (reading := read_steps(response, _STEP)):
@@ -150,15 +150,15 @@ def valid_steps(question_text: str, response: str) -> bool:
 
 
 CALCULATOR_SEED = 2510_02250
-LARGEST_TOTAL = 9999  # of a term, and of every total
-CALCULATOR_TERMS = range(2, 5)  # after the start
+LARGEST_TOTAL = 9999  # upper limit for terms and totals
+CALCULATOR_TERMS = range(2, 5)  # number of terms after the start
 CALCULATOR_SPLITS = {'pretraining': 8_000, 'train': 4_000, 'test': 500}
 
 
 def calculator_rows() -> dict[str, list[Record]]:
-  """Make the records of every split, the same on every call: split name -> records.
+  """Return the records of every split, by split name. Every call returns the same records.
 
-  No two questions, within or across splits, are the same.
+  Questions are unique within and across splits.
   """
   rng, seen = np.random.default_rng(CALCULATOR_SEED), set[str]()
   return {
@@ -168,7 +168,7 @@ def calculator_rows() -> dict[str, list[Record]]:
 
 
 def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
-  """Make a new record; add its question to `seen`."""
+  """Generate a record and add its question to `seen`."""
   while True:
     count = int(rng.integers(CALCULATOR_TERMS.start, CALCULATOR_TERMS.stop))
     numbers = rng.integers(100, LARGEST_TOTAL, count + 1) * np.array(
@@ -182,7 +182,7 @@ def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
       return {
         'messages': [{'role': 'user', 'content': text}],
         'answer': str(totals[-1]),
-        'solution': f'{start}{terms[0]:+d} ={totals[-1]}?',  # the characters of a turn
+        'solution': f'{start}{terms[0]:+d} ={totals[-1]}?',  # the characters used in a turn
         'kind': 'math',
         'source': 'calculator',
       }

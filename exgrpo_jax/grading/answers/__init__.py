@@ -1,16 +1,17 @@
-"""Reading of answers in LaTeX or plain text, and comparison of their meanings.
+"""Parser for answers in LaTeX or plain text, and comparison of their meanings.
 
 From text to verdict:
 
-  extraction   from a response to its answer, as written
-  tokens       from the text to one spelling, and to tokens
-  latex        from tokens to an expression tree; its grammar is in grammar
-  operators    from derivatives and differentials in a tree to calls
-  answer       from a tree to its reading, with inequalities and matrices
-  equality     comparison of two answers, as written and by their readings
+  extraction   extracts a response's answer, as written
+  tokens       normalizes the spelling and splits the text into tokens
+  latex        parses tokens into an expression tree; its grammar is in grammar
+  operators    turns a tree's derivatives and differentials into calls
+  answer       interprets a tree as a reading; solves inequalities and computes matrices
+  equality     compares two answers, as written and by their readings
 
-They use tree, which defines trees and readings; number and quantity, which evaluate and compare
-trees; operators, for products whose order matters; and units. description puts a reading into
-words. From trees, sympy decides what numbers cannot: sets, in sets, and expressions, in identity.
-Text from a model is never evaluated as code.
+These modules build on tree, which defines trees and readings; number and quantity, which evaluate
+and compare trees; operators, which also handles products whose order matters; and units. The module
+description describes a reading in words. Two modules use sympy: sets compares sets, and identity
+compares expressions if evaluation is inconclusive. sympy only receives trees; text from a model is
+never evaluated as code.
 """

@@ -1,4 +1,4 @@
-"""From an answer's text to its reading."""
+"""Interpretation of an answer's text as a reading."""
 
 import functools
 import re
@@ -41,7 +41,7 @@ _QUOTES = (('"', '"'), ("'", "'"), ('``', "''"), ('`', '`'), ('“', '”'))
 _TIME = re.compile(r'([0-9]{1,2})(?: ?: ?([0-5][0-9]))? ?([ap])\.? ?m\.?', re.IGNORECASE)
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
-# Words of up to three letters whose case does not count.
+# Words of up to three letters that are compared case-insensitively.
 _SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'one', 'two', 'six', 'ten', 'sun', 'mon'))
 _TWO_WORDS = re.compile(r'([A-Za-z]{2,}) ([A-Za-z]{2,})(?![A-Za-z(_^{])')
 _MATHEMATICAL = FUNCTIONS | SYMBOLS | {'and', 'or'}
@@ -49,7 +49,7 @@ _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 
 
 def read(text: str) -> Reading:
-  """Read an answer; the reading is ('text', …) if it is not understood."""
+  """Read an answer; return ('text', …) if it cannot be parsed."""
   is_money, text = r'\$' in text, normalize_spelling(_unquoted(text.strip()))
   if reading := _read_numeral(text) or _read_time(text):
     return reading
@@ -76,7 +76,7 @@ def _unquoted(text: str) -> str:
 
 
 def _read_cycles(text: str) -> tuple[int, ...] | None:
-  """Read '(12)(13)' as a permutation: the images of the digits 0 to 9. None for anything else."""
+  """Read a permutation such as '(12)(13)'; return the images of the digits 0 to 9, else None."""
   if not _CYCLES.fullmatch(text):
     return None
   images = list(range(10))
@@ -90,15 +90,15 @@ def _read_cycles(text: str) -> tuple[int, ...] | None:
 
 
 def _is_prose(text: str) -> bool:
-  """Return True if a text begins with two words, which are not products of letters."""
+  """Return True if a text begins with two words, so it is not a product of letters."""
   words = _TWO_WORDS.match(text)
   return words is not None and not {words[1], words[2]} & _MATHEMATICAL
 
 
 def normalize_text(text: str) -> str:
-  """Remove wrappers and white space from a text, and put words into lower case.
+  """Strip wrappers and white space from a text, and lowercase words.
 
-  A space between two digits stays: '1 1/2' is not '11/2'.
+  A space between two digits stays, because '1 1/2' is not '11/2'.
   """
   text = strip_wrappers(text).replace('$', ' ')
   text = _ARTICLE.sub('', text.strip(), count=1)
@@ -109,7 +109,7 @@ def normalize_text(text: str) -> str:
 
 
 def strip_wrappers(text: str) -> str:
-  r"""Replace '\text{C}' by 'C'."""
+  r"""Replace '\text{C}' with 'C'."""
   return _WRAPPER.sub(r'\1', text)
 
 
@@ -126,7 +126,7 @@ def _read_numeral(text: str) -> Reading | None:
 
 
 def _read_time(text: str) -> Reading | None:
-  """Read a time of day with its half, '3 pm' or '3:00 pm'; None for anything else."""
+  """Read a 12-hour time such as '3 pm' or '3:00 pm'; None for anything else."""
   match = _TIME.fullmatch(strip_wrappers(text))
   if not match or not 1 <= int(match[1]) <= 12:
     return None
@@ -134,7 +134,7 @@ def _read_time(text: str) -> Reading | None:
 
 
 def interpret(tree: Tree) -> Reading:
-  """Return the reading of a tree."""
+  """Interpret a tree as a reading."""
   head = tree[0]
   if head == 'letters':
     return 'letters', tree[1], interpret(tree[2])
@@ -171,7 +171,7 @@ def _interpret_one(tree: Tree) -> Reading:
 
 
 def _interpret_matrix(tree: Tree) -> Reading | None:
-  """Interpret a matrix, or a vector like '(1, 2)^T', not an interval; else None."""
+  """Interpret a matrix, or a vector such as '(1, 2)^T' (not an interval); else return None."""
   if rows := rows_of(tree):
     return 'matrix', rows
   if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == TRANSPOSED:
@@ -196,7 +196,7 @@ def _is_difference_of_sets(tree: Tree) -> bool:
 
 
 def _is_labelled_group(tree: Tree) -> bool:
-  """Return True if a product is a name and an interval or a point: 't(0, 4]'."""
+  """Return True if a product is a name followed by an interval or a point: 't(0, 4]'."""
   if tree[0] != 'multiply' or len(tree[1]) != 2:
     return False
   label, group = tree[1]
@@ -223,7 +223,7 @@ def _flatten(items: Sequence[Reading]) -> Iterator[Reading]:
 
 
 def _share_labels(items: Sequence[Reading]) -> Reading:
-  """Make a list; a label that its items share labels the list: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
+  """Combine items into a list that gets any shared label: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
   labels = [item[1] if item[0] == 'labelled' else None for item in items]
   if labels[0] is None or any(item[0] == 'equation' for item in items):
     return 'list', tuple(_flatten(items))
@@ -244,7 +244,7 @@ def _has_plusminus(tree: Any) -> bool:
 
 
 def _choose_sign(tree: Any, sign: int) -> Any:
-  r"""Replace every '\pm' in a tree by this sign, and every '\mp' by the other."""
+  r"""Replace every '\pm' in a tree with this sign, and every '\mp' with the opposite sign."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[0] != 'plusminus':
@@ -258,7 +258,7 @@ def _choose_sign(tree: Any, sign: int) -> Any:
 
 
 def _interpret_relation(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
-  """Interpret a relation; its first side is None if the text has none."""
+  """Interpret a relation; the first side is None if it is missing, as in '< 5'."""
   written = sides[-1]
   sides = tuple(None if side is None else with_forms(plain(side)) for side in sides)
   reading = _interpret_sides(operators, sides)
@@ -290,7 +290,7 @@ def _interpret_unequal(left: Tree | None, right: Tree) -> Reading:
 def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
   if sides[0] is None:
     return interpret(sides[-1])
-  if '~' in operators:  # a value after '≈' is rounded, except in 'x ≈ 5'
+  if '~' in operators:  # drop values after '≈', which are rounded, except in 'x ≈ 5'
     end = operators.index('~') + 1
     sides = sides[: max(end, 2)] if end > 1 or is_label(sides[0]) else sides[:1]
   first, last = sides[0], sides[-1]
@@ -313,11 +313,11 @@ _REVERSED = {'>': '<', '>=': '<='}
 
 
 def interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
-  """Return the interval of an inequality's unknown, or a 'chain' if it cannot be solved.
+  """Solve an inequality for the interval of its unknown; return a 'chain' if it cannot be solved.
 
   Args:
-    operators: of any relations except membership.
-    sides: one more than operators; None if the text has none, as in '< 5'.
+    operators: the relations between the sides, which may be any except membership.
+    sides: the expressions around the operators; a missing side, as in '< 5', is None.
   """
   directions = {operator[0] for operator in operators}
   if directions not in ({'<'}, {'>'}):
@@ -354,7 +354,7 @@ def _solve_two_sided(operator: str, low: Tree | None, high: Tree | None) -> Read
 
 
 def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) -> Reading | None:
-  """Find the unknown's values in '|inner| < bound' or '|inner| > bound'."""
+  """Solve '|inner| < bound' (if `is_inside`) or '|inner| > bound' for the unknown."""
   if is_inside:
     return _solve_three_sided(operator, operator, ('negate', bound), inner, bound)
   above = _solve_two_sided(operator, bound, inner)
@@ -367,7 +367,7 @@ def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) ->
 def _solve_three_sided(
   low_operator: str, high_operator: str, low: Tree | None, middle: Tree | None, high: Tree | None
 ) -> Reading | None:
-  """Find the unknown's values in 'low < middle < high', between two numbers."""
+  """Solve 'low < middle < high' for the unknown; low and high are numbers."""
   if low is None or middle is None or high is None or symbols(low) or symbols(high):
     return None
   if middle[:2] == ('function', 'abs') and middle[2][0][0] == 'symbol':
@@ -391,7 +391,7 @@ def _solve_three_sided(
 
 
 def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
-  """Return unknown, slope and intercept if the tree is linear in its only unknown; else None."""
+  """Return (unknown, slope, intercept) if a tree is linear in its only unknown; else None."""
   unknowns = symbols(tree)
   if len(unknowns) != 1:
     return None
@@ -404,24 +404,24 @@ def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
 
 # ---- Matrices ----
 
-# sympy computes powers and inverses of a matrix of unknowns, once for each size and exponent. Then
-# the cells replace the unknowns.
+# sympy computes powers and inverses symbolically, once per size and exponent. Then the actual cells
+# are substituted for the symbols.
 
 
 Rows = tuple[tuple[Tree, ...], ...]
 
-_MAX_FACTORS = 3  # a product's cells grow by a factor with each matrix
+_MAX_FACTORS = 3  # matrices in a product; each one multiplies the size of the cells
 _MAX_CELLS = 64
-_MAX_ORDER = 4  # rows of a matrix whose power is computed
+_MAX_ORDER = 4  # rows of a matrix that may be raised to a power
 _MAX_EXPONENT = 8
-_MAX_INVERSE = 8  # order to the power of the exponent: 4 by 4 once, 2 by 2 three times
-_MAX_PATHS = 64  # products that are added in a cell of a power
-_MAX_NODES = 2000  # of a power's cells
-TRANSPOSED: Tree = ('symbol', 'T')  # an exponent
+_MAX_INVERSE = 8  # order**exponent of an inverse: exponents up to 1 for 4x4, 3 for 2x2
+_MAX_PATHS = 64  # products summed in one cell of a power
+_MAX_NODES = 2000  # in a power's cells
+TRANSPOSED: Tree = ('symbol', 'T')  # the exponent of a transpose
 
 
 def rows_of(tree: Tree) -> Rows | None:
-  """Return the rows of a matrix, or of a sum, product, power or multiple of matrices; else None."""
+  """Return a matrix's rows, computing sums, products, powers and multiples; else return None."""
   head = tree[0]
   if head == 'rows':
     return tree[1]
@@ -498,7 +498,7 @@ def _power(rows: Rows, exponent: Tree) -> Rows | None:
 
 @functools.cache
 def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
-  """Return the cells, in sympy, of a power of the matrix of unknowns c00, c01 and so on."""
+  """Raise a matrix of the sympy symbols c00, c01 and so on to a power; return its rows."""
   import sympy
 
   matrix: Any = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))
@@ -508,7 +508,7 @@ def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
 
 
 def _substitute(expression: Any, unknowns: Mapping[str, Tree]) -> Tree:
-  """Convert a quotient of polynomials from sympy to a tree."""
+  """Convert a sympy quotient of polynomials to a tree, replacing its symbols."""
   if expression.is_Symbol:
     return unknowns[expression.name]
   if expression.is_Rational:

@@ -1,11 +1,11 @@
-"""Descriptions of readings in a few words, which explain a verdict to a person."""
+"""Short descriptions of readings, which explain a verdict to a person."""
 
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers import quantity
 from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
-_MAX_BITS = 300  # of a rational number that is written out
+_MAX_BITS = 300  # larger rational numbers are not written out
 _NAMES = {
   'differs': 'any value except one',
   'chain': 'relation',
@@ -67,7 +67,7 @@ def _describe_quantity(tree: Tree, unit: str) -> str:
   value = quantity.exact(tree)
   if isinstance(value, Fraction):
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
-      return f'rational number of many digits{suffix}'
+      return f'rational number with many digits{suffix}'
     return f'{"integer" if value.denominator == 1 else "fraction"} {value}{suffix}'
   number = quantity.real_value(tree)
   if number is not None:

@@ -1,9 +1,10 @@
 """Comparison of a model's answer with the ground truth, both as written.
 
-The truth decides how they are compared: a capital letter is a choice, a word is text.
-In doubt they differ, because a model is rewarded for what passes here. A rounded decimal equals
-neither the fraction nor the irrational number, with one exception: a truth of twelve digits or more
-equals the irrational number that it rounds. `same` compares what they mean.
+The truth decides how the two are compared: a capital letter is a choice, and a word is text. When
+in doubt, the two count as different, because the model is rewarded for whatever passes here. A
+rounded decimal does not equal the exact fraction or irrational number, with one exception: a truth
+with twelve or more digits equals the irrational number that it rounds. The function `same` compares
+meanings.
 """
 
 import itertools
@@ -29,17 +30,17 @@ _CHOSEN = re.compile(
 _OTHER_CHOICE = re.compile(r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not)\b)')
 _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
-_LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 has a space
-_MANY_DIGITS = 12  # or more: the decimal stands for the irrational number that it rounds
+_LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 would have a space
+_MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational number it rounds
 
 
 def equal(given: str, truth: str, kind: str) -> bool:
-  """Return True if two answers, as written, are the same.
+  """Return True if an answer is equivalent to the ground truth, both as written.
 
   Args:
     given: the model's answer.
-    truth: the ground truth, a worked solution or sentence that has it, or a JSON list of accepted
-      answers.
+    truth: the ground truth, a worked solution or sentence that contains it, or a JSON list of
+      accepted answers.
     kind: 'math', 'choice' or 'text'.
   """
   return any(_equal(given, accepted, kind) for accepted in accepted_answers(truth))
@@ -66,7 +67,7 @@ def _equal(given: str, truth: str, kind: str) -> bool:
 
 
 def strip_delimiters(text: str) -> str:
-  """Remove the box, dollars or asterisks around an answer."""
+  """Remove the box, dollar signs or asterisks around an answer."""
   text = text.strip()
   if len(text) > 4 and text.startswith('**') and text.endswith('**'):
     text = text[2:-2].strip()
@@ -78,7 +79,7 @@ def strip_delimiters(text: str) -> str:
 
 
 def _chosen_letter(given: str) -> str | None:
-  """Return the letter of the only choice: 'C', 'c', '(C)', 'C.', 'C. 45 degrees'; else None."""
+  """Return C for 'C', 'c', '(C)', 'C.' or 'C. 45 degrees'; None unless one letter is chosen."""
   match = _CHOSEN.fullmatch(answer.strip_wrappers(normalize_spelling(given)).strip('*{} '))
   if not match:
     return None
@@ -89,7 +90,7 @@ def _chosen_letter(given: str) -> str | None:
 
 
 def _same_decimal(given: str, truth: str) -> bool:
-  """Return True if two decimals differ only in a comma, or if the truth rounds an irrational."""
+  """Return True if two decimals differ only in a comma, or if the truth is the rounded answer."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
   for with_comma, other, pattern in (
     (given, truth, _DECIMAL_COMMA),
@@ -109,22 +110,22 @@ def _same_decimal(given: str, truth: str) -> bool:
 
 # ---- Comparison of two readings ----
 
-# A numeral is its digits and its base: 204_5 is neither 204 nor 54.
-# Labels and units count if both sides give one; 20% is 0.2 and 20.
-# Order counts in tuples, not in lists and sets. (0, 1) is a pair or an interval, like the other
-# side. '1, 2' is '(1, 2)' in this order.
+# A numeral matches only the same digits in the same base: 204_5 is neither 204 nor 54.
+# Labels and units matter only if both sides have one. 20% equals both 0.2 and 20.
+# Order matters in tuples, but not in lists and sets. (0, 1) is a pair or an interval, whichever
+# the other side is. '1, 2' equals '(1, 2)', in this order.
 
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
-# Coordinates follow each other in this order.
+# The order of coordinates.
 _ALPHABET = string.ascii_lowercase + ' ' + string.ascii_uppercase + ' xz'
 _LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
-_MAX_PAIRWISE = 24  # items that are compared each with each, in any order
+_MAX_PAIRWISE = 24  # items to match in any order; larger collections are compared in order
 
 
 def same(given: Reading, truth: Reading) -> bool:
-  """Return True if two readings mean the same."""
+  """Return True if two readings mean the same thing."""
   if given == truth:
     return given[0] != 'text' or bool(given[1])
   if 'letters' in (given[0], truth[0]) or 'dashed' in (given[0], truth[0]):
@@ -133,7 +134,7 @@ def same(given: Reading, truth: Reading) -> bool:
   if 'labelled' in kinds or 'assigned' in kinds or 'equation' in kinds:
     return _same_labelled(given, truth)
   if kinds == ('numeral', 'numeral') or 'text' in kinds:
-    return False  # not the same text, as compared above
+    return False  # equal texts were handled above
   if 'time' in kinds:
     return _same_time(given, truth)
   if set(kinds) == {'ratio', 'quantity'}:
@@ -143,11 +144,11 @@ def same(given: Reading, truth: Reading) -> bool:
   return _same_collection(given, truth)
 
 
-# Letters in a row, numbers with dashes, times.
+# Runs of letters, numbers with dashes, times.
 
 
 def _same_as_written(given: Reading, truth: Reading) -> bool:
-  """Compare two words or rows of numbers as written, and one with other readings by value."""
+  """Compare two words or two dashed numbers as written; otherwise, compare values."""
   if given[0] == truth[0]:
     return given[1] == truth[1]
   if {given[0], truth[0]} & {'labelled', 'assigned'}:
@@ -163,7 +164,7 @@ def _same_as_written(given: Reading, truth: Reading) -> bool:
 
 
 def _as_product(reading: Reading) -> Reading:
-  """Read the truth's 'P = IV' as a product, but its 'n = XIV' as a numeral."""
+  """Read 'P = IV' in the truth as a product, but 'n = XIV' as a Roman numeral."""
   if reading[0] != 'labelled' or reading[2][0] != 'letters':
     return reading
   _, text, product = reading[2]
@@ -171,7 +172,7 @@ def _as_product(reading: Reading) -> Reading:
 
 
 def _same_time(given: Reading, truth: Reading) -> bool:
-  """Compare a time of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
+  """Compare times of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
   time, other = (given, truth) if given[0] == 'time' else (truth, given)
   if other[0] == 'ratio':
     parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity']
@@ -181,7 +182,7 @@ def _same_time(given: Reading, truth: Reading) -> bool:
 
 
 def _hours(time: Reading) -> tuple[int, int]:
-  """Return the hour on a clock of 12 hours, and on one of 24."""
+  """Return the hour on a 12-hour clock and on a 24-hour clock."""
   return time[1], time[1] % 12 + 12 * (time[3] == 'p')
 
 
@@ -204,10 +205,10 @@ def _same_quantity(given: Reading, truth: Reading) -> bool:
 
 
 def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
-  """Return both quantities, one converted to the other's unit if it can be: 500 cm to 5 m.
+  """Return both quantities, with one converted to the other's unit if possible: 500 cm to 5 m.
 
-  '6 m' is 6 times m if the other side has m as a letter. A number with pi is an angle in radians
-  if the other side has degrees.
+  '6 m' is 6 times m if the other side uses m as a variable. A number with pi is an angle in radians
+  if the other side is in degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
   if x_unit and not y_unit:
@@ -265,14 +266,15 @@ def _infinity_sign(tree: Tree) -> int:
   return int(tree[0] == 'infinity')
 
 
-# Binomial coefficients that are written as C(n, k) or C_n^k.
+# Binomial coefficients written as C(n, k) or C_n^k.
 
 
 def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
   """Read C(n, k) on one side as a binomial coefficient if it can mean nothing else.
 
-  C may also name a point or a constant. So a response's C is a coefficient only if the truth has no
-  C, and a truth's C only if the response has a coefficient or a factorial instead.
+  C may also name a point or a constant. Therefore, C in the response is a coefficient only if the
+  truth contains no C, and C in the truth is a coefficient only if the response contains a
+  coefficient or a factorial instead.
   """
   if _choose_names(given) and not _choose_names(truth):
     return _with_coefficients(given), truth
@@ -301,7 +303,7 @@ def _with_coefficients(tree: Any) -> Any:
 
 
 def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
-  """Return the coefficient, or the same tree if count exceeds total: C(2, 3) is a point."""
+  """Return the binomial coefficient, or `tree` if count exceeds total: C(2, 3) is a point."""
   if total[0] == count[0] == 'number' and not 0 <= count[1] <= total[1]:
     return tree
   return 'function', 'binom', (total, count)
@@ -311,7 +313,7 @@ def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
 
 
 def _same_labelled(given: Reading, truth: Reading) -> bool:
-  """Return True if values under labels are the same; a label on only one side is dropped."""
+  """Return True if labels and values match; a label on only one side is ignored."""
   truth = _as_product(truth)
   if given[0] == 'labelled' and truth[0] == 'labelled':
     if _same_label(given[1], truth[1]):
@@ -342,7 +344,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare values in the order of their labels if labels name coordinates: 'y = 2, x = 1'."""
+  """Compare with labelled values; coordinates, as in 'y = 2, x = 1', are sorted by label."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
@@ -353,7 +355,7 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
 
 
 def _are_numbered(labels: Sequence[Tree]) -> bool:
-  """Return True if labels number the solutions for one unknown: 'x_1 = 5, x_2 = 3'."""
+  """Return True if labels number the solutions for one unknown, as in 'x_1 = 5, x_2 = 3'."""
   letter = labels[0][1][0]
   return all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
 
@@ -368,13 +370,13 @@ def _same_label(x: Tree, y: Tree) -> bool:
 
 
 def _same_equation(given: Reading, truth: Reading) -> bool:
-  """Return True if one equation is the other times a constant, so both have the same solutions."""
+  """Return True if one equation is a constant times the other, so both have the same solutions."""
   x, y = _zero_form(given), _zero_form(truth)
   return x is not None and y is not None and quantity.proportional(x, y, positive=False)
 
 
 def _zero_form(reading: Reading) -> Tree | None:
-  """Return the tree that an equation sets to zero; None if the reading is not an equation."""
+  """Return the expression that an equation sets to zero; None if this is not an equation."""
   sides = {'equation': reading[1:3], 'labelled': reading[3:5]}.get(reading[0], (None, None))
   return None if None in sides else subtract(*sides)
 
@@ -391,7 +393,7 @@ def _same_chain(given: Reading, truth: Reading) -> bool:
 
 
 def _ascending(chain: Reading) -> Reading:
-  """Reverse a chain with '>', so that it has '<'."""
+  """Reverse a chain that uses '>' so that it uses '<'."""
   _, operators, sides = chain
   if not any(operator.startswith('>') for operator in operators):
     return chain
@@ -422,7 +424,7 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
     return _same_in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
   if 'group' in kinds and kinds & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
     group = given if given[0] == 'group' else truth
-    # Two in square brackets are an interval.
+    # Two items in square brackets are an interval.
     is_tuple = group[1:3] == ('(', ')') or len(group[3]) > 2
     return is_tuple and _same_in_order(given[-1], truth[-1])
   if kinds == {'union', 'list'}:
@@ -440,7 +442,7 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
 
 
 def _same_ratio(ratio: Reading, number: Reading) -> bool:
-  """Return True if a ratio is this fraction or decimal: 3:4 is 3/4 and 0.75, but 3:1 is not 3."""
+  """Return True if a ratio equals a fraction or decimal: 3:4 is 3/4 and 0.75, but 3:1 is not 3."""
   if len(ratio[1]) != 2 or any(item[0] != 'quantity' or item[2] for item in ratio[1]):
     return False
   (_, top, _), (_, bottom, _) = ratio[1]
@@ -452,9 +454,9 @@ def _same_ratio(ratio: Reading, number: Reading) -> bool:
 
 
 def _same_brackets(x: Reading, y: Reading) -> bool:
-  """Compare brackets: (0, 1) may be an interval or a pair, [0, 1] is an interval.
+  """Compare brackets: (0, 1) may be an interval or a pair, but [0, 1] is an interval.
 
-  Brackets around more than two items do not count, because these are a vector.
+  The type of bracket does not matter around more than two items, because the items form a vector.
   """
   return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
 
@@ -474,9 +476,9 @@ def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bo
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
-  """Return True if each item of x matches a different item of y. Both have the same length."""
+  """Return True if the items of x and y, which have the same length, match in pairs."""
   unmatched_y, unmatched_x = list(y), []
-  for item in x:  # identical ones first, which is fast
+  for item in x:  # pair identical items first, which is fast
     if item in unmatched_y:
       unmatched_y.remove(item)
     else:
@@ -491,7 +493,7 @@ def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], 
   return True
 
 
-# Comparisons of two readings that have the same head.
+# Comparisons of two readings with the same head.
 _COMPARISONS: dict[str, Callable[[Reading, Reading], bool]] = {
   'quantity': _same_quantity,
   'matrix': _same_matrix,

@@ -1,10 +1,10 @@
-"""Extraction of a response's answer, as written: after its thought, inside its last box.
+"""Extraction of a response's answer as written, from the last box after the thought or from prose.
 
-A hedge stays in the answer, so that it equals neither of the two: '3 or 4' in prose gives 'or 4'.
-The section on boxes below covers answers in several boxes.
+A hedged answer keeps its hedge, so that it matches neither alternative: '3 or 4' in prose gives
+'or 4'. The section on boxes below covers answers in several boxes.
 
-Every search is linear in the length of the response or bounded by a window, because the model that
-writes it is rewarded for whatever passes here.
+Every search is linear in the length of the response or limited to a window, because the model that
+writes the response is rewarded for whatever passes here.
 """
 
 import ast
@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from exgrpo_jax.grading.answers.units import MULTIPLIERS, OPERATION_WORDS, measure, normalize_unit
 
-_WINDOW = 20_000  # characters: earlier prose is not the end of the response
+_WINDOW = 20_000  # characters at the end of the prose to search for an answer
 _MAX_SENTENCE = 300  # characters of a ground truth
 _MAX_ITEMS = 50
-_HEDGE_WINDOW = 80  # characters before an answer in which an 'or' makes it a hedge
+_HEDGE_WINDOW = 80  # characters before an answer in which 'or' makes the answer a hedge
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
 _DECIMAL = (
@@ -41,7 +41,7 @@ _ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
 _FENCE = re.compile(r'^[ \t]*```[^\n`]*$', re.MULTILINE)
 _LIST_ITEM = re.compile(r'(?:[-+•]|[0-9]{1,2}[.)])[ \t]+(.*)')
-# Possessive and not after its own characters, so that matching stays linear.
+# Possessive quantifiers and the lookbehind keep matching linear.
 _REASON = re.compile(
   r'(?<![\s,;(–—-])(?:[\s,;(–—-]++(?:because|since|due to|given that|which is|which equals)\b'
   r'|,\s*+as (?!well|is)).*',
@@ -58,7 +58,7 @@ _TRUE_SENTENCE = re.compile(
   rf'[A-Z][a-z]*{_PLAIN} (?:{_VERB}){_PLAIN} '
   rf'(?:(\\?\$?{_SIGNED}%?)((?: [A-Za-z/]+)*)|\$([^$]+)\$)\.?'
 )
-# Words next to a number that make it another answer.
+# Words next to a number that change its meaning.
 _CHANGING_WORDS = """not no never least most than half twice thrice when if for and in by negative
 under over divisible fewer greater without one two three four five six seven eight nine ten twenty
 thirty base"""
@@ -70,7 +70,7 @@ _OR_BEFORE = re.compile(
   r'[\s,$*]*+(?:\\[(\[]\s*)?$',
   re.IGNORECASE,
 )
-# A text that ends in '8 =', '8 = ?' or '1 + 8'.
+# Text ending in '8 =', '8 = ?' or '1 + 8'.
 _WITHOUT_RESULT = re.compile(
   r'(?:=|[0-9)]\s*(?:[-+*/×÷−]|\\times|\\div|\\cdot)\s*\(?-?[0-9.,]++\)?)[\s?.$]*+\Z'
 )
@@ -81,7 +81,7 @@ def solution(response: str, require_think: bool, require_box: bool) -> str | Non
   """Return the text after a response's thought, or None if the response lacks a required part.
 
   Text before the last '</think>' is thought, and so is text after a '<think>' that is never closed.
-  With `require_think` there must be a '</think>'; with `require_box` only a box is an answer.
+  With `require_think`, the response needs a '</think>'; with `require_box`, it needs a box.
   """
   _, closing_tag, rest = response.rpartition('</think>')
   if require_think and not closing_tag:
@@ -91,34 +91,35 @@ def solution(response: str, require_think: bool, require_box: bool) -> str | Non
 
 
 def extract(response: str, require_think: bool = False, require_box: bool = False) -> str | None:
-  r"""Return a response's answer, as written, or None; arguments as for `solution`.
+  r"""Extract a response's answer as written, or return None; for the arguments see `solution`.
 
-  The last box counts, with the boxes joined to it (read_boxes). A box that is not closed, as in a
-  response cut at its limit, is not an answer. Without a box the answer follows the last '####',
-  else the last 'answer is', else it is the last number, with the whole formula around it.
+  The last box counts, together with the boxes joined to it (read_boxes). An unclosed box, as in a
+  truncated response, is not an answer. Without a box, the answer is the text after the last '####',
+  else the text after the last 'answer is', else the last number with the whole formula around it.
   """
   rest = solution(response, require_think, require_box)
   return None if rest is None else _answer(rest, _last_number)
 
 
 def extract_number(response: str) -> str | None:
-  """Extract an answer that is a number; a calculation without its result gives None.
+  """Extract a numeric answer; return None for a calculation without its result.
 
-  Otherwise '1 - 1 + 8 =', which repeats the question, would be right by luck.
+  Otherwise '1 - 1 + 8 =', which only repeats the question, could be right by luck.
   """
   return _answer(solution(response, False, False) or '', _last_result)
 
 
 def extract_text(response: str) -> str | None:
-  """Extract an answer that is not a number: the last line counts instead of the last number."""
+  """Extract an answer that is not a number, using the last line instead of the last number."""
   return _answer(solution(response, False, False) or '', _last_line)
 
 
 def final_answer(truth: str) -> str:
-  """Return the answer of a truth that is or ends like a worked solution: '#### 42' gives '42'.
+  """Extract the answer from a truth that may be a worked solution: '#### 42' gives '42'.
 
-  Text after the last '####' counts, and a box inside it. Without '####', a box counts, else the
-  answer in a sentence; other truths stay unchanged.
+  If the truth contains '####', the answer is the text after the last one, or the box in that text.
+  Otherwise, the answer is the box, else the answer stated in a sentence. Other truths are returned
+  unchanged.
   """
   _, marker, tail = truth.rpartition('####')
   if marker and tail.strip():
@@ -130,10 +131,11 @@ def final_answer(truth: str) -> str:
 
 
 def accepted_answers(truth: str) -> tuple[str, ...]:
-  """Return the accepted answers of a ground truth: several in '["4", "four"]', else one."""
+  """Return a ground truth's accepted answers: several for '["4", "four"]', otherwise one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
-    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' has no form feed
+    # Otherwise, the '\f' of '\frac' would be read as a form feed.
+    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)
     for read in (json.loads, ast.literal_eval):
       try:
         answers = read(escaped)
@@ -145,7 +147,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
 
 
 def _answer_in_sentence(truth: str) -> str | None:
-  """Return the answer of 'The answer is 56.' or 'She has 56 apples left.'; None in doubt."""
+  """Extract 56 from 'The answer is 56.' or 'She has 56 apples left.'; None when in doubt."""
   if _ANSWER_IS.search(truth):
     return _stated_answer(truth)
   match = _TRUE_SENTENCE.fullmatch(truth) if len(truth) <= _MAX_SENTENCE else None
@@ -158,9 +160,9 @@ def _answer_in_sentence(truth: str) -> str | None:
 
 
 def _number_of_things(number: str, words: str) -> str | None:
-  """Return a number with its multiplier or unit, without the things counted: '5 dozen' of eggs.
+  """Return a number with its multiplier or unit: '5 dozen' for '5' and 'dozen eggs'.
 
-  None if the words make it another answer, as 'squared' does.
+  Returns None if the words change the number's meaning, as 'squared' does.
   """
   others = words.split()
   if _CHANGING & set(map(str.lower, others)) - {'in', 'of', 'for', 'by'}:
@@ -173,7 +175,7 @@ def _number_of_things(number: str, words: str) -> str | None:
 
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
-  """Return the answer in boxes, else in prose; `unmarked` finds an answer that nothing marks."""
+  """Return the boxed answer, else an answer in prose; `unmarked` finds one without a marker."""
   boxed = read_boxes(text)
   answer = boxed.answer if boxed else _extract_from_prose(text[-_WINDOW:], unmarked)
   return (answer or '').strip() or None
@@ -207,14 +209,14 @@ def _stated_answer(text: str) -> str | None:
   sentence = _bare(sentence)
   has_colon = bool(statement[1])
   if has_colon and _PROSE.search(sentence) and _NUMBER.search(sentence):
-    return None  # 'Answer: the largest n is 34' is prose, whose last number counts
+    return None  # 'Answer: the largest n is 34' is prose, so its last number counts
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
   answer = _number_of_things(counted[1], counted[2]) if counted else None
   return _with_hedge(text[: statement.start()], answer or sentence)
 
 
 def _listed(text: str) -> str:
-  """Return the items of the list that a text begins with: '- 3' and '- 4' are '3, 4'."""
+  """Join the items of the list at the start of a text: '- 3' and '- 4' give '3, 4'."""
   items: list[str] = []
   for line in filter(str.strip, text.splitlines()):
     item = _LIST_ITEM.fullmatch(line.strip())
@@ -227,7 +229,7 @@ def _listed(text: str) -> str:
 
 
 def _bare(answer: str) -> str:
-  """Return an answer without the quotes, emphasis and remark around it."""
+  """Strip quotes, emphasis and a trailing remark from an answer."""
   answer = answer.strip()
   if remark := _REMARK.fullmatch(answer.removesuffix('.')):
     return remark[1]
@@ -240,7 +242,7 @@ def _bare(answer: str) -> str:
 
 
 def _last_number(text: str) -> str | None:
-  """Return the last number, with its percent sign, or the formula that contains it."""
+  """Return the last number, with any percent sign, or the formula that contains it."""
   number = _last_match(_NUMBER, text)
   if number is None:
     return None
@@ -261,12 +263,12 @@ def _last_line(text: str) -> str:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """Put 'or' before an answer if the text before ends in one: the answer is the second of two."""
+  """Prepend 'or' to an answer if the text before it ends in 'or', which hedges the answer."""
   return f'or {answer}' if _OR_BEFORE.search(before[-_HEDGE_WINDOW:]) else answer
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
-  """Return start and end of the formula around a span, inside its math delimiters; else None."""
+  """Return the bounds of the formula around a span, without delimiters; None if there is none."""
   for opening, closing in (('\\[', '\\]'), ('\\(', '\\)')):
     before, after = text.rfind(opening, 0, start), text.find(closing, end)
     if before >= 0 and after >= 0 and text.find(closing, before, start) < 0:
@@ -285,29 +287,29 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 # ---- Boxes ----
 
-# The last box counts, and with it every box before it that is joined to it:
+# The last box counts, together with every preceding box that is joined to it by:
 #
-#   by nothing but commas and `and`     '\boxed{3} and \boxed{4}' is the answer '3, 4'
-#   by words that begin an alternative  '\boxed{3}, or maybe \boxed{4}' is '3 or maybe 4'
+#   only commas and `and`            '\boxed{3} and \boxed{4}' gives '3, 4'
+#   words that begin an alternative  '\boxed{3}, or maybe \boxed{4}' gives '3 or maybe 4'
 #
-# The second is the list '3 or 4' if there is nothing but `or`, and otherwise equals no answer.
-# Any other words separate two boxes, and so do a full stop and words that correct or restate: in
-# '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}' only the last counts.
+# In the second case, a plain `or` gives the list '3 or 4'; longer phrases match no answer.
+# Any other words separate two boxes, and so do a period and words that correct or restate: in
+# '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}', only the last box counts.
 #
-# A box that is not closed, or does not open with a brace, is not an answer. Neither is a box that
-# follows in the same line, because it is inside the first: '\boxed{3 or \boxed{4}'.
+# A box that isn't closed, or doesn't open with a brace, is not an answer. Neither is a later box on
+# the same line, because it is inside the first box: '\boxed{3 or \boxed{4}'.
 
 
-# Characters, far more than any answer has. A box that is not closed within them is not closed.
+# Number of characters, far more than any answer has. A longer box counts as unclosed.
 _BOX_WINDOW = 20_000
 _MAX_NESTED = 4
 _MAX_JOINED = 50
-_MAX_BETWEEN = 100  # characters between two boxes that are joined
+_MAX_BETWEEN = 100  # characters between two joined boxes
 
 _BOX = '\\boxed'
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace does not group
 _OPENING = re.compile(r'\s*+\{')
-_BROKEN = re.compile(r'\s*+[}\])(\[]')  # where the brace should be
+_BROKEN = re.compile(r'\s*+[}\])(\[]')  # found where the brace should be
 # LaTeX between two boxes that only affects the layout.
 _LAYOUT = re.compile(
   r'\\(?:text|textbf|mathrm|mbox|quad|qquad)(?![A-Za-z])|\\[\s,;:!()\[\]\\]|[\s$*_{}&~,;/|()]'
@@ -326,16 +328,16 @@ _DOUBT, _CORRECTION = frozenset(_DOUBT_WORDS.split()), frozenset(_CORRECTION_WOR
 
 
 class Boxed(NamedTuple):
-  """The answer in the boxes that count."""
+  """A boxed answer and its position."""
 
   answer: str  # '' if the last box is not closed
-  start: int  # of the first box that counts
+  start: int  # position of the first box that counts
 
 
 class _Box(NamedTuple):
-  start: int  # of its command
-  inside: int  # of its content
-  end: int | None  # of its content; None if it is not closed
+  start: int  # position of its command
+  inside: int  # start of its content
+  end: int | None  # end of its content; None if the box is not closed
 
 
 def read_boxes(text: str) -> Boxed | None:
@@ -362,7 +364,7 @@ def read_boxes(text: str) -> Boxed | None:
 
 
 def _separator(between: str) -> str | None:
-  """Return the text to join two boxes, from the text between; None if that separates them."""
+  """Return a separator if the text between two boxes joins their answers, else None."""
   if len(between) > _MAX_BETWEEN or '.' in between:
     return None
   rest = _LAYOUT.sub(' ', _LOGICAL_OR.sub(' or ', between)).strip()
@@ -390,7 +392,7 @@ def _last_box(text: str, before: int) -> _Box | None:
     if _BROKEN.match(text, at + len(_BOX)):
       return _Box(at, at, None)
     if not opening:
-      continue  # it is only mentioned
+      continue  # `\boxed` is only mentioned
     box = _Box(at, opening.end(), _closing_brace(text, opening.end()))
     if last is not None and not _contains(text, box, last):
       break
@@ -409,7 +411,7 @@ def _content(text: str, box: _Box) -> str:
 
 
 def _closing_brace(text: str, start: int) -> int | None:
-  """Return the position of the brace that closes the one just before `start`; None if none."""
+  """Return the position of the brace that closes the one just before `start`, or None."""
   depth = 1
   for match in _BRACE.finditer(text, start, min(len(text), start + _BOX_WINDOW)):
     depth += {'{': 1, '}': -1}.get(match[0], 0)

@@ -1,4 +1,4 @@
-"""The parser's grammar: relations between sums of products of powers; operands are in latex.py."""
+"""The parser's grammar, from lists of relations down to powers; latex.py reads the operands."""
 
 import abc
 import re
@@ -29,23 +29,23 @@ from exgrpo_jax.grading.answers.units import (
 # ---- Reading tokens one by one ----
 
 
-_MAX_DEPTH = 40  # of nested brackets and sums
+_MAX_DEPTH = 40  # levels of nested brackets and sums
 
 
 class UnreadableError(ValueError):
-  """The text is not mathematics that the parser understands."""
+  """Raised for text that the parser cannot read as mathematics."""
 
 
 _END = Token('end', '', spaced=False)
 
 
 class Cursor:
-  """Base of the parser: each method of a subclass reads one construct and stops after it."""
+  """Base class of the parser; each method of a subclass reads one construct and stops after it."""
 
   def __init__(self, tokens: Sequence[Token]) -> None:
     self._tokens = list(tokens)
     self._at = 0
-    self._depth = 0  # of nesting
+    self._depth = 0  # nesting depth
     self._bars = 0  # open absolute values here; if any, '|' closes one instead of opening another
 
   def at_end(self) -> bool:
@@ -53,7 +53,7 @@ class Cursor:
     return self._at >= len(self._tokens)
 
   def peek(self) -> Token:
-    """Return the next token without reading it; of kind 'end' after the last."""
+    """Return the next token without reading it; at the end, return a token of kind 'end'."""
     return _END if self.at_end() else self._tokens[self._at]
 
   def _advance(self) -> Token:
@@ -67,11 +67,11 @@ class Cursor:
     return token.kind in ('mark', 'command') and token.text in texts
 
   def _accept(self, *texts: str) -> str:
-    """Read the next token if it is one of these marks or commands; return '' if it is not."""
+    """Read the next token if it is one of these marks or commands; return its text, else ''."""
     return self._advance().text if self._next_is(*texts) else ''
 
   def _next_is_mark(self, text: str) -> bool:
-    r"""Check for a mark: '{' is only the brace that groups, not the command '\{' of a set."""
+    r"""Return True if the next token is this mark; '{' means a grouping brace, not a set's '\{'."""
     token = self.peek()
     return token.kind == 'mark' and token.text == text
 
@@ -79,27 +79,27 @@ class Cursor:
     return self.peek().kind == 'number' and self.peek().text.isdecimal()
 
   def _expect(self, kind: str, text: str) -> None:
-    """Read exactly this token; raises UnreadableError at any other."""
+    """Read the next token; raises UnreadableError if it is not this one."""
     token = self._advance()
     if token.kind != kind or token.text != text:
       raise UnreadableError(f'expected {text!r}, not {token.text!r}')
 
   def _split_digit(self) -> str:
-    r"""Read the first digit of an integer, which is all that LaTeX takes in 'x_12'."""
+    r"""Read only the first digit of an integer, as LaTeX does in 'x_12'."""
     digits = self.peek().text
     self._tokens[self._at] = Token('number', digits[1:], spaced=False)
     return digits[0]
 
   def _enter(self) -> None:
-    """Count a level of nesting, which bounds the recursion; the caller decrements `_depth`."""
+    """Enter a nesting level, to bound the recursion; the caller decrements `_depth` afterwards."""
     self._depth += 1
     if self._depth > _MAX_DEPTH:
       raise UnreadableError('nested too deeply')
 
   def _put_back(self, start: int, tree: Tree) -> None:
-    """Replace the tokens read since `start` by one token that holds their tree.
+    """Replace the tokens read since `start` with one token that holds their tree.
 
-    Reading them again instead would take time exponential in the nesting.
+    Reading them again would take time exponential in the nesting depth.
     """
     self._tokens[start : self._at] = [Token('tree', '', spaced=False, tree=tree)]
     self._at = start
@@ -107,8 +107,8 @@ class Cursor:
 
 _RELATIONS = paired('= = < < > > le <= ge >= ne != approx ~ in in equiv =')
 
-# Spellings of a fraction that make a mixed number of the integer before them, with n for a
-# number, and the kinds of their tokens.
+# Spellings of the fraction in a mixed number, with n for a number, mapped to one character per
+# token.
 _FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
 # Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
@@ -135,16 +135,17 @@ _ROMAN = re.compile('M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}
 
 
 def is_roman(text: str) -> bool:
-  """Return True for a Roman numeral in capitals."""
+  """Return True for an uppercase Roman numeral."""
   return bool(text and _ROMAN.fullmatch(text))
 
 
 def is_word(text: str) -> bool:
-  """Return True if letters in a row are a word, numeral or sequence, not a product of variables.
+  """Return True if a run of letters is a word, numeral or sequence, not a product of variables.
 
-  Words are capitals, names such as Amy, and three small letters, unless these follow each other in
-  the alphabet (abc), have no vowel (mgh), or have an x or z (abx). So is aba, because its order
-  shows. Two small letters are a product, except for a few words.
+  Capitals and names such as Amy are words. Three or more lowercase letters are a word unless they
+  are consecutive in the alphabet (abc), contain no vowel (mgh), or contain x or z (abx), except for
+  a few known words. aba is a word too, because its letters have a visible order. Two lowercase
+  letters are a product, except for a few words.
   """
   if text.isupper():
     return True
@@ -160,11 +161,11 @@ def is_word(text: str) -> bool:
 
 
 def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
-  """Return the sum of quantities such as 1 hour and 30 minutes; None if it is not one quantity.
+  """Add quantities such as 1 hour and 30 minutes; return None if that is impossible.
 
   Args:
     trees: the quantities in order.
-    is_list: True if a comma or 'and' is between them.
+    is_list: True if a comma or 'and' separates the quantities.
   """
   if any(tree[0] != 'unit' for tree in trees):
     return None
@@ -180,7 +181,7 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
 
 
 class Grammar(Cursor, abc.ABC):
-  """A parser of lists of relations between sums of products of powers of operands."""
+  """A parser of lists of relations, whose sides consist of sums, products and powers."""
 
   @abc.abstractmethod
   def _atom(self) -> Tree:
@@ -188,19 +189,19 @@ class Grammar(Cursor, abc.ABC):
 
   @abc.abstractmethod
   def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
-    """Return the symbol, or a call of it if the bracket that follows holds arguments."""
+    """Return the symbol, or a call if the bracket after the symbol contains arguments."""
 
   # Lists and relations.
 
   def answer(self) -> Tree:
-    """Read a whole answer: items between commas, or groups of items between semicolons."""
+    """Read a whole answer: items separated by commas, or groups separated by semicolons."""
     groups: list[list[Tree]] = [[]]
     while not self.at_end():
       groups[-1].append(self._relation())
       if self._accept(';'):
         groups.append([])
       elif self._accept(','):
-        while self._accept(','):  # 'a, and b' has two
+        while self._accept(','):  # 'a, and b' has two commas
           pass
       else:
         break
@@ -228,7 +229,7 @@ class Grammar(Cursor, abc.ABC):
     return tree
 
   def _side(self) -> Tree:
-    """Read a ratio or sum; if it is only letters, like 'XIV', keep its letters in a row."""
+    """Read a ratio or sum; if it consists of letters only, like 'XIV', keep their text too."""
     start, end = self._at, self._end_of_item('word')
     letters = [token.text for token in self._tokens[start:end]]
     tree = self._ratio()
@@ -239,7 +240,7 @@ class Grammar(Cursor, abc.ABC):
     return ('letters', ''.join(letters), tree) if is_word(''.join(letters)) else tree
 
   def _dashed(self) -> Tree | None:
-    """Read numbers or capitals with '-' between them, or '/' in a date; None at anything else."""
+    """Read numbers or capitals joined by '-', or a date with '/'; None for anything else."""
     start, end = self._at, self._end_of_item('number', 'word', '-', '/')
     texts = [token.text for token in self._tokens[start:end]]
     items, marks = texts[::2], set(texts[1::2])
@@ -260,7 +261,7 @@ class Grammar(Cursor, abc.ABC):
     return 'dashed', numbers, self._ratio()
 
   def _end_of_item(self, *kinds: str) -> int:
-    """Return the position after tokens of these kinds if an item ends there; else this position."""
+    """Return the position after tokens of these kinds if the item ends there; otherwise `_at`."""
     end = self._at
     while end < len(self._tokens) and (
       self._tokens[end].kind in kinds or self._tokens[end].text in kinds
@@ -287,14 +288,14 @@ class Grammar(Cursor, abc.ABC):
     return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
 
   def _union(self) -> Tree:
-    r"""Read a sum, or joined sets, or all of that before and after '\choose'."""
+    r"""Read a sum or combined sets, or two of these joined by '\choose'."""
     tree = self._sets()
     if self._accept('choose'):
       tree = 'function', 'binom', (tree, self._sets())
     return tree
 
   def _sets(self) -> Tree:
-    """Read a sum, or sets: unions, possibly minus other sets, or intersections."""
+    """Read a sum, an intersection of sets, or a union, possibly minus other sets."""
     members = [self._sum()]
     if self._next_is('cap'):
       tree = 'intersection', tuple(self._members('cap', members))
@@ -333,7 +334,7 @@ class Grammar(Cursor, abc.ABC):
     return self._signed(self._factors)
 
   def _signed(self, operand: Callable[[], Tree]) -> Tree:
-    """Read any '+' and '-', then the operand that they belong to."""
+    """Read any leading '+' and '-' signs and the operand after them."""
     negative = False
     while sign := self._accept('+', '-'):
       negative ^= sign == '-'
@@ -357,10 +358,10 @@ class Grammar(Cursor, abc.ABC):
           factors.append(self._power())
       else:
         return make_product(factors)
-      starts_with_integer = False  # nothing but the integer may precede the fraction
+      starts_with_integer = False  # only the integer may precede the fraction
 
   def _operated(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
-    """Combine the factors with the operand after an operator, which has been read."""
+    """Combine the factors with the operand that follows an operator that was already read."""
     *others, last = factors
     if operator == 'compose':
       return [*others, ('compose', (last, self._power()))]
@@ -372,14 +373,14 @@ class Grammar(Cursor, abc.ABC):
     return [*factors, factor]
 
   def _differential(self) -> Tree | None:
-    """Read the 'dx' of 'dy/dx'; None at anything else."""
+    """Read the 'dx' of 'dy/dx'; None for anything else."""
     sign, *after = self._tokens[self._at : self._at + 2]
     if sign.text not in ('d', 'partial') or not after or after[0].kind != 'word':
       return None
     return make_product([self._power(), self._power()])
 
   def _mixed_number(self, integer: Tree) -> Tree | None:
-    r"""Read the fraction of '1 1/2' or '1\frac{1}{2}' and add it; None if there is none."""
+    r"""Read the fraction of '1 1/2' or '1\frac{1}{2}' and add it to the integer; None otherwise."""
     kinds = ''.join(
       token.text if token.kind in ('mark', 'command') else token.kind[0]
       for token in self._tokens[self._at : self._at + 7]
@@ -409,7 +410,7 @@ class Grammar(Cursor, abc.ABC):
   # Units.
 
   def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
-    """Read a multiplier or unit and return the factors with it; None if there is none."""
+    """Read a multiplier or unit and return the factors including it; else return None."""
     if self._multiplier_is_next(factors):
       return [*factors, ('number', MULTIPLIERS[self._advance().text.lower()])]
     if unit := self._letter_unit(factors):
@@ -419,7 +420,7 @@ class Grammar(Cursor, abc.ABC):
     return None
 
   def _with_smaller_unit(self, factors: Sequence[Tree]) -> Tree:
-    """Read the '30 minutes' of '1 hour 30 minutes' and add them."""
+    """Read the '30 minutes' of '1 hour 30 minutes' and add them to the hour."""
     smaller = [self._power()]
     while smaller[0][0] != 'unit' and (measured := self._measured(smaller)):
       smaller = measured
@@ -434,7 +435,7 @@ class Grammar(Cursor, abc.ABC):
     return is_word and factors[-1][0] != 'unit' and not symbols(tuple(factors))
 
   def _letter_unit(self, factors: Sequence[Tree]) -> str | None:
-    """Read a unit that begins with a letter, as in '5 m/s' and '20°C'; None at anything else."""
+    """Read a unit that could be a variable, as in '5 m/s' and '20°C'; None for anything else."""
     token, start = self.peek(), self._at
     if len(factors) == 1 and factors[0][0] == 'number' and token.text == 'Omega' and token.spaced:
       return 'ohm' if self._ends_item(self._at + 1) and self._advance() else None
@@ -464,7 +465,7 @@ class Grammar(Cursor, abc.ABC):
     return None
 
   def _letters_in_row(self) -> str:
-    """Return the letters ahead with no space between them: 'kPa'."""
+    """Return the run of unspaced letters ahead, such as 'kPa'."""
     end = self._at + 1
     while end < len(self._tokens) and self._tokens[end].kind == 'word':
       if self._tokens[end].spaced:
@@ -473,12 +474,12 @@ class Grammar(Cursor, abc.ABC):
     return ''.join(token.text for token in self._tokens[self._at : end])
 
   def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
-    """Return True if a unit follows these factors; letters after letters are multiplied instead."""
+    """Return True if a unit follows these factors; letters after letters are factors instead."""
     token = self.peek()
     if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
       return False
     if token.text == 'hr' and factors[-1] == ('symbol', 'pi'):
-      return False  # in the volume of a cylinder
+      return False  # as in a cylinder's volume
     if token.kind == 'text':
       return bool(re.match(r'[A-Za-z]', token.text))
     return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())
@@ -486,7 +487,7 @@ class Grammar(Cursor, abc.ABC):
   def _unit(self) -> str:
     unit = self._advance().text
     if unit.lower() in _NON_UNITS:
-      raise UnreadableError(f'{unit!r} is no unit')
+      raise UnreadableError(f'{unit!r} is not a unit')
     while self.peek().kind in ('text', 'word') or self._next_is('/', '^'):
       token = self._advance()
       part = '^' + self._unit_exponent() if token.text == '^' else token.text
@@ -542,9 +543,9 @@ class Grammar(Cursor, abc.ABC):
         return tree
 
   def _argument(self, split: bool = True) -> Tree:
-    r"""Read what LaTeX takes as an argument: a group in braces, or one operand.
+    r"""Read a LaTeX argument: a group in braces or a single operand.
 
-    With `split`, read only the first digit of an integer: '\frac12' is a half, '2^12' is 2^{12}.
+    With `split`, read only the first digit of an integer, as in '\frac12', but not in '2^12'.
     """
     if self._next_is_mark('{'):
       self._advance()

@@ -1,10 +1,10 @@
-"""Comparison of two expressions by algebra, if numbers at several points do not decide.
+"""Algebraic comparison of two expressions, for when evaluation at several points is inconclusive.
 
-An expression becomes a fraction of two polynomials, which sympy multiplies and adds. Their unknowns
-are the letters and everything that is not a polynomial in them: a root, a sine, a factorial, a
-power with a letter in its exponent. Expressions that are equal for any values of the unknowns are
-the same. If there are only letters and factorials, other expressions differ. All work is bounded,
-in products of terms.
+Each expression becomes a quotient of two polynomials, which sympy multiplies and adds. Their
+unknowns are the letters and everything that isn't polynomial in the letters: roots, sines,
+factorials, and powers with a letter in the exponent. Expressions that are equal for all values of
+the unknowns are the same. If the unknowns are only letters and factorials, all other expressions
+differ. The work is bounded by a limit on the number of term products.
 """
 
 import functools
@@ -18,27 +18,30 @@ from exgrpo_jax.grading.answers.tree import Tree, heads, size, subtract, symbols
 Polynomial = Any  # a sympy.polys.rings.PolyElement; sympy takes most of a second to import
 Quotient = tuple[Polynomial, Polynomial]
 
-_NUM_GENERATORS = 24  # letters and everything else that counts as an unknown
+_NUM_GENERATORS = 24  # unknowns: letters and everything treated like a letter
 _MAX_NODES = 300
-_MAX_PRODUCTS = 20_000  # of terms, over a whole comparison
-_MAX_BITS = 40_000  # of a coefficient
+_MAX_PRODUCTS = 20_000  # term products in a whole comparison
+_MAX_BITS = 40_000  # bits of a coefficient
 _MAX_EXPONENT = 10**12
-_MAX_GAP = 60  # between two factorials if one is computed from the other
-_MAX_PRIME = 10**6  # beyond it, numbers are not factored
+_MAX_GAP = 60  # between the arguments of two factorials if one is computed from the other
+_MAX_PRIME = 10**6  # larger numbers are not factored
 _CONSTANTS = frozenset({'pi', 'e', 'i'})
 
 
 class _UndecidedError(ValueError):
-  """The expression has no such form within the bounds, or its divisor may be zero."""
+  """Raised if an expression cannot be converted within the bounds, or its divisor may be zero."""
 
 
 def same_expression(x: Tree, y: Tree) -> bool | None:
-  """Return True if two trees are the same quantity, False if not; None if algebra does not tell."""
+  """Return True if two trees are the same quantity, False if not; None if algebra cannot tell."""
   return _decide(x, y, lambda a, b: a == b)
 
 
 def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
-  """Return True if x is a constant times y, positive if required, and neither is zero."""
+  """Return True if x is a constant times y and neither is zero.
+
+  `positive` requires a positive constant.
+  """
 
   def are_proportional(a: Polynomial, b: Polynomial) -> bool:
     if not a or not b or a.monic() != b.monic():
@@ -49,7 +52,7 @@ def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
 
 
 def _decide(x: Tree, y: Tree, compare: Callable[[Polynomial, Polynomial], bool]) -> bool | None:
-  """Return `compare` of two polynomials in the same ratio as x and y; None if undecided."""
+  """Apply `compare` to two polynomials in the same ratio as x and y; None if undecided."""
   if size(x) + size(y) > _MAX_NODES:
     return None
   try:
@@ -74,7 +77,7 @@ class _Algebra:
     self._products = 0
     self._unknowns: list[tuple[Any, ...]] = []  # the meaning of each generator in use
     self._functions: set[int] = set()  # generators that may be zero even if letters are not
-    self._factorials: dict[Polynomial, list[int]] = {}  # argument without its integer: integers
+    self._factorials: dict[Polynomial, list[int]] = {}  # argument without its integer -> integers
 
   def quotient(self, tree: Tree) -> Quotient:
     head = tree[0]
@@ -120,9 +123,10 @@ class _Algebra:
     )
 
   def _inverse(self, x: Quotient) -> Quotient:
-    """Return one over x, unless x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
+    """Return 1/x; raises _UndecidedError if x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
 
-    A polynomial in letters is not zero, even if it is multiplied by powers and factorials.
+    A polynomial in letters is not zero everywhere, even if it is multiplied by powers and
+    factorials.
     """
     top, bottom = x
     unknowns = _generators(top)
@@ -137,7 +141,7 @@ class _Algebra:
     return self._ring.ground_new(self._ring.domain(value.numerator, value.denominator))
 
   def _unknown(self, meaning: tuple[Any, ...]) -> Polynomial:
-    """Return the generator with this meaning, a new one if there is none."""
+    """Return the generator with this meaning; allocate one if there is none yet."""
     if meaning not in self._unknowns:
       self._unknowns.append(meaning)
     index = self._unknowns.index(meaning)
@@ -146,7 +150,7 @@ class _Algebra:
     return self._ring.gens[index]
 
   def _polynomial(self, tree: Tree) -> Polynomial:
-    """Convert a tree to a polynomial, which exponents and arguments of factorials must be."""
+    """Convert a tree to a polynomial, as required for exponents and factorial arguments."""
     top, bottom = self.quotient(tree)
     if not bottom.is_ground or not bottom:
       raise _UndecidedError
@@ -155,7 +159,7 @@ class _Algebra:
   # Powers.
 
   def _power(self, base: Quotient, exponent: Polynomial) -> Quotient:
-    """Make a product of powers if the exponent is a sum: x^(n + 3/2) is x^n, x and x^(1/2)."""
+    """Raise to a power; an exponent that is a sum is split: x^(n + 3/2) is x^n * x * x^(1/2)."""
     if not base[0]:
       raise _UndecidedError
     result = self._one
@@ -169,7 +173,7 @@ class _Algebra:
     return result
 
   def _unknown_power(self, base: Quotient, exponent: tuple[Any, ...], count: int) -> Quotient:
-    """Return (base^(m/d))^count if m/d is not an integer; each prime has its own unknown."""
+    """Return (base^(m/d))^count for noninteger m/d, with a separate unknown for each prime."""
     self.is_decisive = False
     primes = self._positive_factors(base)
     if primes is None:
@@ -190,7 +194,7 @@ class _Algebra:
     return result
 
   def _positive_factors(self, base: Quotient) -> list[tuple[Any, int]] | None:
-    """Return the primes in a positive rational number and how often each is in it; else None."""
+    """Factor a positive rational number into primes and exponents; None for any other base."""
     top, bottom = base
     if not (top.is_ground and bottom.is_ground):
       return None
@@ -208,7 +212,7 @@ class _Algebra:
     if count > _MAX_EXPONENT:
       raise _UndecidedError
     if all(part.is_ground for part in base) and count * max(map(_bits, base)) > _MAX_BITS // 2:
-      factors = self._positive_factors(base)  # too large to hold
+      factors = self._positive_factors(base)  # the power is too large to store
       if factors is None:
         raise _UndecidedError
       self.is_decisive = False
@@ -234,7 +238,7 @@ class _Algebra:
   # Factorials and functions.
 
   def find_factorials(self, tree: Any) -> None:
-    """Store the arguments of all factorials: with n! among them, (n + 2)! is a multiple of n!."""
+    """Collect the arguments of all factorials, so that (n + 2)! can become a multiple of n!."""
     if not isinstance(tree, tuple) or not tree or not heads(tree) & {'factorial', 'binom'}:
       return
     for child in tree:
@@ -250,7 +254,7 @@ class _Algebra:
         self._factorials.setdefault(rest, []).append(integer)
 
   def _split(self, argument: Polynomial) -> tuple[Polynomial, int]:
-    """Split a polynomial into one whose constant is at least 0 and below 1, and an integer."""
+    """Split off an integer so that the polynomial's constant term is at least 0 and below 1."""
     constant = argument.coeff(1)
     integer = int(constant.numerator // constant.denominator)
     rest = argument - integer
@@ -258,7 +262,7 @@ class _Algebra:
     return rest, integer
 
   def _factorial(self, argument: Polynomial) -> Quotient:
-    """Return (r + i)! as the smallest factorial (r + j)! nearby, times the factors between."""
+    """Write (r + i)! as the smallest nearby factorial (r + j)! times the factors in between."""
     rest, integer = self._split(argument)
     if rest not in self._factorials or (not rest and integer < 0):
       raise _UndecidedError
@@ -268,7 +272,7 @@ class _Algebra:
         start = other
     if not rest and start <= _MAX_GAP:
       return self._number(Fraction(math.factorial(integer))), self._ring.one
-    # Two factorials far apart are related, and a factorial of a number is related to other numbers.
+    # Factorials that are far apart are related, and so are a number's factorial and other numbers.
     self.is_decisive &= bool(rest) and others[0] - others[-1] <= _MAX_GAP
     factors = (rest + factor for factor in range(start + 1, integer + 1))
     result = self._unknown(('factorial', rest, start))
@@ -296,7 +300,7 @@ class _Algebra:
     return unknown, self._ring.one
 
   def _normal(self, x: Quotient) -> Quotient:
-    """Make a quotient's denominator 1 if it is a number."""
+    """Make a quotient's denominator 1 if it is a constant."""
     top, bottom = x
     return (top * (1 / bottom.LC), self._ring.one) if bottom.is_ground and bottom else x
 
@@ -309,7 +313,7 @@ def _factor(number: int) -> Iterator[tuple[int, int]]:
 
 
 def _generators(polynomial: Polynomial) -> set[int]:
-  """Return the indices of the generators that are in a polynomial."""
+  """Return the indices of the generators that occur in a polynomial."""
   return {index for monomial in polynomial for index, power in enumerate(monomial) if power}
 
 

@@ -1,6 +1,6 @@
-"""From tokens to an expression tree, by recursive descent of bounded depth.
+"""Recursive-descent parser of bounded depth, from tokens to an expression tree.
 
-This module reads the operands: numbers, names, brackets, functions, matrices. Letters in a row are
+This module reads the operands: numbers, names, brackets, functions, matrices. Adjacent letters are
 multiplied, except that f(x), x(t) and I(0) are calls.
 """
 
@@ -17,18 +17,18 @@ _MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
 
 def parse(tokens: Sequence[Token]) -> Tree:
-  """Parse an answer's tokens into a tree; raises UnreadableError."""
+  """Parse an answer's tokens into a tree; raises UnreadableError if they cannot be parsed."""
   parser = _Parser(tokens)
   tree = parser.answer()
   if not parser.at_end():
-    raise UnreadableError(f'{parser.peek().text!r} cannot follow')
+    raise UnreadableError(f'{parser.peek().text!r} is not allowed here')
   if is_too_deep(tree):
     raise UnreadableError('nested too deeply')
   return tree
 
 
 class _Parser(Grammar):
-  """A parser of whole answers."""
+  """The parser for whole answers."""
 
   def _atom(self) -> Tree:
     self._enter()
@@ -76,7 +76,7 @@ class _Parser(Grammar):
     return self._symbol_or_call(('symbol', name), name.rpartition(' ')[2][0])
 
   def _subscript(self) -> str:
-    """Read a subscript, or another argument that is a name, and join its tokens."""
+    """Read a LaTeX argument that is a name, such as a subscript, and join its tokens."""
     if not self._next_is_mark('{'):
       if self._integer_is_next() and len(self.peek().text) > 1:
         return self._split_digit()
@@ -120,7 +120,7 @@ class _Parser(Grammar):
     return items
 
   def _bracketed(self, mark: str) -> Tree:
-    """Read the rest after an opening bracket, brace or bar."""
+    """Read what follows an opening bracket, brace or bar."""
     if mark in _CLOSING:
       return self._parenthesised(mark)
     if mark == '{':
@@ -145,14 +145,14 @@ class _Parser(Grammar):
     if len(items) > 1:
       return 'group', mark, closing.text, tuple(items)
     if closing.text != _CLOSING[mark]:
-      raise UnreadableError('a half-open interval has one end')
+      raise UnreadableError('a half-open interval needs two ends')
     (item,) = items
-    # A sum of one: '(2)(3)' is a product, '2 3' is not.
+    # A sum with one term, because '(2)(3)' is a product but '2 3' is not.
     return ('add', (item,)) if item[0] == 'number' else item
 
   def _set(self) -> Tree:
     r"""Read the rest after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
-    bars, self._bars = self._bars, 1  # '|' ends the variable and opens no absolute value
+    bars, self._bars = self._bars, 1  # '|' ends the variable, not an absolute value
     items = [] if self._next_is('}') else self._items()
     self._bars = bars
     if len(items) == 1 and self._accept('|'):
@@ -197,7 +197,7 @@ class _Parser(Grammar):
     if name == 'emptyset':
       return 'set', ()
     if name == 'Delta' and (self.peek().kind == 'word' or self.peek().text in SYMBOLS):
-      return self._accented(name)  # a change in the next name
+      return self._accented(name)  # the change in the variable that follows
     if name in SYMBOLS:
       return self._name(name)
     raise UnreadableError(f'\\{name} is unknown')
@@ -205,7 +205,7 @@ class _Parser(Grammar):
   def _accented(self, accent: str) -> Tree:
     inner = self._subscript() if self._next_is_mark('{') else self._advance().text
     if inner == '(':
-      raise UnreadableError('an accent needs a name, not a bracket')
+      raise UnreadableError('an accent must be above a name, not a bracket')
     return self._name(f'{accent} {inner}')
 
   def _angle(self, name: str) -> Tree:
@@ -217,7 +217,7 @@ class _Parser(Grammar):
     return 'symbol', f'{name} {"".join(parts)}'
 
   def _big_operator(self, name: str) -> Tree:
-    """Read a sum, integral or limit as a call of its upper bound and operand, never evaluated."""
+    """Read a sum, integral or limit as a call on its upper bound and operand; never evaluate it."""
     lower = ''
     upper: Tree = ('number', Fraction(0))
     while self._next_is('_', '^'):
@@ -274,7 +274,7 @@ class _Parser(Grammar):
   def _matrix(self) -> Tree:
     environment = self._subscript()
     if environment not in _MATRICES:
-      raise UnreadableError(f'the environment {environment!r} is no matrix')
+      raise UnreadableError(f'the environment {environment!r} is not a matrix')
     if environment == 'array' and self._next_is_mark('{'):
       self._subscript()  # the alignment of its columns
     rows: list[list[Tree]] = [[]]

@@ -1,6 +1,7 @@
-"""Evaluation of expression trees: rational numbers exactly, others to a given number of digits.
+"""Evaluation of expression trees.
 
-Everything is bounded: a number too large to hold is undefined here.
+Rational numbers are evaluated exactly, other numbers to a given number of digits. All sizes are
+bounded; a number that is too large counts as undefined.
 """
 
 import functools
@@ -28,7 +29,7 @@ _MPMATH_NAMES = {'arcsin': 'asin', 'arccos': 'acos', 'arctan': 'atan'}
 
 
 class UndefinedError(ArithmeticError):
-  """The value does not exist, or lies outside the bounds."""
+  """Raised if a value does not exist or exceeds the bounds."""
 
 
 # Errors that `evaluate` may raise.
@@ -37,21 +38,21 @@ ERRORS = (ArithmeticError, ValueError, TypeError, KeyError)
 
 @functools.cache
 def context_of(digits: int) -> Context:
-  """Return the mpmath context of a precision; it is never modified, so threads may share it."""
+  """Return the mpmath context for a precision. It is never modified, so threads may share it."""
   context = mpmath.MPContext()
   context.dps = digits
   return context
 
 
 def is_complex(value: Number) -> bool:
-  """Return True if the imaginary part is more than rounding error."""
+  """Return True if the imaginary part is larger than rounding error."""
   if isinstance(value, Fraction) or not hasattr(value, 'imag'):
     return False
   return abs(value.imag) > abs(value) * mpmath.mpf(10) ** -40
 
 
 def evaluate(tree: Tree, point: Point, context: Context) -> Number:
-  """Return the value of a tree at a point; raises one of ERRORS if it has none."""
+  """Return the value of a tree at a point; raises one of ERRORS if it has no value."""
   head = tree[0]
   if head == 'number':
     return _check_bounds(tree[1], context)
@@ -61,12 +62,12 @@ def evaluate(tree: Tree, point: Point, context: Context) -> Number:
     return _evaluate_function(tree[1], tree[2], point, context)
   if head == 'call':
     return _evaluate_call(tree, point, context)
-  if head == 'multiply':  # lazily, so that it stops at the first factor too many
+  if head == 'multiply':  # lazily, to stop as soon as the product is too large
     return _product((evaluate(child, point, context) for child in tree[1]), context)
   if head == 'add':
     return _sum([evaluate(child, point, context) for child in tree[1]], context)
   if head not in _OPERATIONS:
-    raise UndefinedError(f'{head!r} is no number')
+    raise UndefinedError(f'{head!r} is not a number')
   return _operate(head, [evaluate(child, point, context) for child in tree[1:]], context)
 
 
@@ -81,7 +82,7 @@ def _operate(head: str, values: Sequence[Number], context: Context) -> Number:
     return Fraction(math.factorial(_count(values[0])))
   if head == 'percent':
     return divide(values[0], Fraction(100), context)
-  return values[0]  # degrees: only a function that takes an angle converts them
+  return values[0]  # degrees: only functions of an angle convert them
 
 
 def _evaluate_symbol(name: str, point: Point, context: Context) -> Number:
@@ -95,7 +96,7 @@ def _evaluate_symbol(name: str, point: Point, context: Context) -> Number:
 
 
 def _evaluate_call(tree: Tree, point: Point, context: Context) -> Fraction:
-  """Return a pseudo-random value of an unknown function, by name and arguments' values."""
+  """Return a pseudo-random value of an unknown function, derived from its name and arguments."""
   values = [context.nstr(to_float(evaluate(a, point, context), context), 25) for a in tree[2]]
   checksum = zlib.crc32(' '.join([tree[1], *values]).encode())
   return Fraction(checksum % 100_003 + 40_000, 50_021)
@@ -109,7 +110,7 @@ def _sum(values: Sequence[Number], context: Context) -> Number:
     return total
   values = [to_float(v, context) for v in values]
   total = sum(values[1:], values[0])
-  # Terms that cancel leave rounding error, which is zero here.
+  # Terms that cancel leave rounding error, which is treated as zero.
   if abs(total) < max(map(abs, values)) * context.mpf(10) ** -(context.dps * 4 // 5):
     return Fraction(0)
   return _check_bounds(total, context)
@@ -155,7 +156,7 @@ def _power(base: Number, exponent: Number, context: Context) -> Number:
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
-  """Return the rational root of a number from 0 up; None if it is irrational or too large."""
+  """Return the rational root of a nonnegative number; None if it is irrational or too large."""
   parts = []
   for part in (value.numerator, value.denominator):
     if index == 2:
@@ -225,7 +226,7 @@ def _apply(name: str, value: Number, context: Context) -> Number:
 
 
 def _in_radians(tree: Any) -> Any:
-  """Convert the degrees in a tree, or in a tuple of trees."""
+  """Convert degrees to radians in a tree or a tuple of trees."""
   if not isinstance(tree, tuple):
     return tree
   if tree[:1] == ('degrees',):

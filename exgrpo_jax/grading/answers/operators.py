@@ -1,10 +1,10 @@
-r"""Products whose order can matter: of matrices, vectors, operators, functions and group elements.
+r"""Products whose order can matter: matrices, vectors, operators, functions and group elements.
 
-Letters commute unless something says that they may not: an inverse next to other letters
+Letters commute unless the notation suggests otherwise: an inverse next to other letters
 (`P^{-1}AP`), a transpose (`A^T`), a commutator (`AB - BA`), `\circ`, a vector's arrow or bold
-face, a hat, `\nabla` or `\partial`. Then such letters become matrices of three rows, and two
-expressions are the same if they agree at several choices of them. Vectors become antisymmetric
-matrices, whose commutator is their cross product.
+face, a hat, `\nabla` or `\partial`. Such letters become 3x3 matrices, and two expressions are the
+same if they agree for several choices of matrices. Vectors become antisymmetric matrices, whose
+commutator is their cross product.
 """
 
 import functools
@@ -33,19 +33,19 @@ from exgrpo_jax.grading.answers.tree import (
   symbols,
 )
 
-Matrix = Any  # an mpmath matrix of 3 by 3
+Matrix = Any  # a 3x3 mpmath matrix
 
 _DIGITS = 50
 _NUM_CHOICES = 2
 _MAX_EXPONENT = 12
-_MAX_NODES = 400  # of two trees; larger ones differ
-_MAX_TERMS = 24  # of a sum that is searched for commutators
-_QUANTITIES = frozenset('mnrtvpqlde')  # small letters that name numbers, not elements of a group
+_MAX_NODES = 400  # nodes in both trees; larger pairs count as different
+_MAX_TERMS = 24  # terms in a sum that is searched for commutators
+_QUANTITIES = frozenset('mnrtvpqlde')  # lowercase letters that name numbers, not group elements
 _VECTORS = ('vec ', 'overrightarrow ', 'mathbf ')
 _DERIVATIVES = ('nabla', 'partial')
 _OPERATORS = ('hat ', 'widehat ', *_DERIVATIVES)
 _TRANSPOSES = (('symbol', 'T'), ('symbol', 'H'))
-_ORDERED = frozenset({'compose', 'dot', 'cross'})  # heads that no commuting product has
+_ORDERED = frozenset({'compose', 'dot', 'cross'})  # heads that occur only in noncommuting products
 _GREEK_CAPITALS = ('Gamma', 'Delta', 'Theta', 'Lambda', 'Sigma', 'Phi', 'Psi', 'Omega', 'Pi', 'Xi')
 
 
@@ -60,7 +60,7 @@ def is_vector(tree: Tree) -> bool:
 
 
 def in_one_face(x: Tree, y: Tree) -> tuple[Tree, Tree]:
-  r"""Set a letter in bold on both sides if one side has nothing in bold: v is `\mathbf{v}`."""
+  r"""Set letters in bold on both sides if only one side uses bold: v becomes `\mathbf{v}`."""
   x_bold, y_bold = (
     {name for name in symbols(tree) if name.startswith('mathbf ')} for tree in (x, y)
   )
@@ -83,9 +83,9 @@ def _in_bold(tree: Any, names: set[str]) -> Any:
 
 
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
-  """Return the letters of two trees whose order in a product can matter; often none.
+  """Return the letters in two trees whose order in a product can matter; often there are none.
 
-  A capital letter that the truth divides by counts as a number, and so does a small letter that
+  A capital letter that the truth divides by counts as a number, and so does a lowercase letter that
   either side divides by.
   """
   names = symbols(given) | symbols(truth)
@@ -102,7 +102,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Return the letters that one node shows not to commute, except for vectors, which have marks."""
+  """Return the letters that a node shows to be noncommuting, except vectors, which are marked."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))
@@ -122,7 +122,7 @@ def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
 
 
 def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> set[str]:
-  """Return the letters of a product with an inverse, 'a^{-1}b', 'xyx^{-1}', or transpose, X'y."""
+  """Return the letters of a product with an inverse (a^{-1}b, xyx^{-1}) or a transpose (X'y)."""
   letters = {name for factor in factors for name in _letters(factor)}
   if any(name.startswith(_DERIVATIVES) for name in letters):
     return letters  # they act on the next factors
@@ -140,8 +140,8 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
 
 
 def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
-  """Return the letters of 'AB + BA' or 'xy - yx': two terms that are a product in two orders."""
-  if len(terms) > _MAX_TERMS:  # in doubt they do not commute
+  """Return the letters of a product that a sum contains in two orders: 'AB + BA', 'xy - yx'."""
+  if len(terms) > _MAX_TERMS:  # when in doubt, capitals do not commute
     return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
   found: set[str] = set()
@@ -161,13 +161,13 @@ def _is_inverse(tree: Tree) -> bool:
 
 
 def _is_capital(name: str) -> bool:
-  """Return True for A, A_1, Lambda; not for words and marked letters."""
+  """Return True for A, A_1 and Lambda, but not for words and marked letters."""
   stem = name.partition('_')[0]
   return (len(stem) == 1 and stem.isupper()) or stem in _GREEK_CAPITALS
 
 
 def _letters(tree: Tree) -> frozenset[str]:
-  """Return the names in a tree, except names of calls such as 'f()'."""
+  """Return the names in a tree, except those in calls, such as 'f()'."""
   return frozenset(name for name in symbols(tree) if not name.endswith('()'))
 
 
@@ -183,13 +183,13 @@ def _has_transpose(tree: Tree) -> bool:
 
 
 def same_in_order(x: Tree, y: Tree, letters: frozenset[str]) -> bool:
-  """Return True if two trees agree at every choice of matrices for `letters`."""
+  """Return True if two trees agree for every tested choice of matrices for `letters`."""
   values = _values(x, y, letters)
   return bool(values) and all(_is_zero(a - b, (a, b)) for a, b in values)
 
 
 def proportional_in_order(x: Tree, y: Tree, letters: frozenset[str], positive: bool) -> bool:
-  """Return True if x is a number times y at every choice of matrices, and neither is zero."""
+  """Return True if x is a constant times y for all tested matrices, and neither is zero."""
   values = _values(x, y, letters)
   if not values:
     return False
@@ -207,7 +207,7 @@ def proportional_in_order(x: Tree, y: Tree, letters: frozenset[str], positive: b
 
 
 def _values(x: Tree, y: Tree, letters: frozenset[str]) -> list[tuple[Matrix, Matrix]]:
-  """Return the values of both trees at each choice of matrices; [] if one has no value."""
+  """Evaluate both trees for each choice of matrices; return [] if either has no value."""
   if (heads(x) | heads(y)) & {'plusminus', 'percent', 'unit'} or size(x) + size(y) > _MAX_NODES:
     return []
   names, are_transposed = symbols(x) | symbols(y), _has_transpose(x) or _has_transpose(y)
@@ -231,7 +231,7 @@ def _norm(matrix: Matrix) -> Any:
 
 
 class _Algebra:
-  """Evaluation of trees as matrices; a number becomes that multiple of the identity."""
+  """Evaluator of trees as matrices; a number becomes that multiple of the identity."""
 
   def __init__(
     self, letters: frozenset[str], names: frozenset[str], are_transposed: bool, index: int
@@ -245,7 +245,7 @@ class _Algebra:
     }
 
   def value(self, tree: Tree) -> Matrix:
-    """Return the matrix of a tree; raises one of ERRORS if it has none."""
+    """Return the value of a tree as a matrix; raises one of ERRORS if it has no value."""
     head = tree[0]
     if head == 'symbol' and tree[1] in self._letters:
       return self._letter(tree[1])
@@ -267,12 +267,12 @@ class _Algebra:
       return self._product_of_vectors(head, tree[1], tree[2])
     if head in ('function', 'call'):
       return self._unknown(head, tree[1], tree[2])
-    raise UndefinedError(f'{head!r} is no matrix')
+    raise UndefinedError(f'{head!r} is not a matrix')
 
   def _composition(self) -> Matrix:
-    """Return the matrix between two composed functions, so that f after g differs from fg.
+    """Return the matrix to put between composed functions, so that f after g differs from fg.
 
-    It is its own inverse, so inverting a composition inverts the functions and swaps them.
+    The matrix is its own inverse, so inverting a composition inverts and swaps the functions.
     """
     base = self._random('compose')
     return base * self._context.diag([1, 1, -1]) * base**-1
@@ -297,7 +297,7 @@ class _Algebra:
     return a * b - b * a if head == 'cross' else self._number(_dot(a, b))
 
   def _unknown(self, head: str, name: str, arguments: Sequence[Tree]) -> Matrix:
-    """Return a pseudo-random matrix, from a function's name and its arguments' values."""
+    """Return a pseudo-random matrix derived from a function's name and argument values."""
     values = list(map(self.value, arguments))
     if name == 'abs' and self._is_vector_value(values[0]):
       return self._number(self._context.sqrt(_dot(values[0], values[0])))
@@ -327,32 +327,33 @@ class _Algebra:
 
 
 def _dot(a: Matrix, b: Matrix) -> Any:
-  """Return the dot product of two antisymmetric matrices as vectors."""
+  """Return the dot product of two vectors, given as antisymmetric matrices."""
   product = a * b
   return -sum(product[i, i] for i in range(3)) / 2
 
 
 # ---- Derivatives, differentials and integrals ----
 
-# They become calls of unknown functions: `\frac{ds}{dt}` is the call 'd/dt' of s, and `dx` the call
-# 'd' of x. So they equal themselves, however the operand is spelled, but no product of letters.
+# Derivatives, differentials and integrals become calls of unknown functions: `\frac{ds}{dt}` calls
+# 'd/dt' on s, and `dx` calls 'd' on x. Therefore, they match regardless of how the operand is
+# written, but never equal a product of letters.
 
 
 _SIGNS = ('d', 'partial', 'delta')
-# Letters that a differential without a fraction or an integral may have.
+# Variables allowed in a differential outside a fraction or an integral.
 _GREEK = ('theta', 'phi', 'rho', 'tau', 'omega', 'lambda')
 _VARIABLES = frozenset((*'xyztrsuvwpqfVASEQTPNIUHLRWM', *_GREEK))
-_COEFFICIENTS = {'b', 'c'}  # if both occur, d is the next letter
+_COEFFICIENTS = {'b', 'c'}  # if both occur, d is the next coefficient
 
 
 def with_forms(tree: Tree) -> Tree:
-  """Replace derivatives, differentials and integrands of a tree by calls."""
+  """Replace a tree's derivatives, differentials and integrands with calls."""
   is_letter = symbols(tree) >= _COEFFICIENTS or _count_lone_signs(tree) > 0
   return _replace(tree, has_differentials=not is_letter)
 
 
 def without_differentials(tree: Any) -> Any:
-  """Return a tree with 'dv' as a product, for a ground truth that has d as a distance."""
+  """Read 'dv' in a tree as a product, for a ground truth where d is a distance."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[:2] == ('call', 'd'):
@@ -375,7 +376,7 @@ def _replace(tree: Any, has_differentials: bool) -> Any:
 
 
 def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:
-  r"""Return `\frac{d^2y}{dx^2}` as the call 'd^2/dxdx' of y; without operand as an 'operator'."""
+  r"""Return `\frac{d^2y}{dx^2}` as a call of 'd^2/dxdx' on y; without y, as an 'operator'."""
   if tree[1][0] == 'negate':
     positive = _derivative(('divide', tree[1][1], tree[2]), has_differentials)
     return positive and ('negate', positive)
@@ -404,7 +405,7 @@ def _factors(tree: Tree) -> Sequence[Tree]:
 
 
 def _variables(factors: Sequence[Tree]) -> str:
-  """Return the variables of a derivative, such as 'dxdx' for `dx^2`; '' for another product."""
+  """Return a derivative's variables, such as 'dxdx' for `dx^2`; '' for any other product."""
   text = ''
   for sign, variable in zip(factors[::2], factors[1::2], strict=len(factors) % 2 == 0):
     times = 1
@@ -417,7 +418,7 @@ def _variables(factors: Sequence[Tree]) -> str:
 
 
 def _applied(factors: Sequence[Tree]) -> list[Tree]:
-  """Return the factors with each operator applied to the product of all that follow it."""
+  """Apply each operator to the product of all factors after it."""
   for index, factor in enumerate(factors):
     if factor[0] == 'operator' and index + 1 < len(factors):
       operand = make_product(_applied(factors[index + 1 :]))
@@ -426,7 +427,7 @@ def _applied(factors: Sequence[Tree]) -> list[Tree]:
 
 
 def _differentials(factors: Sequence[Tree]) -> list[Tree]:
-  """Return the factors with 'd' and the variable after it as one call."""
+  """Merge each 'd' and the variable after it into one call."""
   found: list[Tree] = []
   for factor in factors:
     is_variable = factor[0] == 'symbol' and factor[1].partition('_')[0] in _VARIABLES
@@ -438,7 +439,7 @@ def _differentials(factors: Sequence[Tree]) -> list[Tree]:
 
 
 def _count_lone_signs(tree: Any) -> int:
-  """Count the letters 'd' without a variable after them, outside of derivatives."""
+  """Count each 'd' outside a derivative that has no variable after it."""
   if not isinstance(tree, tuple) or not tree:
     return 0
   if tree == ('symbol', 'd'):

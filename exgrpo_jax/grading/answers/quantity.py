@@ -1,9 +1,10 @@
 """Values of expression trees, and comparison of two trees as quantities.
 
-Rational numbers are compared exactly, others to 100 digits, and to 600 if 100 do not decide.
-Expressions with unknowns are compared at several points. Everything is bounded: a number too
-large to hold has no value here. Algebra (identity.py) decides if values do not. It also has the
-last word on counts of unknowns, because these may agree at all the points by chance.
+Rational numbers are compared exactly, others to 100 digits, or to 600 if 100 are inconclusive.
+Expressions with unknowns are compared at several points. All sizes are bounded; a number that is
+too large has no value here. If values are inconclusive, algebra (identity.py) decides. Algebra can
+also overrule a match if there are unknowns in binomials, factorials, divisors or rounding, because
+such expressions may agree at all points by chance.
 """
 
 import zlib
@@ -32,12 +33,12 @@ from exgrpo_jax.grading.answers.operators import (
 from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 
 _DIGITS = (100, 600)
-_MAX_NODES_TWICE = 80  # two trees that are larger together are evaluated to 100 digits only
+_MAX_NODES_TWICE = 80  # two trees with more nodes in total are only evaluated to 100 digits
 _NUM_POINTS = 6  # three positive, two of mixed sign, one negative
-_INTEGERS = frozenset('ijklmnNMKpq')  # letters that stand for integers if numbers are rounded
+_INTEGERS = frozenset('ijklmnNMKpq')  # letters treated as integers under floor and ceil
 _LARGEST_COUNTS = (14, 14, 14, 60, 14, 900)
 _ROUNDING = frozenset({'floor', 'ceil'})
-_WHOLE = frozenset({'binom', 'factorial', 'gcd', 'lcm'})  # of integers only
+_WHOLE = frozenset({'binom', 'factorial', 'gcd', 'lcm'})  # defined for integers only
 _COUNTING = _ROUNDING | _WHOLE
 _NUM_ROUNDED_POINTS = 24
 
@@ -55,7 +56,7 @@ def real_value(tree: Tree) -> Number | None:
 
 
 def _value(tree: Tree, point: Point) -> Number | None:
-  """Return the value of a tree at a point, to 100 digits; None if it has none."""
+  """Return the value of a tree at a point, to 100 digits; None if it has no value."""
   try:
     return evaluate(tree, point, context_of(_DIGITS[0]))
   except ERRORS:
@@ -71,7 +72,7 @@ def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
 def same(x: Tree, y: Tree) -> bool:
   """Return True if two trees are the same quantity wherever both have a value.
 
-  `y` is the ground truth, which can say that the order of factors does not matter (operators.py).
+  `y` is the ground truth, which may show that the order of factors does not matter (operators.py).
   """
   if x == y:
     return True
@@ -123,7 +124,7 @@ def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | None:
-  """Return True if two trees agree at each point where both have values; None for few points."""
+  """Return True if two trees agree wherever both have values; None if such points are too few."""
   x_heads, y_heads = heads(x), heads(y)
   if (x_heads | y_heads) & _COUNTING:
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
@@ -134,7 +135,8 @@ def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | No
       real = _letters_between_integers(x, y, unknowns)
       points = (_point_to_round(unknowns, real, index) for index in range(_NUM_ROUNDED_POINTS))
       return _all_same((_same_at(x, y, point) for point in points), at_least=3)
-  # From index 3 on, unknowns may be negative; complex values may differ only by a branch.
+  # From index 3 on, unknowns may be negative; complex values are then skipped,
+  # because they may differ only by a branch.
   verdicts = (
     _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
     for index in range(_NUM_POINTS)
@@ -143,7 +145,7 @@ def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | No
 
 
 def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
-  """Return False at the first verdict that is False, True if enough are True, else None."""
+  """Return False if any verdict is False, True if at least `at_least` are True, else None."""
   count = 0
   for verdict in verdicts:
     if verdict is False:
@@ -152,17 +154,18 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
   return True if count >= at_least else None
 
 
-# Points are pseudo-random, by name and index, so every comparison has the same ones.
+# Points are pseudo-random but depend only on the name and the index, so every comparison uses the
+# same points.
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Return small integers at first, then larger ones, so that n/20 and n/30 differ if rounded."""
+  """Return a point of integers, some large enough that rounded n/20 and n/30 differ."""
   largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
   return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 
 
 def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Return a point; unknowns with a subscript are positive, like a radius r_0."""
+  """Return a rational point; unknowns with a subscript, like a radius r_0, are positive."""
   point = {}
   for name in unknowns:
     value = Fraction(_checksum(name, index) + 4000, 5003)
@@ -173,9 +176,10 @@ def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
 
 
 def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[str]:
-  """Return the letters that stand for real numbers if numbers are rounded.
+  """Return the letters to treat as real numbers in expressions with floor or ceil.
 
-  n and k are integers, as in the ceiling of n/2, unless that would leave nothing to round.
+  Letters such as n and k are integers, as in the ceiling of n/2, unless that would leave
+  nothing to round.
   """
   real = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
   for node in (*nodes(x), *nodes(y)):
@@ -188,7 +192,7 @@ def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[
 def _point_to_round(
   unknowns: Iterable[str], real: Iterable[str], index: int
 ) -> dict[str, Fraction]:
-  """Return a point at which the letters of `real` lie between integers, or next to one."""
+  """Return a point where the letters in `real` are between integers or just next to one."""
   point = _integer_point(unknowns, index)
   if index % 8 == 7:
     point = {name: value * 101 for name, value in point.items()}
@@ -203,7 +207,7 @@ def _point_to_round(
 
 
 def _is_whole(tree: Tree, unknowns: Iterable[str]) -> bool:
-  """Return True if a tree is an integer wherever its letters are."""
+  """Return True if a tree is an integer at all tested integer points."""
   values = [_value(tree, _integer_point(unknowns, index)) for index in range(_NUM_POINTS)]
   return all(isinstance(value, Fraction) and value.denominator == 1 for value in values)
 
@@ -221,7 +225,10 @@ def _round_point(point: Point, context: Context) -> Point:
 
 
 def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool | None:
-  """Return True if two trees agree at a point; None if one has no value or no real one."""
+  """Return True if two trees agree at a point; None if either has no value there.
+
+  With `must_be_real`, a complex value counts as no value.
+  """
   may_repeat = size(x) + size(y) < _MAX_NODES_TWICE
   for digits in _DIGITS if may_repeat else _DIGITS[:1]:
     context = context_of(digits)
@@ -236,7 +243,7 @@ def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool
       return a == b
     if not _is_close(a, b, digits):
       return False
-    # An approximation cannot confirm a rational number that has as many digits.
+    # An approximation cannot confirm a rational number with that many digits.
     if max(_num_digits(a), _num_digits(b)) < digits // 4:
       return True
   return None

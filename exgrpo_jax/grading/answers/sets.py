@@ -1,7 +1,7 @@
 """Sets of real numbers: intervals and finite sets, united, intersected and subtracted.
 
-sympy decides if two sets are the same. Only the order of their ends matters, so each end becomes
-its rank among all ends, and sympy sees only small integers.
+sympy decides whether two sets are equal. Only the order of their endpoints matters, so each one is
+replaced with its rank among all endpoints, and sympy sees only small integers.
 """
 
 import functools
@@ -13,13 +13,13 @@ from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, T
 
 Set = Any  # a sympy.Set; sympy takes most of a second to import, so it is imported on demand
 
-_MAX_ENDS = 16  # different ends, each compared with each
+_MAX_ENDS = 16  # distinct endpoints, compared pairwise
 _MAX_MEMBERS = 100
 _OPERATIONS = {'union': 'Union', 'intersection': 'Intersection', 'minus': 'Complement'}
 
 
 class _NoSetError(ValueError):
-  """The reading is not a set of real numbers, or has too many ends."""
+  """Raised if a reading is not a set of real numbers or has too many endpoints."""
 
 
 def same_set(x: Reading, y: Reading) -> bool:
@@ -37,7 +37,7 @@ def same_set(x: Reading, y: Reading) -> bool:
 
 
 def is_interval(reading: Reading) -> bool:
-  """Return True if a pair in brackets can only be an interval: [0, 1) and (0, ∞), not (0, 1)."""
+  """Return True if a pair in brackets can only be an interval: [0, 1) or (0, ∞), but not (0, 1)."""
   return (
     reading[0] == 'group'
     and len(reading[3]) == 2
@@ -65,7 +65,7 @@ def _members(reading: Reading) -> Sequence[Reading]:
 
 
 def _ends(reading: Reading) -> Iterator[Tree]:
-  """Yield the numbers in a set: ends of its intervals, members of its finite sets."""
+  """Yield the numbers in a set: endpoints of intervals and members of finite sets."""
   if reading[0] != 'quantity':
     for member in _members(reading):
       yield from _ends(member)
@@ -76,9 +76,9 @@ def _ends(reading: Reading) -> Iterator[Tree]:
 
 
 def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
-  """Return the rank of each end; an end with unknowns has none, unless it is the only one."""
+  """Rank the endpoints; raises _NoSetError if there are several and not all have a real value."""
   sympy = _sympy()
-  equal: list[list[Tree]] = []  # ends that are the same number
+  equal: list[list[Tree]] = []  # endpoints that are the same number
   for end in ends:
     if _is_infinite(end):
       continue
@@ -114,9 +114,9 @@ def _build(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
 
 
 def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
-  """Return the set that meets all conditions of 'x > 0, x != 9', or one of 'x < 2 or x > 3'.
+  """Combine conditions: all must hold in 'x > 0, x != 9', but one is enough in 'x < 2 or x > 3'.
 
-  'and' and 'or' are both a comma here, so intervals that overlap could mean either.
+  Both 'and' and 'or' have become commas here, so overlapping intervals are ambiguous and rejected.
   """
   sympy = _sympy()
   if any(condition[0] == 'differs' for condition in conditions[1]):
@@ -132,7 +132,7 @@ def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
 
 
 def _excluded(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
-  r"""Return a set to subtract; '\setminus 9' counts as '\setminus \{9\}'."""
+  r"""Return the set to subtract; '\setminus 9' is read as '\setminus \{9\}'."""
   if reading[0] == 'quantity':
     return _sympy().FiniteSet(_point(reading, ranks))
   return _build(reading, ranks)

@@ -1,4 +1,4 @@
-r"""From an answer's text to its normal spelling, and to tokens.
+r"""Spelling normalization and tokenization of an answer's text.
 
 Synonyms become one token ('\leq', '\le' and '<='), and wrappers are removed ('\text{17}' is 17).
 """
@@ -17,7 +17,7 @@ from exgrpo_jax.grading.answers.units import MULTIPLIERS, UNITS
 
 
 def paired(text: str) -> dict[str, str]:
-  """Return the words of a text in pairs, as a dict: a spelling to its replacement."""
+  """Pair up the words of a text; return a dict from spellings to their replacements."""
   words = text.split()
   return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -63,7 +63,7 @@ _REPLACEMENTS = tuple(
       r'\s?\.?',
       '',
     ),
-    # '@' replaces a mark that can only separate thousands, until `_remove_thousands`.
+    # '@' marks an unambiguous thousands separator until `_remove_thousands` runs.
     (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
     (r'(?<=[0-9])\s+@', '@'),
@@ -103,9 +103,9 @@ _THOUSANDS = re.compile(
 _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
 
 
-@functools.lru_cache(maxsize=16)  # one comparison needs an answer several times
+@functools.lru_cache(maxsize=16)  # one comparison normalizes an answer several times
 def normalize_spelling(text: str) -> str:
-  """Return the text in its normal spelling, on one line."""
+  """Normalize the spelling of a text and put it on one line."""
   text = ' '.join(text.translate(_UNICODE).split())
   for pattern, replacement in _REPLACEMENTS:
     text = pattern.sub(replacement, text)
@@ -146,19 +146,19 @@ Omega hbar ell odot infty emptyset mho nabla partial prime max min
 mathbb_R mathbb_Z mathbb_N mathbb_Q mathbb_C"""
 _ACCENTS = 'dot ddot hat bar vec tilde overline overrightarrow widehat widetilde mathbf'
 
-# Names of commands.
+# Command names.
 FUNCTIONS, SYMBOLS, ACCENTS, BIG_OPERATORS = (
   frozenset(names.split()) for names in (_FUNCTIONS, _SYMBOLS, _ACCENTS, 'sum prod int lim')
 )
 
 
 class Token(NamedTuple):
-  """One lexical unit of an answer."""
+  """A lexical unit of an answer."""
 
   kind: str  # 'number', 'command', 'word', 'text', 'mark', 'tree' (already parsed) or 'end'
   text: str  # a command without its backslash
   spaced: bool  # True if white space precedes it
-  tree: Tree = ()  # of kind 'tree' only
+  tree: Tree = ()  # set only for kind 'tree'
 
 
 _TOKEN = re.compile(
@@ -180,12 +180,12 @@ _KEYWORDS = paired("""
 and , or , pi pi infinity infty inf infty oo infty asin arcsin acos arccos atan arctan""")
 _COMPARISONS = {'<=': 'le', '>=': 'ge', '!=': 'ne'}
 _MARKS = {'==': '=', '**': '^'}
-# Results of _COMMANDS that are marks.
+# Values of _COMMANDS that are marks.
 _COMMAND_MARKS = frozenset('*/|:,()[]<>%')
 
 
 def tokenize(text: str) -> list[Token] | None:
-  """Split a text in normal spelling into tokens; None for unknown characters or too many tokens."""
+  """Split a normalized text into tokens; None for unknown characters or too many tokens."""
   tokens: list[Token] = []
   at, end = 0, len(text)
   while at < end:
@@ -221,7 +221,7 @@ def _make_tokens(match: re.Match[str], spaced: bool) -> list[Token]:
 
 
 def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
-  r"""Return the tokens of '\wrapper{inner}': of its mathematics, or one token of text."""
+  r"""Tokenize '\wrapper{inner}' as mathematics if possible, else as one text token."""
   content = ' '.join(inner.split())
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
@@ -243,7 +243,7 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
 
 
 def _split_letters(word: str, spaced: bool) -> list[Token]:
-  """Split letters in a row into tokens: one name, or one-letter variables to multiply."""
+  """Split a run of letters into tokens: one name, or one-letter variables to multiply."""
   if word in _KEYWORDS:
     keyword = _KEYWORDS[word]
     return [Token('mark' if keyword == ',' else 'command', keyword, spaced)]

@@ -1,6 +1,6 @@
-r"""Expression trees and readings, and operations on them that several modules share.
+r"""Expression trees and readings, and shared operations on them.
 
-A tree is a tuple: its head, then its children. The heads that the parser makes:
+A tree is a tuple of its head and its children. The parser produces these heads:
 
   ('number', Fraction)         ('symbol', name)          ('infinity',)
   ('add', (terms…))            ('multiply', (factors…))  ('negate', x)
@@ -13,24 +13,25 @@ A tree is a tuple: its head, then its children. The heads that the parser makes:
   ('ratio', (x…))              ('compose', (f, g))       ('dot' | 'cross', x, y)
   ('letters', 'XIV', x)        ('dashed', (numbers…), x)
 
-'set' is \{1, 2\}, 'braces' {1, 2}, 'minus' a difference of sets, 'call' an unknown function. A
-side of a relation is None if the text has none ('< 5'), and so is x in '\pm y'. 'letters' in a row
-can also be the product x, and numbers with a dash between them, as in '10-8', the difference x. A
-date is nothing else: its x is None.
+'set' is \{1, 2\}, 'braces' is {1, 2}, 'minus' is a difference of sets, and 'call' calls an unknown
+function. A missing side of a relation is None, as in '< 5', and so is x in '\pm y'. For 'letters'
+and 'dashed', x is the alternative tree: the product of the letters, or the difference in '10-8'.
+For a date, which has no alternative, x is None.
 
-A reading says what an answer means. It is a tuple too, with some of these heads and some others:
+A reading is the meaning of an answer. It is also a tuple, with some of these heads and some others:
 
-  ('quantity', tree, unit)   a number or expression; unit '' if none is given
+  ('quantity', tree, unit)   a number or expression; the unit is '' if none is given
   ('labelled', label, reading, lhs, rhs)   'x = 5', 'x ∈ [0, 1]', 'x < 5' solved for x
   ('assigned', ((label, reading)…))        'x = 5, y = 3'
   ('equation', lhs, rhs)   ('differs', reading)   ('chain', operators, sides)
-  ('group', '[', ')', (readings…))   a tuple or an interval, which only context tells apart
+  ('group', '[', ')', (readings…))   a tuple or an interval, depending on context
   ('letters', text, reading)   ('dashed', numbers, reading)   ('time', hour, minute, 'a' | 'p')
   ('numeral', digits, base)   ('list' | 'set' | 'braces' | 'ratio', (readings…))
   ('union' | 'intersection', (readings…))
   ('minus', reading, reading)   ('matrix', ((trees…)…))   ('text', text)
 
-A label is a tree. lhs and rhs are the trees of an equation's sides, None if there was no equation.
+A label is a tree. lhs and rhs are the sides of an equation as trees, or None if there is no
+equation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -75,7 +76,7 @@ def subtract(left: Tree, right: Tree) -> Tree:
 
 
 def symbols(tree: Any) -> frozenset[str]:
-  """Return the names of the unknowns in a tree, or in a tuple of trees; a call counts as 'f()'."""
+  """Return the names of the unknowns in a tree or tuple of trees; a call counts as 'f()'."""
   if not isinstance(tree, tuple) or not tree:
     return frozenset()
   if tree[0] == 'symbol':
@@ -85,7 +86,7 @@ def symbols(tree: Any) -> frozenset[str]:
 
 
 def heads(tree: Any) -> frozenset[str]:
-  """Return all heads in a tree, and the names of the functions in it."""
+  """Return all heads and function names in a tree."""
   if not isinstance(tree, tuple) or not tree:
     return frozenset()
   names = {tree[0]} if isinstance(tree[0], str) else set()
@@ -95,7 +96,7 @@ def heads(tree: Any) -> frozenset[str]:
 
 
 def nodes(tree: Any) -> Iterator[Tree]:
-  """Yield a tree and all trees in it."""
+  """Yield a tree and all its subtrees."""
   if isinstance(tree, tuple) and tree:
     if isinstance(tree[0], str):
       yield tree
@@ -104,7 +105,7 @@ def nodes(tree: Any) -> Iterator[Tree]:
 
 
 def plain(tree: Any) -> Any:
-  """Return a tree in which letters in a row are products and dashes are differences."""
+  """Replace runs of letters with products, and dashed numbers with differences."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   if tree[0] in ('letters', 'dashed'):
@@ -118,7 +119,7 @@ def size(tree: Tree) -> int:
 
 
 def is_label(tree: Tree) -> bool:
-  """Return True if one side of an equation only names the other: 'x = 5', 'dy/dx = 2x'."""
+  """Return True if a tree only names an equation's other side, as in 'x = 5', 'dy/dx = 2x'."""
   head = tree[0]
   if head == 'symbol':
     return tree[1] not in _CONSTANTS
@@ -149,7 +150,7 @@ def _is_differential(tree: Tree) -> bool:
 
 
 def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) -> Reading:
-  """Return the interval of low < x < high; an operator is '<' or '<='."""
+  """Return the interval of low < x < high; each operator is '<' or '<='."""
   return (
     'group',
     '[' if low_operator == '<=' and low != MINUS_INFINITY else '(',
@@ -161,5 +162,5 @@ def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) 
 def make_labelled(
   label: Tree, value: Reading, lhs: Tree | None = None, rhs: Tree | None = None
 ) -> Reading:
-  """Return a value under a label; lhs and rhs are the sides if an equation gave the value."""
+  """Attach a label to a value; lhs and rhs are the equation's sides if there was an equation."""
   return 'labelled', label, value, lhs, rhs

@@ -1,7 +1,7 @@
 """Units of measurement: their names, synonyms and conversion.
 
-Two units measure the same if their dimensions are the same, like 'km/h' and 'm/s'. Temperatures are
-not converted, because their scales begin at different points. Case counts only in a prefix: 5 Mm is
+Units are convertible if their dimensions match, like 'km/h' and 'm/s'. Temperatures are not
+converted, because their scales have different zero points. Case matters only in a prefix: 5 Mm is
 not 5 mm.
 """
 
@@ -11,8 +11,8 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-# One unit a line: the name it is compared by, its size, its dimensions and its other names. Sizes
-# are in metres, grams, seconds, months, dollars and so on.
+# One unit per line: canonical name, size, dimensions, other names. Sizes are in meters, grams,
+# seconds, months, dollars and so on.
 _TABLE = """
 m 1 length meter meters metre metres
 in 127/5000 length inch inches
@@ -68,7 +68,7 @@ _DIMENSION = re.compile(
 )
 
 
-# Symbols that may have a prefix; the prefixes, their names and their powers of ten.
+# Symbols that take a prefix, and the prefixes with their names and powers of ten.
 _PREFIXED = 'm g s l L N J W V A Pa Hz mol eV cal Wh B'
 _PREFIXES = {
   'n': ('nano', -9),
@@ -86,7 +86,7 @@ class Measure(NamedTuple):
   """The size and the dimensions of a unit."""
 
   size: Fraction  # in units of its dimensions
-  dimensions: tuple[tuple[str, int], ...]  # names and exponents, in order, without zeros
+  dimensions: tuple[tuple[str, int], ...]  # names and nonzero exponents, sorted by name
 
 
 class _Unit(NamedTuple):
@@ -109,7 +109,7 @@ def _read_table() -> dict[str, _Unit]:
 
 
 def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
-  """Return the symbols with a prefix, such as 'kPa'; adds their long names to `units`."""
+  """Return symbols with a prefix, such as 'kPa', and add their long names to `units`."""
   symbols = {}
   for symbol in _PREFIXED.split():
     base = units['byte' if symbol == 'B' else symbol.lower()]
@@ -123,13 +123,14 @@ def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
 
 
 _UNITS = _read_table()
-# Units recognised without \text{…}: one letter is a variable there, and 'in' a word.
+# Units recognized without \text{…}, where one letter is a variable and 'in' is a word.
 _COMMON = ('mm', 'cm', 'km', 'mg', 'kg', 'ml', 'sq')
 UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in').union(_COMMON)
 _WITH_PREFIX = _add_prefixes(_UNITS)
-# Units that look like variables, which are recognised after a number and a space: '5 m', not '5m'.
+# Units that look like variables. They are recognized only after a number and a space: '5 m', but
+# not '5m'.
 LETTERS = frozenset('mgshlLNJWVKAB').union(_WITH_PREFIX, ('in', 'Pa', 'Hz', 'eV', 'Wh'))
-# Units that may stand together in one quantity, largest first: '1 hour 30 minutes'.
+# Units that can be combined in one quantity, largest first: '1 hour 30 minutes'.
 _SYSTEMS: tuple[str, ...] = (
   'week day h min s',
   'year month',
@@ -150,7 +151,7 @@ _SCALES |= {
 }
 MULTIPLIERS = {name + end: Fraction(scale) for name, scale in _SCALES.items() for end in ('', 's')}
 
-# Words after a number that make it another number: '5 squared' is not 5 of some unit.
+# Words that change the number before them: '5 squared' is not 5 of some unit.
 _OPERATIONS = """squared cubed factorial halves thirds fourths quarters fifths sixths sevenths
 eighths ninths tenths hundredths thousandths less more above below times plus minus mod except or
 to of"""
@@ -161,7 +162,7 @@ _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
-  """Normalize the spelling: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
+  """Normalize a unit: 'square centimeters' and 'cm^2' give 'cm^2', and 'units' gives ''."""
   name = _PER.sub('/', name).replace('{', '').replace('}', '')
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
@@ -174,7 +175,7 @@ def normalize_unit(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def measure(unit: str) -> Measure | None:
-  """Return the size and dimensions of a unit in normal spelling; None if a part is unknown."""
+  """Return the size and dimensions of a normalized unit; None if a part is unknown."""
   size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
   while at < len(unit):
     match = _PART.match(unit, at)
@@ -192,18 +193,18 @@ def measure(unit: str) -> Measure | None:
 
 
 def conversion(unit: str, other: str) -> Fraction | None:
-  """Return how many of `other` make one `unit`; None if they do not measure the same."""
+  """Return the size of one `unit` in units of `other`; None if their dimensions differ."""
   x, y = measure(unit), measure(other)
   return x.size / y.size if x and y and x.dimensions == y.dimensions else None
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return the smaller unit's size in larger ones, if a quantity may have both; else None.
+  """Return the smaller unit's size in larger units; None if a quantity may not use both units.
 
   Args:
     larger: the unit that comes first, such as 'hour'.
-    smaller: the next one, such as 'minutes'.
-    is_list: True if a comma or 'and' is between them, which makes '5 m, 3 cm' two answers.
+    smaller: the unit that comes next, such as 'minutes'.
+    is_list: True if a comma or 'and' separates the units; '5 m, 3 cm' is then two answers.
   """
   units = normalize_unit(larger), normalize_unit(smaller)
   for system in _SYSTEMS[:4] if is_list else _SYSTEMS:

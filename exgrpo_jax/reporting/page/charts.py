@@ -1,4 +1,4 @@
-"""Panels as JSON values for browser/panels.js: the kinds of panels, and the panels of a run."""
+"""Panels as JSON values for browser/panels.js: panel kinds, and the panels of a run."""
 
 import math
 import re
@@ -11,19 +11,19 @@ import pyarrow as pa
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.reporting.runs import SMOOTHED_FROM, smoothed
 
-_DIGITS = 6  # significant digits that a value keeps
+_DIGITS = 6  # significant digits kept per value
 
 Values = Sequence[float] | np.ndarray
 Panel = dict[str, Any]
 
 
 class Line(NamedTuple):
-  """Values over steps, or over another axis."""
+  """A line of values over steps, or over another axis."""
 
   label: str  # in the legend
   steps: Values
   values: Values
-  band: tuple[Values, Values, Values] | None = None  # steps, lower and upper ends
+  band: tuple[Values, Values, Values] | None = None  # steps, lower ends, upper ends
 
 
 def lines(
@@ -39,13 +39,13 @@ def lines(
   """Return a panel of lines.
 
   Args:
-    title: of the panel.
-    unit: of the vertical axis.
-    drawn: the lines.
-    x: label of the horizontal axis.
+    title: the panel's title.
+    unit: the unit on the vertical axis.
+    drawn: the lines to draw.
+    x: the label of the horizontal axis.
     log: True for a logarithmic vertical axis.
-    share: True if values lie in [0, 1].
-    smooth: if the longest line has many points, draw all lines smoothed, over the faint values.
+    share: True if the values are in [0, 1].
+    smooth: if the longest line has many points, smooth all lines and show the raw values faintly.
   """
   points = max((len(line.values) for line in drawn), default=0)
   reach = points if smooth and points >= SMOOTHED_FROM else 0
@@ -55,7 +55,7 @@ def lines(
 
 
 def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], top: float) -> Panel:
-  """Return a panel of stacked areas on an axis that ends at `top`."""
+  """Return a panel of stacked areas, with a vertical axis from 0 to `top`."""
   return {
     'kind': 'stack',
     'title': title,
@@ -68,7 +68,7 @@ def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], to
 
 
 def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str) -> Panel:
-  """Return a panel of counts as colours: a row for each k = 0, 1, …, a column for each step."""
+  """Return a heat map of counts, with a row for each k = 0, 1, … and a column for each step."""
   return {
     'kind': 'heat',
     'title': title,
@@ -81,8 +81,8 @@ def heat(title: str, unit: str, steps: Values, counts_KS: np.ndarray, what: str)
 
 
 def numbers(values: Values) -> list[float | None]:
-  """Return values for JSON with six significant digits; None if they are not finite."""
-  # In long columns most values repeat. Each distinct value is made once, and takes memory once.
+  """Convert values for JSON: six significant digits, and None for non-finite values."""
+  # In long columns most values repeat, so each distinct value is created and stored only once.
   distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
   made = np.empty(len(distinct), object)
   made[:] = [_number(value) for value in distinct.tolist()]
@@ -90,19 +90,19 @@ def numbers(values: Values) -> list[float | None]:
 
 
 def rounded(values: Values, digits: int) -> list[float | None]:
-  """Return `numbers` rounded to `digits` places."""
+  """Convert values for JSON like `numbers`, rounded to `digits` decimal places."""
   return numbers(np.round(np.asarray(values, np.float64), digits))
 
 
 def known(column: pa.ChunkedArray) -> np.ndarray:
-  """Return numbers or booleans of a table as float64, NaN where the column is null."""
+  """Convert a numeric or boolean column to float64, with NaN for nulls."""
   if pa.types.is_boolean(column.type):
     column = column.cast(pa.int8())
   return column.cast(pa.float64()).to_numpy()
 
 
 def flags(column: pa.ChunkedArray) -> np.ndarray:
-  """Return booleans of a table without nulls as an array."""
+  """Convert a boolean column without nulls to an array."""
   return column.to_numpy(zero_copy_only=False)
 
 
@@ -113,7 +113,7 @@ def _number(value: float) -> float | None:
 
 
 def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
-  """Describe a line; if `points` is not 0, add 'smooth' with the window for that many points."""
+  """Describe a line. Unless `points` is 0, add 'smooth', with the window for that many points."""
   values = np.asarray(line.values, np.float64)
   described: dict[str, Any] = {
     'label': line.label,
@@ -131,7 +131,7 @@ def _line(line: Line, points: int, log: bool) -> dict[str, Any]:
 # ---- Panels of one run's metrics over steps ----
 
 _SHARE, _LOG, _RAW = {'share': True}, {'log': True}, {'smooth': False}
-# Part of the overview -> its panels: title, unit, {metric: label}, options of lines.
+# Part of the overview -> its panels: title, unit, {metric: label}, options for `lines`.
 _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]] = {
   'score': (
     ('Reward', 'mean over responses', {'reward': 'reward'}, {}),
@@ -197,13 +197,13 @@ _EVALUATIONS = {  # kind of score -> title, unit
   'valid_steps': ('Evaluation: valid steps', 'share of responses'),
 }
 _ABSENT_AT_ZERO = ('Skipped updates', 'Replay buffer')  # left out if always 0
-OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')  # from the bottom
-_PHASES = 6  # the longest phases have a separate layer
+OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')  # from bottom to top
+_PHASES = 6  # number of longest phases with a separate layer
 _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
-  """Return the panels with data by part; 'replay' is empty for a run without replay."""
+  """Return part -> its panels with data; 'replay' is empty for a run without replay."""
   made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = made['replay']
   return {
@@ -236,7 +236,7 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
 
 
 def buckets(run: Run) -> list[Panel]:
-  """Return a panel of the buffer's questions by bucket; none if it was always empty."""
+  """Return a panel of the buffer's questions by bucket, or [] if it was always empty."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):
     names.append(f'buffer/bucket_{len(names)}')
@@ -260,7 +260,7 @@ def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str
 
 
 def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
-  """Return the steps at which all these metrics have a value that can be drawn, and the values."""
+  """Return the steps where all these metrics can be drawn, followed by each metric's values."""
 
   def can_be_drawn(value: float) -> bool:
     return math.isfinite(value) and (value > 0 or not log)
@@ -274,7 +274,7 @@ def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[floa
 
 
 def _outcomes(run: Run) -> list[Panel]:
-  """Plot the shares of the outcomes that occur."""
+  """Plot the share of each outcome that occurs."""
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
   is_long = len(steps) >= SMOOTHED_FROM
   layers = {
@@ -286,9 +286,9 @@ def _outcomes(run: Run) -> list[Panel]:
 
 
 def _phases(run: Run) -> list[Panel]:
-  """Plot the seconds of a step by phase: the longest phases, and the rest as one.
+  """Plot each step's seconds by phase: the longest phases, and all other phases combined.
 
-  Few steps reach the end of the axis, because the first steps compile and take far longer.
+  The axis covers only 98% of the steps, because the first steps compile and take far longer.
   """
   timed = [record for record in run if 'time/step' in record]
   if not timed:
@@ -301,7 +301,7 @@ def _phases(run: Run) -> list[Panel]:
   longest = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
   total = np.array([record['time/step'] for record in timed])
   layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
-  # The time that a phase takes after the clock was read counts in the next step.
+  # A phase's time after the clock was read counts towards the next step.
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
   steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
   return [stack('Time of a step by phase', 'seconds', steps, layers, top)]

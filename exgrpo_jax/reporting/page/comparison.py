@@ -1,4 +1,4 @@
-"""Comparison of several runs: curves with bands over seeds, and paired differences."""
+"""The comparison of several runs: curves with bands over seeds, and paired differences."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from exgrpo_jax.reporting.page.charts import Line, Panel
 from exgrpo_jax.reporting.page.evaluations import Benchmark
 from exgrpo_jax.reporting.runs import Group, over_seeds
 
-Benchmarks = Mapping[str, Sequence[Benchmark]]  # of each run, by its workdir
+Benchmarks = Mapping[str, Sequence[Benchmark]]  # workdir -> the run's benchmarks
 
 _SHARE = {'share': True}
 # Curves besides the evaluations: metric, title, unit, options of charts.lines.
@@ -39,13 +39,13 @@ _METRICS: Sequence[tuple[str, str, str, dict[str, bool]]] = (
   ('gradient_norm', 'Gradient norm', 'L2 norm, log scale', {'log': True}),
   ('perf/tokens_per_second', 'Tokens generated per second', 'tokens', {}),
 )
-_OF_REPLAY = ('buffer/', 'replay/')  # metrics that mean nothing in a run without replay
+_OF_REPLAY = ('buffer/', 'replay/')  # metrics that are meaningless without replay
 
-_SHOWN_STEPS = 6  # most steps of evaluations that a sentence lists
+_SHOWN_STEPS = 6  # maximum number of evaluation steps listed in a sentence
 
 
 def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
-  """Return settings, curves, scores and differences of the groups."""
+  """Return the groups' settings, curves, scores and differences."""
   if len(groups) > 1 and all(len(group.runs) == 1 for group in groups):
     names = run_names([group.runs[0].workdir for group in groups])
     groups = [dataclasses.replace(group, label=name) for group, name in zip(groups, names)]
@@ -72,7 +72,7 @@ def _panel(
 ) -> Panel | None:
   """Plot a line for each group: the mean over seeds, with a band of one standard deviation.
 
-  Metrics of replay have lines only for groups that replay. Each group keeps its colour.
+  Replay metrics have lines only for groups that replay. Each group keeps its colour.
   """
   lines, places = [], []
   for place, group in enumerate(groups):
@@ -91,7 +91,7 @@ def _panel(
 
 
 def _settings(groups: Sequence[Group]) -> list[list[str]]:
-  """Return the settings in which the groups differ, without the seed, and their values."""
+  """Return the settings that differ between groups, except the seed, with their values."""
   configs = [group.runs[0].config for group in groups]
   names = sorted({name for config in configs for name in config} - {'seed'})
   table = [[name, *(str(config.get(name, '-')) for config in configs)] for name in names]
@@ -99,10 +99,10 @@ def _settings(groups: Sequence[Group]) -> list[list[str]]:
 
 
 def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, Any]]:
-  """Return each group's score at the last step that all groups have, its last one, and its best.
+  """Return each group's score at the last common step, its last score, and its best score.
 
-  A score is the mean over seeds with their deviation. 'step' and 'common' are None if the groups
-  have no evaluation after step 0 in common.
+  A score is the mean and the standard deviation over seeds. 'step' and 'common' are None if the
+  groups have no evaluation after step 0 in common.
   """
   scored = {group.label: [scores_of(run, name) for run in group.metrics] for group in groups}
   step, found = comparison.summaries(name, scored)
@@ -124,9 +124,9 @@ def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, A
 def _compared(
   groups: Sequence[Group], benchmarks: Benchmarks, scores: Mapping[str, str]
 ) -> dict[str, list[Any]]:
-  """Return 'differences' of all pairs of groups on each evaluation, and why some are missing."""
+  """Return the 'differences' of all group pairs on each evaluation, and why some are missing."""
   differences: list[dict[str, Any]] = []
-  without: dict[str, list[str]] = {}  # why two groups are not compared -> on which evaluations
+  without: dict[str, list[str]] = {}  # why two groups are not compared -> evaluations concerned
   for source, name in scores.items():
     for pair in itertools.combinations(groups, 2):
       found = _difference(pair, benchmarks, source, name)
@@ -142,10 +142,10 @@ def _compared(
 def _difference(
   pair: tuple[Group, Group], benchmarks: Benchmarks, source: str, name: str
 ) -> dict[str, Any] | str:
-  """Return the paired difference at the last evaluation that both groups have, or why none.
+  """Return the paired difference at the last common evaluation, or why it is missing.
 
-  Pairs are seeds. If the groups have fewer than two seeds in common, one run of each is compared
-  and pairs are questions.
+  The pairs are seeds. If the groups have fewer than two seeds in common, one run of each group is
+  compared and the pairs are questions.
   """
   runs_by_seed = [{run.config['seed']: run for run in group.runs} for group in pair]
   scored = [
@@ -186,7 +186,7 @@ def _nothing_common(pair: tuple[Group, Group], evaluated: Sequence[Collection[in
 
 
 def run_names(workdirs: Sequence[str]) -> list[str]:
-  """Name runs by their folders, with as much of the paths as is needed to distinguish them."""
+  """Name runs by their folders, with just enough of the path to distinguish them."""
   paths = [pathlib.Path(os.path.realpath(workdir)).parts for workdir in workdirs]
   names: list[str] = []
   for count in range(1, max(map(len, paths)) + 1):

@@ -1,7 +1,7 @@
-"""Contents of the page: one part that it opens with, and parts of each run read on demand.
+"""The page's contents: one part for the initial view, and parts of each run loaded on demand.
 
-A part is a JSON value. The page is small enough for mail, because everything that grows with a run
-is sampled within the limits below.
+A part is a JSON value. The page is small enough to email, because everything that grows with a run
+is sampled to stay within the limits below.
 """
 
 import base64
@@ -23,19 +23,19 @@ from exgrpo_jax.reporting.page.experience import Pieces
 from exgrpo_jax.reporting.runs import Group, Recorded
 from exgrpo_jax.runtime.replacement import replacing
 
-# Shared by all runs of a page, so that it stays below 15 MB.
-_RESPONSES = 400_000  # rows of the table of responses
-_TOKENS = 500_000  # in responses shown token by token
-_STORED_TOKENS = 150_000  # in stored successes
-_CHARACTERS = 5_000_000  # of the evaluations' files whose texts are kept
+# Limits shared by all runs on a page, so that it stays below 15 MB.
+_RESPONSES = 400_000  # rows in the table of responses
+_TOKENS = 500_000  # tokens in responses shown token by token
+_STORED_TOKENS = 150_000  # tokens in stored successes
+_CHARACTERS = 5_000_000  # characters of evaluation files whose texts are kept
 
-Parts = dict[str, Any]  # by name
+Parts = dict[str, Any]  # part name -> value
 
 
 def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
-  """Return the parts of a page on these runs; a run's 'missing' lists what it lacks.
+  """Return the parts of a page about these runs; each run's 'missing' explains missing data.
 
-  With `all_responses` the table has all responses; only a served page may be so large.
+  With `all_responses`, the table contains all responses; only a served page may be that large.
   """
   recorded = [run for group in groups for run in group.runs]
   called = comparison.run_names([run.workdir for run in recorded])
@@ -66,9 +66,10 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
 
 
 def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
-  """Return the on-demand parts of one of `runs` runs; None for a part without data.
+  """Return a run's on-demand parts. A part without data is None.
 
-  The stored successes of the questions `replayed` come first.
+  `runs` is the number of runs on the page. The stored successes of the questions `replayed` come
+  first.
   """
   workdir = pathlib.Path(run.workdir)
   pieces = open_pieces(run)
@@ -95,22 +96,23 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
-  """Return all that one step recorded token by token, as a part; None if it recorded nothing."""
+  """Return a part with all responses recorded token by token in a step, or None if none are."""
   found = experience.read_step(pathlib.Path(run.workdir), step)
   return experience.describe_texts(found, pieces) if found else None
 
 
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
-  """Yield each step that recorded anything, with its part as in `describe_step`."""
+  """Yield each step with recorded responses, together with its part from `describe_step`."""
   if pieces := open_pieces(run):
     for step, found in experience.read_by_step(pathlib.Path(run.workdir)):
       yield step, experience.describe_texts(found, pieces)
 
 
 def open_pieces(run: Recorded) -> Pieces | None:
-  """Load the run's tokenizer and return its `pieces`; None if it cannot be found any more.
+  """Load the run's tokenizer and return its `pieces`, or None if the tokenizer cannot be found.
 
-  A run keeps its tokenizer in its workdir. Earlier versions did so only if they had trained it.
+  A run keeps its tokenizer in its workdir. Earlier versions kept only tokenizers that they had
+  trained.
   """
   places = (
     os.path.join(run.workdir, 'tokenizer'),
@@ -128,41 +130,42 @@ def open_pieces(run: Recorded) -> Pieces | None:
 def _missing(run: Recorded, own: Parts) -> list[str]:
   """Explain what the page cannot show about a run, and why."""
   if not run.metrics[-1]['step']:
-    return ['No step is finished yet: there is only the evaluation before the first step.']
+    return ['No step is finished yet; the only data is the evaluation before the first step.']
   notes = []
   if not run.questions.num_rows:
     notes.append(
-      'There are no step records (the folder records/): Question and Responses are empty, and '
-      'Buffer shows only metrics. Earlier versions wrote no records; a run writes its first after '
-      f'{run.config.get("metrics.records_every", 10)} steps (config.metrics.records_every).'
+      'There are no step records (in the folder records/), so Question and Responses are empty, '
+      'and Buffer shows only metrics. Earlier versions wrote no records; a run writes its first '
+      f'records after {run.config.get("metrics.records_every", 10)} steps '
+      '(config.metrics.records_every).'
     )
   elif all(text is None for text in own['visits']['questions']['text']):
-    notes.append('The version of this run did not record the texts of questions and answers.')
+    notes.append('This run comes from a version that did not record question and answer texts.')
   if run.questions.num_rows and own['texts'] is None:
     notes.append(
-      'No response is recorded token by token: config.metrics.recorded_groups was 0, an earlier '
-      'version wrote the run, or its tokenizer cannot be found.'
+      'No response is recorded token by token: config.metrics.recorded_groups was 0, the run '
+      'comes from an earlier version, or its tokenizer cannot be found.'
     )
   if run.questions.num_rows and own['stored'] is None:
     notes.append(
-      'There are no stored successes: no checkpoint has a readable buffer, or the tokenizer is '
+      'No stored successes can be shown: no checkpoint has a readable buffer, or the tokenizer is '
       'missing.'
     )
   if own['evaluations'] is None:
-    notes.append('No evaluation is recorded (the folder evaluation/).')
+    notes.append('No evaluation is recorded (in the folder evaluation/).')
   return notes
 
 
 # ---- The document ----
 
-# The data is JSON, compressed, in base64, an alphabet that cannot express markup. The document's
-# policy allows only its own scripts and styles, by their hashes, and files next to it. The browser
-# loads and runs nothing else, whatever a model has written.
+# The data is compressed JSON in base64, whose alphabet cannot express markup. The document's
+# security policy allows only its own scripts and styles, by hash, and files next to it. So the
+# browser loads and runs nothing else, whatever a model has written.
 
 
 _HERE = pathlib.Path(__file__).parent
-# uPlot 1.6.32 (MIT, licence in the same folder) as published. It has 51 KB (Vega 520, plotly 1,190)
-# and is made for linked charts of many points.
+# uPlot 1.6.32 (MIT, licence in the same folder) as published. It takes 51 KB (Vega 520, plotly
+# 1,190) and is made for linked charts with many points.
 _CHARTS = _HERE / 'vendor' / 'uPlot.iife.min.js'
 _CHART_STYLES = _HERE / 'vendor' / 'uPlot.min.css'
 _SCRIPTS = (  # concatenated in this order into one script
@@ -184,7 +187,7 @@ _SCRIPTS = (  # concatenated in this order into one script
 
 
 def render(parts: Parts) -> str:
-  """Render the HTML document of these parts."""
+  """Render the HTML document from these parts."""
   style = _read(_CHART_STYLES) + _read(_HERE / 'browser' / 'page.css')
   own = '\n'.join(_read(_HERE / 'browser' / f'{name}.js') for name in _SCRIPTS)
   script = f'{_read(_CHARTS)}\n{own}'
@@ -209,20 +212,20 @@ def render(parts: Parts) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-  """Write a file; a reader sees either the old or the new file, complete."""
+  """Write a file atomically: a reader sees either the complete old file or the new one."""
   with replacing(path) as unfinished:
     unfinished.write_text(text, encoding='utf-8')
 
 
 def pack(value: Any) -> str:
-  """Encode a value for the page: JSON, compressed, in base64."""
+  """Encode a value for the page as compressed JSON in base64."""
   text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
   packed = gzip.compress(text.encode(errors='backslashreplace'), 6, mtime=0)
   return base64.b64encode(packed).decode()
 
 
 def texts_script(name: str, value: Mapping[str, Any]) -> str:
-  """Return the script of a file of texts; the page runs it when it needs them."""
+  """Return the script for a file of texts. The page runs the script when it needs the texts."""
   return f'exgrpoTexts({json.dumps(name)},"{pack(value)}")'
 
 

@@ -1,4 +1,4 @@
-"""Every evaluation question by question: correct responses by step, and extracted answers."""
+"""Evaluation results per question: correct responses by step, and extracted answers."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from exgrpo_jax.errors import InputError
 
 Benchmark = Mapping[str, Any]  # see describe
-Shares = Mapping[tuple[int, str], float]  # (row, question) -> its share of correct responses
+Shares = Mapping[tuple[int, str], float]  # (row, question) -> share of correct responses
 
 FOLDER = 'evaluation'
 _FILE = re.compile(
@@ -20,19 +20,19 @@ _MAX_TEXT = 300  # characters of a question, and of an extracted answer
 
 
 class _File(NamedTuple):
-  """A file of one evaluation."""
+  """The file of one evaluation."""
 
   path: pathlib.Path
   step: int
-  name: str  # of the benchmark
-  made: str  # temperature and time if it was made by hand; '' if the run made it
+  name: str  # name of the benchmark
+  made: str  # temperature and time of a manual evaluation; '' if the run evaluated
 
 
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
-  """Describe each benchmark: its questions, and their correct responses at each evaluation.
+  """Describe each benchmark's questions, and their correct responses at each evaluation.
 
-  The texts of responses are limited to `max_characters`: evenly spaced questions keep them, each at
-  all evaluations. Files are read line by line.
+  Response texts are limited to about `max_characters` in total: evenly spaced questions keep their
+  texts from all evaluations. Files are read line by line.
   """
   files = _files(workdir)
   share = max_characters // max(1, len({file.name for file in files}))
@@ -68,7 +68,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
       'evaluations': [],
     }
     benchmark = benchmarks.setdefault(name, new)
-    if benchmark['rows'] != new['rows']:  # by hand, on other questions with this name
+    if benchmark['rows'] != new['rows']:  # a manual evaluation on other questions with this name
       benchmark = benchmarks.setdefault(f'{name} ({file.made or file.step})', new)
     benchmark['evaluations'].append(
       {
@@ -86,7 +86,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
 
 
 def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
-  """Yield the records of a file; only each `every`-th keeps its responses."""
+  """Yield a file's records; only every `every`-th record keeps its responses."""
   with path.open(encoding='utf-8') as file:
     for index, line in enumerate(file):
       try:
@@ -95,14 +95,14 @@ def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
         kept['responses'] = _responses(record) if index % every == 0 else None
       except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-          f'{path}:{index + 1}: not a record of an evaluation ({error!r}). Delete the line to read '
-          'the others.'
+          f'{path}:{index + 1}: this line is not an evaluation record ({error!r}). Delete the '
+          'line to read the other records.'
         ) from error
       yield kept
 
 
 def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-  """Return the responses to a question; earlier versions recorded no extracted answers."""
+  """Return the responses to a question; older records contain no extracted answers."""
   names = {'text': 'responses', 'outcome': 'outcomes', 'length': 'lengths'}
   shown = [dict(zip(names, row)) for row in zip(*(record[name] for name in names.values()))]
   for response, answer in zip(shown, record.get('extracted', ())):
@@ -111,9 +111,9 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
-  """Return each question's share of correct responses on one source, by step of the run.
+  """Return step -> each question's share of correct responses, for one source.
 
-  Evaluations made by hand are left out.
+  Manual evaluations are left out.
   """
   return {
     evaluation['step']: {

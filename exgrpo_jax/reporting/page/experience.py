@@ -1,4 +1,4 @@
-"""A run's experience: the replay buffer, visits of questions, responses token by token."""
+"""A run's experience: the replay buffer, visits to questions, responses token by token."""
 
 import dataclasses
 import itertools
@@ -31,13 +31,13 @@ class Group(NamedTuple):
 # ---- The buffer ----
 
 _MOST_REPLAYED = 50  # questions in the table
-_AGE_BINS = 40  # at most
+_AGE_BINS = 40  # maximum number of bins
 
 
 def describe(run: Recorded) -> dict[str, Any]:
-  """Describe the buffer by a heat map, curves and tables, as far as recorded.
+  """Describe the buffer with a heat map, curves and tables of the data that was recorded.
 
-  A run without replay has none of them, because it never reads its buffer.
+  Everything is empty for a run without replay, because such a run never reads its buffer.
   """
   if not run.config['replay.ratio']:
     return {'is_used': False, 'panels': [], 'replayed': []}
@@ -51,7 +51,7 @@ def describe(run: Recorded) -> dict[str, Any]:
 
 
 def _flow(questions: pa.Table) -> Panel:
-  """Plot the questions that entered the buffer, moved in it, retired and were replayed."""
+  """Plot how many questions entered the buffer, changed buckets, retired and were replayed."""
   step = questions['step'].to_numpy()
   before, after = (known(questions[f'bucket_{when}']) for when in ('before', 'after'))
   was_in, is_in = ~np.isnan(before), ~np.isnan(after)
@@ -98,8 +98,8 @@ def _entropies(replays: pa.Table) -> Panel:
 def _by_age(replays: pa.Table) -> list[Panel]:
   """Plot importance ratio, effective sample size and number of replays by age.
 
-  The effective sample size is (sum w)^2 / (n sum w^2) over the tokens of an age, as in the metric
-  with this name. It needs the variance of w, which earlier versions did not record.
+  The effective sample size is (sum w)^2 / (n sum w^2) over all tokens of the same age, as in the
+  metric with this name. It needs the variance of w, which earlier versions did not record.
   """
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   width = max(1, -(-int(age.max() + 1) // _AGE_BINS))
@@ -130,7 +130,7 @@ def _by_age(replays: pa.Table) -> list[Panel]:
 
 
 def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any]]:
-  """Return the questions that were replayed most often, with their latest visit."""
+  """Return the most replayed questions, with facts about their first and last visits."""
   rows, counts = np.unique(replays['question'].to_numpy(), return_counts=True)
   chosen = rows[np.argsort(-counts, kind='stable')][:_MOST_REPLAYED]
   visits = {row: [] for row in chosen.tolist()}
@@ -155,7 +155,7 @@ def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any
 def _quantiles(
   step: np.ndarray, values: np.ndarray, shares: tuple[float, ...]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Return the steps, and for each share its quantile at each step; `step` is sorted."""
+  """Return the steps, and each share's quantile at every step. `step` must be sorted."""
   steps, starts = np.unique(step, return_index=True)
   found = [np.quantile(part, shares) for part in np.split(values, starts[1:])]
   return steps, list(np.array(found).T)
@@ -169,13 +169,13 @@ def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarra
 
 # ---- Visits of questions ----
 
-# A visit is a question in a step. A run has a hundred thousand visits, and eight times as many
+# A visit is a question in a step. A run may have a hundred thousand visits and eight times as many
 # responses, so the page limits the responses.
 
 
 _MAX_ANSWER = 60  # characters of an extracted answer
-_WHOLE_TEXTS = 2_000_000  # characters; up to this total all questions keep their whole text
-# Characters of each text beyond that. Most questions are visited once, and only need to be found.
+_WHOLE_TEXTS = 2_000_000  # characters; up to this total, all questions keep their full texts
+# Characters per text above that total. Most questions are visited once and only need to be found.
 _MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
@@ -183,12 +183,12 @@ _ENTROPY_DIGITS = 4
 def describe_visits(
   run: Recorded, max_responses: float, with_texts: Collection[Group] = ()
 ) -> dict[str, Any]:
-  """Return the columns of questions, visits, responses and replays; nothing without records.
+  """Return the columns of questions, visits, responses and replays, or {} without records.
 
-  The responses of a visit start at its 'first'. 'replays' has a value for each visit that replayed,
-  in their order. With more than `max_responses` responses, 'every' is n > 1: only every n-th step
-  and the groups `with_texts` have their responses. 'cut' counts the questions whose text is cut; it
-  is 0 if `max_responses` is infinite.
+  A visit's responses start at the index 'first'. 'replays' has one value per visit with a replay,
+  in visit order. With more than `max_responses` responses, 'every' is n > 1: only every n-th step
+  and the groups `with_texts` keep their responses. 'cut' is the number of questions whose text is
+  cut; it is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -196,7 +196,7 @@ def describe_visits(
   every = int(-(-responses.num_rows // max_responses))
   place = _place(visits, responses)
   is_kept = np.isin(place, np.flatnonzero(_kept(visits, every, with_texts)))
-  # A response whose visit is lost with a damaged file has place -1, and is dropped too.
+  # A response whose visit was lost with a damaged file has place -1 and is dropped too.
   kept = responses.filter(pa.array(is_kept))
   first = np.full(visits.num_rows, -1)
   with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
@@ -213,12 +213,15 @@ def describe_visits(
 
 
 def _key(table: pa.Table) -> np.ndarray:
-  """Return the step and group of each row as one number."""
+  """Combine each row's step and group into one number."""
   return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
 
 
 def _place(visits: pa.Table, responses: pa.Table) -> np.ndarray:
-  """Return the visit of each response, or -1; both are in the order of steps and groups."""
+  """Return each response's visit index, or -1 if its visit is missing.
+
+  Both tables are sorted by step and group.
+  """
   keys, wanted = _key(visits), _key(responses)
   found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
   return np.where(keys[found] == wanted, found, -1)
@@ -240,7 +243,7 @@ def _visits(visits: pa.Table) -> dict[str, list]:
 
 
 def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, Any]:
-  """Return the columns of responses; True as 'answer' stands for the ground truth."""
+  """Return the response columns. An 'answer' of True stands for the ground truth."""
   outcome = responses['outcome'].dictionary_encode().unify_dictionaries().combine_chunks()
   names = outcome.dictionary.to_pylist() if responses.num_rows else []
   answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
@@ -261,14 +264,14 @@ def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, An
 
 
 def _reasons(responses: pa.Table) -> dict[str, str]:
-  """Return number of the response -> why grading failed."""
+  """Return response index -> why grading failed."""
   failed = np.flatnonzero(responses['reason'].is_valid().to_numpy())
   reasons = responses['reason'].take(pa.array(failed)).to_pylist()
   return {str(index): reason for index, reason in zip(failed.tolist(), reasons)}
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """Return the replayed response of each visit that replayed; null if its record is lost."""
+  """Return the replayed response of each visit with a replay. Lost records become nulls."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -287,7 +290,7 @@ def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[s
 
 
 def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
-  """Return row, text and answer of each visited question, once."""
+  """Return the row, text and answer of each distinct visited question."""
   rows, index, counts = np.unique(
     visits['question'].to_numpy(), return_index=True, return_counts=True
   )
@@ -312,25 +315,25 @@ def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
 
 
 def _cut(text: str | None, limit: int) -> str | None:
-  """Cut a text to `limit` characters, with three dots if something is left out."""
+  """Truncate text to `limit` characters, and mark the cut with an ellipsis."""
   return text if text is None or len(text) <= limit else f'{text[:limit]} …'
 
 
 # ---- Token by token ----
 
-_DIGITS = 3  # of entropies and log-probabilities, in nats
+_DIGITS = 3  # decimals of entropies and log-probabilities, in nats
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """A recorded group before its tokens are read."""
+  """The size of a recorded group, known before its tokens are read."""
 
   question: int
-  tokens: int  # of all its responses
+  tokens: int  # total over its responses
 
 
 def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
-  """Return all groups whose tokens are recorded, in the order of steps."""
+  """Return the size of each group whose tokens are recorded, in step order."""
   found: dict[Group, Size] = {}
   for path in step_records.files(workdir, 'tokens'):
     table = step_records.read_file(path, 'tokens')
@@ -344,9 +347,9 @@ def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
 
 
 def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
-  """Choose the groups to show: all groups of the questions that were visited most often.
+  """Choose the groups to show, giving priority to the most visited questions.
 
-  A question is added if all of its groups still fit.
+  A question is added only if all of its groups still fit.
   """
   by_question: dict[int, list[Group]] = {}
   for key, size in found.items():
@@ -362,7 +365,7 @@ def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
 
 
 def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterator[dict[str, Any]]:
-  """Yield the recorded responses of the wanted groups; one file at a time is in memory."""
+  """Yield the recorded responses of the wanted groups, with one file in memory at a time."""
   for path in step_records.files(workdir, 'tokens'):
     table = step_records.read_file(path, 'tokens')
     keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
@@ -370,7 +373,7 @@ def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterat
 
 
 def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-  """Yield all recorded responses of each step; one file at a time is in memory."""
+  """Yield all recorded responses of each step, with one file in memory at a time."""
   responses = read_texts(workdir, lambda _: True)
   for step, members in itertools.groupby(responses, operator.itemgetter('step')):
     yield step, list(members)
@@ -379,7 +382,7 @@ def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, An
 def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
   """Return all recorded responses of one step.
 
-  They are in one file, named after it or an earlier one.
+  The responses are in a single file, which is named after this step or an earlier step.
   """
   last = step_records.path_of(workdir, 'tokens', step)
   for path in reversed(step_records.files(workdir, 'tokens')):
@@ -391,7 +394,7 @@ def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
 
 def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
-  """Describe recorded responses by 'step/group': sample, pieces of text and their values."""
+  """Describe recorded responses by 'step/group': sample, text pieces, and values per token."""
   vocabulary = _Vocabulary(pieces)
   groups: dict[str, list[dict[str, Any]]] = {}
   for response in responses:
@@ -412,10 +415,10 @@ def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[
 def read_stored(
   workdir: str, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]] | None:
-  """Read these questions' trajectories in the newest checkpoint's buffer, oldest first.
+  """Read these questions' trajectories from the newest checkpoint's buffer, oldest first.
 
-  Questions are read in order as long as their tokens fit. Returns None if no checkpoint can be
-  read. The run may delete a checkpoint meanwhile, so older ones are tried too.
+  Questions are read in order until their tokens no longer fit. The run may delete a checkpoint at
+  any time, so older checkpoints are tried too. Returns None if no checkpoint can be read.
   """
   for step in reversed(checkpoint.steps(workdir)):
     try:
@@ -445,7 +448,7 @@ def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) 
 
 
 class _Vocabulary:
-  """The distinct pieces of some responses, numbered in the order of appearance."""
+  """The distinct text pieces of some responses, numbered in order of appearance."""
 
   def __init__(self, pieces: Pieces) -> None:
     self._pieces = pieces

@@ -1,4 +1,4 @@
-"""Overview of a run: scores, learning signal, settings and starts; the first page."""
+"""A run's overview, the first page: scores, learning signal, settings and starts."""
 
 import datetime
 import importlib
@@ -19,7 +19,7 @@ from exgrpo_jax.reporting.page.evaluations import Benchmark, Shares
 from exgrpo_jax.reporting.runs import Recorded
 from exgrpo_jax.runtime import environment
 
-_SIGNAL = (  # metric -> label of this share of a step's groups or tokens
+_SIGNAL = (  # metric and label; shares of a step's groups or tokens
   ('groups/zero_advantage', 'groups that taught nothing'),
   ('groups/solved_by_all', 'groups solved by all responses'),
   ('groups/solved_by_none', 'groups solved by none'),
@@ -32,11 +32,11 @@ _PROGRESS = re.compile(r'step +(\d+)/\d+ \|')  # the line that follows a step's 
 
 
 def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-  """Return scores, learning signal, facts, curves, warnings and settings of a run.
+  """Return a run's scores, learning signal, facts, curves, warnings and settings.
 
-  `benchmarks` are the run's, see `evaluations.describe`. Missing records are left out.
+  `benchmarks` come from `evaluations.describe` for this run. Missing records are left out.
   """
-  # Earlier versions also recorded a start if the run was finished and no step was left.
+  # Earlier versions also recorded a start when a finished run had no steps left.
   starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
   replays = bool(run.config['replay.ratio'])
   scores = _scores(run.metrics, benchmarks)
@@ -54,9 +54,9 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 
 
 def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the run's printed warnings by step, as {'step', 'text'}; each warning once.
+  """Return the run's printed warnings as {'step', 'text'}, by step and without repeats.
 
-  The step is the one that the warning names or, if it names none, the step during which it came.
+  The step is the one named in the warning, or else the step during which the warning was printed.
   """
   path = workdir / _LOG
   if not path.exists():
@@ -83,19 +83,19 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _settings(run: Recorded) -> list[list[str]]:
-  """Return [name, value in the base config, value of the run] of each setting that differs."""
+  """Return [name, base value, run's value] for each setting that differs from the base config."""
 
   def shown(value: Any) -> str:
     return 'not set' if value is None else str(value)
 
   values = importlib.import_module(_BASE).get_config().to_dict()
-  base = runs.flat(json.loads(json.dumps(values)))  # as a run's config.json holds them
+  base = runs.flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
   differing = [name for name, value in run.config.items() if base.get(name) != value]
   return [[name, shown(base.get(name)), shown(run.config[name])] for name in differing]
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Return means of the learning signal over the last tenth of the steps, at least ten."""
+  """Return the mean learning signal over the last tenth of the steps, but at least ten steps."""
   taken = [record for record in run.metrics if record['step'] > 0]
   recent = taken[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
@@ -151,7 +151,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
 
 
 def _took(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
-  """Return the time from each start to its last record, and the time spent in steps.
+  """Return the total time from each start to its last record, and the time spent in steps.
 
   Steps that a later start repeated are not counted, because their old records are dropped.
   """
@@ -174,7 +174,7 @@ def _next(
   """Return [advice, command] pairs; the command is '' if the advice needs none."""
   command, left = starts[-1]['command'] if starts else '', run.last_step - run.metrics[-1]['step']
   if left > 0:
-    return [[f'{left:.0f} steps are left. If the run has stopped, this resumes it:', command]]
+    return [[f'{left:.0f} steps are left. If the run has stopped, resume it with:', command]]
 
   def where(name: str, sign: int) -> str:
     changes = [(score['evaluation'], score[name]) for score in scores]
@@ -185,7 +185,7 @@ def _next(
     advice.append([f'The score fell on {names}. docs/not_learning.md lists what to check.', ''])
   if names := where('change', 0):
     text = (
-      f'On {names} the change may be chance. Narrow the interval with more questions in '
+      f'On {names}, the change may be due to chance. Narrow the interval with more questions in '
       'config.data.evaluation or a larger config.evaluation.samples.'
     )
     advice.append([text, ''])
@@ -200,7 +200,9 @@ def _next(
     )
     advice.append([text, ''])
   commands = messages.next_commands(run.workdir, ['exgrpo'])
-  text = 'The run is finished. To see all metrics, to evaluate it more precisely, to export it:'
+  text = (
+    'The run is finished. To see all metrics, evaluate the policy more precisely, or export it:'
+  )
   return [*advice, [text, '\n'.join(commands)]]
 
 
@@ -221,8 +223,8 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
   """Return the first, last and best score of each evaluation, with their 95% intervals.
 
-  'change' is the paired difference from the first to the last evaluation, 'latest' between the last
-  two.
+  'change' is the paired difference between the first and the last evaluation, 'latest' is the
+  difference between the last two evaluations.
   """
   found = []
   for source, name in runs.score_names([records]).items():
@@ -239,7 +241,7 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
 
 
 def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
-  """Return the 'change' and 'latest' of `_scores`; None if there is nothing to compare."""
+  """Return the 'change' and 'latest' of `_scores`, or None if there is nothing to compare."""
   steps = sorted(by_step)
 
   def between(first: int, last: int) -> dict[str, Any] | None:

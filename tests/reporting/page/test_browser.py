@@ -525,9 +525,11 @@ def test_where_steps_are_left_out_the_list_says_which(
   monkeypatch.setattr(contents, '_TOKENS', 0)
   write_report([str(recorded.workdir)], tmp_path / 'page.html')
   go(tab, tmp_path / 'page.html', 'page=responses')
-  assert 'This file has the responses of one step in 3' in tab.locator('main').inner_text()
+  assert 'This file contains the responses of one step in 3' in tab.locator('main').inner_text()
   go(tab, tmp_path / 'page.html', 'page=responses&from=5&to=5')
-  assert 'this file has the responses of one step in 3' in tab.locator('#count').inner_text()
+  assert (
+    'this file contains the responses of only one step in' in tab.locator('#count').inner_text()
+  )
   tab.locator('#count a', has_text='step 4').click()
   counted(tab, tiny.QUESTIONS * tiny.ROLLOUTS)
 

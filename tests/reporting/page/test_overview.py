@@ -55,7 +55,9 @@ def test_the_time_is_that_from_each_start_to_its_last_record(tmp_path):
       {0: 1, 20: 10, 60: 19}, 1, 'the score still rose on chains. To train longer:', id='up'
     ),
     pytest.param({0: 19, 20: 1, 60: 1}, -1, 'The score fell on chains. docs/not', id='down'),
-    pytest.param({0: 9, 20: 9, 60: 10}, 0, 'On chains the change may be chance', id='noise'),
+    pytest.param(
+      {0: 9, 20: 9, 60: 10}, 0, 'On chains, the change may be due to chance', id='noise'
+    ),
   ],
 )
 def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign, advice):
@@ -75,7 +77,7 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
 
 def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path):
   found = described(tmp_path, [{'step': 0}, {'step': 12}], [start(0)])
-  assert found['next'] == [['48 steps are left. If the run has stopped, this resumes it:', COMMAND]]
+  assert found['next'] == [['48 steps are left. If the run has stopped, resume it with:', COMMAND]]
 
 
 def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):

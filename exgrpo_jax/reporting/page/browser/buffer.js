@@ -1,8 +1,8 @@
-// The replay buffer over the run, and the questions that were replayed most often.
+// The replay buffer over the course of a run, and the most replayed questions.
 
-const NO_REPLAY = 'This run has no replay (config.replay.ratio=0): it is plain GRPO.';
+const NO_REPLAY = 'This run does not replay (config.replay.ratio=0). It is plain GRPO.';
 
-const NOTHING_YET = 'The buffer is still empty, or nothing about it is recorded.';
+const NOTHING_YET = 'The buffer is still empty, or no data about it was recorded.';
 
 async function bufferPage(run) {
   const { buffer, missing } = page.runs[run];

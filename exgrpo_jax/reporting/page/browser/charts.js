@@ -1,14 +1,14 @@
-// Charts by uPlot. All charts over steps are linked: hover over one and all show that step, drag
-// over one to zoom all, press Escape or double-click to see everything again. A click on a step of
-// a run opens its responses.
+// uPlot charts. All charts over steps are linked: hovering over one shows that step in all of them,
+// dragging over one zooms all, and Escape or a double click shows everything again. Clicking a step
+// of a run opens its responses.
 
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4], [12, 3], [3, 3, 8, 3]];
 const PALETTE = 8;
-const DOUBLE = 250; // ms in which a second click makes a double click
+const DOUBLE = 250; // ms within which a second click makes a double click
 const WHOLE = [...Array(9).keys()].flatMap((power) =>
   [1, 2, 5].map((first) => first * 10 ** power),
 );
-const charts = new Set(); // on the page
+const charts = new Set(); // all charts on the page
 
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -46,7 +46,7 @@ function chart(panel, marks, extent) {
     else if (area.clientWidth) draw(area, panel, made, marks, show, extent);
   }).observe(area);
   area.addEventListener('keydown', (event) => {
-    readout.setAttribute('aria-live', 'polite'); // read aloud with keys, not with a pointer
+    readout.setAttribute('aria-live', 'polite'); // announced when keys are used, not with a pointer
     steer(event, area);
   });
   return figure;
@@ -137,7 +137,7 @@ function tickLabels(splits) {
 
 let isZooming = false;
 
-// Show the same part in all charts of this kind, and keep it in the address.
+// Show the same range in all charts of this kind, and keep it in the URL.
 function zoomAll(from) {
   if (isZooming) return;
   isZooming = true;
@@ -151,7 +151,7 @@ function zoomAll(from) {
   keepZoom(from);
 }
 
-// The part that the address names, or everything.
+// The range given in the URL, or everything.
 function zoomOf(kind, [first, last]) {
   const [from, to] = (choice().get(`zoom_${kind}`) || '').split('_').map(Number);
   const [min, max] = [Math.max(from, first), Math.min(to, last)];
@@ -165,7 +165,7 @@ function keepZoom({ kind, scales, extent }) {
   history.replaceState(null, '', address({ [`zoom_${kind}`]: isAll ? null : part }));
 }
 
-// Return true if a point of such a chart is a step of one run.
+// Return true if the points in charts of this kind are steps of a single run.
 function leads(kind) {
   return kind === 'step' && shownPage() !== 'compare';
 }
@@ -243,7 +243,7 @@ function redraw() {
   for (const plot of charts) plot.redraw();
 }
 
-// A grid of panels. All panels in `all` with the same horizontal axis show the same range of it.
+// A grid of panels. All panels in `all` with the same horizontal axis show the same range.
 function grid(panels, marks = [], all = panels) {
   const extents = {};
   for (const panel of all) {

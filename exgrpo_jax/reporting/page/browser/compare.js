@@ -1,4 +1,4 @@
-// The comparison of several runs.
+// The comparison page for several runs.
 
 async function comparePage() {
   const { groups, settings, panels, scores, differences, not_compared } = page.compare;
@@ -29,7 +29,7 @@ async function comparePage() {
       'Scores',
       scores.length ? null : quiet('None of these runs was evaluated.'),
       table(
-        'benchmark|run|seeds|last common step|score there|last score|at step|best score',
+        'benchmark|run|seeds|last common step|score at that step|last score|at step|best score',
         scores.map((score) => [
           ...[score.evaluation, score.group, score.seeds, score.step],
           score.common && withDeviation(score.common),
@@ -42,8 +42,8 @@ async function comparePage() {
       ? section(
           'Differences at the last common evaluation',
           quiet(
-            '95% intervals: a paired bootstrap over common seeds, which is too narrow with few ' +
-              'seeds. With fewer than two common seeds, the pairs are common questions.',
+            '95% intervals are from a paired bootstrap over common seeds, and are too ' +
+              'narrow with few seeds. With fewer than two common seeds, common questions are paired instead.',
           ),
           notes(not_compared, 'Not compared'),
           differences.length ? differencesTable(differences) : null,
@@ -51,7 +51,7 @@ async function comparePage() {
       : null,
     section(
       'Curves',
-      quiet('Means over seeds; the bands are one standard deviation.'),
+      quiet('Means over seeds; the bands show one standard deviation.'),
       grid(panels),
     ),
   ];

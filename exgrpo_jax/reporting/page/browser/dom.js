@@ -48,12 +48,12 @@ function plural(count, what) {
   return `${number(count)} ${what}${count === 1 ? '' : 's'}`;
 }
 
-// Texts that are aligned right: a number, also with a deviation, as an interval or in a link.
+// Right-aligned texts: a number, possibly with a deviation, as an interval or in a link.
 const NUMERIC = /^[+-]?[\d.,]+(e[+-]?\d+)?%?(( ± | to )[+-]?[\d.,]+(e[+-]?\d+)?)?$/;
 
-// A table. A cell is text, a number, an element, or null if it is empty. A column of only numbers
-// is aligned right. The head may be one text with | between names. With the shape 'cards', each row
-// is a separate block in a narrow window, and its cells repeat the head's names.
+// A table. A cell is text, a number, an element, or null if it is empty. Columns that contain only
+// numbers are right-aligned. The head may be one string with | between the names. With the shape
+// 'cards', a narrow window shows each row as a separate block whose cells repeat the names.
 function table(names, rows, caption, shape = '') {
   const head = typeof names === 'string' ? names.split('|') : names;
   const isNumber = (cell) => typeof cell === 'number' || NUMERIC.test(cell.textContent ?? cell);
@@ -98,7 +98,7 @@ function table(names, rows, caption, shape = '') {
   return scroller;
 }
 
-// A menu of [value, text] pairs with its label.
+// A labelled menu of [value, text] pairs.
 function select(title, attributes, options, selected) {
   const option = ([value, text]) =>
     h('option', { value, selected: String(value) === String(selected) }, text);
@@ -113,7 +113,7 @@ function section(title, ...content) {
   return h('section', h('h2', title), ...content);
 }
 
-// A section to unfold; its content is made when it is first opened.
+// A collapsible section. Its content is created when it is first opened.
 function unfold(summary, make, open = false) {
   const details = h('details', h('summary', summary));
   const fill = () => {

@@ -10,7 +10,7 @@ async function evaluationPage(run) {
     evaluation.panels.length ? grid(evaluation.panels) : null,
     benchmarks.length
       ? section('Gained and lost', between(benchmarks))
-      : quiet('No evaluation recorded its questions.'),
+      : quiet('No evaluation has recorded its questions.'),
   ];
 }
 
@@ -29,7 +29,7 @@ function between(benchmarks) {
   };
   const titles = evaluations.map(({ step, made }, index) => [
     index,
-    `step ${step}${made ? `, by hand: ${made}` : ''}`,
+    `step ${step}${made ? `, manual: ${made}` : ''}`,
   ]);
   const names = benchmarks.map(({ name }) => [name, name]);
   return [
@@ -61,9 +61,9 @@ function changes(benchmark, before, after) {
   const summary = h(
     'p',
     { id: 'changes' },
-    `Of ${plural(benchmark.rows.length, 'question')}, ${kinds.gained.length} were gained and ${kinds.lost.length} lost: `,
+    `Of ${plural(benchmark.rows.length, 'question')}, ${kinds.gained.length} were gained and ${kinds.lost.length} lost. Share of correct responses: `,
     h('b', `${number(share(before))} → ${number(share(after))}`),
-    ` of the responses are correct.`,
+    '.',
     before.samples > 1
       ? ' A question counts as right if at least half of its responses are correct.'
       : '',
@@ -94,15 +94,15 @@ function questionList(benchmark, indices, pair) {
   const head = ['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)];
   return h(
     'div',
-    isCut ? quiet(`The first ${MOST_QUESTIONS} of ${indices.length}.`) : null,
+    isCut ? quiet(`Showing the first ${MOST_QUESTIONS} of ${indices.length}.`) : null,
     table(head, rows, null, 'cards'),
   );
 }
 
-// The responses of an evaluation to a question: verdict and extracted answer, and the text on demand.
+// An evaluation's responses to a question: verdict, extracted answer, and the text on demand.
 function written(evaluation, index) {
   const responses = evaluation.responses[index];
-  if (!responses) return `${evaluation.correct[index]} of ${evaluation.samples} right`;
+  if (!responses) return `${evaluation.correct[index]} of ${evaluation.samples} correct`;
   return h(
     'div.text',
     responses.map((response) => {

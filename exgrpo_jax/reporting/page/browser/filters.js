@@ -1,18 +1,18 @@
-// The filters of the list of responses, and the responses that pass them.
+// The filters for the list of responses, and the responses that pass them.
 
 const TYPING = 150; // ms without a key press before the typed text is applied
 const FILTERS =
   'words|from|to|advantage|outcome|kind|truncated|reward|shortest|longest|texts'.split('|');
 const SORTS = ['step', 'reward', 'length', 'entropy', 'advantage'];
-const ZERO = 1e-6; // smaller advantages and differences of rewards count as 0
+const ZERO = 1e-6; // smaller advantages and reward differences count as 0
 const SIGNS = {
   positive: (advantages) => (i) => advantages[i] >= ZERO,
   zero: (advantages) => (i) => Math.abs(advantages[i]) < ZERO,
   negative: (advantages) => (i) => advantages[i] <= -ZERO,
 };
 
-// Filters apply while the reader types. They replace the address instead of adding to the history,
-// so that going back leaves the list.
+// Filters apply while the reader types. They replace the URL instead of adding to the history, so
+// that the back button leaves the list.
 function filters(rows, update) {
   const now = choice();
   const field = (name, title, attributes) => {
@@ -58,7 +58,7 @@ function filters(rows, update) {
   return form;
 }
 
-// The address without these choices.
+// The URL without these choices.
 function cleared(...names) {
   return address(Object.fromEntries([...names, 'at'].map((name) => [name, null])));
 }
@@ -129,7 +129,7 @@ function nothingFound(rows) {
       ' pass all of these filters. ',
       h('a', { href: cleared(...FILTERS) }, 'Clear them'),
     ];
-  if (!rows.steps.length) return ['No response of this run is recorded.'];
+  if (!rows.steps.length) return ['No responses were recorded for this run.'];
   const distance = (step) => Math.min(Math.abs(step - from), Math.abs(step - to));
   const nearest = rows.steps.reduce((best, step) =>
     distance(step) < distance(best) ? step : best,
@@ -145,13 +145,13 @@ function nothingFound(rows) {
 function whyNoStep(rows, from, to) {
   const { step } = rows.visits;
   if (from > to) return 'the first step is after the last one';
-  if (to < 1) return 'there is only the policy before the first update';
+  if (to < 1) return 'step 0 is the policy before the first update';
   if (from > step.at(-1))
     return (
-      `the newest records are of step ${step.at(-1)} (a run writes the records of ` +
-      'config.metrics.records_every steps together)'
+      `the newest records are from step ${step.at(-1)} (a run writes records once every ` +
+      'config.metrics.records_every steps)'
     );
   if (step.some((other) => from <= other && other <= to))
-    return `this file has the responses of one step in ${rows.every}`;
+    return `this file contains the responses of only one step in ${rows.every}`;
   return 'their records are missing';
 }

@@ -1,4 +1,4 @@
-// The overview of a run: scores, learning signal, facts, curves, warnings and settings.
+// A run's overview: scores, learning signal, facts, curves, warnings and settings.
 
 async function overviewPage(run) {
   const { overview, missing } = page.runs[run];
@@ -31,9 +31,9 @@ async function overviewPage(run) {
     section(
       'Curves',
       quiet(
-        'Smooth lines are means over neighbouring steps; faint lines show the values themselves. ' +
+        'Smooth lines are means over neighbouring steps; faint lines show the raw values. ' +
           'Click a step to see its responses. Drag to zoom; double-click or press Escape to see ' +
-          'all steps. All charts follow.',
+          'all steps. All charts zoom together.',
         marks.length ? ' A triangle marks a step with a warning.' : '',
       ),
       overview.replays ? null : quiet(NO_REPLAY),
@@ -51,7 +51,7 @@ async function overviewPage(run) {
     ),
     section(
       'Settings',
-      quiet('Settings of this run that differ from the base config.'),
+      quiet("This run's settings that differ from the base config."),
       table(
         'setting|base|this run',
         overview.settings.map(([name, base, own]) => [h('code', name), base, own]),
@@ -106,9 +106,9 @@ function scoreTiles({ scores, signal }) {
   );
 }
 
-// Say if the score has changed since the first evaluation, by the interval over its questions.
+// Say whether the score has changed since the first evaluation, by its interval over questions.
 function changeOf({ from, estimate: [mean, low, high], questions, sign }) {
-  const words = { 1: 'a rise beyond chance', 0: 'may be chance', '-1': 'a fall beyond chance' };
+  const words = { 1: 'a significant rise', 0: 'may be due to chance', '-1': 'a significant fall' };
   return h(
     'span.change',
     `since step ${from} `,

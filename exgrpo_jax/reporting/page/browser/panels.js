@@ -1,5 +1,5 @@
-// The kinds of panels. Each returns data, series and scales for uPlot, the legend at a step, and
-// the columns of the table of values.
+// The kinds of panels. Each function returns data, series and scales for uPlot, the legend for a
+// step, and the columns of the table of values.
 
 // ---- Lines ----
 
@@ -94,7 +94,7 @@ function logLabels(u, splits) {
   );
 }
 
-// A range that shows all values, starts at 0 if that is near, and stays in [0, 1] for shares.
+// A range that covers all values, starts at 0 if they come near it, and is at most 1 for shares.
 function tight(panel) {
   return (u, min, max) => {
     if (min === null) return [0, 1];
@@ -104,7 +104,7 @@ function tight(panel) {
   };
 }
 
-// A sample of a line for the legend.
+// A line sample for the legend.
 function sample(place) {
   return svg(
     'svg',
@@ -134,7 +134,7 @@ function stackChart(panel) {
       layer.values.map((value, place) => (index ? sums[index - 1][place] : 0) + (value ?? 0)),
     );
   });
-  // From the top down, so that each area covers the areas below it.
+  // From the top down: each area reaches down to 0, and the next one is drawn over it.
   const order = panel.layers.map((_, index) => index).reverse();
   const series = order.map((index) => ({
     stroke: () => color('surface'),

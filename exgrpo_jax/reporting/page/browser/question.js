@@ -79,7 +79,7 @@ async function story(run, rows, row) {
     'article',
     { id: 'story' },
     h('h2', `Question ${row}`),
-    h('blockquote.question', rows.questions.text[place] ?? 'Its text is not recorded.'),
+    h('blockquote.question', rows.questions.text[place] ?? 'Its text was not recorded.'),
     h('p', 'Answer: ', h('b', rows.questions.answer[place] ?? 'not recorded')),
     section('Visits', strip(rows, visits), visitsTable(rows, visits)),
     await solutions(run, rows, row, visits, recordings, replays),
@@ -88,7 +88,7 @@ async function story(run, rows, row) {
   );
 }
 
-// A column for each visit, as high as its pass rate, with the facts about the visit below.
+// A bar for each visit, with the pass rate as its height and facts about the visit below it.
 function strip(rows, visits) {
   const { step, correctness, replayed, bucket_after, retired_step } = rows.visits;
   return h(
@@ -130,7 +130,7 @@ function kindOfVisit(rows, visit) {
   return rows.visits.replayed[visit] ? KINDS.replayed : KINDS.fresh;
 }
 
-// The name of a visit's group among the recorded texts.
+// The key of a visit's group in the recorded texts.
 function groupName(rows, visit) {
   return `${rows.visits.step[visit]}/${rows.groupOf[visit]}`;
 }
@@ -158,7 +158,7 @@ function visitsTable(rows, visits) {
   );
 }
 
-// The stored success that a visit replayed, with its values; null if its record is lost.
+// The stored success replayed in a visit, with its values; null if its record is lost.
 function replayOfVisit(rows, visit) {
   const { replays } = rows;
   const index = rows.replayOf.get(visit);

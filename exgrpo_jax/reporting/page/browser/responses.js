@@ -1,9 +1,9 @@
-// The responses of a run: a table of the responses that pass the filters, and a group with its
-// advantages and tokens.
+// A run's responses: a table of the responses that pass the filters, and a view of one group with
+// its advantages and tokens.
 
-const ROWS = 50; // on a page of the table
-const EXCERPT = 160; // characters of a text in the table
-const BEFORE = 40; // of these, in front of the searched words
+const ROWS = 50; // rows per page of the table
+const EXCERPT = 160; // characters per text in the table
+const BEFORE = 40; // characters shown before the searched words
 const KINDS = { fresh: '●\u00a0fresh', replayed: '↻\u00a0replayed' };
 
 async function responsesPage(run) {
@@ -25,8 +25,8 @@ async function responsesPage(run) {
   return [filters(rows, update), count, list];
 }
 
-// Read the texts of responses in this file. If a single step is chosen, also read its texts from
-// the files next to this one or from the server. Responses without a text have null.
+// Read the response texts in this file. If a single step is chosen, also read its texts from the
+// files next to this one or from the server. A missing text is null.
 async function readTexts(run, rows) {
   rows.texts ??= rows.responses.length.map(() => null);
   if (!rows.hasTexts) addTexts(rows, await part(`texts-${run}`));
@@ -45,22 +45,22 @@ function addTexts(rows, found) {
   });
 }
 
-// Say which of the run's responses and texts the list has, if it lacks some.
+// Explain which of the run's responses and texts are listed, if some are missing.
 function whatIsHere(rows) {
   const count = rows.texts.filter((text) => text !== null).length;
   const all = rows.texts.length;
   const { cut } = rows.questions;
   const sentences = [
     rows.every > 1 &&
-      `This file has the responses of one step in ${rows.every}, and of the groups that it shows token by token. A served page (--serve) has all.`,
+      `This file contains the responses of one step in ${rows.every}, plus the groups shown token by token. A served page (--serve) contains all responses.`,
     count < all &&
-      `${number(count)} of the ${plural(all, 'response')} have their text in this file: groups that are recorded token by token (config.metrics.recorded_groups), as many as fit.`,
+      `${number(count)} of the ${plural(all, 'response')} have their text in this file, which includes as many of the groups recorded token by token (config.metrics.recorded_groups) as fit.`,
     count < all &&
       (page.texts
         ? 'For a single step, everything recorded is loaded.'
-        : 'With --texts=all the page has every recorded text.'),
+        : 'With --texts=all, the page includes every recorded text.'),
     cut > 0 &&
-      `For ${number(cut)} of the ${plural(rows.questions.row.length, 'question')} this file has only the beginning.`,
+      `For ${number(cut)} of the ${plural(rows.questions.row.length, 'question')}, this file contains only the beginning of the text.`,
   ].filter(Boolean);
   return sentences.length ? quiet(sentences.join(' ')) : null;
 }
@@ -87,7 +87,7 @@ function listed(rows, found) {
   ];
 }
 
-// Count the responses, the outcomes of their groups, and means.
+// Summarize the responses found: their number, their groups' outcomes, and means.
 function summary(rows, found) {
   const { responses, visits, visitOf } = rows;
   const groups = [...new Set(found.map((i) => visitOf[i]))];
@@ -131,14 +131,14 @@ function responseRow(rows, i) {
   ];
 }
 
-// A response in the table: its beginning, and the whole text on demand.
+// A response in the table: its beginning, and the full text on demand.
 function responseText(text) {
   return text === null || text.length <= EXCERPT
     ? excerpt(text, 'not in this file')
     : unfold(excerpt(text), () => h('div.tokens', text));
 }
 
-// The beginning of a text, or the part around the searched words, which are marked.
+// The beginning of a text, or the part around the searched words, which are highlighted.
 function excerpt(text, otherwise) {
   if (text === null) return h('span.quiet', otherwise);
   const wanted = words();
@@ -209,7 +209,7 @@ async function groupView(run, rows, step, group) {
     ),
     members.length
       ? groupTable(rows, members)
-      : h('p.notes', 'The responses of this step are not in this file.'),
+      : h('p.notes', 'The responses from this step are not in this file.'),
     texts
       ? h('div', members.map(tokensOf))
       : h(

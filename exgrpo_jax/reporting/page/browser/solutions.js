@@ -1,4 +1,4 @@
-// The responses to a question: stored, replayed and wrong, and the changes in its solutions.
+// The responses to a question: stored, replayed and wrong, and how its solutions changed.
 
 async function solutions(run, rows, row, visits, recordings, replays) {
   const all = await part(`stored-${run}`);
@@ -28,15 +28,15 @@ async function solutions(run, rows, row, visits, recordings, replays) {
   ];
 }
 
-// Show the changes from the first solution to the latest; `solved` is in the order of steps.
+// Show the changes from the first solution to the latest; `solved` is sorted by step.
 function firstAndLatest(solved) {
   const [first, last] = [solved[0], solved.at(-1)];
-  if (!solved.length) return quiet('No solution has its text in this file.');
+  if (!solved.length) return quiet('No solution has its text stored in this file.');
   if (first.step === last.step)
     return quiet(`All solutions with text in this file are from step ${first.step}.`);
   if (isSame(first, last))
     return quiet(
-      `The solution of step ${last.step} is the same, word for word, as in step ${first.step}.`,
+      `The solution from step ${last.step} is identical to the one from step ${first.step}.`,
     );
   return [
     quiet(
@@ -51,7 +51,7 @@ function whyNone(rows, visits, all) {
   if (!all) return 'The newest checkpoint could not be read.';
   const isKept = rows.visits.bucket_after[visits.at(-1)] !== null;
   return isKept
-    ? 'The question is in the buffer, but its solutions do not fit into this file, or they are newer than the newest checkpoint.'
+    ? 'The question is in the buffer, but its solutions either do not fit into this file or are newer than the newest checkpoint.'
     : 'The question is not in the buffer: it was never partly solved, or it has retired.';
 }
 
@@ -102,24 +102,24 @@ function replayed(replays) {
   return section(
     `Replays (${replays.length} recorded)`,
     replays.map((replay) =>
-      unfold(`Step ${replay.step}: the solution of step ${replay.written}`, () =>
+      unfold(`Step ${replay.step}: the solution from step ${replay.written}`, () =>
         tokensView(replay, 'ratio'),
       ),
     ),
-    replays.length ? null : quiet('No replay is recorded token by token.'),
+    replays.length ? null : quiet('No replay was recorded token by token.'),
   );
 }
 
 function mistakes(rows, visits, recordings) {
   const wrong = recordedWhere(rows, visits, recordings, (name) => name !== 'correct');
   return section(
-    `Not correct (${wrong.length} recorded)`,
+    `Incorrect (${wrong.length} recorded)`,
     wrong.map((response) =>
       unfold(h('span', `Step ${response.step}: `, why(rows, response.index)), () =>
         tokensView(response, 'entropy'),
       ),
     ),
-    wrong.length ? null : quiet('No incorrect response is recorded token by token.'),
+    wrong.length ? null : quiet('No incorrect response was recorded token by token.'),
   );
 }
 

@@ -1,4 +1,4 @@
-// The frame around the pages: choice of run and page, light or dark, and reloading.
+// The frame around the pages: run and page selection, light and dark mode, and reloading.
 
 const PAGES = {
   overview: overviewPage,
@@ -52,7 +52,7 @@ function header() {
   ];
 }
 
-// Follow the system's choice of light or dark until the reader changes it here.
+// Follow the system's light or dark setting until the reader changes it here.
 function followSystem() {
   const system = matchMedia('(prefers-color-scheme: dark)');
   const adopt = () => setTheme(system.matches);
@@ -93,8 +93,8 @@ async function show() {
   main.dataset.ready = turn;
 }
 
-// Look for newer steps if the page is rewritten or served. Reload at once if nobody has touched the
-// page for a while, else offer a button.
+// Check for newer steps if the page is rewritten or served. Reload immediately if nobody has
+// touched the page for a while; otherwise offer a button.
 const UNTOUCHED = 60; // seconds
 
 function follow() {
@@ -112,7 +112,7 @@ function follow() {
   }, 1000 * page.again);
 }
 
-// Return true if there may be newer steps. A server knows; a file cannot know, so always true.
+// Return true if there may be newer steps. Only a server can tell; a file always returns true.
 async function isNewer() {
   if (!page.version) return true;
   try {

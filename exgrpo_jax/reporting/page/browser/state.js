@@ -1,9 +1,9 @@
-// The data in the file, and the reader's choices. The address after # holds all choices, so that a
-// link opens the view that it was copied from and a reload loses nothing.
+// The data in the file, and the reader's choices. The URL after # contains all choices, so that a
+// copied link opens the same view and a reload loses nothing.
 
 const parts = {};
 
-// A part of the data: JSON, compressed, in base64; read when it is first needed.
+// A part of the data: compressed JSON in base64, read when it is first needed.
 function part(name) {
   if (!(name in parts)) {
     const element = document.getElementById(`part-${name}`);
@@ -18,7 +18,7 @@ async function unpack(text) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// The texts of a step, from a file next to this one or from the server.
+// A step's texts, from a file next to this one or from the server.
 const waiting = {};
 
 function exgrpoTexts(name, text) {
@@ -44,7 +44,7 @@ function choice() {
   return new URLSearchParams(location.hash.slice(1));
 }
 
-// The address with some choices changed; null removes a choice.
+// The URL with some choices changed; null removes a choice.
 function address(changes, from = choice()) {
   const next = new URLSearchParams(from);
   for (const [name, value] of Object.entries(changes)) {
@@ -54,7 +54,7 @@ function address(changes, from = choice()) {
   return `#${next}`;
 }
 
-// Only the choice of the run.
+// Only the choice of run, without any others.
 function ofRun(run = choice().get('run') || 0) {
   return new URLSearchParams({ run });
 }
@@ -63,7 +63,7 @@ function link(changes, ...content) {
   return h('a', { href: address(changes, ofRun()) }, ...content);
 }
 
-// The address of all responses of a step.
+// The URL of all responses from a step.
 function stepAddress(step) {
   return address({ page: 'responses', from: step, to: step }, ofRun());
 }
@@ -73,7 +73,7 @@ function currentRun() {
   return page.runs[index] ? index : 0;
 }
 
-// Visits, responses and replays of a run, with the maps from one to another.
+// A run's visits, responses and replays, with maps between them.
 async function recorded(run) {
   const rows = await part(`visits-${run}`);
   if (!rows || !rows.visits || rows.ofQuestion) return rows;
@@ -93,7 +93,7 @@ async function recorded(run) {
   return rows;
 }
 
-// The index among the replays of each visit that replayed.
+// Map each visit with a replay to the replay's index.
 function replaysOf(replayed) {
   const places = new Map();
   replayed.forEach((flag, visit) => {
@@ -102,7 +102,7 @@ function replaysOf(replayed) {
   return places;
 }
 
-// The index of each visit in its step.
+// The index of each visit within its step.
 function groupsOf(steps) {
   const groups = new Int32Array(steps.length);
   for (let visit = 1; visit < steps.length; visit++) {

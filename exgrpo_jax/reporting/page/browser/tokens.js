@@ -1,13 +1,13 @@
-// A response token by token, and the difference between two of them.
+// A response token by token, and the difference between two responses.
 
-const NATS = [0.05, 0.2, 0.5, 1, 1.8]; // from one level of entropy to the next
-const RATIOS = [0.05, 0.2, 0.7]; // from one level of |log-ratio| to the next
+const NATS = [0.05, 0.2, 0.5, 1, 1.8]; // lower limits of the entropy levels above the first
+const RATIOS = [0.05, 0.2, 0.7]; // lower limits of the |log-ratio| levels above the first
 
 function levelOf(value, limits) {
   return limits.filter((limit) => value >= limit).length;
 }
 
-// The meanings of token colours; `of` names the values that a response needs for it.
+// The meanings that token colours can have; `of` names the values that a response needs for one.
 const MEANINGS = {
   entropy: {
     title: 'entropy',
@@ -35,7 +35,7 @@ const MEANINGS = {
     title: 'log-probability',
     of: 'logp',
     level: (response, index) => `entropy-${levelOf(-(response.logp[index] ?? 0), NATS)}`,
-    legend: () => natsLegend('Minus log-probability in nats: '),
+    legend: () => natsLegend('Negative log-probability in nats: '),
   },
 };
 
@@ -50,7 +50,7 @@ function logRatio(response, index) {
   return (response.logp[index] ?? 0) - (response.past[index] ?? 0);
 }
 
-// For each token of an episode: its turn, and if the policy or the environment wrote it.
+// For each token of an episode: its turn, and whether the policy or the environment wrote it.
 function turnsOf(response) {
   return (response.turns || []).flatMap(([written, observed, reward], turn) =>
     Array.from({ length: written + observed }, (_, index) => ({
@@ -61,7 +61,7 @@ function turnsOf(response) {
   );
 }
 
-// Coloured tokens with a menu for the meaning of colours; the arrow keys go from token to token.
+// Coloured tokens, with a menu for the colours' meaning. Arrow keys move from token to token.
 function tokensView(response, wanted) {
   const possible = Object.keys(MEANINGS).filter((name) => response[MEANINGS[name].of]);
   let meaning = possible.includes(wanted) ? wanted : possible[0];
@@ -75,7 +75,7 @@ function tokensView(response, wanted) {
   );
   const text = h(
     'div.tokens',
-    { tabindex: 0, role: 'group', 'aria-label': 'Response token by token; arrow keys move' },
+    { tabindex: 0, role: 'group', 'aria-label': 'Response tokens; move with the arrow keys' },
     withSpeakers,
   );
   const paint = () => {
@@ -121,7 +121,7 @@ function describeToken(response, index, isOwn) {
   const values = [
     `token ${index + 1} of ${response.texts.length}: ${JSON.stringify(response.texts[index])}`,
   ];
-  if (!isOwn) return [...values, 'said by the environment'].join(' · ');
+  if (!isOwn) return [...values, 'written by the environment'].join(' · ');
   if (response.entropy) values.push(`entropy ${number(response.entropy[index])}`);
   if (response.logp) values.push(`log-probability ${number(response.logp[index])}`);
   if (response.past)
@@ -131,7 +131,7 @@ function describeToken(response, index, isOwn) {
   return values.join(' · ');
 }
 
-// A recorded response with the texts of its tokens.
+// A recorded response, with the text of each token.
 function withTexts(response, pieces) {
   return { ...response, texts: response.pieces.map((piece) => pieces[piece]) };
 }
@@ -152,7 +152,7 @@ async function recordedGroup(run, step, group) {
 
 // ---- Differences ----
 
-const MOST_CELLS = 4e6; // of the table of the longest common subsequence
+const MOST_CELLS = 4e6; // size limit of the table for the longest common subsequence
 
 // Removed and added words as <del> and <ins>, which browsers strike through and underline.
 function difference(before, after) {
