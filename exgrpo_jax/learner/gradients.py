@@ -367,16 +367,16 @@ def programs(
     nothing: a batch with the shapes of every step's batch, but without a token to train on.
     minibatch_passes: each minibatch's passes, to count how often each program runs.
   """
-  mesh, num_updates = spec.mesh, spec.optimizer.minibatches
+  mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
   of_zero = spec, state.params
   held = state.params, initial
-  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=num_updates)
+  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=num_minibatches)
   kept = *held, (accumulator := zero.results())
   yield zero
   shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
-  sizes = set[tuple[int, ...]]()
+  first, sizes = minibatches(nothing, num_minibatches)[0], set[tuple[int, ...]]()
   for row in (longest, shortest):
-    batch = one_row(minibatches(nothing, num_updates)[0], *row)
+    batch = one_row(first, *row)
     inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
     _, num_shards = sharding.split(mesh, 'batch')
     cut = microbatches(spec, batch, inputs, num_shards)
@@ -398,10 +398,10 @@ def programs(
     trips = sum(counts) / max(1, runs)
     yield Program('update', accumulate, args, mesh, (B, T), kept=kept, runs=runs, trips=trips)
   of_step = spec, state, accumulator[0]
-  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=num_updates)
+  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=num_minibatches)
   yield step
   _, norms = step.results()
-  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * num_updates
+  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * num_minibatches
   yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=1, kept=kept)
 
 

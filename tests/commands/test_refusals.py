@@ -181,7 +181,7 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
   commands = [[command, flag, *flags] for flag in lines]
   (tmp_path / 'begun').mkdir()
   shutil.copy(recorded.workdir / 'config.json', tmp_path / 'begun')
-  lines['begun'] = r'/begun: the run has no checkpoint yet, .*\. Wait for its first .*, or na'
+  lines['begun'] = r'/begun: the run has no checkpoint yet, .*\. Wait for its first .*, or choo'
   commands.append([command, f'--checkpoint={tmp_path}/begun', *flags])
   lines['step'] = r'checkpoints has no step 99\. The saved steps are: 4, 8, .*32\.'
   commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])

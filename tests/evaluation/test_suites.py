@@ -391,7 +391,7 @@ def refusals():
     ),
     'context': (
       [*base_with, f'--model={MODEL}', '--data=x.jsonl'],
-      r'= 9216 tokens exceed max_position_embeddings=128 of .*config\.json\. Lower them, or set',
+      r'= 9216 tokens exceeds max_position_embeddings=128 in .*config\.json\. Lower one',
     ),
     'file': (
       [

@@ -80,7 +80,10 @@ def test_check_tries_a_named_model_and_fetches_no_weights(served, tmp_path):
   assert not any(path.endswith('.safetensors') for path in served.fetched())
   for outcome, message in (
     (gated, r'config\.model\.path=tiny/gated: .* only after you accept its licence\. .*'),
-    (long, r'config\.rollout\.max_prompt .* = 164 tokens exceed max_position_embeddings=128 of .*'),
+    (
+      long,
+      r'config\.rollout\.max_prompt .* = 164 tokens exceeds max_position_embeddings=128 in .*',
+    ),
     (by_hand, r'--model=tiny/none: there is no folder tiny/none, and http.*'),
   ):
     assert outcome.status == 2 and re.fullmatch(f'error: {message}\n', outcome.err), outcome.err

@@ -298,8 +298,8 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
   with pytest.raises(
     InputError,
     match=re.escape(
-      'config.rollout.max_prompt + config.rollout.max_response = 164 tokens exceed '
-      f'max_position_embeddings=128 of {STORED}/config.json. Lower them'
+      'config.rollout.max_prompt + config.rollout.max_response = 164 tokens exceeds '
+      f'max_position_embeddings=128 in {STORED}/config.json. Lower one'
     ),
   ):
     experiment.open_experiment(values, str(tmp_path))

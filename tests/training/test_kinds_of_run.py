@@ -805,7 +805,7 @@ def test_adapters_are_refused_on_another_base(run):
   shutil.copy(run.workdir / 'export' / 'last' / 'model.safetensors', file)
   try:
     with pytest.raises(
-      InputError, match=re.escape("another base than this one (differing: base['l")
+      InputError, match=re.escape("on a different base (differing arrays: base['l")
     ):
       policies.of_run(run.experiment, str(run.workdir), None)
     with pytest.raises(InputError, match='contains adapters that were trained on a different base'):

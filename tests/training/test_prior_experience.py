@@ -369,7 +369,9 @@ def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields)
 
 @pytest.mark.full
 def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(filter_by, capsys, tmp_path):
-  with pytest.raises(InputError, match=r'--below=1\.0: no .* of the \d+ questions .* are 0: \d+,'):
+  with pytest.raises(
+    InputError, match=r'--below=1\.0: none of \d+ questions .* at each pass rate is 0: \d+,'
+  ):
     filter_by(capsys, above=0.99, below=1.0)
   assert not (tmp_path / 'filtered' / 'questions.jsonl').exists()
 
