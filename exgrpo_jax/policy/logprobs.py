@@ -1,8 +1,9 @@
 """Log-probabilities, entropies and losses from hidden states and the unembedding.
 
-Only this file deals with the token shift: the hidden state at t - 1 predicts the token at t. Logits
-exist for one chunk of positions at a time, never for all of [B, T, V]. Further shape letters:
-W target positions in a sequence (its window), S positions in a chunk.
+The hidden state at t - 1 predicts the token at t. `token_logprobs` shifts whole rows; training
+gathers the states that `packing.predictors` names. Logits exist for one chunk of positions at a
+time, never for all of [B, T, V]. Further shape letters: W target positions in a sequence (its
+window), S positions in a chunk.
 """
 
 from collections.abc import Callable

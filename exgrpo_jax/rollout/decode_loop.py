@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, logprobs, matmul, model, sharding
 from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.rollout import token_sampling
@@ -250,7 +249,9 @@ def draw(
   temperature: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Draw each row's token number `length_B`: see `token_sampling.sample_token` and `decode`."""
-  logits_BV = _logits(config, hidden_BD, unembedding) / temperature
+  logits_BV = logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
+  # The actual temperature. `sample_token` divides again, but by 1: see `at_any_temperature`.
+  logits_BV = logits_BV / temperature
   uniform_B2 = randomness.uniforms(key_B, length_B)
   return token_sampling.sample_token(
     sampling.distribution, logits_BV, uniform_B2, config.vocab_size
@@ -303,12 +304,6 @@ def laid_out(rows: _Rows) -> _Rows:
   return rest._replace(cache=kv_cache.constrained(rows.cache))
 
 
-def _logits(
-  config: model.ShapeConfig, hidden_BD: jax.Array, unembedding: jax.Array | OutputMajor
-) -> jax.Array:
-  return logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
-
-
 def padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
   """Pad the unembedding to `token_sampling.padded_size` tokens."""
   unembedding = model.decode_unembedding(config, params)
@@ -341,7 +336,7 @@ class Insertion(NamedTuple):
   """The slots to fill and what to put in them."""
 
   slot_R: Array  # int32; an index one past the last slot fills no slot
-  source_R: Array  # int32, index of a prompt or parked cache; `resume` uses it differently
+  source_R: Array  # int32, index of a prompt; see resuming.py for its other uses
   position_R: Array  # int32, prompt tokens plus response tokens so far
   length_R: Array  # int32, response tokens so far
   step_key_RX: Array  # uint32, key data of the step that began the response
@@ -424,75 +419,3 @@ def _with_row_routes(
     return kept_BSLC
   routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
   return kept_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')
-
-
-# ---- Parking: keeping the caches of episodes between turns ----
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
-  """Return an empty cache for `spec.parked` rows, as long as the slots' cache."""
-  return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
-
-
-@functools.partial(jax.jit, donate_argnums=1)
-def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
-  """Copy the caches of `slot_R` to places `place_R`. Out-of-range places are dropped."""
-  rows = kv_cache.select_rows(state.cache, slot_R)
-  return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
-  """Copy parked caches into slots. The next token of each row must be forced."""
-  R, D = len(insertion.source_R), state.hidden_BD.shape[1]
-  cache = kv_cache.select_rows(parked, insertion.source_R)
-  hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # never sampled from
-  # The routes of these tokens were read when the caches were parked.
-  return filled(state, insertion, hidden_RD, cache, None)
-
-
-# ---- Resuming responses from an earlier step ----
-
-# Shape letters as above, but P counts packed sequences of T tokens each.
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def resume(
-  config: model.ShapeConfig,
-  params: model.Params,
-  state: State,
-  tokens_PT: Array,
-  segments: Segments,
-  insertion: Insertion,
-  routes_PTLC: Array | None = None,
-) -> State:
-  """Prefill prompts together with their partial responses, directly into slots.
-
-  `params` are in the decode layout. `state` is donated. `tokens_PT` (int32) contains packed rows,
-  separated by `segments`. `insertion` lists these rows in any order; here `source_R` is the index
-  of a row's first token in the flattened `tokens_PT`. `routes_PTLC` are the known routes of the
-  tokens; see routes.py.
-  """
-  slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
-  T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
-  sizes = config.layer_lengths(T)
-
-  def store(
-    number: int, x_PTD: jax.Array, packed: kv_cache.LayerCache
-  ) -> tuple[jax.Array, kv_cache.LayerCache]:
-    layer = state.cache[number]
-    layer = kv_cache.unpack_rows(layer, packed, slot_R, start_R, length_R, sizes[number])
-    # Finish this layer before the next, so that only one layer's packed cache exists at a time.
-    return jax.lax.optimization_barrier((x_PTD, layer))
-
-  hidden_PTD, cache, routes_PTLC = model.apply_layers(
-    config, params, tokens_PT, segments.position_BT, nothing, segments, routes_PTLC, store
-  )
-  last_RD = hidden_PTD[jnp.divmod(start_R + length_R - 1, T)]
-  routes_RTLC = None
-  if routes_PTLC is not None and state.routes_BSLC is not None:
-    # Entries after a row's tokens are meaningless.
-    place_RT = jnp.minimum(start_R[:, None] + jnp.arange(T), tokens_PT.size - 1)
-    routes_RTLC = routes_PTLC.reshape(-1, *routes_PTLC.shape[2:])[place_RT]
-  return filled(state._replace(cache=cache), insertion, last_RD, None, routes_RTLC)

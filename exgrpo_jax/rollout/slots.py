@@ -13,16 +13,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from exgrpo_jax import packing
 from exgrpo_jax.datatypes import Array, Response
 from exgrpo_jax.errors import counted
-from exgrpo_jax.packing import Segments, Shape, rows_within
+from exgrpo_jax.packing import rows_within
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, drafts, routes
-from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Insertion, Prompts
+from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion, Prompts
 from exgrpo_jax.rollout.drafts import Counts, Texts
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import activity, randomness
+
+# Refill once one in this many slots has finished, and fill the same number of slots at a time. This
+# keeps both host syncs and idle slots few.
+_REFILL_SHARE = 16
 
 Origin = tuple[int, bytes]  # (question row, prompt tokens): the same for equal prompts
 
@@ -141,6 +144,11 @@ def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
     slots[slot] = waiting.popleft()
 
 
+def rows_per_insert(slots: int) -> int:
+  """Return how many slots are filled together (R)."""
+  return max(1, slots // _REFILL_SHARE)
+
+
 def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count: int) -> Insertion:
   """Build an insertion of `count` rows from (slot, source, row). Padding rows fill no slot."""
 
@@ -161,17 +169,6 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
     sample_index_R=padded([row.request.sample for row in rows]),
     limit_R=padded([row.request.limit for row in rows]),
   )
-
-
-def forced_of(slots: Slots, width: int = 0) -> Forced:
-  """Collect the tokens that rows must read before they sample, as many as one sync can read."""
-  N, B = decode_loop.TOKENS_PER_SYNC * (width + 1), len(slots)
-  tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
-  for slot, row in enumerate(slots):
-    if row:
-      count = count_B[slot] = min(N, len(row.forced))
-      tokens_NB[:count, slot] = row.forced[:count]
-  return Forced(tokens_NB, count_B)
 
 
 def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None = None) -> Sync:
@@ -323,18 +320,13 @@ def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
 
 # Up to `DecodeSpec.prompts` prompts are kept at a time; more are prefilled in waves. A prompt is
 # padded to one of at most three lengths, each with a fixed batch size, so a run compiles at most
-# three programs for its prompts. Resumed responses are prefilled directly into slots, packed into
-# sequences of two lengths (see packing.py).
+# three programs for its prompts. Responses begun earlier are prefilled by resuming.py.
 
 
 # Per prefill and data shard: enough to keep the matrix units busy, and few enough that a partly
 # filled batch wastes little.
 PREFILL_TOKENS = 512
-_SHORTEST = 64  # tokens; below it, compiling another shape costs more than the padding
-# Maximum resumed responses per sequence. With lognormal lengths and a 99th percentile of 8 times
-# the median, this computes 1.02 tokens per real token. Four per sequence give 1.04, and three 1.10.
-_ROWS_OF_SEQUENCE = 8
-
+SHORTEST_PREFILL = 64  # tokens; below it, compiling another shape costs more than the padding
 _Name = TypeVar('_Name', bound=Hashable)
 
 
@@ -405,81 +397,7 @@ def batches(
 def prefill_lengths(max_prompt: int) -> list[int]:
   """Return the lengths to pad to: a quarter, a half (unless too short) and all of `max_prompt`."""
   parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
-  return [*(length for length in parts if length >= _SHORTEST), max_prompt]
-
-
-def packed(
-  rows: Mapping[_Name, np.ndarray],
-  longest_row: int,
-  most: int,
-  mesh: Mesh,
-  routes_RTLC: np.ndarray | None = None,
-  shares: bool = True,
-) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
-  """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
-
-  `starts` contains, for each row, its name and the index of its first token among the P * T tokens.
-
-  Args:
-    rows: the token arrays by name.
-    longest_row: the maximum number of tokens per row.
-    most: the maximum number of rows at a time.
-    mesh: the mesh for decoding.
-    routes_RTLC: the rows' routes, at least as long as the rows (see routes.py), or None.
-    shares: see `packed_passes`.
-  """
-  if not rows:
-    return
-  names, length_R = list(rows), np.array([len(tokens) for tokens in rows.values()])
-  tokens_RT = np.zeros((len(rows), length_R.max()), np.int32)
-  for row_T, tokens in zip(tokens_RT, rows.values()):
-    row_T[: len(tokens)] = tokens
-  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, shares):
-    laid_out = packing.layout(shape, sequences, length_R)
-    starts = [
-      (names[row], number * shape.length + int(start))
-      for number, own in enumerate(sequences)
-      for row, start in zip(own, np.cumsum([0, *length_R[own]]))
-    ]
-    routes_PTLC = None if routes_RTLC is None else laid_out.take(routes_RTLC)
-    yield laid_out.take(tokens_RT), laid_out.segments, starts, routes_PTLC
-
-
-def packed_passes(
-  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, shares: bool = True
-) -> list[packing.Pass]:
-  """Pack rows of these lengths into passes. For the other arguments, see `packed`.
-
-  If `shares` is False, each row gets its own sequence, whose length depends only on the row's
-  length; see `SlotEngine.packs_resumed`.
-  """
-  long, short = packed_shapes(longest_row, most, mesh)
-  if shares:
-    return packing.pack(length_R, np.ones_like(length_R), long, short)
-  is_short_R = length_R <= short.length
-  return [
-    packing.Pass(shape, [[row] for row in rows[start : start + shape.count]])
-    for shape, rows in (
-      (short, np.flatnonzero(is_short_R).tolist()),
-      (long, np.flatnonzero(~is_short_R).tolist()),
-    )
-    for start in range(0, len(rows), shape.count)
-  ]
-
-
-def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """Return the (long, short) shapes for resumed responses; `window` limits the rows in each."""
-  short = -(-longest_row // 4)
-  long, short = (
-    Shape(prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
-    for length in (longest_row, short if short >= _SHORTEST else longest_row)
-  )
-  return long, short
-
-
-def packed_rows(num_sequences: int, most: int) -> int:
-  """Return the maximum number of rows that `num_sequences` sequences resume."""
-  return min(most, num_sequences * _ROWS_OF_SEQUENCE)
+  return [*(length for length in parts if length >= SHORTEST_PREFILL), max_prompt]
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:

@@ -6,7 +6,7 @@ from unittest import mock
 import jax.numpy as jnp
 
 from exgrpo_jax.policy import dense_cache, kv_cache, ragged_cache
-from exgrpo_jax.rollout import decode_loop, sampler
+from exgrpo_jax.rollout import decode_loop, resuming, sampler
 from exgrpo_jax.rollout.sampler import ScriptedSampler
 from exgrpo_jax.rollout.scheduler import SlotEngine
 
@@ -56,7 +56,7 @@ def scripted(monkeypatch, module, script):
 def decoding_by(backend):
   """Caches made meanwhile are those of this one of kv_cache.DECODE_BACKENDS."""
   # Their arguments do not tell which cache they make, so what was compiled before must go.
-  programs = decode_loop.empty, decode_loop.prefill, decode_loop.empty_parking
+  programs = decode_loop.empty, decode_loop.prefill, resuming.empty_parking
   with mock.patch.object(kv_cache, 'backend_for', return_value=backend):
     try:
       for program in programs:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, slots, token_sampling
+from exgrpo_jax.rollout import decode_loop, resuming, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from exgrpo_jax.runtime import activity, compilations, randomness
 from tests.helpers import tiers
@@ -236,14 +236,14 @@ def test_rows_that_finish_make_room_at_once(generate):
 @pytest.mark.full
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
   """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
-  monkeypatch.setattr(slots, '_SHORTEST', 8)
-  resumed, resume = [], decode_loop.resume
+  monkeypatch.setattr(slots, 'SHORTEST_PREFILL', 8)
+  resumed, resume = [], resuming.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     resumed.append(tokens_PT.shape[1])
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(decode_loop, 'resume', watched)
+  monkeypatch.setattr(resuming, 'resume', watched)
   found, complete, syncs, calls = [EMPTY_RESPONSE] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
@@ -357,7 +357,7 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(samples_of, watched):
 def test_prompts_are_prefilled_in_fixed_shapes_up_front(samples_of, watched, monkeypatch):
   """Seven prompts, four of which are kept at once, in rows of 16 tokens, 32 and 64."""
   monkeypatch.setattr(slots, 'PREFILL_TOKENS', 64)
-  monkeypatch.setattr(slots, '_SHORTEST', 16)
+  monkeypatch.setattr(slots, 'SHORTEST_PREFILL', 16)
   prompts = [np.resize(prompt, size) for prompt, size in zip(PROMPTS, (1, 16, 17, 3, 33, 4, 64))]
   found = samples_of((1,) * 7, prompts, slots=8)
   prefills, _ = watched

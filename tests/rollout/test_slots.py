@@ -13,10 +13,10 @@ from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import (
   decode_loop,
+  resuming,
   routes,
   scheduler,
   scoring,
-  slots,
   token_sampling,
 )
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request
@@ -33,7 +33,7 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
   """Four of at most a quarter of the longest, and one that is longer."""
   rows = {name: np.full(length, name, np.int32) for name, length in enumerate((90, 256, 80, 1, 30))}
   found = {}
-  for tokens_PT, segments, starts, _ in slots.packed(rows, 256, 8, one_device):
+  for tokens_PT, segments, starts, _ in resuming.packed(rows, 256, 8, one_device):
     assert tokens_PT.shape in ((2, 256), (8, 64))
     for name, start in starts:
       last = start + len(rows[name]) - 1
@@ -42,12 +42,12 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
       assert segments.position_BT.flat[last] == len(rows[name]) - 1
   for name, tokens in rows.items():
     np.testing.assert_array_equal(found[name], tokens)
-  assert list(slots.packed({}, 256, 8, one_device)) == []
+  assert list(resuming.packed({}, 256, 8, one_device)) == []
 
 
 def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one_device):
   def places(lengths):
-    passes = slots.packed_passes(np.array(lengths), 256, 8, one_device, shares=False)
+    passes = resuming.packed_passes(np.array(lengths), 256, 8, one_device, shares=False)
     return {lengths[row]: one.shape.length for one in passes for (row,) in one.sequences}, sum(
       len(one.sequences) for one in passes
     )
@@ -62,10 +62,10 @@ def test_rows_that_span_steps_are_packed_with_little_padding():
   mesh = jax.sharding.AbstractMesh((16, 1, 1, 4), ('data', 'fsdp', 'expert', 'tensor'))
   drawn = np.random.default_rng(0).lognormal(np.log(1024), np.log(8) / 2.33, 1000)
   length_R = 150 + drawn.astype(int).clip(1, 8192)
-  passes = slots.packed_passes(length_R, 9216, 1024, mesh)
+  passes = resuming.packed_passes(length_R, 9216, 1024, mesh)
   assert {one.shape[:2] for one in passes} == {(16, 9216), (16, 2304)}
   for one in passes:
-    most = slots.packed_rows(one.shape.count, 1024)
+    most = resuming.packed_rows(one.shape.count, 1024)
     assert sum(map(len, one.sequences)) <= most == 16 * 8
   assert sum(one.shape.num_tokens for one in passes) < 1.05 * length_R.sum()
 
@@ -125,10 +125,10 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
     sharding.DecodingConfig(data=16, tensor=4), devices.slice_devices('v5e:8x8')
   )
   spec = dataclasses.replace(OF_ONE_TURN, slots=256, max_prompt=1024, max_response=1024)
-  shape, _ = slots.packed_shapes(spec.longest_row, spec.slots, mesh)
+  shape, _ = resuming.packed_shapes(spec.longest_row, spec.slots, mesh)
   layout = sharding.batch(mesh, shape.count)
   tokens_PT = jax.ShapeDtypeStruct((shape.count, shape.length), 'int32', sharding=layout)
-  nothing = insertion_of([], spec.slots, slots.packed_rows(shape.count, spec.slots))
+  nothing = insertion_of([], spec.slots, resuming.packed_rows(shape.count, spec.slots))
   with jax.set_mesh(mesh):
     empty = functools.partial(decode_loop.empty, config, spec, spec.longest_row)
     layouts, _ = jax.jit(empty).lower().compile().output_shardings
@@ -137,7 +137,7 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
       jax.eval_shape(empty)[0],
       layouts,
     )
-    program = decode_loop.resume.lower(
+    program = resuming.resume.lower(
       config,
       model.decode_shapes(config, mesh),
       state,
@@ -228,13 +228,13 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=Fa
 @pytest.fixture
 def resumed(monkeypatch):
   """How many rows each call of `resume` fills."""
-  counts, resume = [], decode_loop.resume
+  counts, resume = [], resuming.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     counts.append(int((insertion.slot_R < SPEC.slots).sum()))
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(decode_loop, 'resume', watched)
+  monkeypatch.setattr(resuming, 'resume', watched)
   return counts
 
 
