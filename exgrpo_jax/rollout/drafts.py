@@ -1,9 +1,9 @@
 """Exact drafts: decoding several tokens per row and pass (`rollout.drafts`).
 
 A token is a function of the logits and of its own noise, which depends only on seed, step,
-question, sample and position. So a pass over a row's next token and k drafted ones, with a draw
-after each, gives the tokens that decoding one by one gives: drafts are kept as long as they equal
-the draws, and the first draw that differs takes its draft's place. Drafts come from texts on the
+question, sample and position. So a pass over a row's next token and k drafted tokens, with a draw
+after each token, gives the same tokens as decoding one at a time. Drafts are kept as long as they
+equal the draws, and the first draw that differs replaces its draft. Drafts come from texts on the
 same question: the row's own prompt and response, the responses in other slots, and past responses.
 
 Shape letters as in decode_loop.py; T drafts and the token before them, R texts, M texts of one
@@ -28,16 +28,17 @@ CHOICES = ('0', '1', '3', '7', 'auto')  # of `rollout.drafts`
 SOURCES = ('own', 'siblings', 'past')  # of a draft
 MAX_TEXTS = 16  # M: a row drafts from its own text and at most 15 others
 LONGEST_MATCH = 5  # X
-# Rows of activations per device that cost about as much as one: below it, reading the weights takes
-# longer than multiplying by them.
-# Not measured on GPUs. 0 on TPUs: their kernel has not been tried with several queries per row.
+# Rows of activations per device that cost about as much as one row, because reading the weights
+# takes longer than multiplying by them. Not measured on GPUs. 0 on TPUs, because their kernel has
+# not been tried with several queries per row.
 _FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 
 
 def width(setting: str, slots: int, mesh: Mesh) -> int:
-  """Return the tokens that each of `slots` rows drafts per pass, for a choice of `CHOICES`.
+  """Return how many tokens each of `slots` rows drafts per pass; `setting` is one of CHOICES.
 
-  'auto' chooses as many as leave the rows of a device's products below a bound by platform.
+  'auto' chooses the most drafts that keep the rows of a device's products within a bound, which
+  depends on the platform.
   """
   if setting != 'auto':
     return int(setting)
@@ -48,12 +49,12 @@ def width(setting: str, slots: int, mesh: Mesh) -> int:
 
 
 class Texts(NamedTuple):
-  """The texts that drafts are copied from. The first B of the R belong to the slots."""
+  """The texts that drafts are copied from. The first B of the R texts belong to the slots."""
 
-  tokens_RS: Array  # int32; prompt and response, or of past responses the end of the prompt
+  tokens_RS: Array  # int32; prompt and response; past responses have only the prompt's end
   length_R: Array  # int32
   start_R: Array  # int32, where the response begins
-  peers_BM: Array  # int32, each slot's texts, its own first; -1 for none
+  peers_BM: Array  # int32, each slot's texts, its own text first; -1 means no text
 
 
 class Counts(NamedTuple):
@@ -289,10 +290,7 @@ def _rows(x_BT: Array) -> jax.Array:
 
 
 def _counted(
-  carry: _Carry,
-  drafted: tuple[jax.Array, jax.Array],
-  is_forced_BT: jax.Array,
-  kept_BT: jax.Array,
+  carry: _Carry, drafted: tuple[jax.Array, jax.Array], is_forced_BT: jax.Array, kept_BT: jax.Array
 ) -> Counts:
   counts, live_B, (drafts_BK, source_BK) = carry.counts, carry.state.live_B, drafted
   is_draft_BK = (drafts_BK >= 0) & ~is_forced_BT[:, 1:] & live_B[:, None]
@@ -310,11 +308,12 @@ def _counted(
 
 
 def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
-  """Draft the next tokens of each slot's text: what most texts on its question continue with.
+  """Draft the next tokens of each slot's text: the tokens with which most texts go on.
 
-  Each text votes with the place where most of the row's last tokens occur, at most five; the latest
-  such place. Only texts with the longest match vote, and from token to token only those that agreed
-  with the majority so far. Ties go to the first text. Other texts are read from their responses on.
+  Each text is matched at the place where most of the row's last tokens occur, at most five of them;
+  if there are several such places, at the last one. Only texts with the longest match vote on the
+  first token, and on each later token only the texts that agreed with the majority so far. Ties go
+  to the first text. From texts other than the row's own, only tokens of the response are copied.
 
   Returns:
     (tokens int32 [B, num], indices into SOURCES int32 [B, num]); a token is -1 if no text votes.

@@ -40,9 +40,9 @@ class RolloutConfig:
   drafts: str = setting(
     '0',
     drafts.CHOICES,
-    'tokens drafted per row and decode pass, from other responses to the question; they make '
-    'sampling faster and change no response except by rounding; auto chooses by the number of '
-    'slots and the platform',
+    'tokens drafted per row and decoding pass, copied from other responses to the question; drafts '
+    'speed up sampling and change responses only by rounding; auto chooses a number that suits the '
+    'number of slots and the platform',
   )
   partial: bool = setting(
     False,
@@ -53,10 +53,9 @@ class RolloutConfig:
   max_groups_in_flight: int = setting(
     0,
     '[0, inf)',
-    'partial rollouts: groups in flight when a step begins, including the groups that it '
-    'will train; '
-    'fewer groups make responses less stale but leave more slots idle; 0 chooses enough to keep '
-    'the slots busy',
+    'partial rollouts: groups in flight when a step begins, including the groups that it will '
+    'train; fewer groups make responses less stale but leave more slots idle; 0 chooses enough to '
+    'keep the slots busy',
   )
   max_staleness: int = setting(
     8,
