@@ -127,10 +127,7 @@ def attend_new(
 
   new_key, new_value = new_BTGH
   seen_BTS, seen_BTU = _seen(jnp.asarray(position_B), T, S, window)
-  scores = (
-    scored(products, key, seen_BTS),
-    scored('BGTRH,BUGH->BGTRU', new_key, seen_BTU),
-  )
+  scores = (scored(products, key, seen_BTS), scored('BGTRH,BUGH->BGTRU', new_key, seen_BTU))
   largest = jnp.maximum(*(jnp.max(score, axis=-1, keepdims=True) for score in scores))
 
   def mixed(products: str, score: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -203,16 +203,14 @@ def room_for(drafts: int) -> int:
 def attend(
   query_BNH: jax.Array, position_B: Array, layer: LayerCache, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
+  """Attend from each row's rotated query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
 
-  Args:
-    query_BNH: rotated queries.
-    position_B: int32, each row's current position.
-    layer: the layer's cache.
-    cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
+  Scores become cap * tanh(score / cap); a cap of 0 leaves them unchanged.
   """
-  G, H = _num_heads(layer), query_BNH.shape[-1]
-  backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype), cap)
+  is_ragged = isinstance(layer, Ragged)
+  G = layer.pair_BSCH.shape[2] // 2 if is_ragged else layer.value_BGSH.shape[1]
+  dtype, H = str(layer[0].dtype), query_BNH.shape[-1]
+  backend = backend_for(sharding.platform(), G, H, dtype, cap)
   return _ATTEND[backend](query_BNH, position_B, layer, cap)
 
 
@@ -302,12 +300,6 @@ def _rounded(layout: type[LayerCache], S: int) -> int:
   """Round S up to a length that the layout supports."""
   multiple = {Transposed: 1, Dense: dense_cache.MULTIPLE, Ragged: ragged_cache.PAGE}[layout]
   return multiple * math.ceil(S / multiple)
-
-
-def _num_heads(layer: LayerCache) -> int:
-  if isinstance(layer, Ragged):
-    return layer.pair_BSCH.shape[2] // 2
-  return layer.value_BGSH.shape[1]
 
 
 def _axes(name: str) -> str:

@@ -241,11 +241,7 @@ def _before_cap(
 
 
 def _distribution(
-  hidden_BSD: jax.Array,
-  unembedding_DV: jax.Array,
-  target_BS: Array,
-  temperature: float,
-  cap: float,
+  hidden_BSD: jax.Array, unembedding_DV: jax.Array, target_BS: Array, temperature: float, cap: float
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
   """Return (logits_BSV, log p_BSV, is_target_BSV, log p of target_BS, entropy_BS).
 

@@ -53,10 +53,7 @@ def outer_module(config: ShapeConfig, params: Any) -> EmbeddingAndHead:
 
 
 def parameter_shape(
-  mesh: Mesh,
-  variable: nnx.Variable,
-  num_layers: int | None = None,
-  dtype: str | None = None,
+  mesh: Mesh, variable: nnx.Variable, num_layers: int | None = None, dtype: str | None = None
 ) -> jax.ShapeDtypeStruct:
   """Return the shape and sharding of a variable, or of a layer stack if `num_layers` is given.
 
@@ -228,15 +225,14 @@ def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
 
     return convert_stack if path[0].key == 'layers' else convert
 
+  def logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
+    return tuple(variable.get_metadata('logical_axes'))
+
   outer, block = (
-    nnx.to_pure_dict(abstract_module(module, config)[1], _logical_axes)
+    nnx.to_pure_dict(abstract_module(module, config)[1], logical_axes)
     for module in (EmbeddingAndHead, Block)
   )
   return jax.tree_util.tree_map_with_path(conversion, outer | {'layers': block}, is_leaf=_is_tuple)
-
-
-def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
-  return tuple(variable.get_metadata('logical_axes'))
 
 
 def _by_layer(config: ShapeConfig, converted: Params) -> Params:
@@ -276,11 +272,10 @@ def hidden_states(
   params: Params,
   tokens_BT: Array,
   segments: Segments | None = None,
-  remat: str = 'none',
   routes_BTLC: Array | None = None,
 ) -> jax.Array:
   """Compute the hidden states after the final norm; see `hidden_states_and_balance`."""
-  return hidden_states_and_balance(config, params, tokens_BT, segments, remat, routes_BTLC)[0]
+  return hidden_states_and_balance(config, params, tokens_BT, segments, routes_BTLC=routes_BTLC)[0]
 
 
 def hidden_states_and_balance(
@@ -388,13 +383,9 @@ def prefill(
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Run whole sequences through the model and fill a cache.
 
-  Args:
-    config: the decoder's shape.
-    params: parameters in the decode layout.
-    tokens_BT: int32.
-    length_B: int32, number of tokens in each row, at least 1; the rest is padding.
-    cache_length: positions in the cache, at least T; the first T are written.
-    routes_BTLC: see `hidden_states_and_balance`.
+  `params` are in the decode layout. Each row has `length_B` tokens (int32), at least 1; the rest is
+  padding. The first T of the `cache_length` positions are written. For the routes, see
+  `hidden_states_and_balance`.
 
   Returns:
     (hidden states [B, T, D], cache, chosen experts [B, T, L, C] or None).
@@ -414,14 +405,8 @@ def decode(
   """Decode one token per row, each at its own position.
 
   Writes keys and values at position_B, which must be below the cache's length. Attends only to
-  positions 0 .. position_B, regardless of the cache's contents at later positions.
-
-  Args:
-    config: the decoder's shape.
-    params: parameters in the decode layout.
-    tokens_B: int32, each row's new token.
-    position_B: int32, the new token's position.
-    cache: keys and values of the tokens so far.
+  positions 0 .. position_B, regardless of the cache's contents at later positions. `params` are in
+  the decode layout, `tokens_B` and `position_B` int32.
 
   Returns:
     (hidden states [B, D], updated cache, chosen experts [B, L, C] or None).

@@ -80,7 +80,8 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 
   G = layer.pair_BSCH.shape[2] // 2
   # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   axes = ('batch', 'kv_heads', None, None)
-  attend_rows = sharding.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
+  call = functools.partial(_call_kernel, cap, 1)
+  attend_rows = sharding.per_shard(call, (axes, ('batch',), _AXES), axes)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)
   return attend_rows(query_BGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, N, H)
 
@@ -104,9 +105,8 @@ def attend_several(
   write_rows = sharding.per_shard(_write_several, (_AXES, _AXES, ('batch',)), _AXES)
   layer = Ragged(write_rows(layer.pair_BSCH, pair_BTCH, position_B))
   axes = ('batch', None, 'kv_heads', None, None)
-  attend_rows = sharding.per_shard(
-    functools.partial(_attend_several, cap), (axes, ('batch',), _AXES), axes
-  )
+  call = functools.partial(_call_kernel, cap, T)
+  attend_rows = sharding.per_shard(call, (axes, ('batch',), _AXES), axes)
   query_BTGRH = query_BTNH.reshape(B, T, G, N // G, H)
   mixed_BTGRH = attend_rows(query_BTGRH, position_B, layer.pair_BSCH)
   return mixed_BTGRH.reshape(B, T, N, H), layer
@@ -129,45 +129,25 @@ def _write_several(pair_BSCH: jax.Array, new_BTCH: jax.Array, position_B: jax.Ar
   )
 
 
-def _attend_several(
-  cap: float, query_BTGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
-) -> jax.Array:
-  B, T, *_, H = query_BTGRH.shape
-  query_MNH = query_BTGRH.reshape(B * T, -1, H)
-  mixed_MNH = _call_kernel(cap, query_MNH, position_B, pair_BSCH, T)
-  return mixed_MNH.reshape(query_BTGRH.shape)
-
-
-def _attend(
-  cap: float, query_BGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
-) -> jax.Array:
-  B, H = query_BGRH.shape[0], query_BGRH.shape[-1]
-  mixed_BNH = _call_kernel(cap, query_BGRH.reshape(B, -1, H), position_B, pair_BSCH, 1)
-  return mixed_BNH.reshape(query_BGRH.shape)
-
-
 def _call_kernel(
-  cap: float, query_MNH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array, T: int
+  cap: float, T: int, query: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
 ) -> jax.Array:
-  """Attend from T queries of each row, the first at `position_B`; M = B * T."""
+  """Attend from T queries of each row, the first at `position_B`: [B, T or not, G, R, H]."""
   B, S, C, H = pair_BSCH.shape
   pages = S // PAGE
   mixed_MNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
-    query_MNH,
+    query.reshape(B * T, -1, H),
     pair_BSCH.reshape(B * pages, PAGE, C, H),
     kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    cu_q_lens=_first_queries(B, T),
+    # Where each row's queries begin, and where the last row's end.
+    cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T
+    if T > 1
+    else jnp.arange(B + 1, dtype=jnp.int32),
     num_seqs=jnp.full(1, B, jnp.int32),
     sm_scale=1 / math.sqrt(H),
     soft_cap=cap or None,
     num_kv_pages_per_block=min(_PAGES_PER_BLOCK, pages),
     num_queries_per_block=_QUERIES_PER_BLOCK * T,
   )
-  return mixed_MNH
-
-
-def _first_queries(B: int, T: int) -> jax.Array:
-  """Return where each row's T queries begin, and where the last row's end: int32 [B + 1]."""
-  row_B = jnp.arange(B + 1, dtype=jnp.int32)
-  return row_B if T == 1 else row_B * T
+  return mixed_MNH.reshape(query.shape)

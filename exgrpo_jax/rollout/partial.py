@@ -75,13 +75,9 @@ def trained(
   `1 + i // questions` steps later. So no group gets too old as long as at most
   `questions * (max_age + 1)` are in flight.
 
-  Args:
-    begun: for each group in flight, the step that wrote its first token, or `step` if the group has
-      no tokens yet.
-    complete: for each group, whether all of its responses are complete.
-    step: the current step.
-    questions: the number of groups that a step trains (Q).
-    max_age: the maximum number of steps between a group's first token and its training.
+  `begun` is the step that wrote each group's first token, or `step` for a group without tokens, and
+  `complete` whether all of its responses are complete. A step trains `questions` groups (Q), at
+  most `max_age` steps after their first tokens.
   """
   by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties keep draw order
   chosen = [group for group in by_age if complete[group]][:questions]

@@ -101,13 +101,10 @@ def decoded_in(
 ) -> Iterator[tuple[Span, np.ndarray]]:
   """Yield each span and the number of tokens that each response has after the span, int [N].
 
-  Args:
-    lengths_N: int, the final lengths of the responses in tokens, in queue order.
-    begun_N: int, the number of tokens already written; complete responses get no slot.
-    prompt: tokens per prompt.
-    slots: the number of rows that decode together.
-    block: cache positions that attention reads at a time; even a free slot costs one block.
-    to_the_end: once the queue is empty, sync early only when all rows have finished.
+  The responses have `lengths_N` tokens in the end, in queue order, and `begun_N` at first; complete
+  responses get no slot. Each prompt has `prompt` tokens. Attention reads `block` cache positions at
+  a time; even a free slot costs one block. With `to_the_end`, once the queue is empty, it syncs
+  early only when all rows have finished.
   """
   chex.assert_equal_shape([lengths_N, begun_N])
   done_N = begun_N.copy()
@@ -221,11 +218,9 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  Args:
-    engine: the slot engine. Its `step_key` is not used.
-    params: the policy's parameters in the decode layout, or their shapes.
-    made: the work of some steps, used to count how often a step runs each program.
-    only_longest: whether to skip shorter caches and smaller numbers of slots.
+  `params` are in the decode layout and may be shapes. `made` is the work of some steps, used to
+  count how often a step runs each program. `only_longest` skips shorter caches and smaller numbers
+  of slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):

@@ -117,15 +117,10 @@ def packed(
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
   """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
 
+  `rows` are token arrays by name, of at most `longest_row` tokens, and at most `most` at a time.
   `starts` contains, for each row, its name and the index of its first token among the P * T tokens.
-
-  Args:
-    rows: the token arrays by name.
-    longest_row: the maximum number of tokens per row.
-    most: the maximum number of rows at a time.
-    mesh: the mesh for decoding.
-    routes_RTLC: the rows' routes, at least as long as the rows (see routes.py), or None.
-    shares: see `packed_passes`.
+  `routes_RTLC` are the rows' routes, at least as long as the rows (see routes.py), or None. For
+  `shares`, see `packed_passes`.
   """
   if not rows:
     return

@@ -131,13 +131,7 @@ class SlotEngine:
     return written, metrics(syncs)
 
   def _decoded(
-    self,
-    params: Params,
-    state: State,
-    slots: Slots,
-    past: Past,
-    min_finished: int,
-    pace: '_Pace',
+    self, params: Params, state: State, slots: Slots, past: Past, min_finished: int, pace: '_Pace'
   ) -> tuple[State, Sync]:
     """Decode until the next sync: after N steps, or once `min_finished` rows have finished.
 

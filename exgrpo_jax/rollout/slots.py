@@ -67,10 +67,7 @@ class Row:
     return self.request.question, self.request.prompt.tobytes()
 
   def response(
-    self,
-    found_SLC: np.ndarray | None,
-    is_complete: bool = False,
-    truncated: bool = False,
+    self, found_SLC: np.ndarray | None, is_complete: bool = False, truncated: bool = False
   ) -> Response:
     """Return the response so far. `found_SLC` are the routes recorded in its slot, or None."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
@@ -201,16 +198,9 @@ def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None 
 
 def joined(parts: Sequence[Sync]) -> Sync:
   """Join the parts of the decoding between two syncs; there is at least one."""
-
-  def total(name: str) -> int:
-    return sum(getattr(part, name) for part in parts)
-
-  def totals(name: str) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*(getattr(part, name) for part in parts))))
-
-  last = parts[-1]
-  sums = total('steps'), total('tokens'), total('row_steps')
-  return Sync(last.slots, *sums, last.width, totals('drafted'), totals('accepted'))
+  slots, steps, tokens, row_steps, widths, *counts = zip(*parts, strict=True)
+  by_source = (tuple(map(sum, zip(*each))) for each in counts)
+  return Sync(slots[-1], sum(steps), sum(tokens), sum(row_steps), widths[-1], *by_source)
 
 
 def past_of(requests: Sequence[Request]) -> Past:
@@ -376,12 +366,8 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, list[_Name]]]:
   """Yield batches to prefill: (tokens_PT int32, row names). Rows without a name are padding.
 
-  Args:
-    rows: the token arrays by name.
-    lengths: the lengths to pad to, shortest first.
-    most: the maximum number of rows in a batch.
-    mesh: the mesh for decoding.
-    pad_id: any valid token.
+  `rows` are token arrays by name. They are padded to one of `lengths`, which are in rising order.
+  `most` is the maximum number of rows in a batch.
   """
   for shorter, length in zip([0, *lengths], lengths):
     alike = [name for name, tokens in rows.items() if shorter < len(tokens) <= length]

@@ -1,13 +1,16 @@
 """The slot engine on lists of prompts, and decoding in the form of another platform."""
 
 import contextlib
+import dataclasses
+from collections.abc import Callable
 from unittest import mock
 
 import jax.numpy as jnp
+import numpy as np
 
+from exgrpo_jax.datatypes import Response
 from exgrpo_jax.policy import dense_cache, kv_cache, ragged_cache
 from exgrpo_jax.rollout import decode_loop, resuming, sampler
-from exgrpo_jax.rollout.sampler import ScriptedSampler
 from exgrpo_jax.rollout.scheduler import SlotEngine
 
 
@@ -38,6 +41,28 @@ def generated(
     params, requests, on_finish
   )
   return responses
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedSampler:
+  """A `Sampler` whose responses are what `script` returns for a request, cut at its limit."""
+
+  script: Callable
+
+  def generate(self, _params, requests, on_finish=sampler.ignore):
+    responses = [request.prefix for request in requests]
+    for index, request in enumerate(requests):
+      tokens = np.asarray(self.script(request), np.int32)
+      zeros = np.zeros(min(len(tokens), request.limit), np.float32)
+      responses[index] = Response(
+        tokens=tokens[: len(zeros)],
+        logp=zeros,
+        entropy=zeros,
+        truncated=len(zeros) < len(tokens),
+      )
+      if on_finish(index, responses[index]):
+        break
+    return responses, {}
 
 
 def scripted(monkeypatch, module, script):
@@ -71,20 +96,13 @@ def decoding_by(backend):
 def plain_kernel():
   """Attention to pages is computed by plain JAX, in place of the TPU's kernel."""
 
-  def attend(cap, query_BGRH, position_B, pair_BSCH):
-    B, G, R, H = query_BGRH.shape
+  def attend(cap, T, query, position_B, pair_BSCH):
     layer = dense_cache.dense_from_sequence(pair_BSCH[:, :, ::2], pair_BSCH[:, :, 1::2])
-    query_BNH = query_BGRH.reshape(B, G * R, H)
-    return dense_cache.attend_dense(query_BNH, position_B, layer, cap).reshape(B, G, R, H)
-
-  def attend_several(cap, query_BTGRH, position_B, pair_BSCH):
+    query_BTNH = query.reshape(len(query), T, -1, query.shape[-1])
     mixed = [
-      attend(cap, query_BTGRH[:, t], position_B + t, pair_BSCH) for t in range(query_BTGRH.shape[1])
+      dense_cache.attend_dense(query_BTNH[:, t], position_B + t, layer, cap) for t in range(T)
     ]
-    return jnp.stack(mixed, axis=1)
+    return jnp.stack(mixed, axis=1).reshape(query.shape)
 
-  with (
-    mock.patch.object(ragged_cache, '_attend', attend),
-    mock.patch.object(ragged_cache, '_attend_several', attend_several),
-  ):
+  with mock.patch.object(ragged_cache, '_call_kernel', attend):
     yield

@@ -17,17 +17,19 @@ from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, plain_kernel
 from tests.rollout import test_scheduler, test_slots
-from tests.rollout.test_scheduler import CONFIG, KEY, NEVER, SPEC, assert_same_tokens
+from tests.rollout.test_scheduler import (
+  CONFIG,
+  KEY,
+  NEVER,
+  SPEC,
+  assert_same_responses,
+  assert_same_tokens,
+)
 
 PROMPTS = [np.array(prompt, np.int32) for prompt in ([5, 6, 9], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9])]
 COUNTS = (5, 4, 6)  # responses to each
 LOCAL = dict(num_layers=2, window=3)  # shorter than a pass
 EXPERTS = dict(num_experts=8, experts_per_token=2, mlp_width=16)
-
-
-@pytest.fixture(scope='module')
-def mesh():
-  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
 
 
 @functools.cache
@@ -83,32 +85,26 @@ def test_a_pass_over_several_tokens_is_several_steps(mesh, backend, changes):
   single, several, keep = (
     jax.jit(function, static_argnums=0) for function in (model.decode, model.decode_new, model.keep)
   )
+  new_BT = rng.integers(0, 40, (B, 2 * T)).astype(np.int32)
   with decoding_by(backend), plain_kernel(), jax.set_mesh(mesh):
     _, cache, _ = prefill(config, params, tokens_BT[:, :19], length_B, length)
-    expected_cache, expected = cache, []
-    new_BT = rng.integers(0, 40, (B, 2 * T)).astype(np.int32)
-    for t in range(T):
-      hidden_BD, expected_cache, routes = single(
-        config, params, new_BT[:, t], length_B + t, expected_cache
-      )
-      expected.append((hidden_BD, routes))
     hidden_BTD, new, routes_BTLC = several(config, params, new_BT[:, :T], length_B, cache)
-    for t, (hidden_BD, routes) in enumerate(expected):
+    one_by_one = cache
+    for t in range(T):
+      hidden_BD, one_by_one, routes = single(config, params, new_BT[:, t], length_B + t, one_by_one)
       np.testing.assert_allclose(hidden_BTD[:, t], hidden_BD, atol=2e-5)
       if routes is not None:
         np.testing.assert_array_equal(routes_BTLC[:, t], routes)
-    kept = keep(config, cache, new, jnp.asarray(length_B), count_B)
-    single_cache = cache
+    kept, wanted = keep(config, cache, new, jnp.asarray(length_B), count_B), cache
     for t in range(T):  # rows that are past their count repeat their last token, as they may
       at_B = np.minimum(t, np.asarray(count_B) - 1)
-      _, single_cache, _ = single(
-        config, params, new_BT[np.arange(B), at_B], length_B + at_B, single_cache
-      )
-    after_B = length_B + np.asarray(count_B)
-    next_B = new_BT[:, T]
-    found, *_ = single(config, params, next_B, np.minimum(after_B, length - 1), kept)
-    wanted, *_ = single(config, params, next_B, np.minimum(after_B, length - 1), single_cache)
-    np.testing.assert_allclose(found, wanted, atol=2e-5)
+      token_B = new_BT[np.arange(B), at_B]
+      _, wanted, _ = single(config, params, token_B, length_B + at_B, wanted)
+    after_B = np.minimum(length_B + np.asarray(count_B), length - 1)
+    found_BD, expected_BD = (
+      single(config, params, new_BT[:, T], after_B, after)[0] for after in (kept, wanted)
+    )
+    np.testing.assert_allclose(found_BD, expected_BD, atol=2e-5)
 
 
 # ---- Tokens are those of decoding one by one ----
@@ -137,11 +133,8 @@ def test_drafts_change_no_token(generate, setting, name):
   case = CASES[name]
   expected, _ = generate('0', **case)
   found, metrics = generate(setting, **case)
-  assert_same_tokens(found, expected)
-  for one, other in zip(found, expected):
-    assert one.truncated == other.truncated
-    for name in ('logp', 'entropy'):
-      np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=2e-5)
+  assert_same_responses(found, expected, 2e-5)
+  assert [one.truncated for one in found] == [one.truncated for one in expected]
   assert metrics['rollout/tokens_per_pass'] > 1
   assert metrics['rollout/draft_width'] == int(setting)
   assert 0 < metrics['rollout/slots_busy'] <= 1
@@ -150,11 +143,10 @@ def test_drafts_change_no_token(generate, setting, name):
 @pytest.mark.full
 @pytest.mark.parametrize('backend', ['dense', 'ragged'])
 def test_drafts_change_no_token_with_caches_of_accelerators(generate, backend):
-  config = dataclasses.replace(CONFIG, layers='sf', **LOCAL)
-  expected, _ = generate('0', config=config, slots=8)
+  expected, _ = generate('0', **CASES['a window'])
   with decoding_by(backend), plain_kernel():
     drafts.decode.clear_cache()
-    found, metrics = generate('3', config=config, slots=8)
+    found, metrics = generate('3', **CASES['a window'])
     drafts.decode.clear_cache()
   assert_same_tokens(found, expected)
   assert metrics['rollout/tokens_per_pass'] > 1
@@ -354,15 +346,12 @@ def test_episodes_read_and_write_the_same_tokens(mesh, layers, parked):
   params = test_scheduler.make_params(config, mesh)
   expected = test_slots.play(params, mesh, parked, config=config)
   found = test_slots.play(params, mesh, parked, config=config, drafts='3')
-  assert_same_tokens(found, expected)
-  for one, other in zip(found, expected):
-    np.testing.assert_allclose(one.logp, other.logp, atol=2e-5)
+  assert_same_responses(found, expected, 2e-5)
 
 
 @pytest.mark.full
 def test_routes_are_kept(mesh):
-  config = dataclasses.replace(test_slots.EXPERTS)
-  params = test_scheduler.make_params(config, mesh)
+  config, params = test_slots.EXPERTS, test_scheduler.make_params(test_slots.EXPERTS, mesh)
   expected = test_slots.play(params, mesh, 30, config=config, keeps_routes=True)
   found = test_slots.play(params, mesh, 30, config=config, keeps_routes=True, drafts='3')
   for one, other in zip(found, expected):

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import re
 
 import jax
@@ -11,22 +10,16 @@ import pytest
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import (
-  decode_loop,
-  resuming,
-  routes,
-  scheduler,
-  scoring,
-  token_sampling,
-)
+from exgrpo_jax.rollout import decode_loop, resuming, routes, scheduler, scoring, token_sampling
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import insertion_of
 from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated, plain_kernel
-from tests.policy.test_kv_cache import SEVEN_B
+from tests.policy.test_kv_cache import SEVEN_B, empty_on
 from tests.rollout import test_scheduler
 from tests.rollout.test_scheduler import SPEC as OF_ONE_TURN
+from tests.rollout.test_scheduler import assert_same_responses
 
 
 def test_every_row_is_in_a_pass_once_and_whole(one_device):
@@ -129,22 +122,10 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
   layout = sharding.batch(mesh, shape.count)
   tokens_PT = jax.ShapeDtypeStruct((shape.count, shape.length), 'int32', sharding=layout)
   nothing = insertion_of([], spec.slots, resuming.packed_rows(shape.count, spec.slots))
+  state, params = empty_on(mesh, config, spec, spec.longest_row), model.decode_shapes(config, mesh)
+  segments = packing.Segments(tokens_PT, tokens_PT)
   with jax.set_mesh(mesh):
-    empty = functools.partial(decode_loop.empty, config, spec, spec.longest_row)
-    layouts, _ = jax.jit(empty).lower().compile().output_shardings
-    state = jax.tree.map(
-      lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-      jax.eval_shape(empty)[0],
-      layouts,
-    )
-    program = resuming.resume.lower(
-      config,
-      model.decode_shapes(config, mesh),
-      state,
-      tokens_PT,
-      packing.Segments(tokens_PT, tokens_PT),
-      nothing,
-    ).compile()
+    program = resuming.resume.lower(config, params, state, tokens_PT, segments, nothing).compile()
   # Bytes of a layer's packed keys and values, which each chip has of all sequences.
   layer = shape.num_tokens * 2 * config.head_size * 2
   assert len(re.findall(r' while\(', program.as_text())) == config.num_layers  # over own rows
@@ -165,11 +146,6 @@ SPEC = decode_loop.DecodeSpec(
   eos_ids=(3, 7),
   pad_id=0,
 )
-
-
-@pytest.fixture(scope='module')
-def mesh():
-  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
 
 
 @pytest.fixture(scope='module')
@@ -249,19 +225,14 @@ def test_a_cache_that_was_kept_says_what_one_computed_again_says(params, mesh, r
   kept = play(params, mesh, parked=30, config=config)
   assert computed == EPISODES * (TURNS - 1)
   assert sum(resumed) == (EPISODES - 30) * (TURNS - 1)  # of those without room
-  for one, other in zip(kept, again, strict=True):
-    np.testing.assert_array_equal(one.tokens, other.tokens)
-    for name in ('logp', 'entropy'):
-      np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
+  assert_same_responses(kept, again, 1e-5)
 
 
 @pytest.mark.full
 def test_the_order_of_answers_changes_no_bit(params, mesh):
   at_once = play(params, mesh, parked=EPISODES)
   later = play(params, mesh, parked=EPISODES, delay=lambda episode: episode * 7 % 5)
-  for one, other in zip(at_once, later, strict=True):
-    for name in ('tokens', 'logp', 'entropy'):
-      np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+  assert_same_responses(at_once, later)
 
 
 @pytest.mark.full
@@ -269,9 +240,7 @@ def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkey
   """Observations are read in parts, too."""
   expected = play(params, mesh, parked=EPISODES)
   monkeypatch.setattr(scheduler, '_PART', 0)
-  for one, other in zip(play(params, mesh, parked=EPISODES), expected, strict=True):
-    for name in ('tokens', 'logp', 'entropy'):
-      np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+  assert_same_responses(play(params, mesh, parked=EPISODES), expected)
 
 
 @pytest.mark.full
@@ -280,9 +249,7 @@ def test_caches_of_accelerators_are_kept_too(params, mesh, backend):
   expected = play(params, mesh, parked=0)
   with decoding_by(backend), plain_kernel():
     found = play(params, mesh, parked=EPISODES)
-  for one, other in zip(found, expected, strict=True):
-    np.testing.assert_array_equal(one.tokens, other.tokens)
-    np.testing.assert_allclose(one.logp, other.logp, atol=1e-4)
+  assert_same_responses(found, expected, 1e-4)
 
 
 # ---- The experts that the sampler chose ----
