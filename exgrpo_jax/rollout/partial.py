@@ -92,9 +92,7 @@ def trained(
 def ready(
   config: RolloutConfig, responses: Sequence[Sequence[Response]], step: int
 ) -> list[int] | None:
-  """Choose the groups to train from their responses; see `trained`. None if rollouts are whole."""
-  if not config.partial:
-    return None
+  """Choose the groups to train from their responses; see `trained`."""
   begun = [min(one.first_step(step) for one in own) for own in responses]
   complete = [all(one.is_complete for one in own) for own in responses]
   return trained(begun, complete, step, config.questions, config.max_staleness)

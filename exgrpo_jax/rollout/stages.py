@@ -152,7 +152,11 @@ def generate(
   config = rollout.config
   groups = [[EMPTY_RESPONSE] * (config.group_size - replays) for replays in plan.is_replay_Q]
   groups[: len(plan.partial_groups)] = [list(group.responses) for group in plan.partial_groups]
-  if partial.ready(config, groups, plan.step) is not None:
+
+  def can_train() -> bool:
+    return config.partial and partial.ready(config, groups, plan.step) is not None
+
+  if can_train():
     return groups, {}
   places = [
     (group, sample)
@@ -189,7 +193,7 @@ def generate(
     group, _ = place = places[index]
     if response.verdict is None:  # otherwise its environment has judged it
       submit(place, _submission(rollout, plan.questions[group], response))
-    return partial.ready(config, groups, plan.step) is not None
+    return can_train()
 
   responses, metrics = rollout.sampler.generate(params, requests, finish)
   for index, response in enumerate(responses):

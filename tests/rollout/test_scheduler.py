@@ -340,6 +340,7 @@ def watched(monkeypatch):
     seen.widths.append(len(args[3].live_B))
     return decode(*args)
 
+  watched_prefill.clear_cache = prefill.clear_cache  # for `decoding_by`
   monkeypatch.setattr(decode_loop, 'prefill', watched_prefill)
   monkeypatch.setattr(decode_loop, 'decode', watched_decode)
   return seen
