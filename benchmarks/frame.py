@@ -142,7 +142,7 @@ class Bench:
     [seconds] = in_turns(3, lambda: copy(array))
     return 2 * size / seconds
 
-  def engine(self, **options: Any) -> SlotEngine:
+  def engine(self, drafts: str = '0', **options: Any) -> SlotEngine:
     """Make the sampler of this bench, in which only limits end responses."""
     rollout = self.config.rollout
     spec = DecodeSpec(
@@ -153,17 +153,29 @@ class Bench:
       max_response=rollout.max_response,
       eos_ids=(self.model.vocab_size,),  # never sampled
       pad_id=0,
+      drafts=drafts,
     )
     return SlotEngine(self.model, spec, self.meshes.decoding, jax.random.key, **options)
 
-  def generate(self, limits: Sequence[int], samples: int = 0) -> list[Response]:
-    """Generate responses of the given lengths to random prompts, `samples` to each."""
+  def generate(
+    self,
+    limits: Sequence[int],
+    samples: int = 0,
+    drafts: str = '0',
+    past: Sequence[Response] = (),
+  ) -> list[Response]:
+    """Generate responses of the given lengths to random prompts, `samples` to each.
+
+    `past` are earlier responses to draft from, as many for each question.
+    """
     samples = samples or self.config.rollout.group_size
-    requests = [
-      Request(self.prompt(row // samples), row // samples, row % samples, 0, int(limit))
-      for row, limit in enumerate(limits)
-    ]
-    responses, _ = self.engine().generate(self.decode_params, requests)
+    requests = list[Request]()
+    for row, limit in enumerate(limits):
+      question, sample = divmod(row, samples)
+      of_question = past[question * samples : (question + 1) * samples]
+      tokens = tuple(response.tokens for response in of_question)
+      requests.append(Request(self.prompt(question), question, sample, 0, int(limit), past=tokens))
+    responses, _ = self.engine(drafts).generate(self.decode_params, requests)
     return responses
 
   def prompt(self, question: int) -> np.ndarray:

@@ -1,4 +1,12 @@
-"""The rollout engine: tokens per second, share of the device's bandwidth, gain from slots."""
+"""The rollout engine: tokens per second, share of the device's bandwidth, gain from slots.
+
+Drafts are measured at both ends: with random prompts none is accepted, and with the same responses
+as past ones all are. In between, k drafts gain (tokens per pass) / (seconds of their pass in
+seconds of a step).
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +14,8 @@ import numpy as np
 
 from benchmarks.frame import Bench, Figure, in_turns
 from exgrpo_jax.policy import model, sharding
+
+_DRAFTS = ('1', '3', '7')  # of `rollout.drafts`
 
 
 def measure(bench: Bench) -> list[Figure]:
@@ -20,7 +30,8 @@ def measure(bench: Bench) -> list[Figure]:
     for start in range(0, len(limits), slots):
       bench.generate(limits[start : start + slots])
 
-  whole, batches, equal, prefill, alone, reshard = in_turns(
+  same = bench.generate([longest] * rows)
+  whole, batches, equal, prefill, alone, reshard, *drafted = in_turns(
     bench.size.repeats,
     lambda: bench.generate(limits),
     in_batches,
@@ -28,6 +39,11 @@ def measure(bench: Bench) -> list[Figure]:
     lambda: bench.generate([1] * rows),
     lambda: bench.generate([1] * rows, samples=1),
     lambda: model.decode_layout(bench.model, bench.params, bench.meshes),
+    *(
+      functools.partial(bench.generate, [longest] * rows, drafts=drafts, past=past)
+      for drafts in _DRAFTS
+      for past in ((), same)
+    ),
   )
   step = (equal - prefill) / (longest - 1)
   size = _bytes_of_step(bench, rows, rollout.max_prompt + longest / 2)
@@ -50,7 +66,16 @@ def measure(bench: Bench) -> list[Figure]:
     Figure('resharding', 100 * reshard / whole, '%', 'of the whole, to the decode layout'),
     Figure('refill', batches / whole, 'x', f'as fast as running each batch of {slots} to its end'),
     Figure('shared prefill', alone / prefill, 'x', f'as fast as {rows} prompts of their own'),
+    *_of_drafts(equal - prefill, [seconds - prefill for seconds in drafted], rows),
   ]
+
+
+def _of_drafts(decoding: float, drafted: Sequence[float], rows: int) -> Iterator[Figure]:
+  """Yield the cost and the gain of drafts; `decoding` are the seconds without drafts."""
+  for drafts, rejected, accepted in zip(_DRAFTS, drafted[::2], drafted[1::2]):
+    name = f'{drafts} drafts'
+    yield Figure(f'{name}, all rejected', rejected / decoding, 'steps', f'per pass of {rows} rows')
+    yield Figure(f'{name}, all accepted', decoding / accepted, 'x', 'as fast as without drafts')
 
 
 def _bytes_of_step(bench: Bench, rows: int, positions: float) -> float:

@@ -90,7 +90,7 @@ class Rollouts:
 
     def keep(index: int, response: Response) -> bool:
       group, sample = rows[index]
-      group.responses[sample] = partial.continued(begun[index], response, self._step)
+      group.responses[sample] = partial.continued(self.config, begun[index], response, self._step)
       return self._trained() is not None
 
     if self._trained() is not None:

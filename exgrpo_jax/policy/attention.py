@@ -32,11 +32,8 @@ _LANES, _BLOCK = 128, 512
 def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.0) -> str:
   """Choose the fastest of BACKENDS for `platform`: 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  Args:
-    platform: the devices' platform.
-    dtype: the activations' dtype.
-    head_size: H.
-    cap: the cap on the scores; 0 means no cap.
+  `dtype` is the dtype of the activations, and `head_size` is H. A `cap` of 0 leaves scores as they
+  are.
   """
   if platform == 'tpu':
     return 'splash'

@@ -102,8 +102,7 @@ def _attend_in_blocks(
   blocks = jnp.moveaxis(query_BGRTH.reshape(B, G, R, num_blocks, _BLOCK, H), 3, 0)
 
   of_queries = jax.tree.map(  # block by block
-    lambda x_BT: pad_right(x_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1),
-    seen,
+    lambda x_BT: pad_right(x_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1), seen
   )
   num_keys = _keys_of(_BLOCK, T, seen, window)
 

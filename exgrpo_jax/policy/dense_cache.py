@@ -91,6 +91,72 @@ def attend_dense(
   return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH, cap)
 
 
+def attend_new(
+  query_BTNH: jax.Array,
+  new_BTGH: tuple[jax.Array, jax.Array],
+  position_B: Array,
+  layer: Transposed | Dense,
+  window: int = 0,
+  cap: float = 0.0,
+) -> jax.Array:
+  """Attend from T new tokens of each row to the cache and to the new ones, in plain JAX.
+
+  Args:
+    query_BTNH: rotated queries; token t is at position_B + t.
+    new_BTGH: rotated keys and values of the new tokens. The cache does not have them.
+    position_B: int32, tokens in the cache.
+    layer: the cache; with a window, token p is in place p % window.
+    window: tokens that a token attends to, including itself; 0 means all.
+    cap: see `kv_cache.attend`.
+
+  Returns:
+    [B, T, N, H].
+  """
+  B, T, N, H = query_BTNH.shape
+  key, value_BGSH = (from_bits(x) for x in layer)
+  G, S = value_BGSH.shape[1:3]
+  products = 'BGTRH,BGHS->BGTRS' if isinstance(layer, Transposed) else 'BGTRH,BGSH->BGTRS'
+  query_BGTRH = query_BTNH.reshape(B, T, G, N // G, H).transpose(0, 2, 1, 3, 4)
+
+  def scored(products: str, key: jax.Array, seen_BTS: jax.Array) -> jax.Array:
+    score = jnp.einsum(products, query_BGTRH, key, preferred_element_type=jnp.float32)
+    score /= math.sqrt(H)
+    if cap:
+      score = cap * jnp.tanh(score / cap)
+    return score + jnp.where(seen_BTS, 0.0, -1e30)[:, None, :, None]  # see `_attend`
+
+  new_key, new_value = new_BTGH
+  seen_BTS, seen_BTU = _seen(jnp.asarray(position_B), T, S, window)
+  scores = (scored(products, key, seen_BTS), scored('BGTRH,BUGH->BGTRU', new_key, seen_BTU))
+  largest = jnp.maximum(*(jnp.max(score, axis=-1, keepdims=True) for score in scores))
+
+  def mixed(products: str, score: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    weight = jnp.exp(score - largest)
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    weight = weight.astype(query_BTNH.dtype)
+    return jnp.einsum(products, weight, value, preferred_element_type=jnp.float32), total
+
+  old_BGTRH, old_total = mixed('BGTRS,BGSH->BGTRH', scores[0], value_BGSH)
+  new_BGTRH, new_total = mixed('BGTRU,BUGH->BGTRH', scores[1], new_value)
+  mixed_BGTRH = (old_BGTRH + new_BGTRH) / (old_total + new_total)
+  return mixed_BGTRH.astype(query_BTNH.dtype).transpose(0, 2, 1, 3, 4).reshape(B, T, N, H)
+
+
+def _seen(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array, jax.Array]:
+  """Return the cache's places [B, T, S] and the new tokens [1, T, T] that new tokens attend to."""
+  place_S, number_T = jnp.arange(S), jnp.arange(T)
+  ahead_TT = number_T[:, None] - number_T
+  if not window:
+    seen_BTS = jnp.broadcast_to(place_S < position_B[:, None, None], (len(position_B), T, S))
+    return seen_BTS, (ahead_TT >= 0)[None]
+  last_B1 = position_B[:, None] - 1
+  held_BS = last_B1 - (last_B1 - place_S) % window  # the position of the token in each place
+  seen_BS = (held_BS >= 0) & (place_S < window)
+  first_BT = position_B[:, None] + number_T - window + 1
+  seen_BTS = seen_BS[:, None] & (held_BS[:, None] >= first_BT[:, :, None])
+  return seen_BTS, ((ahead_TT >= 0) & (ahead_TT < window))[None]
+
+
 def scattered(x_MS: jax.Array, new_M: jax.Array, position_M: jax.Array) -> jax.Array:
   """Write `new_M` into `x_MS` at each row's position, which must be below S.
 

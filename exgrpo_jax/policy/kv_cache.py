@@ -15,7 +15,7 @@ of T tokens.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import chex
 import jax
@@ -30,6 +30,14 @@ DECODE_BACKENDS = ('transposed', 'dense', 'cudnn', 'ragged')
 
 LayerCache = Transposed | Dense | Ragged
 Cache = tuple[LayerCache, ...]  # one per layer
+
+
+class NewTokens(NamedTuple):
+  """A layer's rotated keys and values of T tokens per row that the cache does not have yet."""
+
+  key_BTGH: jax.Array
+  value_BTGH: jax.Array
+
 
 _Layer = TypeVar('_Layer', bound=LayerCache)
 _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
@@ -184,20 +192,46 @@ def write_token(
   return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
 
 
+def room_for(drafts: int) -> int:
+  """Return the positions that a cache needs after its last token for passes with this many drafts.
+
+  Only the TPU's kernel writes drafts to the cache before they are accepted.
+  """
+  return drafts + 1 if drafts and is_ragged(sharding.platform()) else 0
+
+
 def attend(
   query_BNH: jax.Array, position_B: Array, layer: LayerCache, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
+  """Attend from each row's rotated query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
 
-  Args:
-    query_BNH: rotated queries.
-    position_B: int32, each row's current position.
-    layer: the layer's cache.
-    cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
+  Scores become cap * tanh(score / cap); a cap of 0 leaves them unchanged.
   """
-  G, H = _num_heads(layer), query_BNH.shape[-1]
-  backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype), cap)
+  is_ragged = isinstance(layer, Ragged)
+  G = layer.pair_BSCH.shape[2] // 2 if is_ragged else layer.value_BGSH.shape[1]
+  dtype, H = str(layer[0].dtype), query_BNH.shape[-1]
+  backend = backend_for(sharding.platform(), G, H, dtype, cap)
   return _ATTEND[backend](query_BNH, position_B, layer, cap)
+
+
+def attend_new(
+  query_BTNH: jax.Array,
+  new: NewTokens,
+  position_B: Array,
+  layer: LayerCache,
+  window: int = 0,
+  cap: float = 0.0,
+) -> tuple[jax.Array, LayerCache | NewTokens]:
+  """Attend from T > 1 new tokens of each row to the cache and the new ones: [B, T, N, H].
+
+  The cache has each row's first `position_B` tokens. Usually the new ones are not written, and
+  `new` is returned too: a window's ring must not lose what rejected drafts would overwrite. The
+  TPU's kernel finds them in the cache, which is returned instead.
+  """
+  if isinstance(layer, Ragged) and not window:
+    return ragged_cache.attend_several(query_BTNH, new, position_B, layer, cap)
+  in_plain_jax = ragged_cache.as_dense(layer) if isinstance(layer, Ragged) else layer
+  return dense_cache.attend_new(query_BTNH, new, position_B, in_plain_jax, window, cap), new
 
 
 _LAYOUTS: dict[str, type[LayerCache]] = {
@@ -266,12 +300,6 @@ def _rounded(layout: type[LayerCache], S: int) -> int:
   """Round S up to a length that the layout supports."""
   multiple = {Transposed: 1, Dense: dense_cache.MULTIPLE, Ragged: ragged_cache.PAGE}[layout]
   return multiple * math.ceil(S / multiple)
-
-
-def _num_heads(layer: LayerCache) -> int:
-  if isinstance(layer, Ragged):
-    return layer.pair_BSCH.shape[2] // 2
-  return layer.value_BGSH.shape[1]
 
 
 def _axes(name: str) -> str:

@@ -11,7 +11,7 @@ from flax import nnx
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import attention, kv_cache, sharding
-from exgrpo_jax.policy.kv_cache import LayerCache
+from exgrpo_jax.policy.kv_cache import LayerCache, NewTokens
 from exgrpo_jax.policy.lora import product
 from exgrpo_jax.policy.mlp import MLP, Experts, Routing, normal, residual_scale
 from exgrpo_jax.policy.rotary import Rotation, rotate
@@ -66,14 +66,16 @@ class Attention(nnx.Module):
     cache: LayerCache | None,
     position_BT: Array | None,
     segments: Segments | None,
-  ) -> tuple[jax.Array, LayerCache]:
+  ) -> tuple[jax.Array, LayerCache | NewTokens]:
     """Return the attention output and the layer's keys and values.
+
+    Decoding several tokens usually returns their keys and values: see `kv_cache.attend_new`.
 
     Args:
       x_BTD: normalised activations.
       rotation: the rotation at the T positions.
       is_local: True to attend only to the window; may be an array only for whole sequences.
-      cache: in decoding, where T = 1, the cache of the earlier tokens; None for whole sequences.
+      cache: in decoding, the cache of the earlier tokens; None for whole sequences.
       position_BT: the tokens' positions; needed only with a cache.
       segments: the rows of each whole sequence; None if each sequence is a single row.
     """
@@ -86,24 +88,40 @@ class Attention(nnx.Module):
     if config.query_scale not in (0, H):  # the backends divide by sqrt(H)
       query_BTNH *= math.sqrt(H / config.query_scale)
     if cache is None:
-      cache = kv_cache.from_sequence(key_BTGH, value_BTGH)
+      stored = kv_cache.from_sequence(key_BTGH, value_BTGH)
       mixed_BTNH = self._attend(query_BTNH, key_BTGH, value_BTGH, is_local, segments)
     else:
       assert position_BT is not None, 'decoding with a cache needs positions'
       assert isinstance(is_local, bool), is_local
-      position_B = place_B = position_BT[:, 0]
-      if is_local:
-        # The window is a ring buffer: new tokens overwrite tokens that leave the window. Attention
-        # reads the whole buffer. The order does not matter, because the keys are already rotated.
-        place_B, position_B = position_B % config.window, jnp.minimum(position_B, config.window - 1)
-      cache = kv_cache.write_token(cache, key_BTGH[:, 0], value_BTGH[:, 0], place_B)
-      cap = config.attention_cap
-      mixed_BTNH = kv_cache.attend(query_BTNH[:, 0], position_B, cache, cap)[:, None]
+      mixed_BTNH, stored = self._decode(
+        query_BTNH, NewTokens(key_BTGH, value_BTGH), position_BT[:, 0], cache, is_local
+      )
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], -1)
     out_BTD = product(mixed_BTM, self.out_NHD.get_value(), num_inputs=2)
     if config.output_bias:
       out_BTD += self.out_bias_D[...].astype(x_BTD.dtype)
-    return out_BTD, cache
+    return out_BTD, stored
+
+  def _decode(
+    self,
+    query_BTNH: jax.Array,
+    new: NewTokens,
+    position_B: Array,
+    cache: LayerCache,
+    is_local: bool,
+  ) -> tuple[jax.Array, LayerCache | NewTokens]:
+    """Attend to the cache from one token per row, which is written to it, or from several."""
+    cap, window = self.config.attention_cap, self.config.window
+    if query_BTNH.shape[1] > 1:
+      window = window if is_local else 0
+      return kv_cache.attend_new(query_BTNH, new, position_B, cache, window, cap)
+    place_B = position_B
+    if is_local:
+      # A ring buffer of the window: new tokens overwrite those that leave it. Attention reads
+      # all of it, in any order, because the keys are already rotated by their positions.
+      place_B, position_B = position_B % window, jnp.minimum(position_B, window - 1)
+    cache = kv_cache.write_token(cache, new.key_BTGH[:, 0], new.value_BTGH[:, 0], place_B)
+    return kv_cache.attend(query_BTNH[:, 0], position_B, cache, cap)[:, None], cache
 
   def _attend(
     self,
@@ -178,12 +196,12 @@ class Block(nnx.Module):
     position_BT: Array | None = None,
     segments: Segments | None = None,
     chosen_BTC: Array | None = None,
-  ) -> tuple[jax.Array, LayerCache, Routing | None]:
+  ) -> tuple[jax.Array, LayerCache | NewTokens, Routing | None]:
     """Return the residual stream after the layer, the layer's cache, and any expert routing.
 
     See `Attention` and `Experts` for the arguments.
     """
-    mixed_BTD, cache = self.attention(
+    mixed_BTD, stored = self.attention(
       self.attention_norm(x_BTD) if self.before else x_BTD,
       rotation,
       is_local,
@@ -198,7 +216,7 @@ class Block(nnx.Module):
     else:
       mixed_BTD = self.mlp(normed_BTD)
     x_BTD += self.mlp_post_norm(mixed_BTD) if self.after else mixed_BTD
-    return sharding.constrain(x_BTD, ('batch', None, None)), cache, routing
+    return sharding.constrain(x_BTD, ('batch', None, None)), stored, routing
 
 
 class EmbeddingAndHead(nnx.Module):

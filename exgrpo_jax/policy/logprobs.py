@@ -1,8 +1,9 @@
 """Log-probabilities, entropies and losses from hidden states and the unembedding.
 
-Only this file deals with the token shift: the hidden state at t - 1 predicts the token at t. Logits
-exist for one chunk of positions at a time, never for all of [B, T, V]. Further shape letters:
-W target positions in a sequence (its window), S positions in a chunk.
+The hidden state at t - 1 predicts the token at t. `token_logprobs` shifts whole rows; training
+gathers the states that `packing.predictors` names. Logits exist for one chunk of positions at a
+time, never for all of [B, T, V]. Further shape letters: W target positions in a sequence (its
+window), S positions in a chunk.
 """
 
 from collections.abc import Callable
@@ -240,11 +241,7 @@ def _before_cap(
 
 
 def _distribution(
-  hidden_BSD: jax.Array,
-  unembedding_DV: jax.Array,
-  target_BS: Array,
-  temperature: float,
-  cap: float,
+  hidden_BSD: jax.Array, unembedding_DV: jax.Array, target_BS: Array, temperature: float, cap: float
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
   """Return (logits_BSV, log p_BSV, is_target_BSV, log p of target_BS, entropy_BS).
 

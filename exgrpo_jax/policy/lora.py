@@ -68,7 +68,8 @@ class LoraConfig:
       check_known(target, TARGETS, 'config.lora.targets')
     if len(set(self.targets)) < len(self.targets) or not self.targets:
       raise InputError(
-        f'config.lora.targets={self.targets} must contain at least one name and no duplicates.'
+        f'config.lora.targets={self.targets}: the list must contain at least one name and no '
+        'duplicates. Name each matrix once.'
       )
 
   @property
@@ -109,8 +110,8 @@ def shapes(config: LoraConfig, params: Params) -> Params:
     target = TARGETS[name]
     if target.name not in params['layers'][target.module]:
       raise InputError(
-        f"config.lora.targets={config.targets} has '{name}', but adapters are not supported on "
-        'experts. Leave out all MLP projections.'
+        f"config.lora.targets={config.targets}: '{name}' belongs to the experts, and adapters are "
+        'not supported on experts. Leave out all MLP projections.'
       )
     a, b = _shapes(config, name, params['layers'][target.module][target.name])
     layers.setdefault(target.module, {})[target.name] = {'a': a, 'b': b}
@@ -128,8 +129,8 @@ def _shapes(
   narrow = min(math.prod(sizes[:count]), math.prod(sizes[count:]))
   if config.rank > narrow:
     raise InputError(
-      f'config.lora.rank={config.rank} must be at most {narrow}, the smaller dimension of '
-      f"{name}. Lower config.lora.rank, or leave '{name}' out of config.lora.targets."
+      f'config.lora.rank={config.rank}: the rank must be at most {narrow}, the smaller dimension '
+      f"of {name}. Lower config.lora.rank, or leave '{name}' out of config.lora.targets."
     )
 
   def shape(sizes: list[int], axes: list[Any]) -> jax.ShapeDtypeStruct:

@@ -209,7 +209,9 @@ def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) ->
   counts_BT = counted.weight_BT > 0
   chosen_BTE = jax.nn.one_hot(routing.chosen_BTC, config.num_experts).sum(axis=-2)
   chosen_BTE *= counts_BT[..., None]
-  of_row_BTE = jax.vmap(_row_sums)(chosen_BTE, counted.row_BT)
+  of_row_BTE = jax.vmap(
+    lambda x_TE, row_T: jax.ops.segment_sum(x_TE, row_T, len(row_T) + 1)[row_T]
+  )(chosen_BTE, counted.row_BT)
   share_BTE = of_row_BTE / jnp.maximum(of_row_BTE.sum(axis=-1, keepdims=True), 1)
   loss_BT = config.num_experts * jnp.sum(share_BTE * routing.probability_BTE, axis=-1)
   return Balance(jnp.sum(counted.weight_BT * loss_BT), chosen_BTE.sum(axis=(0, 1)))
@@ -232,7 +234,3 @@ def zero_balance_sums(config: ShapeConfig) -> dict[str, jax.Array]:
   layers = jnp.zeros(config.num_layers, jnp.float32)
   of_experts = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)
   return balance_sums(Balance(layers, of_experts)) if config.num_experts else {}
-
-
-def _row_sums(x_TE: jax.Array, row_T: Array) -> jax.Array:
-  return jax.ops.segment_sum(x_TE, row_T, len(row_T) + 1)[row_T]

@@ -25,7 +25,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, lora, matmul, mlp, rotary, sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
-from exgrpo_jax.policy.kv_cache import Cache, LayerCache
+from exgrpo_jax.policy.kv_cache import Cache, LayerCache, NewTokens
 from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
 from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.policy.shape import Kind, ShapeConfig
@@ -53,10 +53,7 @@ def outer_module(config: ShapeConfig, params: Any) -> EmbeddingAndHead:
 
 
 def parameter_shape(
-  mesh: Mesh,
-  variable: nnx.Variable,
-  num_layers: int | None = None,
-  dtype: str | None = None,
+  mesh: Mesh, variable: nnx.Variable, num_layers: int | None = None, dtype: str | None = None
 ) -> jax.ShapeDtypeStruct:
   """Return the shape and sharding of a variable, or of a layer stack if `num_layers` is given.
 
@@ -228,15 +225,14 @@ def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
 
     return convert_stack if path[0].key == 'layers' else convert
 
+  def logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
+    return tuple(variable.get_metadata('logical_axes'))
+
   outer, block = (
-    nnx.to_pure_dict(abstract_module(module, config)[1], _logical_axes)
+    nnx.to_pure_dict(abstract_module(module, config)[1], logical_axes)
     for module in (EmbeddingAndHead, Block)
   )
   return jax.tree_util.tree_map_with_path(conversion, outer | {'layers': block}, is_leaf=_is_tuple)
-
-
-def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
-  return tuple(variable.get_metadata('logical_axes'))
 
 
 def _by_layer(config: ShapeConfig, converted: Params) -> Params:
@@ -276,11 +272,10 @@ def hidden_states(
   params: Params,
   tokens_BT: Array,
   segments: Segments | None = None,
-  remat: str = 'none',
   routes_BTLC: Array | None = None,
 ) -> jax.Array:
   """Compute the hidden states after the final norm; see `hidden_states_and_balance`."""
-  return hidden_states_and_balance(config, params, tokens_BT, segments, remat, routes_BTLC)[0]
+  return hidden_states_and_balance(config, params, tokens_BT, segments, routes_BTLC=routes_BTLC)[0]
 
 
 def hidden_states_and_balance(
@@ -388,13 +383,9 @@ def prefill(
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Run whole sequences through the model and fill a cache.
 
-  Args:
-    config: the decoder's shape.
-    params: parameters in the decode layout.
-    tokens_BT: int32.
-    length_B: int32, number of tokens in each row, at least 1; the rest is padding.
-    cache_length: positions in the cache, at least T; the first T are written.
-    routes_BTLC: see `hidden_states_and_balance`.
+  `params` are in the decode layout. Each row has `length_B` tokens (int32), at least 1; the rest is
+  padding. The first T of the `cache_length` positions are written. For the routes, see
+  `hidden_states_and_balance`.
 
   Returns:
     (hidden states [B, T, D], cache, chosen experts [B, T, L, C] or None).
@@ -414,14 +405,8 @@ def decode(
   """Decode one token per row, each at its own position.
 
   Writes keys and values at position_B, which must be below the cache's length. Attends only to
-  positions 0 .. position_B, regardless of the cache's contents at later positions.
-
-  Args:
-    config: the decoder's shape.
-    params: parameters in the decode layout.
-    tokens_B: int32, each row's new token.
-    position_B: int32, the new token's position.
-    cache: keys and values of the tokens so far.
+  positions 0 .. position_B, regardless of the cache's contents at later positions. `params` are in
+  the decode layout, `tokens_B` and `position_B` int32.
 
   Returns:
     (hidden states [B, D], updated cache, chosen experts [B, L, C] or None).
@@ -431,6 +416,57 @@ def decode(
     config, params, tokens_B[:, None], position_B[:, None], cache
   )
   return hidden_BTD[:, 0], cache, None if routes_BTLC is None else routes_BTLC[:, 0]
+
+
+def decode_new(
+  config: ShapeConfig, params: Params, tokens_BT: Array, position_B: Array, cache: Cache
+) -> tuple[jax.Array, tuple[LayerCache | NewTokens, ...], jax.Array | None]:
+  """Decode T > 1 tokens per row, from each row's own position on.
+
+  Arguments as for `decode`.
+
+  Returns:
+    ([B, T, D], each layer's input to `keep`, the experts of the tokens [B, T, L, C] or None).
+  """
+  chex.assert_rank([tokens_BT, position_B], [2, 1])
+  position_BT = jnp.asarray(position_B)[:, None] + jnp.arange(tokens_BT.shape[1])
+  return apply_layers(config, params, tokens_BT, position_BT, cache)
+
+
+def keep(
+  config: ShapeConfig,
+  cache: Cache,
+  new: tuple[LayerCache | NewTokens, ...],
+  position_B: jax.Array,
+  count_B: jax.Array,
+) -> Cache:
+  """Write each row's first `count_B` tokens of `decode_new` to the cache; at least one, at most T.
+
+  Position position_B + count_B - 1 must be below the cache's length.
+  """
+
+  def write(number: jax.Array, cache: Cache) -> Cache:
+    number_B = jnp.minimum(number, count_B - 1)  # rows with fewer tokens write their last again
+    place_B = position_B + number_B
+
+    def chosen(x_BTGH: jax.Array) -> jax.Array:
+      return jnp.take_along_axis(x_BTGH, number_B[:, None, None, None], axis=1)[:, 0]
+
+    return tuple(
+      kv_cache.write_token(
+        layer,
+        chosen(tokens.key_BTGH),
+        chosen(tokens.value_BTGH),
+        place_B % config.window if kind.is_local else place_B,
+      )
+      if isinstance(tokens, NewTokens)
+      else layer
+      for layer, tokens, kind in zip(cache, new, config.kinds, strict=True)
+    )
+
+  pairs = zip(cache, new, strict=True)
+  cache = tuple(layer if isinstance(one, NewTokens) else one for layer, one in pairs)
+  return jax.lax.fori_loop(0, jnp.max(count_B), write, cache)
 
 
 def apply_layers(
@@ -456,7 +492,7 @@ def apply_layers(
     x_BTD, new_layer_cache, routing = block_module(config, layer)(
       x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments, chosen_BTC
     )
-    if store:
+    if store and not isinstance(new_layer_cache, NewTokens):
       x_BTD, new_layer_cache = store(number, x_BTD, new_layer_cache)
     new_cache.append(new_layer_cache)
     chosen += [routing.chosen_BTC] if routing else []

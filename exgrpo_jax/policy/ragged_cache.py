@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu import ragged_paged_attention
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.policy.dense_cache import scattered
+from exgrpo_jax.policy.dense_cache import Dense, scattered
 
 PAGE = 256  # positions
 # Set by hand because the kernel's tuner needs a device. With several queries per block, the kernel
@@ -55,6 +55,12 @@ def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
   return Ragged(jnp.stack([key_BTGH, value_BTGH], axis=3).reshape(B, T, 2 * G, H))
 
 
+def as_dense(layer: Ragged) -> Dense:
+  """Return views of a layer's keys and values for plain JAX."""
+  pair_BCSH = layer.pair_BSCH.swapaxes(1, 2)
+  return Dense(key_BGSH=pair_BCSH[:, ::2], value_BGSH=pair_BCSH[:, 1::2])
+
+
 def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array) -> Ragged:
   """Write each row's key and value at the row's position, which must be below S."""
   B, G, H = key_BGH.shape
@@ -74,26 +80,74 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 
   G = layer.pair_BSCH.shape[2] // 2
   # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   axes = ('batch', 'kv_heads', None, None)
-  attend_rows = sharding.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
+  call = functools.partial(_call_kernel, cap, 1)
+  attend_rows = sharding.per_shard(call, (axes, ('batch',), _AXES), axes)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)
   return attend_rows(query_BGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, N, H)
 
 
-def _attend(
-  cap: float, query_BGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
+def attend_several(
+  query_BTNH: jax.Array,
+  new_BTGH: tuple[jax.Array, jax.Array],
+  position_B: Array,
+  layer: Ragged,
+  cap: float = 0.0,
+) -> tuple[jax.Array, Ragged]:
+  """Write T tokens of each row from position_B on, and attend from each to itself and earlier ones.
+
+  Returns the result, [B, T, N, H], and the layer. S must be at least position_B + T. Tokens that
+  turn out to be rejected drafts lie after the row's position, where nobody reads.
+  """
+  B, T, N, H = query_BTNH.shape
+  G = layer.pair_BSCH.shape[2] // 2
+  pair_BTCH = jnp.stack(new_BTGH, axis=3).reshape(B, T, 2 * G, H)
+  position_B = jnp.asarray(position_B)
+  write_rows = sharding.per_shard(_write_several, (_AXES, _AXES, ('batch',)), _AXES)
+  layer = Ragged(write_rows(layer.pair_BSCH, pair_BTCH, position_B))
+  axes = ('batch', None, 'kv_heads', None, None)
+  call = functools.partial(_call_kernel, cap, T)
+  attend_rows = sharding.per_shard(call, (axes, ('batch',), _AXES), axes)
+  query_BTGRH = query_BTNH.reshape(B, T, G, N // G, H)
+  mixed_BTGRH = attend_rows(query_BTGRH, position_B, layer.pair_BSCH)
+  return mixed_BTGRH.reshape(B, T, N, H), layer
+
+
+def _write_several(pair_BSCH: jax.Array, new_BTCH: jax.Array, position_B: jax.Array) -> jax.Array:
+  B, S, C, H = pair_BSCH.shape
+  T = new_BTCH.shape[1]
+  place_BT = (jnp.arange(B) * S + position_B)[:, None] + jnp.arange(T)
+  return (
+    pair_BSCH.reshape(B * S, C, H)
+    .at[place_BT.reshape(-1)]
+    .set(
+      new_BTCH.reshape(B * T, C, H),
+      unique_indices=True,
+      indices_are_sorted=True,
+      mode='promise_in_bounds',
+    )
+    .reshape(pair_BSCH.shape)
+  )
+
+
+def _call_kernel(
+  cap: float, T: int, query: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
 ) -> jax.Array:
+  """Attend from T queries of each row, the first at `position_B`: [B, T or not, G, R, H]."""
   B, S, C, H = pair_BSCH.shape
   pages = S // PAGE
-  mixed_BNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
-    query_BGRH.reshape(B, -1, H),
+  mixed_MNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
+    query.reshape(B * T, -1, H),
     pair_BSCH.reshape(B * pages, PAGE, C, H),
-    kv_lens=position_B + 1,
+    kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32),
+    # Where each row's queries begin, and where the last row's end.
+    cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T
+    if T > 1
+    else jnp.arange(B + 1, dtype=jnp.int32),
     num_seqs=jnp.full(1, B, jnp.int32),
     sm_scale=1 / math.sqrt(H),
     soft_cap=cap or None,
     num_kv_pages_per_block=min(_PAGES_PER_BLOCK, pages),
-    num_queries_per_block=_QUERIES_PER_BLOCK,
+    num_queries_per_block=_QUERIES_PER_BLOCK * T,
   )
-  return mixed_BNH.reshape(query_BGRH.shape)
+  return mixed_MNH.reshape(query.shape)

@@ -61,14 +61,15 @@ class RopeConfig:
   def __post_init__(self) -> None:
     if self.scaling == 'llama3' and self.low_frequency_factor >= self.high_frequency_factor:
       raise InputError(
-        f'config.model.rope.low_frequency_factor={self.low_frequency_factor} must be below '
-        f'high_frequency_factor={self.high_frequency_factor}, because the scaling is interpolated '
-        'between the two.'
+        f'config.model.rope.low_frequency_factor={self.low_frequency_factor}: the factor must be '
+        f'below high_frequency_factor={self.high_frequency_factor}, because the scaling is '
+        'interpolated between the two factors. Change one of them.'
       )
     if self.scaling == 'yarn' and self.beta_slow >= self.beta_fast:
       raise InputError(
-        f'config.model.rope.beta_slow={self.beta_slow} must be below beta_fast={self.beta_fast}, '
-        'because the scaling is interpolated between the two.'
+        f'config.model.rope.beta_slow={self.beta_slow}: the value must be below '
+        f'beta_fast={self.beta_fast}, because the scaling is interpolated between the two values. '
+        'Change one of them.'
       )
 
 
@@ -91,15 +92,13 @@ def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
     return (plain_P / config.factor).astype(np.float32)
   if config.scaling == 'none':
     return plain_P.astype(np.float32)
-  kept_P = (_kept_by_turns if config.scaling == 'llama3' else _kept_by_pairs)(config, plain_P)
+  if config.scaling == 'llama3':
+    turns_P = config.original_positions * plain_P / (2 * np.pi)
+    low, high = config.low_frequency_factor, config.high_frequency_factor
+    kept_P = np.clip((turns_P - low) / (high - low), 0, 1)  # weight of the unscaled frequency
+  else:
+    kept_P = _kept_by_pairs(config, plain_P)
   return (plain_P * (kept_P + (1 - kept_P) / config.factor)).astype(np.float32)
-
-
-def _kept_by_turns(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
-  """Compute llama3's weight of the unscaled frequency."""
-  turns_P = config.original_positions * plain_P / (2 * np.pi)
-  low, high = config.low_frequency_factor, config.high_frequency_factor
-  return np.clip((turns_P - low) / (high - low), 0, 1)
 
 
 def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:

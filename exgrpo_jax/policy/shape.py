@@ -126,36 +126,39 @@ class ShapeConfig:
   def __post_init__(self) -> None:
     if self.num_heads % self.num_kv_heads:
       raise InputError(
-        f'config.model.num_kv_heads={self.num_kv_heads} must divide '
-        f'config.model.num_heads={self.num_heads}, because '
-        'each key/value head serves equally many query heads.'
+        f'config.model.num_kv_heads={self.num_kv_heads}: the number must divide '
+        f'config.model.num_heads={self.num_heads}, because each key/value head serves the same '
+        'number of query heads. Choose a divisor.'
       )
     if self.head_size % 2:
       raise InputError(
-        f'config.model.head_size={self.head_size} must be even, because '
-        'the rotary embedding rotates pairs of its entries.'
+        f'config.model.head_size={self.head_size}: the size must be even, because the rotary '
+        'embedding rotates pairs of entries. Choose an even size.'
       )
     if not self.layers or {*self.layers} - {*KINDS}:
       raise InputError(
-        f"config.model.layers='{self.layers}' must consist of the letters {', '.join(KINDS)}, one "
-        'per layer. The letters are repeated if there are more layers.'
+        f"config.model.layers='{self.layers}': the value must consist of the letters "
+        f'{", ".join(KINDS)}, one per layer. Use only these letters. They are repeated if there '
+        'are more layers.'
       )
     if not min(1, self.num_experts) <= self.experts_per_token <= self.num_experts:
       raise InputError(
-        f'config.model.experts_per_token={self.experts_per_token} must be at least 1 and at most '
-        f'config.model.num_experts={self.num_experts}, or both must be 0.'
+        f'config.model.experts_per_token={self.experts_per_token}: the number must be at least 1 '
+        f'and at most config.model.num_experts={self.num_experts}, or both settings must be 0. '
+        'Change one of the two settings.'
       )
     if self.mlp_bias and self.num_experts:
       raise InputError(
-        'config.model.mlp_bias=True is not allowed with '
+        'config.model.mlp_bias=True: biases are not supported with '
         f'config.model.num_experts={self.num_experts}, because experts have no biases. Set '
         'config.model.mlp_bias=False.'
       )
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):
       raise InputError(
-        f"config.model.window={self.window} must be above 0 if config.model.layers='"
-        f"{self.layers}' has an s or w layer among its {self.num_layers} layers, and 0 otherwise."
+        f"config.model.window={self.window}: the window must be above 0 if config.model.layers='"
+        f"{self.layers}' has an s or w layer among its {self.num_layers} layers, and 0 otherwise. "
+        'Change one of the two settings.'
       )
 
   @property
@@ -198,8 +201,9 @@ def _check_mesh(config: ShapeConfig, mesh: Mesh, place: str) -> None:
     size = getattr(config, field)
     if size % devices == 0 or (axis == 'kv_heads' and devices % size == 0):
       continue
-    alternative = ', or be a multiple of this number' if axis == 'kv_heads' else ''
+    alternative = ' or be a multiple of it' if axis == 'kv_heads' else ''
     raise InputError(
-      f'{place}.{names}={devices} must divide config.model.{field}={size}{alternative}, '
-      'because each device holds an equal share.'
+      f'{place}.{names}={devices}: the number of devices must divide '
+      f'config.model.{field}={size}{alternative}, because each device holds an equal share. '
+      'Choose another number of devices.'
     )

@@ -157,12 +157,9 @@ def make_mesh(
 def spec(
   axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int]
 ) -> PartitionSpec:
-  """Return the mesh axes that split each dimension.
+  """Return the mesh axes that split each dimension of an array of `shape` on `mesh.shape`.
 
-  Args:
-    axis_sizes: `mesh.shape`.
-    logical_axes: a name or None for each dimension; unknown names raise KeyError.
-    shape: the array's shape; dimensions that their mesh axes do not divide are replicated.
+  Unknown names raise KeyError. Dimensions that their mesh axes do not divide are replicated.
   """
   return PartitionSpec(
     *(mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
@@ -331,8 +328,8 @@ def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[in
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
   if math.prod(sizes) != num_devices:
     raise InputError(
-      f'{_describe(config)} does not fit {counted(num_devices, "device")}. The product of the '
-      'sizes must equal the number of devices.'
+      f'{_describe(config)}: this mesh does not fit {counted(num_devices, "device")}. Choose sizes '
+      'whose product is the number of devices.'
     )
   return sizes
 
@@ -342,13 +339,13 @@ def _check_sizes(config: TrainingConfig | DecodingConfig) -> None:
   for name, size in dataclasses.asdict(config).items():
     if size == 0:
       raise InputError(
-        f'{_place(config)}.{name}=0 must be at least 1, or -1 to take the remaining devices, '
-        'because it is a number of devices.'
+        f'{_place(config)}.{name}=0: the number of devices must not be 0. Set it to at least 1, or '
+        'to -1 to take the remaining devices.'
       )
   if dataclasses.astuple(config).count(-1) > 1:
     raise InputError(
-      f'{_describe(config)} must contain at most one -1, because '
-      'only one axis can take the remaining devices.'
+      f'{_describe(config)}: at most one size may be -1, because only one axis can take the '
+      'remaining devices. Set the others to at least 1.'
     )
 
 
@@ -358,7 +355,7 @@ def _place(config: TrainingConfig | DecodingConfig) -> str:
 
 def _describe(config: TrainingConfig | DecodingConfig) -> str:
   sizes = ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(config).items())
-  return f'{_place(config)} {sizes}'
+  return f'{_place(config)} ({sizes})'
 
 
 # ---- Programs on the training mesh ----
@@ -367,7 +364,7 @@ def _describe(config: TrainingConfig | DecodingConfig) -> str:
 _OPTIONS: dict[str, dict[str, str]] = {  # by platform, because compilers reject unknown options
   # Keeps XLA from turning a product with weights that are split over all chips into a loop over
   # shards too thin for the matrix units. In MiB; no product is this large.
-  'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
+  'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 }
 
 _Arguments = ParamSpec('_Arguments')

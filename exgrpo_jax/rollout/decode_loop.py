@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, logprobs, matmul, model, sharding
 from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.rollout import token_sampling
@@ -22,6 +21,8 @@ from exgrpo_jax.runtime import randomness
 
 # Upper bound on N. Each host sync idles the device, so decode many tokens between syncs.
 TOKENS_PER_SYNC = 64
+
+MOST_DRAFTS = 7  # of `rollout.drafts`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +49,17 @@ class DecodeSpec:
   pad_id: int  # any valid token: padding is never read
   keeps_routes: bool = False  # whether responses include their routes; see routes.py
   parked: int = 0  # episodes whose cache is kept between turns, while they have no slot
+  drafts: str = '0'  # tokens drafted per row and pass; see `drafts.width`
 
   @property
   def longest_row(self) -> int:
     """Return the longest prompt plus the longest response, in tokens: the maximum cache length."""
     return self.max_prompt + self.max_response
+
+  @property
+  def most_drafts(self) -> int:
+    """Return the most tokens that a row drafts in a pass."""
+    return MOST_DRAFTS if self.drafts == 'auto' else int(self.drafts)
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
@@ -90,6 +97,7 @@ class Prompts(NamedTuple):
 
 
 _Rows = TypeVar('_Rows', State, Prompts)
+_Decoded = TypeVar('_Decoded')
 
 
 class Forced(NamedTuple):
@@ -133,7 +141,7 @@ def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[Sta
     live_B=jnp.zeros(B, bool),
     key_BX=jnp.zeros((B, randomness.key_size()), jnp.uint32),
     limit_B=zeros_B,
-    cache=model.init_cache(config, B, length),
+    cache=model.init_cache(config, B, length + kv_cache.room_for(spec.most_drafts)),
     routes_BSLC=routes(B, spec.longest_row),
   )
   W, longest = spec.prompts, spec.max_prompt
@@ -190,7 +198,7 @@ def decode(
   in `sampling`; see `DecodeSpec.at_any_temperature`.
   """
   S, N = model.cache_length(config, state.cache), jnp.minimum(max_steps, TOKENS_PER_SYNC)
-  unembedding = _padded_unembedding(config, params)
+  unembedding = padded_unembedding(config, params)
   key_B, live_before_B = jax.random.wrap_key_data(state.key_BX), state.live_B
 
   def goes_on(carry: _Carry) -> jax.Array:
@@ -200,10 +208,8 @@ def decode(
 
   def decode_token(carry: _Carry) -> _Carry:
     time, state, decoded = carry
-    logits_BV = _logits(config, state.hidden_BD, unembedding) / temperature
-    uniform_B2 = randomness.uniforms(key_B, state.length_B)
-    token_B, logp_B, entropy_B = token_sampling.sample_token(
-      sampling.distribution, logits_BV, uniform_B2, config.vocab_size
+    token_B, logp_B, entropy_B = draw(
+      config, sampling, unembedding, state.hidden_BD, key_B, state.length_B, temperature
     )
     token_B, written_B = _read_or_written(forced, time, token_B, state.live_B)
     ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
@@ -227,11 +233,29 @@ def decode(
     )
     return time + 1, state, decoded
 
-  start = jnp.int32(0), state, _nothing_decoded(state)
+  start = jnp.int32(0), state, nothing_decoded(state)
   _, state, decoded = jax.lax.while_loop(goes_on, decode_token, start)
-  # Replicated because every host reads it.
-  decoded = jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
+  decoded = for_hosts(decoded)
   return laid_out(state), decoded
+
+
+def draw(
+  config: model.ShapeConfig,
+  sampling: Sampling,
+  unembedding: jax.Array | OutputMajor,
+  hidden_BD: jax.Array,
+  key_B: jax.Array,
+  length_B: jax.Array,
+  temperature: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Draw each row's token number `length_B`: see `token_sampling.sample_token` and `decode`."""
+  logits_BV = logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
+  # The actual temperature. `sample_token` divides again, but by 1: see `at_any_temperature`.
+  logits_BV = logits_BV / temperature
+  uniform_B2 = randomness.uniforms(key_B, length_B)
+  return token_sampling.sample_token(
+    sampling.distribution, logits_BV, uniform_B2, config.vocab_size
+  )
 
 
 def _with_token(
@@ -264,6 +288,11 @@ def _read_or_written(
   return jnp.where(is_forced_B, forced.tokens_NB[time], token_B), live_B & ~is_forced_B
 
 
+def for_hosts(decoded: _Decoded) -> _Decoded:
+  """Replicate arrays because every host reads them."""
+  return jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
+
+
 def laid_out(rows: _Rows) -> _Rows:
   """Shard slots or prompts over the mesh.
 
@@ -275,13 +304,7 @@ def laid_out(rows: _Rows) -> _Rows:
   return rest._replace(cache=kv_cache.constrained(rows.cache))
 
 
-def _logits(
-  config: model.ShapeConfig, hidden_BD: jax.Array, unembedding: jax.Array | OutputMajor
-) -> jax.Array:
-  return logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
-
-
-def _padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
+def padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
   """Pad the unembedding to `token_sampling.padded_size` tokens."""
   unembedding = model.decode_unembedding(config, params)
   more = token_sampling.padded_size(config.vocab_size) - config.vocab_size
@@ -293,8 +316,9 @@ def _padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.
   return sharding.constrain(jnp.pad(unembedding, ((0, 0), (0, more))), (None, 'vocab'))
 
 
-def _nothing_decoded(state: State) -> Decoded:
-  N, B = TOKENS_PER_SYNC, len(state.live_B)
+def nothing_decoded(state: State, N: int = TOKENS_PER_SYNC) -> Decoded:
+  """Return empty columns with room for N tokens."""
+  B = len(state.live_B)
   return Decoded(
     tokens_NB=jnp.zeros((N, B), jnp.int32),
     logp_NB=jnp.zeros((N, B), jnp.float32),
@@ -312,7 +336,7 @@ class Insertion(NamedTuple):
   """The slots to fill and what to put in them."""
 
   slot_R: Array  # int32; an index one past the last slot fills no slot
-  source_R: Array  # int32, index of a prompt or parked cache; `resume` uses it differently
+  source_R: Array  # int32, index of a prompt; see resuming.py for its other uses
   position_R: Array  # int32, prompt tokens plus response tokens so far
   length_R: Array  # int32, response tokens so far
   step_key_RX: Array  # uint32, key data of the step that began the response
@@ -395,75 +419,3 @@ def _with_row_routes(
     return kept_BSLC
   routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
   return kept_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')
-
-
-# ---- Parking: keeping the caches of episodes between turns ----
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
-  """Return an empty cache for `spec.parked` rows, as long as the slots' cache."""
-  return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
-
-
-@functools.partial(jax.jit, donate_argnums=1)
-def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
-  """Copy the caches of `slot_R` to places `place_R`. Out-of-range places are dropped."""
-  rows = kv_cache.select_rows(state.cache, slot_R)
-  return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
-  """Copy parked caches into slots. The next token of each row must be forced."""
-  R, D = len(insertion.source_R), state.hidden_BD.shape[1]
-  cache = kv_cache.select_rows(parked, insertion.source_R)
-  hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # never sampled from
-  # The routes of these tokens were read when the caches were parked.
-  return filled(state, insertion, hidden_RD, cache, None)
-
-
-# ---- Resuming responses from an earlier step ----
-
-# Shape letters as above, but P counts packed sequences of T tokens each.
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def resume(
-  config: model.ShapeConfig,
-  params: model.Params,
-  state: State,
-  tokens_PT: Array,
-  segments: Segments,
-  insertion: Insertion,
-  routes_PTLC: Array | None = None,
-) -> State:
-  """Prefill prompts together with their partial responses, directly into slots.
-
-  `params` are in the decode layout. `state` is donated. `tokens_PT` (int32) contains packed rows,
-  separated by `segments`. `insertion` lists these rows in any order; here `source_R` is the index
-  of a row's first token in the flattened `tokens_PT`. `routes_PTLC` are the known routes of the
-  tokens; see routes.py.
-  """
-  slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
-  T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
-  sizes = config.layer_lengths(T)
-
-  def store(
-    number: int, x_PTD: jax.Array, packed: kv_cache.LayerCache
-  ) -> tuple[jax.Array, kv_cache.LayerCache]:
-    layer = state.cache[number]
-    layer = kv_cache.unpack_rows(layer, packed, slot_R, start_R, length_R, sizes[number])
-    # Finish this layer before the next, so that only one layer's packed cache exists at a time.
-    return jax.lax.optimization_barrier((x_PTD, layer))
-
-  hidden_PTD, cache, routes_PTLC = model.apply_layers(
-    config, params, tokens_PT, segments.position_BT, nothing, segments, routes_PTLC, store
-  )
-  last_RD = hidden_PTD[jnp.divmod(start_R + length_R - 1, T)]
-  routes_RTLC = None
-  if routes_PTLC is not None and state.routes_BSLC is not None:
-    # Entries after a row's tokens are meaningless.
-    place_RT = jnp.minimum(start_R[:, None] + jnp.arange(T), tokens_PT.size - 1)
-    routes_RTLC = routes_PTLC.reshape(-1, *routes_PTLC.shape[2:])[place_RT]
-  return filled(state._replace(cache=cache), insertion, last_RD, None, routes_RTLC)

@@ -24,7 +24,7 @@ from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Response, Turn, Verdict, turn_places
 from exgrpo_jax.environments import pool, settings
-from exgrpo_jax.environments.environment import Observation, as_messages
+from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Answer, Failure, Pool
 from exgrpo_jax.environments.worker import Beginning
 from exgrpo_jax.policy.model import Params
@@ -213,7 +213,9 @@ class _Play:
       return episode
     for name, count in result.counts.items():
       self._counts[name] += count
-    observed = self._observed(response.tokens[begin:], result)
+    written, said = response.tokens[begin:], as_messages(result.messages)
+    formats = self._sampler.tokenizer, self._sampler.prompts
+    observed = tokenizer.observed_tokens(*formats, written, said)
     is_full = len(response.tokens) + len(observed) >= episode.request.limit
     goes_on = not (result.done or is_full or len(episode.said) >= config.max_turns)
     observed = observed if goes_on else observed[:0]
@@ -230,10 +232,6 @@ class _Play:
       self._sampler.environments.leave(answer.key)
     self._complete(episode, response, verdict(config, response, result.success))
     return episode
-
-  def _observed(self, turn: np.ndarray, result: Observation) -> np.ndarray:
-    sampler, messages = self._sampler, as_messages(result.messages)
-    return tokenizer.observed_tokens(sampler.tokenizer, sampler.prompts, turn, messages)
 
   def _complete(self, episode: _Episode, response: Response, judged: Verdict) -> None:
     episode.response = dataclasses.replace(response, is_complete=True, verdict=judged)

@@ -10,8 +10,53 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exgrpo_jax.datatypes import GradedGroups, PartialGroup, Plan, Response, Span
+from exgrpo_jax.algorithm.replay import Buffer, ReplayConfig
+from exgrpo_jax.datatypes import (
+  GradedGroups,
+  PartialGroup,
+  Plan,
+  QuestionSet,
+  Response,
+  Span,
+  Verdict,
+)
 from exgrpo_jax.rollout.settings import RolloutConfig
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
+
+
+def without(buffer: Buffer, rows: Sequence[int]) -> Buffer:
+  """Return the buffer without the questions `rows`, which are already in flight."""
+  if not rows:
+    return buffer
+  entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
+  return dataclasses.replace(buffer, entries=entries)
+
+
+def continuing(
+  config: ReplayConfig,
+  plan: Plan,
+  groups: Sequence[PartialGroup],
+  data: QuestionSet,
+  buffer: Buffer,
+) -> Plan:
+  """Return the plan with the groups that the last step left in front of its new groups."""
+  rows = [group.question_row for group in groups]
+  # A group of K - 1 responses needs a stored one, even if it has become too old.
+  candidates = [
+    buffer.entries[group.question_row].trajectories
+    if group.is_drawn and config.include_trajectory
+    else ()
+    for group in groups
+  ]
+  return dataclasses.replace(
+    plan,
+    questions=(*data.questions.read(rows), *plan.questions),
+    prompts=(*(data.prompts[row] for row in rows), *plan.prompts),
+    candidates=(*candidates, *plan.candidates),
+    is_drawn=(*(group.is_drawn for group in groups), *plan.is_drawn),
+    partial_groups=tuple(groups),
+  )
 
 
 def drawn_in(plan: Plan) -> list[int]:
@@ -30,13 +75,9 @@ def trained(
   `1 + i // questions` steps later. So no group gets too old as long as at most
   `questions * (max_age + 1)` are in flight.
 
-  Args:
-    begun: for each group in flight, the step that wrote its first token, or `step` if the group has
-      no tokens yet.
-    complete: for each group, whether all of its responses are complete.
-    step: the current step.
-    questions: the number of groups that a step trains (Q).
-    max_age: the maximum number of steps between a group's first token and its training.
+  `begun` is the step that wrote each group's first token, or `step` for a group without tokens, and
+  `complete` whether all of its responses are complete. A step trains `questions` groups (Q), at
+  most `max_age` steps after their first tokens.
   """
   by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties keep draw order
   chosen = [group for group in by_age if complete[group]][:questions]
@@ -57,19 +98,37 @@ def ready(
   return trained(begun, complete, step, config.questions, config.max_staleness)
 
 
-def continued(before: Response, now: Response, step: int) -> Response:
+def continued(config: RolloutConfig, before: Response, now: Response, step: int) -> Response:
   """Return `now` with a span for the tokens that `step` added to `before`.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
+  Returns `now` itself without partial rollouts.
   """
+  if not config.partial:
+    return now
   written = len(now.tokens) - len(before.tokens)
   spans = (*before.spans, Span(step, written)) if written else before.spans
   return dataclasses.replace(now, tis_weight=before.tis_weight, spans=spans)
 
 
-def split(graded: GradedGroups, order: Sequence[int]) -> GradedGroups:
-  """Return the groups in `order` for training, and leave the rest for the next step."""
+def verdicts(plan: Plan) -> dict[tuple[int, int], Verdict]:
+  """Return the verdicts from earlier steps, by group and sample."""
+  found = {}
+  for number, group in enumerate(plan.partial_groups):
+    complete = [sample for sample, one in enumerate(group.responses) if one.is_complete]
+    found |= {(number, sample): one for sample, one in zip(complete, group.verdicts, strict=True)}
+  return found
+
+
+def split(config: RolloutConfig, graded: GradedGroups, seed: int) -> GradedGroups:
+  """Return the groups for training in shuffled order, and leave the rest for the next step."""
+  if not config.partial:
+    return graded
   plan, responses, verdicts, _ = graded
+  chosen = ready(config, responses, plan.step)
+  assert chosen is not None, 'generate must not return before the step can train'
+  rng = randomness.generator(seed, Purpose.TRAINED_ORDER, plan.step)
+  order = rng.permutation(chosen).tolist()
   drawn = drawn_in(plan)
   left = tuple(
     PartialGroup(

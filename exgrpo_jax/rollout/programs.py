@@ -15,10 +15,19 @@ import numpy as np
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, partial, routes, scheduler, settings, slots
+from exgrpo_jax.rollout import (
+  decode_loop,
+  drafts,
+  partial,
+  resuming,
+  routes,
+  scheduler,
+  settings,
+  slots,
+)
 from exgrpo_jax.rollout.decode_loop import Prompts, State
 from exgrpo_jax.rollout.scheduler import SlotEngine
-from exgrpo_jax.rollout.slots import forced_of, insertion_of
+from exgrpo_jax.rollout.slots import insertion_of, rows_per_insert, text_length, texts_of
 from exgrpo_jax.runtime.compilations import Program
 
 # ---- Simulating the generation of a step ----
@@ -92,13 +101,10 @@ def decoded_in(
 ) -> Iterator[tuple[Span, np.ndarray]]:
   """Yield each span and the number of tokens that each response has after the span, int [N].
 
-  Args:
-    lengths_N: int, the final lengths of the responses in tokens, in queue order.
-    begun_N: int, the number of tokens already written; complete responses get no slot.
-    prompt: tokens per prompt.
-    slots: the number of rows that decode together.
-    block: cache positions that attention reads at a time; even a free slot costs one block.
-    to_the_end: once the queue is empty, sync early only when all rows have finished.
+  The responses have `lengths_N` tokens in the end, in queue order, and `begun_N` at first; complete
+  responses get no slot. Each prompt has `prompt` tokens. Attention reads `block` cache positions at
+  a time; even a free slot costs one block. With `to_the_end`, once the queue is empty, it syncs
+  early only when all rows have finished.
   """
   chex.assert_equal_shape([lengths_N, begun_N])
   done_N = begun_N.copy()
@@ -111,7 +117,7 @@ def decoded_in(
     left_B = np.where(is_live_B, lengths_N[row_B] - done_N[row_B], 0)
     position_B = prompt + np.where(is_live_B, done_N[row_B], 0)
     live = is_live_B.sum()
-    enough = live if to_the_end and not len(waiting_N) else scheduler.rows_per_insert(slots)
+    enough = live if to_the_end and not len(waiting_N) else rows_per_insert(slots)
     first = np.sort(left_B[is_live_B])[min(enough, live) - 1]  # steps until enough have finished
     steps = int(min(first, decode_loop.TOKENS_PER_SYNC))
     grown_B = np.minimum(left_B, steps)
@@ -212,17 +218,15 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  Args:
-    engine: the slot engine. Its `step_key` is not used.
-    params: the policy's parameters in the decode layout, or their shapes.
-    made: the work of some steps, used to count how often a step runs each program.
-    only_longest: whether to skip shorter caches and smaller numbers of slots.
+  `params` are in the decode layout and may be shapes. `made` is the work of some steps, used to
+  count how often a step runs each program. `only_longest` skips shorter caches and smaller numbers
+  of slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):
     is_fixed = only_longest or engine.resumes or kv_cache.is_ragged(sharding.platform())
     lengths = scheduler.cache_lengths(spec.longest_row, sharding.platform())
-  nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
+  nothing = insertion_of([], spec.slots, rows_per_insert(spec.slots))
   longer: State | None = None
   laid_out: Prompts | None = None
   for length in reversed(lengths[-1:] if is_fixed else lengths):
@@ -235,7 +239,7 @@ def of_engine(
       found += (fill := list(_prefill(engine, params, prompts, made)))
       # Slots are filled after a prefill, whose shardings have other names, so compile that variant.
       laid_out = prompts if only_longest else fill[0].results(exact=True)
-    rows = scheduler.rows_per_insert(spec.slots)
+    rows = rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
     found.append(Program('insert', decode_loop.insert, (state, laid_out, nothing), mesh, runs=runs))
     if longer is not None:
@@ -247,12 +251,12 @@ def of_engine(
       found += _resume(engine, params, decoded, made)
       if spec.parked:
         args, kept = (config, spec), (params, state, prompts)
-        empty = Program('empty_parked', decode_loop.empty_parking, args, mesh, kept=kept, runs=1)
+        empty = Program('empty_parked', resuming.empty_parking, args, mesh, kept=kept, runs=1)
         yield empty
         places = nothing.slot_R, nothing.source_R
-        park = Program('park', decode_loop.park, (decoded, empty.results(), *places), mesh)
+        park = Program('park', resuming.park, (decoded, empty.results(), *places), mesh)
         parked = empty.results() if only_longest else park.results(exact=True)
-        found += (park, Program('unpark', decode_loop.unpark, (decoded, parked, nothing), mesh))
+        found += (park, Program('unpark', resuming.unpark, (decoded, parked, nothing), mesh))
     for one in found:
       one.kept = params, state, laid_out, parked
       yield one
@@ -282,20 +286,20 @@ def _resume(
     (one.shape, sum(map(len, one.sequences)))
     for each in made
     if len(each.resumed)
-    for one in slots.packed_passes(each.resumed, *sizes, engine.packs_resumed)
+    for one in resuming.packed_passes(each.resumed, *sizes, engine.packs_resumed)
   ]
   _, shards = sharding.split(mesh, 'batch')
-  for shape in dict.fromkeys(slots.packed_shapes(*sizes)):
+  for shape in dict.fromkeys(resuming.packed_shapes(*sizes)):
     tokens_PT = np.zeros((shape.count, shape.length), np.int32)
     segments = packing.layout(shape, [], np.zeros(0, int)).segments
-    nothing = insertion_of([], spec.slots, slots.packed_rows(shape.count, spec.slots))
+    nothing = insertion_of([], spec.slots, resuming.packed_rows(shape.count, spec.slots))
     known = routes.unknown(config, *tokens_PT.shape) if spec.keeps_routes else None
     args = config, params, state, tokens_PT, segments, nothing, known
     rows = [count for of, count in passes if of == shape]
     runs = len(rows) / max(1, len(made))
     trips = sum(rows) / max(1, len(rows)) / shards  # the loop copies one device's rows
     size = shape.count, shape.length
-    yield Program('resume', decode_loop.resume, args, mesh, size, runs=runs, trips=trips)
+    yield Program('resume', resuming.resume, args, mesh, size, runs=runs, trips=trips)
 
 
 def _decode(
@@ -308,21 +312,28 @@ def _decode(
 ) -> Iterator[Program]:
   """Yield the programs that decode in all slots and, after compaction, in fewer slots."""
   config, spec, mesh = engine.model, engine.spec, engine.mesh
-  forced = forced_of([None] * spec.slots) if spec.parked else None
+  text = text_length(config, spec, state)
   spans = [span for one in made for span in one.spans]
   steps = max(1, sum(span.steps for span in spans))
   read = sum(span.steps * span.positions for span in spans) / steps
   runs, trips = len(spans) / max(1, len(made)), steps / max(1, len(spans))
   slots = spec.slots
   while slots:
-    args = config, spec.sampling, params, state, 1, 1, 1.0, forced
-    decode = Program('decode', decode_loop.decode, args, mesh, (slots, length))
+    width = drafts.width(spec.drafts, slots, mesh)
+    forced = resuming.forced_of([None] * slots, width) if spec.parked else None
+    until, function, args = (1, 1, 1.0, forced), decode_loop.decode, (config, spec.sampling)
+    if width:
+      function = drafts.decode
+      args = *args, width, params, state, texts_of([None] * slots, {}, text), *until
+    else:
+      args = *args, params, state, *until
+    decode = Program('decode', function, args, mesh, (slots * (width + 1), length))
     if slots == spec.slots:
       decode.runs, decode.trips = runs, trips
       decode.filled = min(1.0, read / (slots * spec.longest_row))
     yield decode
     if spec.keeps_routes:
-      slot_R = np.zeros(scheduler.rows_per_insert(spec.slots), np.int32)
+      slot_R = np.zeros(rows_per_insert(spec.slots), np.int32)
       yield Program('routes_of', decode_loop.routes_of, (state, slot_R), mesh)
     slots = 0 if is_fixed else scheduler.compacted_slots(slots)
     if slots:

@@ -34,6 +34,7 @@ class Request:
   episode_question: Question | None = None  # the question, for an environment; None if single-turn
   # Index of an earlier request in this call that this request continues after an observation.
   follows: int | None = None
+  past: tuple[np.ndarray, ...] = ()  # earlier responses to the question, to draft from
 
 
 # Called with a request's index and its complete response. Returning True stops the sampler.
@@ -55,7 +56,7 @@ def nothing_more(_is_idle: bool) -> Sequence[Request]:
 
 
 class Sampler(Protocol):
-  """A generator of responses, such as the slot engine (scheduler.py) or `ScriptedSampler`."""
+  """A generator of responses, such as `SlotEngine` (scheduler.py) or `EpisodeSampler`."""
 
   def generate(
     self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
@@ -91,33 +92,3 @@ def requests_for(
     )
     for sample in range(samples)
   ]
-
-
-# ---- A sampler without a model ----
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptedSampler:
-  """A `Sampler` that takes its tokens from `script`, one response at a time."""
-
-  script: Callable[[Request], Sequence[int] | np.ndarray]  # returns the tokens of a response
-  logp: float = 0.0  # reported for each token, in nats
-
-  def generate(
-    self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
-  ) -> tuple[list[Response], dict[str, float]]:
-    """See `Sampler.generate`. Tokens beyond a request's limit are cut off."""
-    del params
-    responses = [request.prefix for request in requests]
-    for index, request in enumerate(requests):
-      tokens = np.asarray(self.script(request), np.int32)
-      length = min(len(tokens), request.limit)
-      responses[index] = Response(
-        tokens=tokens[:length],
-        logp=np.full(length, self.logp, np.float32),
-        entropy=np.zeros(length, np.float32),
-        truncated=length < len(tokens),
-      )
-      if on_finish(index, responses[index]):
-        break
-    return responses, {}

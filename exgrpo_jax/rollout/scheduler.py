@@ -13,11 +13,8 @@ maximum length and all slots decode to the end, so there is one program of each 
 cache is as long as its current rows need, rounded up to one of a few lengths. Once no prompts are
 waiting, the remaining rows are compacted into fewer slots.
 
-An engine that resumes accepts responses begun in earlier steps or turns. Their tokens are prefilled
-directly into a slot, and decoding continues from there. The cache always has its maximum length.
-The first `spec.parked` episodes of a call keep their caches between turns, so a later turn reads
-only the observation, token by token, while other slots keep decoding. The choice of these episodes
-must not depend on timing because the rounding of a cache depends on how it was computed.
+An engine that resumes accepts responses begun in earlier steps or turns (resuming.py). Its cache
+always has its maximum length.
 
 Shape letters as in decode_loop.py.
 """
@@ -26,41 +23,40 @@ import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Response
-from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop, routes
-from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
+from exgrpo_jax.rollout import decode_loop, drafts, resuming
+from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
+  Past,
   Prefilled,
   Row,
   Slots,
   Sync,
   finished,
-  forced_of,
   harvest,
   insertion_of,
+  joined,
   metrics,
-  packed,
-  packed_rows,
+  past_of,
   progress,
   rows_of,
+  rows_per_insert,
   take_slots,
+  text_length,
+  texts_of,
   write,
 )
 from exgrpo_jax.runtime import activity, hosts
 
-# Refill once one in this many slots has finished, and fill the same number of slots at a time. This
-# keeps both host syncs and idle slots few.
-_REFILL_SHARE = 16
 _PART = 10.0  # target time between progress updates, in seconds
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
 
@@ -92,6 +88,7 @@ class SlotEngine:
     `requests`, and so do their responses in the result.
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
+    past = past_of(requests)
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
     state, prefilled, parked, is_enough, pace = None, None, None, False, _Pace()
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
@@ -109,23 +106,24 @@ class SlotEngine:
         if state is None or prefilled is None:
           state, places = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
           prefilled = Prefilled(places)
-          parked = decode_loop.empty_parking(self.model, self.spec) if self.spec.parked else None
+          parked = resuming.empty_parking(self.model, self.spec) if self.spec.parked else None
         state = _fit_cache(self.model, self.spec, state, length)
         if parked is not None:
-          state = self._unparked(state, parked, slots)
+          state = resuming.unparked(self.spec, state, parked, slots)
         state = self._filled(params, state, prefilled, slots, waiting)
         # If no rows wait and nothing may stop the engine, sync once all rows have finished.
         live = len(slots) - slots.count(None)
         at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
-        state, sync = self._decoded(params, state, slots, min(live, at_once), pace)
+        state, sync = self._decoded(params, state, slots, past, min(live, at_once), pace)
         syncs.append(sync)
         self.on_sync(sync)
         complete = list[tuple[int, int]]()
         for slot, row, response in harvest(slots, self._routes(state, finished(slots))):
           is_enough |= bool(on_finish(row.index, response))
+          past[row.request.question][row.request.sample] = response.tokens
           complete.append((slot, row.place))
         if parked is not None:
-          parked = self._parked(state, parked, complete)
+          parked = resuming.parked_with(self.spec, state, parked, complete)
       unfinished = {slot: row.index for slot, row in enumerate(slots) if row}
       found = self._routes(state, [*unfinished])
     routes_of = {unfinished[slot]: routes_SLC for slot, routes_SLC in found.items()}
@@ -133,28 +131,40 @@ class SlotEngine:
     return written, metrics(syncs)
 
   def _decoded(
-    self, params: Params, state: State, slots: Slots, min_finished: int, pace: '_Pace'
+    self, params: Params, state: State, slots: Slots, past: Past, min_finished: int, pace: '_Pace'
   ) -> tuple[State, Sync]:
-    """Decode until the next sync: after N tokens, or once `min_finished` rows have finished.
+    """Decode until the next sync: after N steps, or once `min_finished` rows have finished.
 
     The number of parts affects only how often `progress` is updated.
     """
-    temperature = self.spec.distribution.temperature or 1.0
-    steps, tokens, N = 0, 0, decode_loop.TOKENS_PER_SYNC
+    steps, parts, N = 0, list[Sync](), decode_loop.TOKENS_PER_SYNC
     while steps < N and (missing := min_finished - len(finished(slots))) > 0:
       # Hosts must agree on the number of steps, and their clocks differ.
       most = N - steps if hosts.are_several() else min(pace.steps, N - steps)
       began = time.monotonic()
-      forced = forced_of(slots) if self.spec.parked else None
-      state, decoded = decode_loop.decode(
-        self.model, self.spec.sampling, params, state, missing, most, temperature, forced
-      )
-      part = write(slots, jax.device_get(decoded))
+      state, part = self._part(params, state, slots, past, missing, most)
       pace.measured(part.steps, time.monotonic() - began)
-      steps, tokens = steps + part.steps, tokens + part.tokens
+      parts.append(part)
+      steps += part.steps
       if part.steps < most:  # enough have finished, or the cache is full
         break
-    return state, Sync(len(slots), steps, tokens)
+    return state, joined(parts)
+
+  def _part(
+    self, params: Params, state: State, slots: Slots, past: Past, missing: int, most: int
+  ) -> tuple[State, Sync]:
+    """Decode at most `most` steps, or until `missing` more rows have finished."""
+    sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
+    width = drafts.width(self.spec.drafts, len(slots), self.mesh)
+    forced = resuming.forced_of(slots, width) if self.spec.parked else None
+    until = missing, most, temperature, forced
+    if not width:
+      state, decoded = decode_loop.decode(self.model, sampling, params, state, *until)
+      return state, write(slots, jax.device_get(decoded))
+    texts = texts_of(slots, past, text_length(self.model, self.spec, state))
+    state, *results = drafts.decode(self.model, sampling, width, params, state, texts, *until)
+    decoded, counts = jax.device_get(results)
+    return state, write(slots, decoded, width, counts)
 
   def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
     """Return the routes [S, L, C] of the given slots, or {} if routes are not kept."""
@@ -167,34 +177,6 @@ class SlotEngine:
       found |= zip(some, jax.device_get(decode_loop.routes_of(state, slot_R)))
     return found
 
-  def _parked(
-    self, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
-  ) -> kv_cache.Cache:
-    """Park the caches of complete turns, given as (slot, place), if there is room."""
-    kept = [(slot, place) for slot, place in complete if place < self.spec.parked]
-    count = rows_per_insert(self.spec.slots)
-    for start in range(0, len(kept), count):
-      some = kept[start : start + count]
-      nowhere = [(0, self.spec.parked)] * (count - len(some))
-      slot_R, place_R = np.array([*some, *nowhere], np.int32).T
-      parked = decode_loop.park(state, parked, slot_R, place_R)
-    return parked
-
-  def _unparked(self, state: State, parked: kv_cache.Cache, slots: Slots) -> State:
-    """Copy parked caches into the slots of new rows that continue parked episodes."""
-    new = [
-      (slot, row.place, row)
-      for slot, row in enumerate(slots)
-      if row and len(row.forced) and not row.is_filled
-    ]
-    count = rows_per_insert(self.spec.slots)
-    for start in range(0, len(new), count):
-      insertion = insertion_of(new[start : start + count], self.spec.slots, count)
-      state = decode_loop.unpark(state, parked, insertion)
-    for _, _, row in new:
-      row.is_filled = True
-    return state
-
   def _filled(
     self,
     params: Params,
@@ -204,8 +186,10 @@ class SlotEngine:
     waiting: collections.deque[Row],
   ) -> State:
     """Fill the slots of new rows. Prefills any missing prompts."""
-    for begun in self._resumptions(slots):
-      state = decode_loop.resume(self.model, params, state, *begun)
+    if self.resumes:
+      state = resuming.resumed(
+        self.model, self.spec, self.mesh, params, state, slots, self.packs_resumed
+      )
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
     while new:
       if any(row.origin not in prefilled.places for _, row in new):
@@ -225,31 +209,6 @@ class SlotEngine:
         row.is_filled = True
     return state
 
-  def _resumptions(
-    self, slots: Slots
-  ) -> Iterator[tuple[np.ndarray, Segments, Insertion, np.ndarray | None]]:
-    """Yield arguments for `decode_loop.resume` to fill the slots of rows already begun."""
-    begun = {
-      slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
-    }
-    written = {
-      slot: np.concatenate([row.request.prompt, *(tokens for tokens, *_ in row.pieces)])
-      for slot, row in begun.items()
-    }
-    longest, most = self.spec.longest_row, self.spec.slots
-    routes_RTLC = None
-    if self.spec.keeps_routes:
-      known = [row.request.prefix.routes for row in begun.values()]
-      length = max(map(len, written.values()), default=0)
-      routes_RTLC = routes.padded(self.model, known, length)
-    passes = packed(written, longest, most, self.mesh, routes_RTLC, self.packs_resumed)
-    for tokens_PT, segments, starts, routes_PTLC in passes:
-      entries = [(slot, start, begun[slot]) for slot, start in starts]
-      insertion = insertion_of(entries, most, packed_rows(len(tokens_PT), most))
-      yield tokens_PT, segments, insertion, routes_PTLC
-    for row in begun.values():
-      row.is_filled = True
-
 
 @dataclasses.dataclass
 class _Pace:
@@ -261,11 +220,6 @@ class _Pace:
     """Adapt to the duration of a part, including waiting and compilation."""
     affordable = steps * _PART / max(seconds, 1e-9)
     self.steps = round(min(max(affordable, 1), decode_loop.TOKENS_PER_SYNC))
-
-
-def rows_per_insert(slots: int) -> int:
-  """Return how many slots are filled together (R)."""
-  return max(1, slots // _REFILL_SHARE)
 
 
 def compacted_slots(slots: int) -> int:

@@ -156,15 +156,11 @@ def pick(
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
   """Pick the trajectory that each group replays. Returns the trajectories and their scores.
 
-  Both are None for a group without stored trajectories.
-
-  Args:
-    kind: the setting `replay.trajectory_selection`. Ties go to the oldest trajectory.
-    stored: for each group, the trajectories to choose from, oldest first.
-    score: returns the scores of the given candidates. Called with all candidates if the choice
-      depends on scores, otherwise only with the picked candidates.
-    rng: used if `kind` is 'random'.
-    costs: the costs of all candidates in order, for kinds whose costs the caller computes.
+  Both are None for a group without stored trajectories. `kind` is `replay.trajectory_selection`.
+  `stored` are each group's trajectories, oldest first; ties go to the oldest. `score` is called
+  with all candidates if the choice depends on scores, otherwise only with the picked ones. `rng` is
+  used if `kind` is 'random'. `costs` are the costs of all candidates in order, for kinds whose
+  costs the caller computes.
   """
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()

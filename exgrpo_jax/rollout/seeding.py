@@ -95,7 +95,31 @@ def read(path: str) -> Iterator[Trace]:
     InputError: the file is missing or damaged, or a row cannot be used.
   """
   for place, values in _rows(path):
-    yield _trace(place, values)
+    tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
+    if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
+      raise InputError(f'{place}: {_TOKENS} contains fractions. Use integer token ids.')
+    logp = _numbers(values.get(_LOGP), _LOGP, place)
+    if logp is not None and not np.all(logp <= 0):  # nor NaN
+      raise InputError(
+        f'{place}: {_LOGP} contains {logp[~(logp <= 0)][0]}. Use log-probabilities in nats, '
+        'which are at most 0.'
+      )
+    correctness = values.get(_CORRECTNESS)
+    is_number = isinstance(correctness, (int, float)) and not isinstance(correctness, bool)
+    if correctness is not None and not (is_number and 0 < correctness < 1):
+      raise InputError(
+        f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: the value must lie in (0, 1). Use '
+        'the fraction of correct attempts at the question. Questions that are never or always '
+        'solved are not replayed.'
+      )
+    yield Trace(
+      place=place,
+      question=_text(values, _QUESTION, 'user', place),
+      response=_text(values, _RESPONSE, 'assistant', place) if tokens is None else None,
+      tokens=tokens,
+      logp=None if logp is None else logp.astype(np.float32),
+      correctness=correctness,
+    )
 
 
 def _rows(path: str) -> row_files.Rows:
@@ -124,33 +148,6 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 
 
 # ---- One row of a file ----
-
-
-def _trace(place: str, values: Mapping[str, Any]) -> Trace:
-  tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
-  if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
-    raise InputError(f'{place}: {_TOKENS} contains fractions. Use integer token ids.')
-  logp = _numbers(values.get(_LOGP), _LOGP, place)
-  if logp is not None and not np.all(logp <= 0):  # nor NaN
-    raise InputError(
-      f'{place}: {_LOGP} contains {logp[~(logp <= 0)][0]}. Use log-probabilities in nats, '
-      'which are at most 0.'
-    )
-  correctness = values.get(_CORRECTNESS)
-  if correctness is not None and not (_is_number(correctness) and 0 < correctness < 1):
-    raise InputError(
-      f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: the value must lie in (0, 1). Use the '
-      'fraction of correct attempts at the question. Questions that are never or always solved are '
-      'not replayed.'
-    )
-  return Trace(
-    place=place,
-    question=_text(values, _QUESTION, 'user', place),
-    response=_text(values, _RESPONSE, 'assistant', place) if tokens is None else None,
-    tokens=tokens,
-    logp=None if logp is None else logp.astype(np.float32),
-    correctness=correctness,
-  )
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
@@ -189,10 +186,6 @@ def _numbers(value: Any, name: str, place: str) -> np.ndarray | None:
       'token.'
     )
   return array
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # ---- From traces to successes ----

@@ -9,6 +9,7 @@ from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy.model import ShapeConfig
+from exgrpo_jax.rollout import drafts
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.scoring import ScoreSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
@@ -36,6 +37,13 @@ class RolloutConfig:
     PAPER,
   )
   slots: int = setting(256, '[1, inf)', 'responses decoded together')
+  drafts: str = setting(
+    '0',
+    drafts.CHOICES,
+    'tokens drafted per row and decoding pass, copied from other responses to the question; drafts '
+    'speed up sampling and change responses only by rounding; auto chooses a number that suits the '
+    'number of slots and the platform',
+  )
   partial: bool = setting(
     False,
     None,
@@ -45,10 +53,9 @@ class RolloutConfig:
   max_groups_in_flight: int = setting(
     0,
     '[0, inf)',
-    'partial rollouts: groups in flight when a step begins, including the groups that it '
-    'will train; '
-    'fewer groups make responses less stale but leave more slots idle; 0 chooses enough to keep '
-    'the slots busy',
+    'partial rollouts: groups in flight when a step begins, including the groups that it will '
+    'train; fewer groups make responses less stale but leave more slots idle; 0 chooses enough to '
+    'keep the slots busy',
   )
   max_staleness: int = setting(
     8,
@@ -112,6 +119,7 @@ class RolloutConfig:
       eos_ids=tokenizer.eos_ids,
       pad_id=tokenizer.pad_id,
       keeps_routes=self.router_replay,
+      drafts=self.drafts,
     )
 
   def score_spec(self, shape: ShapeConfig, mesh: Mesh, tokens_per_pass: int) -> ScoreSpec:

@@ -13,15 +13,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from exgrpo_jax import packing
 from exgrpo_jax.datatypes import Array, Response
 from exgrpo_jax.errors import counted
-from exgrpo_jax.packing import Segments, Shape, rows_within
+from exgrpo_jax.packing import rows_within
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, routes
-from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Insertion, Prompts
+from exgrpo_jax.rollout import decode_loop, drafts, routes
+from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion, Prompts
+from exgrpo_jax.rollout.drafts import Counts, Texts
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import activity, randomness
+
+# Refill once one in this many slots has finished, and fill the same number of slots at a time. This
+# keeps both host syncs and idle slots few.
+_REFILL_SHARE = 16
 
 Origin = tuple[int, bytes]  # (question row, prompt tokens): the same for equal prompts
 
@@ -52,16 +56,18 @@ class Row:
     """Return the cache position of the next token."""
     return len(self.request.prompt) + self.cached
 
+  @property
+  def written(self) -> np.ndarray:
+    """Return the tokens of the response that its cache has."""
+    return np.concatenate([tokens for tokens, *_ in self.pieces])[: self.cached]
+
   @functools.cached_property
   def origin(self) -> Origin:
     """Return a key that is equal for rows that share a prefill."""
     return self.request.question, self.request.prompt.tobytes()
 
   def response(
-    self,
-    found_SLC: np.ndarray | None,
-    is_complete: bool = False,
-    truncated: bool = False,
+    self, found_SLC: np.ndarray | None, is_complete: bool = False, truncated: bool = False
   ) -> Response:
     """Return the response so far. `found_SLC` are the routes recorded in its slot, or None."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
@@ -77,14 +83,20 @@ class Row:
 
 
 Slots = list[Row | None]
+# Complete responses by question and sample, the latest last; negative samples are of earlier steps.
+Past = dict[int, dict[int, np.ndarray]]
 
 
 class Sync(NamedTuple):
   """The decoding between two host syncs."""
 
   slots: int  # slots that decoded together
-  steps: int  # decode steps; each computes one token for every slot
-  tokens: int  # tokens that rows wrote or read: fewer than steps x slots if slots were free
+  steps: int  # decode steps; each computes one token for every slot, or with drafts several
+  tokens: int  # tokens that rows wrote or read
+  row_steps: int  # steps x slots without free slots; equal to `tokens` without drafts
+  width: int = 0  # tokens drafted per row and step
+  drafted: tuple[int, ...] = ()  # tokens, by each of drafts.SOURCES
+  accepted: tuple[int, ...] = ()  # drafted tokens that are part of a response
 
 
 def rows_of(
@@ -129,6 +141,11 @@ def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
     slots[slot] = waiting.popleft()
 
 
+def rows_per_insert(slots: int) -> int:
+  """Return how many slots are filled together (R)."""
+  return max(1, slots // _REFILL_SHARE)
+
+
 def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count: int) -> Insertion:
   """Build an insertion of `count` rows from (slot, source, row). Padding rows fill no slot."""
 
@@ -151,20 +168,9 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
   )
 
 
-def forced_of(slots: Slots) -> Forced:
-  """Collect the tokens that rows must read before they sample, up to `TOKENS_PER_SYNC` each."""
-  N, B = decode_loop.TOKENS_PER_SYNC, len(slots)
-  tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
-  for slot, row in enumerate(slots):
-    if row:
-      count = count_B[slot] = min(N, len(row.forced))
-      tokens_NB[:count, slot] = row.forced[:count]
-  return Forced(tokens_NB, count_B)
-
-
-def write(slots: Slots, decoded: Decoded) -> Sync:
+def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None = None) -> Sync:
   """Append the decoded tokens to their rows, and return the size of the sync."""
-  counts = [0]
+  tokens = [0]
   for slot, row in enumerate(slots):
     if row is None or row.truncated is not None:
       continue
@@ -176,8 +182,77 @@ def write(slots: Slots, decoded: Decoded) -> Sync:
     row.length += count - read
     if not decoded.live_B[slot]:
       row.truncated = not decoded.ended_B[slot]
-    counts.append(count)
-  return Sync(slots=len(slots), steps=max(counts), tokens=sum(counts))
+    tokens.append(count)
+  if counts is None:
+    return Sync(len(slots), steps=max(tokens), tokens=sum(tokens), row_steps=sum(tokens))
+  return Sync(
+    slots=len(slots),
+    steps=int(counts.passes),
+    tokens=sum(tokens),
+    row_steps=int(counts.row_passes),
+    width=width,
+    drafted=tuple(map(int, counts.drafted_X)),
+    accepted=tuple(map(int, counts.accepted_X)),
+  )
+
+
+def joined(parts: Sequence[Sync]) -> Sync:
+  """Join the parts of the decoding between two syncs; there is at least one."""
+  slots, steps, tokens, row_steps, widths, *counts = zip(*parts, strict=True)
+  by_source = (tuple(map(sum, zip(*each))) for each in counts)
+  return Sync(slots[-1], sum(steps), sum(tokens), sum(row_steps), widths[-1], *by_source)
+
+
+def past_of(requests: Sequence[Request]) -> Past:
+  """Collect the earlier responses that requests come with."""
+  past = collections.defaultdict[int, dict[int, np.ndarray]](dict)
+  for request in requests:
+    past[request.question] |= {-number: one for number, one in enumerate(request.past, 1)}
+  return past
+
+
+def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.State) -> int:
+  """Return the tokens that a text of `texts_of` may have: as many as the slots' cache."""
+  return min(model.cache_length(config, state.cache), spec.longest_row)
+
+
+def texts_of(slots: Slots, past: Past, length: int) -> Texts:
+  """Collect the texts that rows draft from, each cut at `length` tokens.
+
+  A question's rows share its past responses, the latest first. There is room for as many past
+  responses as there are slots.
+  """
+  count, most = len(slots), drafts.MAX_TEXTS
+  of_question = collections.defaultdict[int, dict[int, Row]](dict)
+  for slot, row in enumerate(slots):
+    if row:
+      of_question[row.request.question][slot] = row
+  num_past = max(count, most)
+  tokens_RS = np.zeros((count + num_past, length), np.int32)
+  length_R, start_R = np.zeros((2, count + num_past), np.int32)
+  peers_BM = np.full((count, most), -1, np.int32)
+  peers_BM[:, 0] = np.arange(count)
+
+  def put(place: int, prompt: np.ndarray, response: np.ndarray) -> None:
+    text = np.concatenate([prompt, response])[:length]
+    tokens_RS[place, : len(text)] = text
+    length_R[place], start_R[place] = len(text), len(prompt)
+
+  free = count  # the next place of a past response
+  for question, rows in of_question.items():
+    for slot, row in rows.items():
+      put(slot, row.request.prompt, row.written)
+    prompt = next(iter(rows.values())).request.prompt[-drafts.LONGEST_MATCH :]
+    writing = {row.request.sample for row in rows.values()}
+    found = [one for name, one in past.get(question, {}).items() if name not in writing]
+    share = min(most - 1, num_past // len(of_question), len(found))
+    places = range(free, free := free + share)
+    for place, response in zip(places, reversed(found)):
+      put(place, prompt, response)
+    for slot in rows:
+      others = [*(one for one in rows if one != slot), *places][: most - 1]
+      peers_BM[slot, 1 : 1 + len(others)] = others
+  return Texts(tokens_RS, length_R, start_R, peers_BM)
 
 
 def finished(slots: Slots) -> list[int]:
@@ -207,28 +282,41 @@ def progress(rows: Sequence[Row]) -> str:
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
-  """Return the fraction of computed tokens that rows wrote or read, or {} without syncs."""
-  computed = sum(sync.slots * sync.steps for sync in syncs)
-  written = sum(sync.tokens for sync in syncs)
-  return {'rollout/slots_busy': written / computed} if computed else {}
+  """Return the share of the slots' steps that responses took; empty without a sync.
+
+  With drafts, also the tokens per pass, the drafted tokens, and the share that was accepted.
+  """
+  steps = sum(sync.slots * sync.steps for sync in syncs)
+  row_steps = sum(sync.row_steps for sync in syncs)
+  if not steps:
+    return {}
+  found = {'rollout/slots_busy': row_steps / steps}
+  drafting = [sync for sync in syncs if sync.width]
+  if not drafting:
+    return found
+  drafted, accepted = (
+    np.sum([getattr(sync, name) for sync in drafting], axis=0) for name in ('drafted', 'accepted')
+  )
+  found |= {
+    'rollout/tokens_per_pass': sum(sync.tokens for sync in syncs) / row_steps,
+    'rollout/draft_width': sum(sync.width * sync.row_steps for sync in syncs) / row_steps,
+    'rollout/drafts_accepted': float(accepted.sum() / max(1, drafted.sum())),
+  }
+  by_source = zip(drafts.SOURCES, drafted, accepted)
+  return found | {f'rollout/drafts_accepted_{name}': float(b / a) for name, a, b in by_source if a}
 
 
 # ---- Prefilling prompts ahead of time ----
 
 # Up to `DecodeSpec.prompts` prompts are kept at a time; more are prefilled in waves. A prompt is
 # padded to one of at most three lengths, each with a fixed batch size, so a run compiles at most
-# three programs for its prompts. Resumed responses are prefilled directly into slots, packed into
-# sequences of two lengths (see packing.py).
+# three programs for its prompts. Responses begun earlier are prefilled by resuming.py.
 
 
 # Per prefill and data shard: enough to keep the matrix units busy, and few enough that a partly
 # filled batch wastes little.
 PREFILL_TOKENS = 512
-_SHORTEST = 64  # tokens; below it, compiling another shape costs more than the padding
-# Maximum resumed responses per sequence. With lognormal lengths and a 99th percentile of 8 times
-# the median, this computes 1.02 tokens per real token. Four per sequence give 1.04, and three 1.10.
-_ROWS_OF_SEQUENCE = 8
-
+SHORTEST_PREFILL = 64  # tokens; below it, compiling another shape costs more than the padding
 _Name = TypeVar('_Name', bound=Hashable)
 
 
@@ -278,12 +366,8 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, list[_Name]]]:
   """Yield batches to prefill: (tokens_PT int32, row names). Rows without a name are padding.
 
-  Args:
-    rows: the token arrays by name.
-    lengths: the lengths to pad to, shortest first.
-    most: the maximum number of rows in a batch.
-    mesh: the mesh for decoding.
-    pad_id: any valid token.
+  `rows` are token arrays by name. They are padded to one of `lengths`, which are in rising order.
+  `most` is the maximum number of rows in a batch.
   """
   for shorter, length in zip([0, *lengths], lengths):
     alike = [name for name, tokens in rows.items() if shorter < len(tokens) <= length]
@@ -299,81 +383,7 @@ def batches(
 def prefill_lengths(max_prompt: int) -> list[int]:
   """Return the lengths to pad to: a quarter, a half (unless too short) and all of `max_prompt`."""
   parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
-  return [*(length for length in parts if length >= _SHORTEST), max_prompt]
-
-
-def packed(
-  rows: Mapping[_Name, np.ndarray],
-  longest_row: int,
-  most: int,
-  mesh: Mesh,
-  routes_RTLC: np.ndarray | None = None,
-  shares: bool = True,
-) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
-  """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
-
-  `starts` contains, for each row, its name and the index of its first token among the P * T tokens.
-
-  Args:
-    rows: the token arrays by name.
-    longest_row: the maximum number of tokens per row.
-    most: the maximum number of rows at a time.
-    mesh: the mesh for decoding.
-    routes_RTLC: the rows' routes, at least as long as the rows (see routes.py), or None.
-    shares: see `packed_passes`.
-  """
-  if not rows:
-    return
-  names, length_R = list(rows), np.array([len(tokens) for tokens in rows.values()])
-  tokens_RT = np.zeros((len(rows), length_R.max()), np.int32)
-  for row_T, tokens in zip(tokens_RT, rows.values()):
-    row_T[: len(tokens)] = tokens
-  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, shares):
-    laid_out = packing.layout(shape, sequences, length_R)
-    starts = [
-      (names[row], number * shape.length + int(start))
-      for number, own in enumerate(sequences)
-      for row, start in zip(own, np.cumsum([0, *length_R[own]]))
-    ]
-    routes_PTLC = None if routes_RTLC is None else laid_out.take(routes_RTLC)
-    yield laid_out.take(tokens_RT), laid_out.segments, starts, routes_PTLC
-
-
-def packed_passes(
-  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, shares: bool = True
-) -> list[packing.Pass]:
-  """Pack rows of these lengths into passes. For the other arguments, see `packed`.
-
-  If `shares` is False, each row gets its own sequence, whose length depends only on the row's
-  length; see `SlotEngine.packs_resumed`.
-  """
-  long, short = packed_shapes(longest_row, most, mesh)
-  if shares:
-    return packing.pack(length_R, np.ones_like(length_R), long, short)
-  is_short_R = length_R <= short.length
-  return [
-    packing.Pass(shape, [[row] for row in rows[start : start + shape.count]])
-    for shape, rows in (
-      (short, np.flatnonzero(is_short_R).tolist()),
-      (long, np.flatnonzero(~is_short_R).tolist()),
-    )
-    for start in range(0, len(rows), shape.count)
-  ]
-
-
-def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """Return the (long, short) shapes for resumed responses; `window` limits the rows in each."""
-  short = -(-longest_row // 4)
-  long, short = (
-    Shape(prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
-    for length in (longest_row, short if short >= _SHORTEST else longest_row)
-  )
-  return long, short
-
-
-def packed_rows(num_sequences: int, most: int) -> int:
-  """Return the maximum number of rows that `num_sequences` sequences resume."""
-  return min(most, num_sequences * _ROWS_OF_SEQUENCE)
+  return [*(length for length in parts if length >= SHORTEST_PREFILL), max_prompt]
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:

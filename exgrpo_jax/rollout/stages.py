@@ -6,14 +6,22 @@ Where each stage does its work, with default settings:
   generate          scheduler.SlotEngine.generate -> Response, per token:
                     decode_loop.decode -> token_sampling.sample_token, model.decode
   old_logprobs      scoring.score, to check some of the sampler's log-probabilities
-  collect_verdicts  grading/pool.Grader -> worker.py -> verifier.judge_with -> Verdict
-  pick_replays      scoring.score, scoring.pick: the lowest mean entropy -> Trajectory
+  collect_verdicts  pool.Grader -> grading/worker.py, where _grade calls verifier.judge_with and the
+                    rewards; the pool weighs them into Verdict.reward: 1 if correct, otherwise 0
+  pick_replays      scoring.pick -> _score_replays -> scoring.score; trajectory_rules.RULES prefers
+                    the lowest mean entropy -> Trajectory
   assemble          advantages.group_advantages, packing.right_padded -> Batch
 
-`generate` submits each response for grading when it finishes, while others are still being decoded.
-The learner then computes the loss of the batch: gradients.minibatch_gradient (packs the rows) ->
-logprobs.fused_loss -> objective.token_loss -> losses. With partial rollouts, a step leaves some
-groups for the next; partial.py chooses which ones train.
+Responses are submitted for grading as they finish, while others are still being decoded. The buffer
+stores nothing until the step after a pass rate exceeds `replay.start_pass_rate`. loop.learn then
+calls objective.clips_fresh_ratios and gradients.minibatches, and computes the loss of each:
+
+  gradients.minibatch_gradient -> objective.loss_inputs (all normalisers), packing.pack
+  gradients.accumulate (differentiates) -> model.hidden_states_and_balance, logprobs.fused_loss
+  objective.token_loss -> losses; then gradients.apply_gradient -> optimizer.apply_gradient
+
+Defaults: Q=128, K=8 (settings.py); ppo, policy_shaping, until_replay, constant aggregation
+(algorithm/settings.py); 2 minibatches (learner/optimizer.py). docs/configuration.md has them all.
 """
 
 import dataclasses
@@ -78,7 +86,7 @@ class RolloutSetup:
   score_spec: scoring.ScoreSpec
   seed: int
   data: QuestionSet  # the training questions
-  sampler: Sampler  # must be able to resume if rollouts are partial
+  sampler: Sampler  # a SlotEngine, or an EpisodeSampler with an environment
 
 
 # ---- Plan ----
@@ -96,61 +104,37 @@ def plan_step(
   `partial_groups`, which the last step didn't train, come first; without partial rollouts there are
   none. The plan depends only on the arguments and the seed, so a resumed run makes the same plan.
   """
-  config, data = rollout.config, rollout.data
-  left_rows = [group.question_row for group in partial_groups]
-  entries = {row: entry for row, entry in buffer.entries.items() if row not in left_rows}
-  free = dataclasses.replace(buffer, entries=entries) if partial_groups else buffer
-  count = max(0, config.groups_in_flight - len(partial_groups))
+  config, replay_config, data = rollout.config, rollout.replay_config, rollout.data
+  begun = [group.question_row for group in partial_groups]
+  count = max(0, config.groups_in_flight - len(begun))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
-  replayed = replay.draw_questions(rollout.replay_config, free, count, config.group_size, step, rng)
+  free = partial.without(buffer, begun)
+  replayed = replay.draw_questions(replay_config, free, count, config.group_size, step, rng)
   fresh, cursor = question_stream.take(
     cursor,
     count - len(replayed),
     len(data.questions),
     rollout.seed,
     buffer.retired_epoch,
-    taken=[*left_rows, *replayed],
+    taken=[*begun, *replayed],
     at_once=config.groups_in_flight,
   )
-  new_rows = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
-  rows = [*left_rows, *new_rows]
-  is_drawn = (
-    *(group.is_drawn for group in partial_groups),
-    *(row in replayed for row in new_rows),
-  )
-
-  def candidates(place: int) -> tuple[Trajectory, ...]:
-    if not (is_drawn[place] and rollout.replay_config.include_trajectory):
-      return ()
-    entry = buffer.entries[rows[place]]
-    # A group of K - 1 responses needs a stored one, even if it has become too old.
-    if place < len(partial_groups):
-      return entry.trajectories
-    return replay.candidates(rollout.replay_config, entry, step)
-
-  return Plan(
+  rows = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
+  plan = Plan(
     step=step,
     cursor=cursor,
     replay_started=buffer.started,
     questions=tuple(data.questions.read(rows)),
     prompts=tuple(data.prompts[row] for row in rows),
-    candidates=tuple(map(candidates, range(len(rows)))),
-    is_drawn=is_drawn,
-    partial_groups=tuple(partial_groups),
+    candidates=tuple(
+      replay.candidates(replay_config, buffer.entries[row], step)
+      if row in replayed and replay_config.include_trajectory
+      else ()
+      for row in rows
+    ),
+    is_drawn=tuple(row in replayed for row in rows),
   )
-
-
-def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
-  """Plan the questions `rows` of `data` without the stream or the buffer. Nothing is replayed."""
-  return Plan(
-    step=step,
-    cursor=Cursor(),
-    replay_started=False,
-    questions=tuple(data.questions.read(rows)),
-    prompts=tuple(data.prompts[row] for row in rows),
-    candidates=((),) * len(rows),
-    is_drawn=(False,) * len(rows),
-  )
+  return partial.continuing(replay_config, plan, partial_groups, data, buffer)
 
 
 # ---- Generate ----
@@ -166,36 +150,21 @@ def generate(
   `submit` is called with each finished response that needs grading.
   """
   config = rollout.config
-  groups = [list(group.responses) for group in plan.partial_groups]
-  new = plan.is_replay_Q[len(groups) :]
-  groups += [[EMPTY_RESPONSE] * (config.group_size - is_replay) for is_replay in new]
+  groups = [[EMPTY_RESPONSE] * (config.group_size - replays) for replays in plan.is_replay_Q]
+  groups[: len(plan.partial_groups)] = [list(group.responses) for group in plan.partial_groups]
+
+  def can_train() -> bool:
+    return config.partial and partial.ready(config, groups, plan.step) is not None
+
+  if can_train():
+    return groups, {}
   places = [
     (group, sample)
     for group, own in enumerate(groups)
     for sample, response in enumerate(own)
     if not response.is_complete
   ]
-  begun, drawn = [groups[group][sample] for group, sample in places], partial.drawn_in(plan)
-
-  def keep(index: int, response: Response) -> None:
-    group, sample = places[index]
-    if config.partial:
-      response = partial.continued(begun[index], response, plan.step)
-    groups[group][sample] = response
-
-  def can_train() -> bool:
-    return config.partial and partial.ready(config, groups, plan.step) is not None
-
-  def finish(index: int, response: Response) -> bool:
-    keep(index, response)
-    group, sample = places[index]
-    if response.verdict is None:  # otherwise its environment has judged it
-      submit((group, sample), _submission(rollout, plan.questions[group], response))
-    # Only a complete group can change the answer of `can_train`.
-    return all(one.is_complete for one in groups[group]) and can_train()
-
-  if can_train():
-    return groups, {}
+  drawn = partial.drawn_in(plan)
   requests = [
     Request(
       prompt=plan.prompts[group],
@@ -203,11 +172,29 @@ def generate(
       sample=sample,
       step=drawn[group],
       limit=config.max_response,
-      prefix=response,
+      prefix=groups[group][sample],
       episode_question=plan.questions[group],
+      # These are all in checkpoints, so a resumed run drafts the same tokens.
+      past=(
+        *(stored.tokens for stored in plan.candidates[group]),
+        *(one.tokens for one in groups[group] if one.is_complete),
+      ),
     )
-    for (group, sample), response in zip(places, begun)
+    for group, sample in places
   ]
+
+  def keep(index: int, response: Response) -> None:
+    group, sample = places[index]
+    before = requests[index].prefix
+    groups[group][sample] = partial.continued(config, before, response, plan.step)
+
+  def finish(index: int, response: Response) -> bool:
+    keep(index, response)
+    group, _ = place = places[index]
+    if response.verdict is None:  # otherwise its environment has judged it
+      submit(place, _submission(rollout, plan.questions[group], response))
+    return can_train()
+
   responses, metrics = rollout.sampler.generate(params, requests, finish)
   for index, response in enumerate(responses):
     keep(index, response)
@@ -359,22 +346,12 @@ def collect_verdicts(
   }
   verdicts: dict[Any, Verdict] = {**grader.collect(), **of_environment}
   pool.refuse_all_failed(f'step {plan.step}', [verdicts[place] for place in sorted(verdicts)])
-  earlier = [iter(group.verdicts) for group in plan.partial_groups]
+  verdicts = {**partial.verdicts(plan), **verdicts}
   by_group = [
-    [
-      verdicts.get((group, sample)) or next(earlier[group])
-      for sample, response in enumerate(own)
-      if response.is_complete
-    ]
+    [verdicts[group, sample] for sample, one in enumerate(own) if one.is_complete]
     for group, own in enumerate(responses)
   ]
-  graded = GradedGroups(plan, responses, by_group)
-  if not rollout.config.partial:
-    return graded
-  chosen = partial.ready(rollout.config, responses, plan.step)
-  assert chosen is not None, 'generate must not return before the step can train'
-  rng = randomness.generator(rollout.seed, Purpose.TRAINED_ORDER, plan.step)
-  return partial.split(graded, rng.permutation(chosen).tolist())
+  return partial.split(rollout.config, GradedGroups(plan, responses, by_group), rollout.seed)
 
 
 # ---- Pick replays ----
@@ -479,8 +456,12 @@ def assemble(
   is_carried_BT = np.zeros(mask_BT.shape, bool)
   # Row by row, in mask order.
   logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])
+  first_steps = []
   for b, member in enumerate(members):
-    if isinstance(member, Response):  # replayed rows are corrected only by their importance weight
+    if isinstance(member, Trajectory):  # corrected only by its importance weight
+      first_steps.append(member.step)
+    else:
+      first_steps.append(member.first_step(step))
       if member.tis_weight is not None:
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
@@ -497,28 +478,9 @@ def assemble(
     old_logp_BT=logp_BT,
     advantage_B=advantage_B,
     is_replay_B=is_replay_B,
-    policy_step_B=np.array([_first_step(member, step) for member in members], np.int32),
+    policy_step_B=np.array(first_steps, np.int32),
     term_weight_BT=term_weight_BT,
     is_carried_BT=is_carried_BT if rollout.config.partial else None,
-    routes_BTLC=routes_BTLC,
-  )
-
-
-def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
-  """Return a batch without tokens. Its arrays have the same shapes as the arrays of any step."""
-  B, T = config.questions * config.group_size, config.longest_row
-  routes_BTLC = None
-  if config.router_replay:
-    routes_BTLC = np.zeros((B, T, *shape.route_shape), np.dtype(shape.route_dtype))
-  return Batch(
-    tokens_BT=np.zeros((B, T), np.int32),
-    response_mask_BT=np.zeros((B, T), np.float32),
-    old_logp_BT=np.zeros((B, T), np.float32),
-    advantage_B=np.zeros(B, np.float32),
-    is_replay_B=np.zeros(B, bool),
-    policy_step_B=np.zeros(B, np.int32),
-    term_weight_BT=np.ones((B, T), np.float32),
-    is_carried_BT=np.zeros((B, T), bool) if config.partial else None,
     routes_BTLC=routes_BTLC,
   )
 
@@ -549,6 +511,36 @@ def _within_second_moment(
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)
 
 
-def _first_step(member: Response | Trajectory, step: int) -> int:
-  """Return the step that wrote the first token. `step` is the step that trains the member."""
-  return member.step if isinstance(member, Trajectory) else member.first_step(step)
+# ---- Plans and batches without training ----
+
+
+def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
+  """Plan the questions `rows` of `data` without the stream or the buffer. Nothing is replayed."""
+  return Plan(
+    step=step,
+    cursor=Cursor(),
+    replay_started=False,
+    questions=tuple(data.questions.read(rows)),
+    prompts=tuple(data.prompts[row] for row in rows),
+    candidates=((),) * len(rows),
+    is_drawn=(False,) * len(rows),
+  )
+
+
+def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
+  """Return a batch without tokens. Its arrays have the same shapes as the arrays of any step."""
+  B, T = config.questions * config.group_size, config.longest_row
+  routes_BTLC = None
+  if config.router_replay:
+    routes_BTLC = np.zeros((B, T, *shape.route_shape), np.dtype(shape.route_dtype))
+  return Batch(
+    tokens_BT=np.zeros((B, T), np.int32),
+    response_mask_BT=np.zeros((B, T), np.float32),
+    old_logp_BT=np.zeros((B, T), np.float32),
+    advantage_B=np.zeros(B, np.float32),
+    is_replay_B=np.zeros(B, bool),
+    policy_step_B=np.zeros(B, np.int32),
+    term_weight_BT=np.ones((B, T), np.float32),
+    is_carried_BT=np.zeros((B, T), bool) if config.partial else None,
+    routes_BTLC=routes_BTLC,
+  )

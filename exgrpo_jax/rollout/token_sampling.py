@@ -54,12 +54,8 @@ def sample_token(
   0 picks the most probable token; log-probability and entropy then describe temperature 1. Sampling
   has two levels, each with its own uniform: first a block of the vocabulary, then a token in it.
 
-  Args:
-    distribution: temperature and truncation.
-    logits_BV: float32.
-    uniform_B2: float32 in [0, 1).
-    vocab_size: the number of real tokens; further columns are padding (see `padded_size`). V by
-      default.
+  `logits_BV` is float32, `uniform_B2` float32 in [0, 1). `vocab_size` is the number of real tokens,
+  V by default; further columns are padding (see `padded_size`).
 
   Returns:
     (token_B int32, logp_B float32, entropy_B float32).
@@ -74,7 +70,9 @@ def sample_token(
     logits_BV = truncate(distribution, logits_BV)
   shifted_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
   weight_BV = jnp.exp(shifted_BV)
-  blocks_BCW = _blocks(weight_BV, vocab_size)
+  width = _block_width(vocab_size)  # near the square root of the vocabulary size
+  padded_BV = jnp.pad(weight_BV, ((0, 0), (0, _round_up(V, width) - V)))
+  blocks_BCW = padded_BV.reshape(len(padded_BV), -1, width)
   # Replicated, like the chosen block's weights below. They are small, and drawing from them then
   # needs no sums over shards.
   block_BC = sharding.constrain(jnp.sum(blocks_BCW, axis=-1), ('batch', None))
@@ -124,14 +122,6 @@ def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
     least_B1 = jnp.max(logits_BV, axis=-1, keepdims=True) + math.log(distribution.min_p)
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
   return logits_BV
-
-
-def _blocks(weight_BV: jax.Array, vocab_size: int) -> jax.Array:
-  """Reshape to [B, C, W], with W near the square root of the vocabulary size. Pads with 0."""
-  B, V = weight_BV.shape
-  width = _block_width(vocab_size)
-  padded = _round_up(V, width)
-  return jnp.pad(weight_BV, ((0, 0), (0, padded - V))).reshape(B, padded // width, width)
 
 
 def _block_width(vocab_size: int) -> int:

@@ -222,6 +222,8 @@ EPISODES = {
   'warm_start.num_updates': 0,
 }
 
+DRAFTS = {'rollout.drafts': 'auto'}  # none in 24 slots, some once these close up
+
 EXPERTS = {
   'model.num_experts': 4,
   'model.experts_per_token': 2,
@@ -238,7 +240,9 @@ def counts(output, pattern):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('kind', [{}, EPISODES, EXPERTS], ids=['turn', 'turns', 'experts'])
+@pytest.mark.parametrize(
+  'kind', [{}, EPISODES, EXPERTS, DRAFTS], ids=['turn', 'turns', 'experts', 'drafts']
+)
 def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_step(
   kind, data, tmp_path
 ):

@@ -1,11 +1,16 @@
 """The slot engine on lists of prompts, and decoding in the form of another platform."""
 
 import contextlib
+import dataclasses
+from collections.abc import Callable
 from unittest import mock
 
+import jax.numpy as jnp
+import numpy as np
+
+from exgrpo_jax.datatypes import Response
 from exgrpo_jax.policy import dense_cache, kv_cache, ragged_cache
-from exgrpo_jax.rollout import decode_loop, sampler
-from exgrpo_jax.rollout.sampler import ScriptedSampler
+from exgrpo_jax.rollout import decode_loop, resuming, sampler
 from exgrpo_jax.rollout.scheduler import SlotEngine
 
 
@@ -38,6 +43,28 @@ def generated(
   return responses
 
 
+@dataclasses.dataclass(frozen=True)
+class ScriptedSampler:
+  """A `Sampler` whose responses are what `script` returns for a request, cut at its limit."""
+
+  script: Callable
+
+  def generate(self, _params, requests, on_finish=sampler.ignore):
+    responses = [request.prefix for request in requests]
+    for index, request in enumerate(requests):
+      tokens = np.asarray(self.script(request), np.int32)
+      zeros = np.zeros(min(len(tokens), request.limit), np.float32)
+      responses[index] = Response(
+        tokens=tokens[: len(zeros)],
+        logp=zeros,
+        entropy=zeros,
+        truncated=len(zeros) < len(tokens),
+      )
+      if on_finish(index, responses[index]):
+        break
+    return responses, {}
+
+
 def scripted(monkeypatch, module, script):
   """Lets what `module` samples come from a script: (request) -> tokens; returns the requests."""
   asked = []
@@ -54,7 +81,7 @@ def scripted(monkeypatch, module, script):
 def decoding_by(backend):
   """Caches made meanwhile are those of this one of kv_cache.DECODE_BACKENDS."""
   # Their arguments do not tell which cache they make, so what was compiled before must go.
-  programs = decode_loop.empty, decode_loop.prefill, decode_loop.empty_parking
+  programs = decode_loop.empty, decode_loop.prefill, resuming.empty_parking
   with mock.patch.object(kv_cache, 'backend_for', return_value=backend):
     try:
       for program in programs:
@@ -69,11 +96,13 @@ def decoding_by(backend):
 def plain_kernel():
   """Attention to pages is computed by plain JAX, in place of the TPU's kernel."""
 
-  def attend(cap, query_BGRH, position_B, pair_BSCH):
-    B, G, R, H = query_BGRH.shape
+  def attend(cap, T, query, position_B, pair_BSCH):
     layer = dense_cache.dense_from_sequence(pair_BSCH[:, :, ::2], pair_BSCH[:, :, 1::2])
-    query_BNH = query_BGRH.reshape(B, G * R, H)
-    return dense_cache.attend_dense(query_BNH, position_B, layer, cap).reshape(B, G, R, H)
+    query_BTNH = query.reshape(len(query), T, -1, query.shape[-1])
+    mixed = [
+      dense_cache.attend_dense(query_BTNH[:, t], position_B + t, layer, cap) for t in range(T)
+    ]
+    return jnp.stack(mixed, axis=1).reshape(query.shape)
 
-  with mock.patch.object(ragged_cache, '_attend', attend):
+  with mock.patch.object(ragged_cache, '_call_kernel', attend):
     yield

@@ -17,22 +17,20 @@ from tests.helpers.tiny import ROPE
 
 
 @pytest.mark.parametrize(
-  ('platform', 'dtype', 'backend'),
+  ('platform', 'dtype', 'options', 'backend'),
   [
-    ('cpu', 'bfloat16', 'blockwise'),
-    ('gpu', 'bfloat16', 'cudnn'),
-    ('cuda', 'bfloat16', 'cudnn'),
-    ('gpu', 'float32', 'blockwise'),  # cuDNN's flash attention has no float32
-    ('tpu', 'float32', 'splash'),
+    ('cpu', 'bfloat16', {}, 'blockwise'),
+    ('gpu', 'bfloat16', {}, 'cudnn'),
+    ('cuda', 'bfloat16', {}, 'cudnn'),
+    # cuDNN's flash attention has no float32, no wide heads and no cap.
+    ('gpu', 'float32', {}, 'blockwise'),
+    ('gpu', 'bfloat16', {'head_size': 256}, 'blockwise'),
+    ('gpu', 'bfloat16', {'cap': 50.0}, 'blockwise'),
+    ('tpu', 'float32', {}, 'splash'),
   ],
 )
-def test_platform_and_dtype_decide_the_backend(platform, dtype, backend):
-  assert attention.backend_for(platform, dtype) == backend
-
-
-def test_cudnn_has_no_wide_heads_and_no_cap():
-  assert attention.backend_for('gpu', 'bfloat16', head_size=256) == 'blockwise'
-  assert attention.backend_for('gpu', 'bfloat16', cap=50.0) == 'blockwise'
+def test_platform_dtype_heads_and_cap_decide_the_backend(platform, dtype, options, backend):
+  assert attention.backend_for(platform, dtype, **options) == backend
 
 
 def random_inputs(B, T, N, G, H, dtype='float32'):
@@ -279,36 +277,37 @@ def test_splash_compiles_for_a_tpu(T, N, G, H, tensor, window):
 # ---- Rotary frequencies, plain and scaled, against values computed by hand ----
 
 
-def test_plain_frequencies():
-  plain = dataclasses.replace(ROPE, theta=100.0)
-  np.testing.assert_allclose(rotary.frequencies(plain, 4), [1, 0.1], rtol=1e-6)
-
-
-def test_linear_scaling_stretches_all_wavelengths_alike():
-  linear = dataclasses.replace(ROPE, theta=100.0, scaling='linear', factor=4.0)
-  np.testing.assert_allclose(rotary.frequencies(linear, 4), [0.25, 0.025], rtol=1e-6)
-
-
-def test_llama3_scaling_keeps_fast_pairs_stretches_slow_ones_and_interpolates():
-  """Over 2 pi * 100 positions a pair of frequency x turns 100 x times; here 100, 10, 1, .1."""
-  config = dataclasses.replace(
-    ROPE,
-    theta=1e4,
-    scaling='llama3',
-    factor=8.0,
-    low_frequency_factor=1.0,
-    high_frequency_factor=19.0,
-    original_positions=round(2 * np.pi * 100),
-  )
-  # 10 turns are half way between 1 and 19: the mean of .1 and .1 / 8.
-  np.testing.assert_allclose(
-    rotary.frequencies(config, 8), [1, 0.05625, 0.01 / 8, 0.001 / 8], rtol=1e-3
-  )
+@pytest.mark.parametrize(
+  ('changes', 'expected', 'tolerance'),
+  [
+    (dict(theta=100.0), [1, 0.1], 1e-6),
+    (dict(theta=100.0, scaling='linear', factor=4.0), [0.25, 0.025], 1e-6),  # all wavelengths alike
+    # Over 2 pi * 100 positions a pair of frequency x turns 100 x times; here 100, 10, 1, .1. Fast
+    # ones are kept, slow ones stretched. 10 turns are half way between 1 and 19: the mean of .1 and
+    # .1 / 8.
+    (
+      dict(
+        theta=1e4,
+        scaling='llama3',
+        factor=8.0,
+        low_frequency_factor=1.0,
+        high_frequency_factor=19.0,
+        original_positions=round(2 * np.pi * 100),
+      ),
+      [1, 0.05625, 0.01 / 8, 0.001 / 8],
+      1e-3,
+    ),
+  ],
+  ids=['plain', 'linear', 'llama3'],
+)
+def test_frequencies_are_scaled_as_by_hand(changes, expected, tolerance):
+  found = rotary.frequencies(dataclasses.replace(ROPE, **changes), 2 * len(expected))
+  np.testing.assert_allclose(found, expected, rtol=tolerance)
 
 
 def test_an_empty_band_is_refused():
   values = dataclasses.asdict(ROPE) | {'scaling': 'llama3', 'high_frequency_factor': 1.0}
-  with pytest.raises(InputError, match=r'low_frequency_factor=1\.0 must be below'):
+  with pytest.raises(InputError, match=r'low_frequency_factor=1\.0: the factor must be below'):
     config_lib.build(rotary.RopeConfig, values, 'config.model.rope')
 
 
@@ -322,10 +321,7 @@ def test_bits_are_those_of_the_value(dtype):
   assert stored.dtype == bits.dtype_of(dtype)
   assert bits.from_bits(stored).dtype == x.dtype
   np.testing.assert_array_equal(bits.from_bits(stored), x)
-
-
-def test_one_and_a_half_is_the_upper_half_of_its_float32():
-  assert bits.to_bits(jnp.bfloat16(1.5)) == 0x3FC0
+  assert bits.to_bits(jnp.bfloat16(1.5)) == 0x3FC0  # the upper half of its float32
 
 
 # ---- The matrix product in the forms of each platform: values, and gradients against autodiff ----

@@ -204,6 +204,17 @@ SEVEN_B = dataclasses.replace(
 )
 
 
+def empty_on(mesh, config, spec, length):
+  """Shapes of the slots' state as `decode_loop.empty` lays it out on the mesh."""
+  with jax.set_mesh(mesh):
+    lowered = decode_loop.empty.lower(config, spec, length)
+  return jax.tree.map(
+    lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+    lowered.out_info[0],
+    lowered.compile().output_shardings[0],
+  )
+
+
 def compiled_for(topology, config, slots, length, data, tensor):
   """`decode_loop.decode`, compiled for the slice."""
   pytest.importorskip('libtpu')
@@ -213,16 +224,9 @@ def compiled_for(topology, config, slots, length, data, tensor):
     sharding.DecodingConfig(data=data, tensor=tensor), devices.slice_devices(topology)
   )
   spec = dataclasses.replace(SPEC, slots=slots, max_prompt=length // 2, max_response=length // 2)
+  state, params = empty_on(mesh, config, spec, length), model.decode_shapes(config, mesh)
   with jax.set_mesh(mesh):
-    layouts, _ = decode_loop.empty.lower(config, spec, length).compile().output_shardings
-    state = jax.tree.map(
-      lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-      jax.eval_shape(lambda: decode_loop.empty(config, spec, length))[0],
-      layouts,
-    )
-    return decode_loop.decode.lower(
-      config, spec.sampling, model.decode_shapes(config, mesh), state, 1, 1, 1.0
-    ).compile()
+    return decode_loop.decode.lower(config, spec.sampling, params, state, 1, 1, 1.0).compile()
 
 
 @pytest.mark.full

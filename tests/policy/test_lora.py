@@ -186,8 +186,8 @@ def test_without_a_rank_all_is_trained(one_device, frozen):
   ('changes', 'message'),
   [
     (dict(targets=('q_prj',)), "targets has no 'q_prj'; did you mean 'q_proj'?"),
-    (dict(targets=()), 'targets=() must contain'),
-    (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj') must contain"),
+    (dict(targets=()), 'targets=(): the list must contain'),
+    (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj'): the list must contain"),
   ],
 )
 def test_what_is_no_lora_is_refused(changes, message):
@@ -196,21 +196,16 @@ def test_what_is_no_lora_is_refused(changes, message):
 
 
 def test_a_rank_above_that_of_a_matrix_is_refused(one_device):
-  narrow = CONFIG.num_kv_heads * CONFIG.head_size
-  with pytest.raises(
-    InputError,
-    match=re.escape(
-      f'config.lora.rank={narrow + 1} must be at most {narrow}, the smaller dimension of k_proj'
-    ),
-  ):
-    lora.shapes(dataclasses.replace(LORA, rank=narrow + 1), model.shapes(CONFIG, one_device))
+  shapes, narrow = model.shapes(CONFIG, one_device), CONFIG.num_kv_heads * CONFIG.head_size
+  message = rf'rank={narrow + 1}: the rank must be at most {narrow}, the smaller .* of k_proj'
+  with pytest.raises(InputError, match=message):
+    lora.shapes(dataclasses.replace(LORA, rank=narrow + 1), shapes)
 
 
 def test_experts_get_no_adapters(one_device):
   shapes = model.shapes(VARIANTS['experts'], one_device)
-  with pytest.raises(
-    InputError, match=r"has 'gate_proj', but adapters are not supported on experts\. Leave out"
-  ):
+  message = r"'gate_proj' belongs to the experts, and adapters are not .* experts\. Leave out"
+  with pytest.raises(InputError, match=message):
     lora.shapes(LORA, shapes)
   attention = dataclasses.replace(LORA, targets=('q_proj', 'o_proj'))
   assert {*lora.shapes(attention, shapes)['layers']} == {'attention'}

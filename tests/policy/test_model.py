@@ -208,19 +208,19 @@ def test_qwen_1_5b_has_its_number_of_parameters(one_device):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'num_kv_heads': 3}, 'config.model.num_kv_heads=3 must divide config.model.num_heads=4'),
-    ({'head_size': 7}, 'config.model.head_size=7 must be even'),
-    ({'num_experts': 4}, 'config.model.experts_per_token=0 must be at least 1 and at most '),
+    ({'num_kv_heads': 3}, 'num_kv_heads=3: the number must divide config.model.num_heads=4'),
+    ({'head_size': 7}, 'head_size=7: the size must be even'),
+    ({'num_experts': 4}, 'experts_per_token=0: the number must be at least 1 and at most '),
     (
       {'num_experts': 4, 'experts_per_token': 1, 'mlp_bias': True},
-      'config.model.mlp_bias=True is not allowed with config.model.num_experts=4, because',
+      'mlp_bias=True: biases are not supported with config.model.num_experts=4, because',
     ),
-    ({'experts_per_token': 1}, 'must be at least 1 and at most config.model.num_experts=0, or'),
-    ({'dtype': 'float16'}, "config.model.dtype='float16': .* must be one of float32, bfloat16"),
+    ({'experts_per_token': 1}, 'experts_per_token=1: .* at most config.model.num_experts=0, or'),
+    ({'dtype': 'float16'}, "dtype='float16': .* must be one of float32, bfloat16"),
   ],
 )
 def test_an_impossible_shape_is_refused(change, message):
-  with pytest.raises(InputError, match=message):
+  with pytest.raises(InputError, match=f'config.model.{message}'):
     config_lib.build(model.ShapeConfig, dataclasses.asdict(CONFIG) | change, 'config.model')
 
 
@@ -229,11 +229,11 @@ def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
   config = dataclasses.replace(CONFIG, **changes)
   whole = (1, 1, 1, 1)
   refused = {
-    ((1, 5, 1, 1), whole): 'training.fsdp=5 must divide config.model.width=32, because each',
-    ((1, 1, 1, 5), whole): 'training.tensor=5 must divide config.model.num_heads=12, because each',
-    (whole, (1, 1, 1, 5)): 'decoding.tensor=5 must divide config.model.num_heads=12, because each',
-    (whole, (1, 1, 1, 6)): 'decoding.tensor=6 must divide config.model.num_kv_heads=4, or be a',
-    (whole, (1, 1, 4, 1)): 'decoding.expert=4 must divide config.model.num_experts=6, because each',
+    ((1, 5, 1, 1), whole): ('training.fsdp=5', 'width=32, because each'),
+    ((1, 1, 1, 5), whole): ('training.tensor=5', 'num_heads=12, because each'),
+    (whole, (1, 1, 1, 5)): ('decoding.tensor=5', 'num_heads=12, because each'),
+    (whole, (1, 1, 1, 6)): ('decoding.tensor=6', 'num_kv_heads=4 or be a multiple'),
+    (whole, (1, 1, 4, 1)): ('decoding.expert=4', 'num_experts=6, because each'),
   }
 
   def check(*sizes):
@@ -241,8 +241,9 @@ def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
     meshes = (jax.sharding.AbstractMesh(shape, axes) for shape in sizes)
     shape.check_meshes(config, sharding.Meshes(*meshes))
 
-  for sizes, message in refused.items():
-    with pytest.raises(InputError, match=re.escape(f'config.mesh.{message}')):
+  for sizes, (place, rest) in refused.items():
+    message = f'config.mesh.{place}: the number of devices must divide config.model.{rest}'
+    with pytest.raises(InputError, match=re.escape(message)):
       check(*sizes)
   for sizes in ((5, 1, 1, 1), (1, 8, 3, 4), (1, 1, 1, 2), (1, 1, 1, 12)):  # 12 is a multiple of 4
     check(sizes, sizes)

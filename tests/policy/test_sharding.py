@@ -40,11 +40,11 @@ def test_a_dimension_that_does_not_divide_is_replicated():
     (
       (-1, -1, 1),
       (1, 1),
-      'training data=-1, fsdp=-1, expert=1, tensor=1 must contain at most one -1',
+      'training (data=-1, fsdp=-1, expert=1, tensor=1): at most one size may be -1',
     ),
-    ((1, 1, 1), (-1, -1), 'decoding data=-1, expert=1, tensor=-1 must contain at most one -1'),
-    ((1, 1, 0), (1, 1), 'training.tensor=0 must be at least 1'),
-    ((1, 1, 1), (0, 1), 'decoding.data=0 must be at least 1'),
+    ((1, 1, 1), (-1, -1), 'decoding (data=-1, expert=1, tensor=-1): at most one size may be -1'),
+    ((1, 1, 0), (1, 1), 'training.tensor=0: the number of devices must not be 0'),
+    ((1, 1, 1), (0, 1), 'decoding.data=0: the number of devices must not be 0'),
   ],
 )
 def test_impossible_sizes_are_refused(training, decoding, message):

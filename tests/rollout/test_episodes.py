@@ -130,10 +130,7 @@ def test_turns_and_observations_follow_one_another_as_tokens(play, text_tokenize
   seven, stop = [*ids('7'), end], [*ids('stop'), end]
   observed = ids('1\n')
   assert stopped.tokens.tolist() == [*seven, *observed, *stop]
-  assert stopped.turns == (
-    Turn(len(seven), len(observed), 1.0),
-    Turn(len(stop), 0, 4.0),
-  )
+  assert stopped.turns == (Turn(len(seven), len(observed), 1.0), Turn(len(stop), 0, 4.0))
   own = [True] * len(seven) + [False] * len(observed) + [True] * len(stop)
   assert stopped.own.tolist() == own and stopped.num_own == sum(own)
   assert stopped.logp.tolist() == [-0.5 if yes else 0.0 for yes in own]

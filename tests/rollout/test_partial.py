@@ -13,6 +13,7 @@ from exgrpo_jax.experiment import generation
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import partial, stages
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
+from exgrpo_jax.rollout.settings import RolloutConfig
 from exgrpo_jax.runtime.randomness import Purpose
 
 
@@ -73,11 +74,12 @@ def test_no_group_is_ever_too_old_and_each_trains_once(questions, in_flight, max
 
 
 def test_what_a_step_adds_to_a_response_is_noted():
+  config = RolloutConfig(partial=True)
   before = response(3, [Span(2, 1), Span(4, 2)], is_complete=False, tis_weight=np.ones(3))
-  now = partial.continued(before, response(5), 6)
+  now = partial.continued(config, before, response(5), 6)
   assert now.spans == (Span(2, 1), Span(4, 2), Span(6, 2)) and now.is_complete
   assert now.tis_weight is before.tis_weight
-  assert partial.continued(before, response(3, is_complete=False), 6).spans == before.spans
+  assert partial.continued(config, before, response(3, is_complete=False), 6).spans == before.spans
   for step, count in ((2, 0), (3, 1), (4, 1), (5, 3), (6, 3), (7, 5)):
     assert now.tokens_before(step) == count
   assert now.first_step(6) == 2 and EMPTY_RESPONSE.first_step(6) == 6

@@ -3,13 +3,14 @@
 import dataclasses
 import itertools
 import re
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, slots, token_sampling
+from exgrpo_jax.rollout import decode_loop, resuming, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from exgrpo_jax.runtime import activity, compilations, randomness
 from tests.helpers import tiers
@@ -58,11 +59,6 @@ SAMPLES = [0, 0, 0, 1, 2, 0, 3]  # prompts 0 and 3 are two samples of one questi
 def make_params(config, mesh):
   """Initial parameters, wide enough apart that logits spread over some nats."""
   return initial_params(config, mesh, lambda x: SCALE * x if x.std() else x)
-
-
-@pytest.fixture(scope='module')
-def mesh():
-  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
 
 
 @pytest.fixture(scope='module')
@@ -130,6 +126,14 @@ def log_softmax(logits):
 def assert_same_tokens(found, expected):
   for ours, theirs in zip(found, expected, strict=True):
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+
+
+def assert_same_responses(found, expected, atol=0.0):
+  """The same tokens, with log-probabilities and entropies that differ by at most `atol`."""
+  assert_same_tokens(found, expected)
+  for ours, theirs in zip(found, expected):
+    np.testing.assert_allclose(ours.logp, theirs.logp, rtol=0, atol=atol)
+    np.testing.assert_allclose(ours.entropy, theirs.entropy, rtol=0, atol=atol)
 
 
 def test_it_says_how_far_it_is_while_it_decodes(generate, responses):
@@ -236,14 +240,14 @@ def test_rows_that_finish_make_room_at_once(generate):
 @pytest.mark.full
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
   """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
-  monkeypatch.setattr(slots, '_SHORTEST', 8)
-  resumed, resume = [], decode_loop.resume
+  monkeypatch.setattr(slots, 'SHORTEST_PREFILL', 8)
+  resumed, resume = [], resuming.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     resumed.append(tokens_PT.shape[1])
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(decode_loop, 'resume', watched)
+  monkeypatch.setattr(resuming, 'resume', watched)
   found, complete, syncs, calls = [EMPTY_RESPONSE] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
@@ -259,10 +263,7 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
       assert one.is_complete or not one.truncated
       found[i] = one
   assert calls > 2 and len({*resumed}) > 1
-  assert_same_tokens(found, responses)
-  for i in range(7):
-    for name in ('logp', 'entropy'):
-      np.testing.assert_allclose(getattr(found[i], name), getattr(responses[i], name), atol=1e-5)
+  assert_same_responses(found, responses, 1e-5)
   written = sum(len(one.tokens) for one in responses)
   assert sum(sync.tokens for sync in syncs) == written
   share = written / sum(3 * sync.steps for sync in syncs)
@@ -289,10 +290,9 @@ def test_the_parts_in_which_it_decodes_change_no_bit(generate, monkeypatch, resu
   single, *others, parts = outcome(0)
   assert parts == sum(sync.steps for sync in others[1]) > len(others[1])
   assert others == expected
-  for one, other in zip(single, whole, strict=True):
+  assert_same_responses(single, whole)
+  for one, other in zip(single, whole):
     assert (one.is_complete, one.truncated) == (other.is_complete, other.truncated)
-    for name in ('tokens', 'logp', 'entropy'):
-      np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
 @pytest.mark.full
@@ -325,43 +325,43 @@ def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
 
 @pytest.fixture
 def watched(monkeypatch):
-  """Lengths of the prompts of each prefill, and of the cache of each stretch of decoding."""
-  prefills, caches = [], []
+  """The prompts' lengths in each prefill; the cache's length and the slots in each decoding."""
+  seen = types.SimpleNamespace(prefills=[], caches=[], widths=[])
   prefill, decode = decode_loop.prefill, decode_loop.decode
 
   def watched_prefill(config, params, prompts, tokens_PT, lengths_P, place_P):
     num_places = len(prompts.hidden_WD)
     found = [length for length, place in zip(lengths_P.tolist(), place_P) if place < num_places]
-    prefills.append((tokens_PT.shape, found))
+    seen.prefills.append((tokens_PT.shape, found))
     return prefill(config, params, prompts, tokens_PT, lengths_P, place_P)
 
   def watched_decode(*args):
-    caches.append(kv_cache.length(args[3].cache[0]))
+    seen.caches.append(kv_cache.length(args[3].cache[0]))
+    seen.widths.append(len(args[3].live_B))
     return decode(*args)
 
+  watched_prefill.clear_cache = prefill.clear_cache  # for `decoding_by`
   monkeypatch.setattr(decode_loop, 'prefill', watched_prefill)
   monkeypatch.setattr(decode_loop, 'decode', watched_decode)
-  return prefills, caches
+  return seen
 
 
 def test_a_prompt_is_prefilled_once_for_all_its_samples(samples_of, watched):
   """Also where its samples do not fit into the slots together: 8 + 7 + 8 in 3 slots."""
   prompts = [PROMPTS[0], np.arange(40, dtype=np.int32) % 30, PROMPTS[4]]
   found = samples_of((8, 7, 8), prompts, slots=3)
-  prefills, _ = watched
-  assert sorted(length for _, lengths in prefills for length in lengths) == [2, 3, 40]
-  assert {shape for shape, _ in prefills} == {(4, 64)}
+  assert sorted(length for _, lengths in watched.prefills for length in lengths) == [2, 3, 40]
+  assert {shape for shape, _ in watched.prefills} == {(4, 64)}
   assert_same_tokens(found[15:], samples_of((0, 0, 8), prompts, slots=8))
 
 
 def test_prompts_are_prefilled_in_fixed_shapes_up_front(samples_of, watched, monkeypatch):
   """Seven prompts, four of which are kept at once, in rows of 16 tokens, 32 and 64."""
   monkeypatch.setattr(slots, 'PREFILL_TOKENS', 64)
-  monkeypatch.setattr(slots, '_SHORTEST', 16)
+  monkeypatch.setattr(slots, 'SHORTEST_PREFILL', 16)
   prompts = [np.resize(prompt, size) for prompt, size in zip(PROMPTS, (1, 16, 17, 3, 33, 4, 64))]
   found = samples_of((1,) * 7, prompts, slots=8)
-  prefills, _ = watched
-  assert prefills == [
+  assert watched.prefills == [
     ((4, 16), [1, 16, 3]),
     ((2, 32), [17]),
     ((4, 16), [4]),
@@ -379,62 +379,41 @@ def test_prompts_that_come_again_after_others_are_prefilled_again(decoding, mesh
   prompts = [(*PROMPTS, PROMPTS[0])[i] for i in order]
   samples = [0] * 8 + [1] * 8
   assert len(generated(CONFIG, decoding, prompts, order, samples, KEY, spec, mesh)) == 16
-  assert sum(len(lengths) for _, lengths in watched[0]) == 16
+  assert sum(len(lengths) for _, lengths in watched.prefills) == 16
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-  ('limits', 'expected'),
+  ('backend', 'limits', 'most', 'expected'),
   [
-    ([4, 4, 300, 4, 4, 4], [128, 256, 512]),  # as long as the rows need, and not as the limit
-    ([4, 4, 300, 300, 4], [128, 256, 512, 128]),  # given up when rows are short again
+    # As long as the rows need, and not as the limit.
+    ('transposed', [4, 4, 300, 4, 4, 4], 4096, [128, 256, 512]),
+    ('transposed', [4, 4, 300, 300, 4], 4096, [128, 256, 512, 128]),  # given up when rows are short
+    # In whole blocks, as on accelerators: the 500 positions of the longest row are 512.
+    ('dense', [4, 4, 430, 430, 4], 436, [128, 256, 512, 128]),
   ],
 )
-def test_the_cache_follows_the_rows(generate, watched, limits, expected):
-  generate(range(len(limits)), limits=limits, max_response=4096, eos_ids=(NEVER,), slots=2)
-  _, caches = watched
-  assert [length for length, last in zip(caches, [0, *caches]) if length != last] == expected
-
-
-@pytest.mark.full
-def test_a_cache_in_whole_blocks_follows_the_rows_too(generate, monkeypatch):
-  """As on accelerators: the 500 positions of the longest row are 512, and are given up again."""
-  caches, decode = [], decode_loop.decode
-
-  def noted(*args):
-    caches.append(kv_cache.length(args[3].cache[0]))
-    return decode(*args)
-
-  monkeypatch.setattr(decode_loop, 'decode', noted)
-  with decoding_by('dense'):
-    generate(range(5), limits=[4, 4, 430, 430, 4], max_response=436, eos_ids=(NEVER,), slots=2)
-  lengths = [length for length, last in zip(caches, [0, *caches]) if length != last]
-  assert lengths == [128, 256, 512, 128]
+def test_the_cache_follows_the_rows(generate, watched, backend, limits, most, expected):
+  with decoding_by(backend):
+    generate(range(len(limits)), limits=limits, max_response=most, eos_ids=(NEVER,), slots=2)
+  assert [length for length, _ in itertools.groupby(watched.caches)] == expected
 
 
 @pytest.mark.full
 def test_the_cache_never_outgrows_the_limit(generate, watched):
   """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 64 long."""
   found = generate([6], slots=1, max_prompt=20, max_response=90, eos_ids=(NEVER,))
-  prefills, caches = watched
-  assert [shape for shape, _ in prefills] == [(4, 20)]
-  assert set(caches) == {110}
+  assert [shape for shape, _ in watched.prefills] == [(4, 20)]
+  assert set(watched.caches) == {110}
   assert [len(response.tokens) for response in found] == [90]
 
 
 @pytest.mark.full
 def test_the_last_rows_close_up_unless_attention_is_ragged(generate, watched, monkeypatch):
   """32 slots, seven rows, then one that is left; or one program of each kind. The same tokens."""
-  widths, decode = [], decode_loop.decode
-
-  def noted(*args):
-    widths.append(args[3].live_B.shape[0])
-    return decode(*args)
-
-  monkeypatch.setattr(decode_loop, 'decode', noted)
+  widths, caches = watched.widths, watched.caches
   changes = dict(slots=32, max_response=300, eos_ids=(NEVER,))
   found = generate(limits=[1, 1, 1, 250, 80, 1, 1], **changes)
-  _, caches = watched
   assert list(dict.fromkeys(widths)) == [32, 8, 2] and set(caches) == {128, 256}
   assert_same_tokens(generate([4], limits=[80], **changes), [found[4]])
   widths.clear(), caches.clear()

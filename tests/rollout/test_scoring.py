@@ -6,7 +6,7 @@ import pytest
 
 from exgrpo_jax.algorithm.trajectory_rules import RULES, released_costs
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring
 from tests.helpers.tiny import SMALL
 
@@ -103,11 +103,6 @@ def test_a_random_pick_is_uniform_and_repeats_with_its_generator():
 
 LIMIT = 80
 LENGTHS = [80, 79, 20, 33, 64, 3, 33, 80, 33, 64, 2, 79, 20]
-
-
-@pytest.fixture(scope='module')
-def mesh():
-  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
 
 
 @pytest.fixture(scope='module')

@@ -204,9 +204,7 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param(GOOD | {'response': 5}, r'response=5: no text found', id='number'),
     pytest.param(GOOD | {'response': '\ud83d'}, r'response is not valid Unicode', id='unicode'),
     pytest.param(
-      {'prompt': CHAT[:1], 'response': 'r'},
-      r"whose last 'user' message contains text",
-      id='user',
+      {'prompt': CHAT[:1], 'response': 'r'}, r"whose last 'user' message contains text", id='user'
     ),
     pytest.param(
       {'question': 'q', 'target': CHAT[:2]},

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import re
 
 import jax
@@ -11,29 +10,23 @@ import pytest
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import (
-  decode_loop,
-  routes,
-  scheduler,
-  scoring,
-  slots,
-  token_sampling,
-)
+from exgrpo_jax.rollout import decode_loop, resuming, routes, scheduler, scoring, token_sampling
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import insertion_of
 from tests.helpers import tiers
 from tests.helpers.decoding import decoding_by, generated, plain_kernel
-from tests.policy.test_kv_cache import SEVEN_B
+from tests.policy.test_kv_cache import SEVEN_B, empty_on
 from tests.rollout import test_scheduler
 from tests.rollout.test_scheduler import SPEC as OF_ONE_TURN
+from tests.rollout.test_scheduler import assert_same_responses
 
 
 def test_every_row_is_in_a_pass_once_and_whole(one_device):
   """Four of at most a quarter of the longest, and one that is longer."""
   rows = {name: np.full(length, name, np.int32) for name, length in enumerate((90, 256, 80, 1, 30))}
   found = {}
-  for tokens_PT, segments, starts, _ in slots.packed(rows, 256, 8, one_device):
+  for tokens_PT, segments, starts, _ in resuming.packed(rows, 256, 8, one_device):
     assert tokens_PT.shape in ((2, 256), (8, 64))
     for name, start in starts:
       last = start + len(rows[name]) - 1
@@ -42,12 +35,12 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
       assert segments.position_BT.flat[last] == len(rows[name]) - 1
   for name, tokens in rows.items():
     np.testing.assert_array_equal(found[name], tokens)
-  assert list(slots.packed({}, 256, 8, one_device)) == []
+  assert list(resuming.packed({}, 256, 8, one_device)) == []
 
 
 def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one_device):
   def places(lengths):
-    passes = slots.packed_passes(np.array(lengths), 256, 8, one_device, shares=False)
+    passes = resuming.packed_passes(np.array(lengths), 256, 8, one_device, shares=False)
     return {lengths[row]: one.shape.length for one in passes for (row,) in one.sequences}, sum(
       len(one.sequences) for one in passes
     )
@@ -62,10 +55,10 @@ def test_rows_that_span_steps_are_packed_with_little_padding():
   mesh = jax.sharding.AbstractMesh((16, 1, 1, 4), ('data', 'fsdp', 'expert', 'tensor'))
   drawn = np.random.default_rng(0).lognormal(np.log(1024), np.log(8) / 2.33, 1000)
   length_R = 150 + drawn.astype(int).clip(1, 8192)
-  passes = slots.packed_passes(length_R, 9216, 1024, mesh)
+  passes = resuming.packed_passes(length_R, 9216, 1024, mesh)
   assert {one.shape[:2] for one in passes} == {(16, 9216), (16, 2304)}
   for one in passes:
-    most = slots.packed_rows(one.shape.count, 1024)
+    most = resuming.packed_rows(one.shape.count, 1024)
     assert sum(map(len, one.sequences)) <= most == 16 * 8
   assert sum(one.shape.num_tokens for one in passes) < 1.05 * length_R.sum()
 
@@ -125,26 +118,14 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
     sharding.DecodingConfig(data=16, tensor=4), devices.slice_devices('v5e:8x8')
   )
   spec = dataclasses.replace(OF_ONE_TURN, slots=256, max_prompt=1024, max_response=1024)
-  shape, _ = slots.packed_shapes(spec.longest_row, spec.slots, mesh)
+  shape, _ = resuming.packed_shapes(spec.longest_row, spec.slots, mesh)
   layout = sharding.batch(mesh, shape.count)
   tokens_PT = jax.ShapeDtypeStruct((shape.count, shape.length), 'int32', sharding=layout)
-  nothing = insertion_of([], spec.slots, slots.packed_rows(shape.count, spec.slots))
+  nothing = insertion_of([], spec.slots, resuming.packed_rows(shape.count, spec.slots))
+  state, params = empty_on(mesh, config, spec, spec.longest_row), model.decode_shapes(config, mesh)
+  segments = packing.Segments(tokens_PT, tokens_PT)
   with jax.set_mesh(mesh):
-    empty = functools.partial(decode_loop.empty, config, spec, spec.longest_row)
-    layouts, _ = jax.jit(empty).lower().compile().output_shardings
-    state = jax.tree.map(
-      lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-      jax.eval_shape(empty)[0],
-      layouts,
-    )
-    program = decode_loop.resume.lower(
-      config,
-      model.decode_shapes(config, mesh),
-      state,
-      tokens_PT,
-      packing.Segments(tokens_PT, tokens_PT),
-      nothing,
-    ).compile()
+    program = resuming.resume.lower(config, params, state, tokens_PT, segments, nothing).compile()
   # Bytes of a layer's packed keys and values, which each chip has of all sequences.
   layer = shape.num_tokens * 2 * config.head_size * 2
   assert len(re.findall(r' while\(', program.as_text())) == config.num_layers  # over own rows
@@ -168,11 +149,6 @@ SPEC = decode_loop.DecodeSpec(
 
 
 @pytest.fixture(scope='module')
-def mesh():
-  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
-
-
-@pytest.fixture(scope='module')
 def params(mesh):
   return test_scheduler.make_params(CONFIG, mesh)
 
@@ -187,7 +163,7 @@ def observation(episode, turn):
   return rng.integers(0, CONFIG.vocab_size, 70 if episode == turn else 1 + episode % 6, np.int32)
 
 
-def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=False):
+def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=False, drafts='0'):
   """The last response of each episode: its turns, with what was observed after each."""
   found, turns, waiting, syncs = {}, collections.Counter(), [], collections.Counter()
   episodes = list(range(EPISODES))  # of each request
@@ -214,7 +190,7 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=Fa
 
   engine = SlotEngine(
     config,
-    dataclasses.replace(SPEC, parked=parked, keeps_routes=keeps_routes),
+    dataclasses.replace(SPEC, parked=parked, keeps_routes=keeps_routes, drafts=drafts),
     mesh,
     lambda _: jax.random.key(5),
     resumes=True,
@@ -228,13 +204,13 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=Fa
 @pytest.fixture
 def resumed(monkeypatch):
   """How many rows each call of `resume` fills."""
-  counts, resume = [], decode_loop.resume
+  counts, resume = [], resuming.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     counts.append(int((insertion.slot_R < SPEC.slots).sum()))
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(decode_loop, 'resume', watched)
+  monkeypatch.setattr(resuming, 'resume', watched)
   return counts
 
 
@@ -249,19 +225,14 @@ def test_a_cache_that_was_kept_says_what_one_computed_again_says(params, mesh, r
   kept = play(params, mesh, parked=30, config=config)
   assert computed == EPISODES * (TURNS - 1)
   assert sum(resumed) == (EPISODES - 30) * (TURNS - 1)  # of those without room
-  for one, other in zip(kept, again, strict=True):
-    np.testing.assert_array_equal(one.tokens, other.tokens)
-    for name in ('logp', 'entropy'):
-      np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
+  assert_same_responses(kept, again, 1e-5)
 
 
 @pytest.mark.full
 def test_the_order_of_answers_changes_no_bit(params, mesh):
   at_once = play(params, mesh, parked=EPISODES)
   later = play(params, mesh, parked=EPISODES, delay=lambda episode: episode * 7 % 5)
-  for one, other in zip(at_once, later, strict=True):
-    for name in ('tokens', 'logp', 'entropy'):
-      np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+  assert_same_responses(at_once, later)
 
 
 @pytest.mark.full
@@ -269,9 +240,7 @@ def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkey
   """Observations are read in parts, too."""
   expected = play(params, mesh, parked=EPISODES)
   monkeypatch.setattr(scheduler, '_PART', 0)
-  for one, other in zip(play(params, mesh, parked=EPISODES), expected, strict=True):
-    for name in ('tokens', 'logp', 'entropy'):
-      np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+  assert_same_responses(play(params, mesh, parked=EPISODES), expected)
 
 
 @pytest.mark.full
@@ -280,9 +249,7 @@ def test_caches_of_accelerators_are_kept_too(params, mesh, backend):
   expected = play(params, mesh, parked=0)
   with decoding_by(backend), plain_kernel():
     found = play(params, mesh, parked=EPISODES)
-  for one, other in zip(found, expected, strict=True):
-    np.testing.assert_array_equal(one.tokens, other.tokens)
-    np.testing.assert_allclose(one.logp, other.logp, atol=1e-4)
+  assert_same_responses(found, expected, 1e-4)
 
 
 # ---- The experts that the sampler chose ----

@@ -14,8 +14,8 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring, stages
-from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, ScriptedSampler, requests_for
 from tests.helpers import tiny
+from tests.helpers.decoding import ScriptedSampler
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
 
@@ -395,35 +395,13 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
   assert (chosen.batch.term_weight_BT == 1).all()  # without a limit
 
 
-# ---- A script answers where no model is wanted, as the slot engine would ----
-
-
-REQUESTS = requests_for([np.int32([9]), np.int32([8])], [5, 6], samples=2, step=1, limit=3)
-
-
-def script(request):
-  return [request.question, request.sample] * (1 + request.sample)
-
-
-def test_requests_are_answered_in_order_and_cut_at_their_limits():
-  finished = []
-  sampler = ScriptedSampler(script)
-  found, _ = sampler.generate(None, REQUESTS, lambda index, one: finished.append((index, one)))
-  tokens = [one.tokens.tolist() for one in found]
-  assert tokens == [[5, 0], [5, 1, 5], [6, 0], [6, 1, 6]]
-  assert [one.truncated for one in found] == [False, True, False, True]
-  assert [index for index, _ in finished] == [0, 1, 2, 3]
-  assert all(found[index] is one for index, one in finished)
-
-
-def test_it_stops_when_told_to():
-  found, _ = ScriptedSampler(script).generate(None, REQUESTS, lambda index, _: index == 1)
-  assert [one.is_complete for one in found] == [True, True, False, False] and found[
-    3
-  ] is EMPTY_RESPONSE
+# ---- Samplers ----
 
 
 def test_the_stages_take_any_sampler(recorded):
+  def script(request):
+    return [request.question, request.sample] * (1 + request.sample)
+
   rollout = dataclasses.replace(recorded.rollout, sampler=ScriptedSampler(script))
   plan, submitted = stages.plan_step(rollout, replay.Buffer(), Cursor(), 1), {}
   responses, _ = stages.generate(rollout, None, plan, submitted.setdefault)

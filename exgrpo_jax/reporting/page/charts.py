@@ -125,6 +125,7 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
     ('Entropy', 'nats per token', {'entropy': 'entropy'}, {}),
     ('Response length', 'tokens', {'length/mean': 'mean'}, {}),
     ('Truncated responses', 'share of responses', {'length/truncated': 'truncated'}, _SHARE),
+    ('Tokens per decode pass', 'tokens of a row', {'rollout/tokens_per_pass': 'mean'}, {}),
     ('Importance ratio of carried tokens', 'ratio, log scale', _CARRIED, _LOG),
   ),
   'replay': (

@@ -1,0 +1,364 @@
+"""Exact drafts: decoding several tokens per row and pass (`rollout.drafts`).
+
+A token is a function of the logits and of its own noise, which depends only on seed, step,
+question, sample and position. So a pass over a row's next token and k drafted tokens, with a draw
+after each token, gives the same tokens as decoding one at a time. Drafts are kept as long as they
+equal the draws, and the first draw that differs replaces its draft. Drafts come from texts on the
+same question: the row's own prompt and response, the responses in other slots, and past responses.
+
+Shape letters as in decode_loop.py; T drafts and the token before them, R texts, M texts of one
+question, X last tokens of a row.
+"""
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from exgrpo_jax.datatypes import Array
+from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy.matmul import OutputMajor
+from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout.decode_loop import Decoded, Forced, Sampling, State
+
+CHOICES = ('0', '1', '3', '7', 'auto')  # of `rollout.drafts`
+SOURCES = ('own', 'siblings', 'past')  # of a draft
+MAX_TEXTS = 16  # M: a row drafts from its own text and at most 15 others
+LONGEST_MATCH = 5  # X
+# Rows of activations per device that cost about as much as one row, because reading the weights
+# takes longer than multiplying by them. Not measured on GPUs. 0 on TPUs, because their kernel has
+# not been tried with several queries per row.
+_FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
+
+
+def width(setting: str, slots: int, mesh: Mesh) -> int:
+  """Return how many tokens each of `slots` rows drafts per pass; `setting` is one of CHOICES.
+
+  'auto' chooses the most drafts that keep the rows of a device's products within a bound, which
+  depends on the platform.
+  """
+  if setting != 'auto':
+    return int(setting)
+  _, num_shards = sharding.split(mesh, 'batch')
+  rows = -(-slots // num_shards)
+  free = _FREE_ROWS[mesh.devices.flat[0].platform]
+  return max(int(k) for k in CHOICES[:-1] if k == '0' or rows * (int(k) + 1) <= free)
+
+
+class Texts(NamedTuple):
+  """The texts that drafts are copied from. The first B of the R texts belong to the slots."""
+
+  tokens_RS: Array  # int32; prompt and response; past responses have only the prompt's end
+  length_R: Array  # int32
+  start_R: Array  # int32, where the response begins
+  peers_BM: Array  # int32, each slot's texts, its own text first; -1 means no text
+
+
+class Counts(NamedTuple):
+  """The work of one call of `decode`, over all rows."""
+
+  passes: jax.Array  # int32
+  row_passes: jax.Array  # int32, passes of live rows
+  drafted_X: jax.Array  # int32, tokens drafted by each of SOURCES
+  accepted_X: jax.Array  # int32, drafted tokens that are part of a response
+
+
+class _Draws(NamedTuple):
+  """Tokens drawn, with their log-probabilities and the entropies, in nats."""
+
+  token: jax.Array
+  logp: jax.Array
+  entropy: jax.Array
+
+
+class _Carry(NamedTuple):
+  state: State
+  next_B: _Draws  # each row's next token; `texts` has it already
+  texts: Texts
+  decoded: Decoded
+  written_B: jax.Array  # int32, tokens in `decoded`
+  counts: Counts
+
+
+class _Checked(NamedTuple):
+  """A pass's tokens after the draws."""
+
+  token_BT: jax.Array  # the row's next token and the drafts
+  draws_BT: _Draws  # after each of them
+  following_BT: jax.Array  # the token after each of them: the draw, unless it is forced
+  kept_BT: jax.Array  # bool, the first ones of each live row
+  ended_B: jax.Array  # bool, by an end token
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+def decode(
+  config: model.ShapeConfig,
+  sampling: Sampling,
+  num_drafts: int,
+  params: model.Params,
+  state: State,
+  texts: Texts,
+  min_finished: int,
+  max_passes: int,
+  temperature: float,
+  forced: Forced | None = None,
+) -> tuple[State, Decoded, Counts]:
+  """Do what `decode_loop.decode` does, in at most `max_passes` passes of T = num_drafts + 1 tokens.
+
+  The columns of `Decoded` and of `forced` have room for T tokens per pass.
+  """
+  S = model.cache_length(config, state.cache)
+  most = jnp.minimum(max_passes, decode_loop.TOKENS_PER_SYNC)
+  live_before_B = state.live_B
+  unembedding = decode_loop.padded_unembedding(config, params)
+  draw = functools.partial(_drawn, config, sampling, unembedding, temperature)
+
+  def goes_on(carry: _Carry) -> jax.Array:
+    state = carry.state
+    fits = jnp.all(~state.live_B | (state.position_B < S))
+    has_enough = jnp.sum(live_before_B & ~state.live_B) >= min_finished
+    return (carry.counts.passes < most) & fits & ~has_enough
+
+  def decode_pass(carry: _Carry) -> _Carry:
+    state, drafted = carry.state, propose(carry.texts, num_drafts)
+    token_BT = jnp.concatenate([carry.next_B.token[:, None], drafted[0]], axis=1)
+    token_BT, is_forced_BT = _read(forced, token_BT, carry.written_B)
+    hidden_BTD, new, routes_BTLC = model.decode_new(
+      config, params, jnp.maximum(token_BT, 0), state.position_B, state.cache
+    )
+    draws_BT = draw(hidden_BTD, state, 1)
+    following_BT, _ = _read(forced, draws_BT.token, carry.written_B + 1)
+    ends_BT = ~is_forced_BT & jnp.isin(token_BT, jnp.array(sampling.eos_ids))
+    kept_BT = _kept(state, token_BT, following_BT, ends_BT, S)
+    ended_B = jnp.any(kept_BT & ends_BT, axis=1)
+    checked = _Checked(token_BT, draws_BT, following_BT, kept_BT, ended_B)
+    counts = _counted(carry, drafted, is_forced_BT, kept_BT)
+    rests_at = 0 if forced is None else S - 1
+    carry = _advanced(carry, checked, hidden_BTD, routes_BTLC, rests_at)
+    count_B = jnp.maximum(jnp.sum(kept_BT, axis=1), 1)
+    cache = model.keep(config, state.cache, new, state.position_B, count_B)
+    return carry._replace(state=carry.state._replace(cache=cache), counts=counts)
+
+  first_B1 = draw(state.hidden_BD[:, None], state, 0)
+  begun = _begun(num_drafts, state, texts, forced, first_B1)
+  carry = jax.lax.while_loop(goes_on, decode_pass, begun)
+  return decode_loop.laid_out(carry.state), *decode_loop.for_hosts((carry.decoded, carry.counts))
+
+
+def _drawn(
+  config: model.ShapeConfig,
+  sampling: Sampling,
+  unembedding: jax.Array | OutputMajor,
+  temperature: float,
+  hidden_BTD: jax.Array,
+  state: State,
+  ahead: int,
+) -> _Draws:
+  """Draw a token after each hidden state; the first has number length_B + ahead of its row."""
+  B, T, D = hidden_BTD.shape
+  hidden_MD = hidden_BTD.reshape(B * T, D)
+  key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))
+  length_M = (state.length_B[:, None] + ahead + jnp.arange(T)).reshape(-1)
+  drawn = decode_loop.draw(config, sampling, unembedding, hidden_MD, key_M, length_M, temperature)
+  return _Draws(*(x_M.reshape(B, T) for x_M in drawn))
+
+
+def _begun(
+  num_drafts: int, state: State, texts: Texts, forced: Forced | None, first_B1: _Draws
+) -> _Carry:
+  """Return the carry before the first pass."""
+  zeros_B, nothing = jnp.zeros_like(state.length_B), jnp.zeros(len(SOURCES), jnp.int32)
+  token_B1, _ = _read(forced, first_B1.token, zeros_B)
+  replicated = (sharding.constrain(jnp.asarray(x), (None,) * x.ndim) for x in texts)
+  return _Carry(
+    state=state,
+    next_B=_Draws(token_B1[:, 0], first_B1.logp[:, 0], first_B1.entropy[:, 0]),
+    texts=_with_following(Texts(*replicated), token_B1, zeros_B + 1),
+    decoded=decode_loop.nothing_decoded(state, decode_loop.TOKENS_PER_SYNC * (num_drafts + 1)),
+    written_B=zeros_B,
+    counts=Counts(jnp.int32(0), jnp.int32(0), nothing, nothing),
+  )
+
+
+def _read(
+  forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Replace tokens by forced ones, and return a mask of these; the first is number `place_B`."""
+  if forced is None:
+    return token_BT, jnp.zeros(token_BT.shape, bool)
+  tokens_NB = jnp.asarray(forced.tokens_NB)
+  place_BT = place_B[:, None] + jnp.arange(token_BT.shape[1])
+  is_forced_BT = place_BT < jnp.asarray(forced.count_B)[:, None]
+  place_BT = jnp.minimum(place_BT, len(tokens_NB) - 1)
+  return jnp.where(is_forced_BT, tokens_NB[place_BT, _rows(place_BT)], token_BT), is_forced_BT
+
+
+def _kept(
+  state: State, token_BT: jax.Array, following_BT: jax.Array, ends_BT: jax.Array, S: int
+) -> jax.Array:
+  """Mark the tokens to keep: drafts as long as they equal the draws, up to an end or a limit."""
+  room_B = jnp.minimum(state.limit_B - state.length_B, S - state.position_B)
+  agrees_BK = (token_BT[:, 1:] == following_BT[:, :-1]) & ~ends_BT[:, :-1]
+  agrees_BT = jnp.pad(agrees_BK, ((0, 0), (1, 0)), constant_values=True)
+  within_BT = jnp.arange(token_BT.shape[1]) < room_B[:, None]
+  kept_BT = jnp.cumprod(agrees_BT & within_BT, axis=1).astype(bool)
+  return kept_BT & state.live_B[:, None]
+
+
+def _advanced(
+  carry: _Carry,
+  checked: _Checked,
+  hidden_BTD: jax.Array,
+  routes_BTLC: jax.Array | None,
+  rests_at: int,
+) -> _Carry:
+  """Return the carry after a pass, except for its cache and counts."""
+  state, (token_BT, draws_BT, following_BT, kept_BT, ended_B) = carry.state, checked
+  count_B = jnp.sum(kept_BT, axis=1)
+  last_B = jnp.maximum(count_B, 1) - 1
+
+  def at_last(x: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, last_B.reshape(-1, *[1] * (x.ndim - 1)), axis=1)[:, 0]
+
+  length_B, position_B = state.length_B + count_B, state.position_B + count_B
+  live_B = state.live_B & ~ended_B & (length_B < state.limit_B)
+  decoded = _with_tokens(carry, token_BT, draws_BT)
+  return carry._replace(
+    state=state._replace(
+      hidden_BD=at_last(hidden_BTD),
+      position_B=jnp.where(live_B, position_B, jnp.minimum(position_B, rests_at)),
+      length_B=length_B,
+      live_B=live_B,
+      routes_BSLC=_with_routes(state, routes_BTLC, kept_BT),
+    ),
+    next_B=_Draws(at_last(following_BT), at_last(draws_BT.logp), at_last(draws_BT.entropy)),
+    texts=_with_following(carry.texts, following_BT, count_B),
+    decoded=decoded._replace(
+      length_B=length_B, live_B=live_B, ended_B=carry.decoded.ended_B | ended_B
+    ),
+    written_B=carry.written_B + count_B,
+  )
+
+
+def _with_tokens(carry: _Carry, token_BT: jax.Array, draws_BT: _Draws) -> Decoded:
+  """Add tokens to the columns; the next pass overwrites the ones that are not kept."""
+  decoded, next_B = carry.decoded, carry.next_B
+  place_BT = carry.written_B[:, None] + jnp.arange(token_BT.shape[1])
+
+  def put(values_NB: jax.Array, new_BT: jax.Array) -> jax.Array:
+    return values_NB.at[place_BT, _rows(place_BT)].set(new_BT, mode='drop')
+
+  def from_next(next_B: jax.Array, drawn_BT: jax.Array) -> jax.Array:
+    return jnp.concatenate([next_B[:, None], drawn_BT[:, :-1]], axis=1)
+
+  return decoded._replace(
+    tokens_NB=put(decoded.tokens_NB, token_BT),
+    logp_NB=put(decoded.logp_NB, from_next(next_B.logp, draws_BT.logp)),
+    entropy_NB=put(decoded.entropy_NB, from_next(next_B.entropy, draws_BT.entropy)),
+  )
+
+
+def _with_routes(
+  state: State, routes_BTLC: jax.Array | None, kept_BT: jax.Array
+) -> jax.Array | None:
+  """Add the routes of the kept tokens to the routes of the slots."""
+  kept_BSLC = state.routes_BSLC
+  if kept_BSLC is None or routes_BTLC is None:
+    return kept_BSLC
+  place_BT = state.position_B[:, None] + jnp.arange(kept_BT.shape[1])
+  place_BT = jnp.where(kept_BT, place_BT, kept_BSLC.shape[1])
+  routes_BTLC = routes_BTLC.astype(kept_BSLC.dtype)
+  return kept_BSLC.at[_rows(place_BT), place_BT].set(routes_BTLC, mode='drop')
+
+
+def _with_following(texts: Texts, token_BT: jax.Array, count_B: jax.Array) -> Texts:
+  """Append the first `count_B` tokens to the slots' texts; what lies after a text is not read."""
+  B, T = token_BT.shape
+  place_BT = texts.length_R[:B, None] + jnp.arange(T)
+  tokens_RS, length_R = jnp.asarray(texts.tokens_RS), jnp.asarray(texts.length_R)
+  return texts._replace(
+    tokens_RS=tokens_RS.at[_rows(place_BT), place_BT].set(token_BT, mode='drop'),
+    length_R=length_R.at[:B].add(count_B),
+  )
+
+
+def _rows(x_BT: Array) -> jax.Array:
+  return jnp.arange(len(x_BT))[:, None]
+
+
+def _counted(
+  carry: _Carry, drafted: tuple[jax.Array, jax.Array], is_forced_BT: jax.Array, kept_BT: jax.Array
+) -> Counts:
+  counts, live_B, (drafts_BK, source_BK) = carry.counts, carry.state.live_B, drafted
+  is_draft_BK = (drafts_BK >= 0) & ~is_forced_BT[:, 1:] & live_B[:, None]
+  of_source_XBK = source_BK == jnp.arange(len(SOURCES))[:, None, None]
+  return Counts(
+    passes=counts.passes + 1,
+    row_passes=counts.row_passes + jnp.sum(live_B),
+    drafted_X=counts.drafted_X + jnp.sum(of_source_XBK & is_draft_BK, axis=(1, 2)),
+    accepted_X=counts.accepted_X
+    + jnp.sum(of_source_XBK & is_draft_BK & kept_BT[:, 1:], axis=(1, 2)),
+  )
+
+
+# ---- Proposals ----
+
+
+def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
+  """Draft the next tokens of each slot's text: the tokens with which most texts go on.
+
+  Each text is matched at the place where most of the row's last tokens occur, at most five of them;
+  if there are several such places, at the last one. Only texts with the longest match vote on the
+  first token, and on each later token only the texts that agreed with the majority so far. Ties go
+  to the first text. From texts other than the row's own, only tokens of the response are copied.
+
+  Returns:
+    (tokens int32 [B, num], indices into SOURCES int32 [B, num]); a token is -1 if no text votes.
+  """
+  B, S = len(texts.peers_BM), texts.tokens_RS.shape[1]
+  chex.assert_rank([texts.tokens_RS, texts.length_R, texts.start_R], [2, 1, 1])
+  match_BM, place_BM = _longest_matches(texts)
+  votes_BM = (match_BM > 0) & (match_BM == jnp.max(match_BM, axis=1, keepdims=True))
+  end_BM = jnp.minimum(texts.length_R[texts.peers_BM], S)
+  of_text_BM = jnp.where(texts.peers_BM < B, 1, 2).at[:, 0].set(0)
+  tokens, sources = [], []
+  for ahead in range(1, num + 1):
+    votes_BM &= place_BM + ahead < end_BM
+    token_BM = texts.tokens_RS[texts.peers_BM, jnp.minimum(place_BM + ahead, S - 1)]
+    alike_BMM = (token_BM[:, :, None] == token_BM[:, None]) & votes_BM[:, None]
+    count_BM = jnp.where(votes_BM, jnp.sum(alike_BMM, axis=2), 0)
+    winner_B1 = jnp.argmax(count_BM, axis=1)[:, None]
+    token_B1 = jnp.take_along_axis(token_BM, winner_B1, axis=1)
+    tokens.append(jnp.where(jnp.any(votes_BM, axis=1, keepdims=True), token_B1, -1))
+    sources.append(jnp.take_along_axis(of_text_BM, winner_B1, axis=1))
+    votes_BM &= token_BM == token_B1
+  return jnp.concatenate(tokens, axis=1), jnp.concatenate(sources, axis=1)
+
+
+def _longest_matches(texts: Texts) -> tuple[jax.Array, jax.Array]:
+  """Return the length of each text's longest match with its row's end, and where it ends: [B, M].
+
+  A match has to be followed by a token of the text. The length is 0 if there is none.
+  """
+  (B, M), S = texts.peers_BM.shape, texts.tokens_RS.shape[1]
+  is_own_M = jnp.arange(M) == 0
+  start_BM = jnp.where(is_own_M, 0, texts.start_R[texts.peers_BM])
+  end_BM = jnp.where(texts.peers_BM < 0, 0, texts.length_R[texts.peers_BM])
+  last_BX = texts.length_R[:B, None] - 1 - jnp.arange(LONGEST_MATCH)
+  last_BX = jnp.where(
+    (last_BX >= 0) & (last_BX < S), texts.tokens_RS[_rows(last_BX), jnp.clip(last_BX, 0, S - 1)], -1
+  )
+  tokens_BMS = texts.tokens_RS[texts.peers_BM]
+  equal_BMS, match_BMS = jnp.ones(tokens_BMS.shape, bool), jnp.zeros(tokens_BMS.shape, jnp.int32)
+  for number in range(LONGEST_MATCH):
+    shifted_BMS = jnp.pad(tokens_BMS, ((0, 0), (0, 0), (number, 0)), constant_values=-2)[..., :S]
+    equal_BMS &= shifted_BMS == last_BX[:, number, None, None]
+    match_BMS += equal_BMS
+  place_S = jnp.arange(S)
+  is_followed_BMS = (place_S + 1 >= start_BM[..., None]) & (place_S + 1 < end_BM[..., None])
+  # The longest, and of equally long ones the last.
+  best_BM = jnp.max(jnp.where(is_followed_BMS, match_BMS * S + place_S, 0), axis=2)
+  return best_BM // S, best_BM % S

@@ -1,0 +1,11 @@
+"""What the tests of rollout share."""
+
+import pytest
+
+from exgrpo_jax.policy import sharding
+
+
+@pytest.fixture(scope='session')
+def mesh():
+  """Rows are split over all devices."""
+  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
