@@ -357,3 +357,25 @@ def test_routes_are_kept(mesh):
   for one, other in zip(found, expected):
     np.testing.assert_array_equal(one.tokens, other.tokens)
     np.testing.assert_array_equal(one.routes, other.routes)
+
+
+def test_responses_of_several_steps_are_the_same(generate, mesh):
+  """Each step stops once four responses are complete; the next one continues the others."""
+  expected, _ = generate('0')
+  requests = [
+    Request(PROMPTS[row], row, sample, 0, 40)
+    for row, count in enumerate(COUNTS)
+    for sample in range(count)
+  ]
+  spec = dataclasses.replace(SPEC, drafts='3', max_response=40)
+  engine = SlotEngine(CONFIG, spec, mesh, lambda _: KEY, resumes=True)
+  params, complete = decoding_params(CONFIG, mesh), itertools.count(1)
+  steps, left = 0, list(range(len(requests)))
+  while left:
+    begun, steps = [requests[index] for index in left], steps + 1
+    responses, _ = engine.generate(params, begun, lambda *_: next(complete) % 4 == 0)
+    for index, response in zip(left, responses):
+      requests[index] = dataclasses.replace(requests[index], prefix=response)
+    left = [index for index in left if not requests[index].prefix.is_complete]
+  assert steps > 2
+  assert_same_tokens([request.prefix for request in requests], expected)
