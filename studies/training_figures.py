@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from exgrpo_jax.reporting import canvas
 from exgrpo_jax.reporting.comparison import last_common_step
-from exgrpo_jax.reporting.runs import Group, Series, over_seeds, scores
+from exgrpo_jax.reporting.runs import Group, Series, over_seeds, score_names
 from studies import drawing
 from studies.drawing import Drawing, NothingToDrawError, num_rollouts
 
@@ -77,9 +77,14 @@ def _seeds(group: Group) -> str:
   return f'{group.label} ({count} seeds: mean, min to max)' if count > 1 else group.label
 
 
+def _scores(groups: Sequence[Group]) -> dict[str, str]:
+  """Map each evaluation source to its score metric."""
+  return score_names([run.metrics for group in groups for run in group.runs])
+
+
 def _evaluation(groups: Sequence[Group], group: Group) -> Series | None:
   """Average over all benchmarks at the steps that have a score for each benchmark."""
-  found = [over_seeds(group.metrics, name) for name in scores(groups).values()]
+  found = [over_seeds(group.metrics, name) for name in _scores(groups).values()]
   complete = [one for one in found if one is not None]
   if not found or len(complete) < len(found):
     return None
@@ -133,7 +138,7 @@ def _counts(group: Group) -> np.ndarray:
 
 def evaluations(groups: Sequence[Group]) -> Drawing:
   """Draw means over seeds, with a band between the mean ends of 95% intervals over questions."""
-  names = scores(groups)
+  names = _scores(groups)
   if not names:
     raise NothingToDrawError('no run has been evaluated')
   figure, axes = canvas.wrapped(len(names), 3)
@@ -176,7 +181,7 @@ def ablation(groups: Sequence[Group]) -> Drawing:
   A bar is the mean over seeds. Its whiskers show Student's 95% t interval over seeds or, for a
   single seed, the 95% interval over questions. If all seeds are equal, there are no whiskers.
   """
-  names = scores(groups)
+  names = _scores(groups)
   if not names:
     raise NothingToDrawError('no run has been evaluated')
   if len(groups) < 2:

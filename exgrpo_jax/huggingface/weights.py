@@ -55,7 +55,7 @@ def load(
     tensor, (path, index) = tensors[name], keys[name]
     if len(tensor.shape) == 1:
       vectors.append(reader[:].tobytes())
-    like = functools.reduce(operator.getitem, path, shapes)
+    like: Any = functools.reduce(operator.getitem, path, shapes)
     if not index:
       leaves[path] = _read(reader, tensor, like)
       continue
@@ -209,7 +209,7 @@ def gathered(
   params: model.Params, path: ParamPath, index: Index, tensor: Tensor, dtype: str
 ) -> np.ndarray:
   """Gather a whole tensor on this host, in the file's layout. This is a collective operation."""
-  weight = functools.reduce(operator.getitem, path, params)
+  weight: Any = functools.reduce(operator.getitem, path, params)
   param = (_merged(weight, index) if index else weight).astype(dtype)
   array = np.asarray(
     param if param.is_fully_addressable else multihost_utils.process_allgather(param, tiled=True)

@@ -36,7 +36,7 @@ def test_a_run_that_is_longer_than_asked_for_is_finished_and_stays_as_it_is(
   before = {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
   train.main(types.SimpleNamespace(config=config, workdir=str(recorded.workdir)))
   out = capsys.readouterr().out
-  assert f'it has taken {tiny.NUM_STEPS} steps, and config.num_steps=5. Nothing was changed' in out
+  assert f'It has taken {tiny.NUM_STEPS} steps, and config.num_steps=5. Nothing was changed' in out
   assert before == {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
 
 
