@@ -76,9 +76,9 @@ def library(path: str) -> Any:
 def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str, 'Slice']:
   """Check the file's tensors against the expected ones and return a `Slice` for each.
 
-  `tensors` are keyed by their Hugging Face names; `head_size` is the size of query and key heads. Raises
-  InputError if the file is damaged, or a tensor is missing, unexpected, has another shape, or has
-  a type that the package `gguf` cannot dequantize.
+  `tensors` are keyed by their Hugging Face names; `head_size` is the size of query and key heads.
+  Raises InputError if the file is damaged, or a tensor is missing, unexpected, has another shape,
+  or has a type that the package `gguf` cannot dequantize.
   """
   file = opened(path)
   gguf = library(path)
@@ -179,7 +179,7 @@ _HEAD_SIZES = ('attention.value_length', 'rope.dimension_count')
 _IGNORED = ('vocab_size', 'tensor_data_layout', 'rope.scaling.type', 'rope.scaling.factor',
             'rope.scaling.original_context_length', 'rope.scaling.finetuned')  # fmt: skip
 # Values for Llama 3.1, 3.2 and 3.3, which differ only in the factor.
-_LLAMA3: Mapping[str, Any] = dict(
+_LLAMA3: dict[str, Any] = dict(
   low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
 )
 

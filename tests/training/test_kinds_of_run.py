@@ -27,7 +27,7 @@ from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.page import experience
-from exgrpo_jax.rollout import sampler, slots
+from exgrpo_jax.rollout import resuming, sampler, slots
 from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, kinds, losses, recording, tiny
 from tests.helpers.chance import is_correct
@@ -435,7 +435,7 @@ def test_each_group_trains_once_complete_and_in_time(run):
 
 
 @every_kind
-def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run):
+def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run, monkeypatch):
   """The clock decides it where an environment answers."""
   engine = getattr(run.rollout.sampler, 'engine', run.rollout.sampler)
   begun = dataclasses.replace(
@@ -443,10 +443,13 @@ def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run):
   )
   prompt = np.ones(3, np.int32)
   requests = [sampler.Request(prompt, row, 0, 1, tiny.RESPONSE, begun) for row in range(3)]
-  resumed = slots.rows_of(engine.spec, requests, lambda _: jax.random.key(0))
-  passes = list(engine._resumptions([*resumed, *[None] * (engine.spec.slots - 3)]))
-  shared = max(segments.segment_BT.max() for _, segments, *_ in passes)
-  assert shared == (1 if run.values.environment.name else 3)
+  rows = slots.rows_of(engine.spec, requests, lambda _: jax.random.key(0))
+  shared = []
+  monkeypatch.setattr(resuming, 'resume', lambda *args: shared.append(args[4].segment_BT.max()))
+  resuming.resumed(
+    engine.model, engine.spec, engine.mesh, {}, None, rows, shares=engine.packs_resumed
+  )
+  assert max(shared) == (1 if run.values.environment.name else 3)
 
 
 @partial
