@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.policy.bits import from_bits, to_bits
+from exgrpo_jax.policy.matmul import from_bits, to_bits
 
 MULTIPLE = 128  # S of `Dense` is a multiple of this, because the kernels' blocks must divide S
 _CACHE_AXES = ('batch', 'kv_heads', None, None)

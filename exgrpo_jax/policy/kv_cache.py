@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import bits, dense_cache, ragged_cache, sharding
+from exgrpo_jax.policy import dense_cache, matmul, ragged_cache, sharding
 from exgrpo_jax.policy.dense_cache import Dense, Transposed
 from exgrpo_jax.policy.ragged_cache import Ragged
 
@@ -69,7 +69,7 @@ def empty(B: int, G: int, H: int, S: int, dtype: str) -> LayerCache:
   layout = _LAYOUTS[backend_for(sharding.platform(), G, H, dtype)]
   sizes = dict(B=B, G=G, C=2 * G, H=H, S=_rounded(layout, S))
   if layout is Transposed:
-    dtype = bits.dtype_of(dtype)
+    dtype = matmul.storage_dtype(dtype)
   layer = layout(
     *(jnp.zeros([sizes[axis] for axis in _axes(name)], dtype) for name in layout._fields)
   )

@@ -24,10 +24,9 @@ from jax.sharding import Mesh
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, lora, matmul, mlp, rotary, sharding
-from exgrpo_jax.policy.bits import from_bits, to_bits
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache, NewTokens
 from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
-from exgrpo_jax.policy.matmul import OutputMajor
+from exgrpo_jax.policy.matmul import OutputMajor, from_bits, to_bits
 from exgrpo_jax.policy.shape import Kind, ShapeConfig
 
 # ---- Modules without parameters ----

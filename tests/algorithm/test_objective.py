@@ -13,7 +13,6 @@ import pytest
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.algorithm import (
   advantages,
-  combinations,
   losses,
   objective,
   question_stream,
@@ -587,57 +586,3 @@ def test_equal_fresh_rewards_give_0_with_the_fresh_baseline(kind, replayed):
   reward = np.where(is_replay, 0.1, 0.3).astype(np.float32)
   advantage = advantages.group_advantages(reward, kind, is_replay, 'fresh')
   assert not advantage[~is_replay].any() and advantage[is_replay] < 0
-
-
-# ---- Settings of the algorithm that would do nothing together are refused; all others pass ----
-
-
-def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
-  config = replay.ReplayConfig(ratio=ratio, **dict(replay_values))
-  combinations.check(config, objective.ObjectiveConfig(**of_objective), num_questions, 8)
-
-
-@pytest.mark.parametrize(
-  ('num_questions', 'ratio', 'enough'),
-  [
-    (8, 0.1, 'ratio to at least 0.125 or config.rollout.questions to at least 10. '),
-    (3, 0.25, 'ratio to at least 0.333334 or config.rollout.questions to at least 4. '),
-    (1, 0.5, 'Set config.rollout.questions to at least 2. '),  # no ratio below 1 is enough
-  ],
-)
-def test_a_ratio_that_replays_no_question_is_refused_with_what_does(num_questions, ratio, enough):
-  with pytest.raises(InputError) as refused:
-    check(num_questions, ratio)
-  values = f'config.replay.ratio={ratio} of config.rollout.questions={num_questions} '
-  assert str(refused.value).startswith(values) and enough in str(refused.value)
-
-
-def test_a_ratio_that_replays_a_question_passes_and_so_does_none():
-  for values in [(8, 0.125), (10, 0.1), (3, 0.333334), (3, 1 / 3), (2, 0.5), (1, 0.0)]:
-    check(*values)
-
-
-def test_bounds_that_let_no_group_be_recorded_are_refused():
-  bounds = dict(lower_bound=0.9, upper_bound=0.95)
-  with pytest.raises(InputError, match=r'lower_bound=0\.9 and .*upper_bound=0\.95 exclude every'):
-    check(replay_values=bounds)
-  check(ratio=0.0, replay_values=bounds)
-
-
-@pytest.mark.parametrize(
-  ('name', 'value'), [('dual_clip', 3.0), ('clip_epsilon_high', 0.28), ('policy_loss', 'cispo')]
-)
-def test_a_variant_of_clipping_needs_clipping_in_every_step(name, value):
-  variant = {name: value}
-  for clip, ratio in (('until_replay', 0.5), ('never', 0.5), ('never', 0.0)):
-    message = rf"{name}=.*clip_schedule='{clip}' clips no .*clip_schedule='always'"
-    with pytest.raises(InputError, match=message):
-      check(ratio=ratio, clip_schedule=clip, **variant)
-  check(clip_schedule='always', **variant)
-  check(ratio=0.0, clip_schedule='until_replay', **variant)
-
-
-def test_plain_clipping_may_end_with_the_start_of_replay():
-  for plain in ({}, dict(clip_epsilon=0.1), dict(clip_epsilon=0.3, clip_epsilon_high=0.3)):
-    for clip in ('until_replay', 'never'):
-      check(clip_schedule=clip, **plain)

@@ -10,7 +10,7 @@ import pytest
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy import attention, bits, blockwise, matmul, rotary, sharding
+from exgrpo_jax.policy import attention, blockwise, matmul, rotary, sharding
 from exgrpo_jax.runtime import machine
 from tests.helpers import tiers
 from tests.helpers.tiny import ROPE
@@ -317,11 +317,11 @@ def test_an_empty_band_is_refused():
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 def test_bits_are_those_of_the_value(dtype):
   x = jnp.array([-1.5, 0.0, 3e38, jnp.inf], dtype)
-  stored = bits.to_bits(x)
-  assert stored.dtype == bits.dtype_of(dtype)
-  assert bits.from_bits(stored).dtype == x.dtype
-  np.testing.assert_array_equal(bits.from_bits(stored), x)
-  assert bits.to_bits(jnp.bfloat16(1.5)) == 0x3FC0  # the upper half of its float32
+  stored = matmul.to_bits(x)
+  assert stored.dtype == matmul.storage_dtype(dtype)
+  assert matmul.from_bits(stored).dtype == x.dtype
+  np.testing.assert_array_equal(matmul.from_bits(stored), x)
+  assert matmul.to_bits(jnp.bfloat16(1.5)) == 0x3FC0  # the upper half of its float32
 
 
 # ---- The matrix product in the forms of each platform: values, and gradients against autodiff ----
