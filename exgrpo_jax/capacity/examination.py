@@ -1,7 +1,7 @@
 """Checks of whether a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,6 +13,8 @@ from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import programs
+from exgrpo_jax.rollout.decode_loop import State
+from exgrpo_jax.rollout.settings import RolloutConfig
 from exgrpo_jax.runtime import machine
 from exgrpo_jax.runtime.compilations import Program
 
@@ -66,7 +68,7 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
   if len(modules) == len({(one.name, one.size) for one in programs}):
     estimate = step.estimate(whole, work, programs, modules, chip)
     speed = _print_time(estimate, work, mesh.size, config.num_steps)
-    _print_partial_rollouts(whole, work, estimate, modules, chip)
+    _print_alternatives(whole, work, estimate, modules, chip)
     _print_assumptions(work, lengths.describe(lengths_spec, config.rollout.max_response))
     if config.environment.name:
       print("  not counted: episode turns, and the environments' tokens and time")
@@ -141,7 +143,8 @@ def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
     return
   rollout, keeps = whole.config.rollout, whole.config.environment.keeps_caches
   [decode] = [one for one in whole.generating() if one.name == 'decode']
-  cache = memory.size_of(decode.args[3].cache) * (2 if keeps else 1)
+  [state] = [one for one in decode.args if isinstance(one, State)]
+  cache = memory.size_of(state.cache) * (2 if keeps else 1)
   room = limit - peaks['decode'] + cache
   between = ', half of it for episodes between their turns' if keeps else ''
   print(
@@ -201,37 +204,48 @@ def _print_time(estimate: Estimate, work: Workload, num_chips: int, num_steps: i
   return speed
 
 
-def _print_partial_rollouts(
+def _print_alternatives(
   whole: Step, work: Workload, estimate: Estimate, modules: step.Modules, chip: Chip
 ) -> None:
-  """Print the staleness of partial rollouts or, if they are off, how they would change a step.
+  """Print how busy the slots are, and how a step would change with settings that are off.
 
-  To estimate the change, the programs that resume responses are compiled.
+  The programs that only these settings need are compiled.
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
   if config.rollout.partial:
     print(f'  {_ages(estimate)}')
-    return
-  carrying = programs.with_partial_rollouts(config.rollout)
-  partial = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=carrying))
-  listed = step.listed(partial, work)
-  try:
-    more = {
-      (one.name, one.size): cycles.module_of(one.lowered, one.executable)
-      for one in listed
-      if one.name == 'resume'
-    }
-  except jax.errors.JaxRuntimeError as error:
-    print(f'  config.rollout.partial=True does not fit: {str(error).splitlines()[0][:300]}')
-    return
-  other = step.estimate(partial, work, listed, {**modules, **more}, chip)
-  print(
-    f'  with config.rollout.partial=True: {other.seconds:.2f} s; decode '
-    f'{other.seconds_of("decode"):.2f} s instead of {estimate.seconds_of("decode"):.2f} s, '
-    f'resume {other.seconds_of("resume"):.2f} s;\n    {100 * other.live / slots:.0f}% of slots '
-    f'busy instead of {100 * estimate.live / slots:.0f}%; {_ages(other)}'
-  )
+  known = dict(modules)
+  for name, rollout in _alternatives(config.rollout):
+    changed = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=rollout))
+    listed = step.listed(changed, work)
+    try:
+      for one in listed:
+        if one.name in ('resume', 'decode') and (one.name, one.size) not in known:
+          known[one.name, one.size] = cycles.module_of(one.lowered, one.executable)
+    except jax.errors.JaxRuntimeError as error:
+      print(f'  {name} does not fit: {str(error).splitlines()[0][:300]}')
+      continue
+    other = step.estimate(changed, work, listed, known, chip)
+    print(
+      f'  with {name}: {other.seconds:.2f} s; decode {other.seconds_of("decode"):.2f} s instead of '
+      f'{estimate.seconds_of("decode"):.2f} s, resume {other.seconds_of("resume"):.2f} s'
+    )
+    if rollout.partial > config.rollout.partial and rollout.drafts == config.rollout.drafts:
+      print(f'    {100 * other.live / slots:.0f}% of slots busy; {_ages(other)}')
+
+
+def _alternatives(rollout: RolloutConfig) -> Iterator[tuple[str, RolloutConfig]]:
+  """Yield settings that may shorten the rollout and are off, and the config with them."""
+  partial, name = programs.with_partial_rollouts(rollout), 'config.rollout.partial=True'
+  drafts = {'drafts': step.DRAFTS}
+  if not rollout.partial:
+    yield name, partial
+  if rollout.drafts == '0':
+    with_drafts = f'config.rollout.drafts={step.DRAFTS}'
+    yield with_drafts, dataclasses.replace(rollout, **drafts)
+    if not rollout.partial:
+      yield f'{name} and {with_drafts}', dataclasses.replace(partial, **drafts)
 
 
 def _ages(estimate: Estimate) -> str:
@@ -259,4 +273,4 @@ assumptions:
     (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; full replay, with
     {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of host time per
     sync and {host:.0f} s per step; no compilation, checkpoint, preemption or
-    comparison of log-probabilities""")
+    comparison of log-probabilities; {step.TOKENS_PER_PASS} tokens per row and pass with drafts""")

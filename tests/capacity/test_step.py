@@ -176,12 +176,20 @@ def test_begun_responses_are_prefilled_again_in_whole_passes(whole):
   assert part(whole, 'resume').seconds == pytest.approx(30 * passes + 5 * np.mean(resumed))
 
 
-def test_the_report_says_what_partial_rollouts_bring(whole, capsys):
-  modules = modules_of(whole)
-  examination._print_partial_rollouts(whole, WORK, estimated(whole), modules, CHIP)
+def test_the_report_says_what_partial_rollouts_and_drafts_bring(whole, capsys):
+  """A decode call takes 1 s apart from its loop, whose passes drafts divide by 1.7."""
+  [decode] = [key for key in modules_of(whole) if key[0] == 'decode']
+  wide = decode[0], (4 * decode[1][0], decode[1][1])
+  modules = modules_of(whole) | {wide: modules_of(whole)[decode]}
+  examination._print_alternatives(whole, WORK, estimated(whole), modules, CHIP)
+  seconds = part(whole, 'decode').seconds
   brought = capsys.readouterr().out
-  assert f'{part(whole, "decode").seconds:.2f} s, resume ' in brought
-  assert 'busy instead of 67%; responses up to ' in brought
+  assert '67% of 2 slots busy' in brought and '; responses up to ' in brought
+  partial, drafts, both = re.findall(r'with (.*): .* decode (.*) s instead of (.*) s, r', brought)
+  assert {partial[2], drafts[2], both[2]} == {f'{seconds:.2f}'}
+  assert drafts[:2] == ('config.rollout.drafts=3', f'{(seconds - 1) / 1.7 + 1:.2f}')
+  assert float(both[1]) < float(partial[1])
+  assert both[0] == 'config.rollout.partial=True and config.rollout.drafts=3'
 
 
 def test_the_report_adds_up(whole, capsys):
