@@ -220,7 +220,7 @@ CONFLICT = 'conflicting answers to the same question'
 class Answers:
   """Answers in a data set, added row by row, used to find conflicts.
 
-  Answers that differ as text may still be equal to the verifier: 1/2 and 0.5.
+  The verifier may treat answers as equal even if their texts differ, such as 1/2 and 0.5.
   """
 
   def __init__(self) -> None:

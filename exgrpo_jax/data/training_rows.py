@@ -70,8 +70,8 @@ def shards(places: Sequence[str]) -> list[Shard]:
     found.append(shard := Shard(path, file, file.columns()))
     if not shard.is_verl and not {'problem', 'answer'} <= set(shard.columns):
       raise InputError(
-        f'{path}: no question column found (has: {", ".join(shard.columns) or "no row"}). The file '
-        "must have verl's columns 'prompt' and 'reward_model', or the columns 'problem' and "
+        f'{path}: no question column found (has: {", ".join(shard.columns) or "no rows"}). The '
+        "file must have verl's columns 'prompt' and 'reward_model', or the columns 'problem' and "
         "'answer'."
       )
   return found

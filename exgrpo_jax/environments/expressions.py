@@ -33,7 +33,7 @@ def calculate(expression: str) -> str:
     The number.
   """  # noqa: D401
   if len(expression) > _LONGEST:
-    raise ValueError(f'an expression has at most {_LONGEST} characters')
+    raise ValueError(f'an expression can have at most {_LONGEST} characters')
   return str(_value(ast.parse(expression.strip(), mode='eval').body))
 
 

@@ -50,7 +50,7 @@ class Tools:
   """An environment made of functions, which the chat template describes to the model."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
-    """Collect the tools: functions, and methods of classes, which share state."""
+    """Collect the tools: plain functions, and classes whose methods share state."""
     self._states: list[Any] = [source() for source in sources if inspect.isclass(source)]
     made = iter(self._states)
     tools = [

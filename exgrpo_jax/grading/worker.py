@@ -137,8 +137,8 @@ def _checked(judgement: Judgement) -> Judgement:
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
     raise ValueError(
-      f'judge returned {judgement!r}, but must return an outcome, which is one of '
-      f'{verifier.OUTCOMES}, and a string or None'
+      f'judge returned {judgement!r}, but must return a pair: an outcome (one of '
+      f'{verifier.OUTCOMES}), and a string or None'
     )
   return judgement
 

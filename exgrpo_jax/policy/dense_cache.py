@@ -105,7 +105,7 @@ def attend_new(
     query_BTNH: rotated queries; token t is at position_B + t.
     new_BTGH: rotated keys and values of the new tokens. The cache does not have them.
     position_B: int32, tokens in the cache.
-    layer: the cache; with a window, token p is in place p % window.
+    layer: the cache; with a window, token p is in slot p % window.
     window: tokens that a token attends to, including itself; 0 means all.
     cap: see `kv_cache.attend`.
 
@@ -143,7 +143,7 @@ def attend_new(
 
 
 def _seen(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array, jax.Array]:
-  """Return the cache's places [B, T, S] and the new tokens [1, T, T] that new tokens attend to."""
+  """Mark what each new token attends to: cache slots [B, T, S] and new tokens [1, T, T]."""
   place_S, number_T = jnp.arange(S), jnp.arange(T)
   ahead_TT = number_T[:, None] - number_T
   if not window:

@@ -113,7 +113,7 @@ def fitted(cache: Cache, sizes: Sequence[int], length_B: Array) -> Cache:
 def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = None) -> _Layer:
   """Keep each row's last `window` positions, laid out as the ring buffer that decoding uses.
 
-  Position p goes to place p % window. `length_B` is each row's number of tokens, at least 1.
+  Position p is stored in slot p % window. `length_B` is each row's number of tokens, at least 1.
   `start_B` is the position in the layer where the row begins, by default 0.
   """
   place_W = jnp.arange(window)

@@ -250,7 +250,7 @@ def measure_step(
   """Compute all of a step's metrics except times.
 
   `after` is the buffer after the step, `rows` are the step's records, and `sums` are the update's
-  sums, as returned by the loop's `learn`, on the host.
+  sums, as returned by the loop's `learn`, copied to the host.
   """
   arrays = {name: np.asarray(value) for name, value in sums.items()}
   totals = {name: float(array) for name, array in arrays.items() if not array.ndim}

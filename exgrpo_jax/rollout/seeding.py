@@ -286,7 +286,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
   if trace.logp is not None and len(trace.logp) != len(tokens):
     raise InputError(
       f'{trace.place}: logp has {len(trace.logp)} numbers, but the response has {len(tokens)} '
-      'tokens, including the end token. Add the tokens that logp belongs to, or leave logp out.'
+      'tokens, including the end token. Add the field tokens with these tokens, or leave logp out.'
     )
   return tokens
 

@@ -6,21 +6,24 @@ Where each stage does its work, with default settings:
   generate          scheduler.SlotEngine.generate -> Response, per token:
                     decode_loop.decode -> token_sampling.sample_token, model.decode
   old_logprobs      scoring.score, to check some of the sampler's log-probabilities
-  collect_verdicts  pool.Grader -> grading/worker.py, where _grade calls verifier.judge_with and the
-                    rewards; the pool weighs them into Verdict.reward: 1 if correct, otherwise 0
-  pick_replays      scoring.pick -> _score_replays -> scoring.score; trajectory_rules.RULES prefers
-                    the lowest mean entropy -> Trajectory
+  collect_verdicts  pool.Grader -> grading/worker.py, where _grade calls verifier.judge_with and
+                    rewards.correctness; the pool sets Verdict.reward: 1 if correct, otherwise 0
+  pick_replays      scoring.pick -> stages._score_replays -> scoring.score; the rule is the lowest
+                    mean entropy (trajectory_rules.RULES) -> Trajectory
   assemble          advantages.group_advantages, packing.right_padded -> Batch
 
-Responses are submitted for grading as they finish, while others are still being decoded. The buffer
-stores nothing until the step after a pass rate exceeds `replay.start_pass_rate`. loop.learn then
+Responses are submitted for grading as they finish, while others are still being decoded. SlotEngine
+only schedules, and the functions of partial.py do nothing without partial rollouts. loop.learn then
 calls objective.clips_fresh_ratios and gradients.minibatches, and computes the loss of each:
 
   gradients.minibatch_gradient -> objective.loss_inputs (all normalisers), packing.pack
   gradients.accumulate (differentiates) -> model.hidden_states_and_balance, logprobs.fused_loss
   objective.token_loss -> losses; then gradients.apply_gradient -> optimizer.apply_gradient
 
-Defaults: Q=128, K=8 (settings.py); ppo, policy_shaping, until_replay, constant aggregation
+loop.remember calls replay.record_step, which stores successes only after a step's pass rate has
+exceeded `replay.start_pass_rate`.
+
+Defaults: Q=128, K=8 (rollout/settings.py); ppo, policy_shaping, until_replay, constant aggregation
 (algorithm/settings.py); 2 minibatches (learner/optimizer.py). docs/configuration.md has them all.
 """
 

@@ -38,7 +38,10 @@ class Purpose(enum.IntEnum):
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
-  """Return the JAX key for a purpose at a place, such as a step. `place` may be traced."""
+  """Return the JAX key for a purpose and a point in the run, such as a step.
+
+  `place` may be traced.
+  """
   # int64, because JAX casts an untraced seed to it: bits beyond 32 are dropped.
   return _key(np.int64(seed), int(purpose), place)
 

@@ -99,7 +99,7 @@ def check_policy(run: Run, snapshot: Snapshot) -> None:
   _, (entropy_T,) = scoring.score(rollout.score_spec, policy, [row])
   if not np.isfinite(entropy_T).all():
     why = alarms.no_probabilities(run.experiment.config.optimizer)
-    raise InputError(f'step {snapshot.step}: after its update, {why} {_newest_checkpoint(run)}')
+    raise InputError(f'step {snapshot.step}: after the update, {why} {_newest_checkpoint(run)}')
 
 
 def _newest_checkpoint(run: Run) -> str:

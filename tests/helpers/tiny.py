@@ -124,7 +124,7 @@ def full_log_probabilities(params, config, tokens_T, temperature=1.0, routes_TLC
   if routes_TLC is not None:
     none = np.iinfo(routes_TLC.dtype).max
     routes_TLC = np.pad(routes_TLC, (pad, (0, 0), (0, 0)), constant_values=none)
-    rows += [None, 'none', routes_TLC[None]]
+    rows += [None, routes_TLC[None]]
   hidden_TD = np.asarray(_hidden_states(config, params, *rows))[0, : len(tokens_T) - 1]
   logits = (
     hidden_TD.astype(np.float64)
@@ -135,4 +135,4 @@ def full_log_probabilities(params, config, tokens_T, temperature=1.0, routes_TLC
   return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-_hidden_states = jax.jit(model.hidden_states, static_argnums=(0, 4))
+_hidden_states = jax.jit(model.hidden_states, static_argnums=0)

@@ -8,6 +8,7 @@ has a test for each check. To run some of them alone, or in a debugger:
 
 import dataclasses
 import functools
+import operator
 import re
 import sys
 from unittest import mock
@@ -455,7 +456,7 @@ def weights_are_the_same_in_every_layout_and_each_device_reads_only_its_slices()
           params = weights.load(folder, config, make_mesh(*sizes))
         shard_sizes = {}
         for (path, index), tensor in tensor_names.of(config).items():
-          shard = weights._get(params, path).addressable_shards[0].data
+          shard = functools.reduce(operator.getitem, path, params).addressable_shards[0].data
           shard_sizes[tensor] = shard[index].size
         assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)
         assert all(size == shard_sizes[tensor] for tensor, size in reads), reads

@@ -93,7 +93,7 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
   [
     # Seen by the second update, and by nothing before the next step.
     pytest.param(2, 'step 9: entropy nan, loss nan, gradient norm nan: the policy', id='at_once'),
-    pytest.param(1, 'step 9: after its update, the policy no long', id='before_it_is_saved'),
+    pytest.param(1, 'step 9: after the update, the policy no long', id='before_it_is_saved'),
   ],
 )
 def test_a_run_that_diverges_stops_and_keeps_its_last_sound_checkpoint(

@@ -69,7 +69,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
 def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
   """Return a run's on-demand parts. A part without data is None.
 
-  `runs` is the number of runs on the page. The stored successes of the questions `replayed` come
+  `runs` is the number of runs on the page. Stored successes of questions in `replayed` come
   first.
   """
   workdir = pathlib.Path(run.workdir)

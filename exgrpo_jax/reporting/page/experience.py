@@ -243,7 +243,7 @@ def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, A
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """Return the replayed response of each visit with a replay. Lost records become nulls."""
+  """Return the response replayed at each visit that had one; null if its record is lost."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)

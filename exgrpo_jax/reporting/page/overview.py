@@ -88,7 +88,7 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Return the mean learning signal over the last tenth of the steps, but at least ten steps."""
+  """Return the mean learning signal over the last tenth of the steps, at least ten."""
   taken = [record for record in run.metrics if record['step'] > 0]
   recent = taken[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
