@@ -27,8 +27,8 @@ _HEAD = """\
 Look up any setting: its type, range, default and meaning.
 [Running](running.md#how-do-i-write-my-own-config) shows how to write your own config.
 
-A config file describes a run. Name the file, `--config=configs/arithmetic.py`, or only its name,
-`--config=arithmetic`. Override any setting on the command line:
+A config file describes a run. Pass its path (`--config=configs/arithmetic.py`) or just its name
+(`--config=arithmetic`). Override any setting on the command line:
 
 ```bash
 exgrpo train --config=configs/smoke.py --workdir=/tmp/smoke \\
@@ -36,15 +36,15 @@ exgrpo train --config=configs/smoke.py --workdir=/tmp/smoke \\
 ```
 
 - **Defaults** are in [configs/base.py](../configs/base.py), from which every other config
-  starts: the paper's values if the paper gives one.
+  starts. They are the paper's values where it gives them.
 - **Origin.** Parentheses after a default say where it comes from: the paper, or
-  [the authors' code](authors.md), which is their script or the defaults of verl below it. A default
-  without parentheses is ours.
-- **Allowed.** `[` and `]` include the end of an interval, `(` and `)` do not. Text is shown in
-  quotes, which the command line does not need.
+  [the authors' code](authors.md): their script, or verl's defaults where the script sets nothing.
+  A default without parentheses is ours.
+- **Allowed.** Square brackets include the endpoint of an interval, and parentheses exclude it. Text
+  is shown in quotes, which you don't need on the command line.
 - **Checks.** An unknown name, a value of the wrong type and a value outside its range are refused
-  before anything is computed. The message names the key and what is allowed. Settings that must
-  fit each other are checked too: for example, `optimizer.minibatches` must divide
+  before anything is computed. The message names the key and what is allowed. Constraints
+  between settings are checked too. For example, `optimizer.minibatches` must divide
   `rollout.questions`.
 """
 

@@ -64,7 +64,8 @@ _TAIL = """
 - **Source.** A step's programs were compiled for each slice by `exgrpo capacity --config=…
   --topology=…` ({versions}). The command prints each part of a step and its
   assumptions.
-- **A step** has 128 questions with 8 rows each and the full share of replay. Its time includes a
+- **A step** has 128 questions with 8 rows each, and as many replayed questions as possible. Its time
+  includes a
   tenth of an evaluation with 2,259 responses, which runs every ten steps.
 - **Response lengths** follow the default of `--lengths`. The lengths are lognormal with a median of
   1,024 tokens and a mean of about 1,400. At the limit of 8,192 tokens, 1% of the responses are
@@ -135,9 +136,9 @@ longest length, on 64 shards:
   and requires two more programs.
 - A third length that is half of the longest length saves nothing if the median is below 2,048
   tokens, and 3 to 4% if it is above.
-- If rows share their prompts, as they do on GPUs, a third length of an eighth saves at most 1.2% on
-  8 shards. On 64 shards, a third length of a half saves 13 to 19% at medians of 1,024 and 1,500,
-  and nothing at other medians.
+- If rows share their prompts, as they do on GPUs, adding a length of one eighth of the longest
+  saves at most 1.2% on 8 shards. On 64 shards, adding a length of one half saves 13 to 19% at
+  medians of 1,024 and 1,500, and nothing at other medians.
 
 **Attention that skips the blocks of other rows.**
 
@@ -148,16 +149,15 @@ longest length, on 64 shards:
   one chip has a response of 8,192 tokens and needs 90% of its blocks. So skipping blocks would save
   only a tenth of the 2.1 s that attention takes in an update.
 - On 16 shards, the slowest chip needs half of its blocks, so skipping blocks would be worthwhile.
-  According to the formula, skipping blocks would shorten an update of the 1.5B backbone by about a
-  sixth.
+  By the formula for attention, skipping blocks would shorten an update of the 1.5B backbone by
+  about a sixth.
 
 **More padded lengths for resumed rows.** With eight lengths, 1.38 tokens would still be computed
 per token.
 
-The estimate has one known error. If the pass with short sequences is compiled by itself, the
-estimate is 1.15 s, although its number of tokens suggests 1.00 s. The reason is that the time spent
-waiting for other chips does not shrink with the number of tokens. So an update takes half a second
-longer than the table shows.
+The table underestimates an update by half a second. Scaled by its tokens, the pass with short
+sequences takes 1.00 s, but compiled by itself it takes 1.15 s, because the time spent waiting for
+other chips does not shrink with the number of tokens.
 """
 
 Row = dict[str, str]

@@ -280,7 +280,7 @@ def _best_fit(
 ) -> tuple[list[Rows], Rows]:
   """Pack rows into at most `count` sequences; return (sequences, rows that did not fit).
 
-  `rows` is (length_R, response_R, the prefix's name_R, its number of tokens shared_R).
+  `rows` is (length_R, response_R, name_R of the prefix, shared_R tokens of the prefix).
   """
   sequences: list[Rows] = [[] for _ in range(count)]
   tokens = np.full(count, shape.length)  # room left in each sequence

@@ -35,7 +35,7 @@ class Need(NamedTuple):
 
   @property
   def peak(self) -> int:
-    """Return the total, which is reserved while the program runs."""
+    """Return the total memory reserved while the program runs."""
     return self.arguments + self.results + self.temporary
 
 

@@ -51,7 +51,7 @@ class PromptConfig:
   template: str = setting(
     'plain',
     ('plain', 'chat', 'paper'),
-    "the form of prompts: 'plain' writes a question's messages as lines, 'chat' applies the "
+    "how prompts are formatted: 'plain' writes a question's messages as lines, 'chat' applies the "
     "checkpoint's chat template, 'paper' adds a system prompt that asks for reasoning and a boxed "
     'answer',
   )

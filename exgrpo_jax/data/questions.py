@@ -73,7 +73,7 @@ class DataConfig:
   default_kind: str = setting(
     '',
     ('', 'math', 'choice', 'text'),
-    "how to compare answers if a row does not name a way: '' means math, and rejects verl rows "
+    "how to compare answers if a row does not specify it: '' means math, and rejects verl rows "
     'with an unknown data_source',
   )
   on_unverifiable: str = setting(

@@ -57,7 +57,7 @@ class EnvironmentConfig:
     True,
     None,
     'keep the KV caches of episodes that wait for their environment and so have no slot, for at '
-    "most as many episodes as there are slots. This takes the slots' memory once more. Without it, "
+    "most as many episodes as there are slots. This doubles the slots' memory. Without it, "
     'and for further episodes, a cache is computed again at each turn',
   )
 

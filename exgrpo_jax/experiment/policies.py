@@ -113,7 +113,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 
 
 def suited_to(path: str) -> ConfigDict:
-  """Make a config for sampling a model, with its chat template and slots within _CACHE_BYTES."""
+  """Make a config for sampling: the chat template, and as many slots as _CACHE_BYTES allows."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')

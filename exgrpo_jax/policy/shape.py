@@ -138,8 +138,8 @@ class ShapeConfig:
     if not self.layers or {*self.layers} - {*KINDS}:
       raise InputError(
         f"config.model.layers='{self.layers}': the value must consist of the letters "
-        f'{", ".join(KINDS)}, one per layer. Use only these letters. They are repeated if there '
-        'are more layers.'
+        f'{", ".join(KINDS)}, one per layer. Use only these letters. If the '
+        'model has more layers, the pattern repeats.'
       )
     if not min(1, self.num_experts) <= self.experts_per_token <= self.num_experts:
       raise InputError(

@@ -113,7 +113,7 @@ def _read(workdir: str) -> Recorded:
   if missing := [name for name in _NEEDED if name not in config]:
     raise InputError(
       f"{workdir}/config.json: this is not a run's config, because it lacks {', '.join(missing)}. "
-      'Restore a copy of this file.'
+      'Restore this file from a backup.'
     )
   tables = step_records.read(workdir)
   return Recorded(workdir, config, records, tables.responses, tables.questions)

@@ -221,7 +221,7 @@ def forced_of(rows: Slots, width: int = 0) -> Forced:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
-  """Return an empty cache for `spec.parked` rows, as long as the slots' cache."""
+  """Return an empty cache for `spec.parked` rows, with the length of the slots' cache."""
   return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
 

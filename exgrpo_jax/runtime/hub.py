@@ -80,7 +80,7 @@ def recall(workdir: str) -> None:
       _recorded.update(json.load(file))
   except (OSError, ValueError, TypeError) as error:
     raise InputError(
-      f"{path}: the run's Hub commits cannot be read ({error}). Restore a copy of this file."
+      f"{path}: the run's Hub commits cannot be read ({error}). Restore this file from a backup."
     ) from error
 
 

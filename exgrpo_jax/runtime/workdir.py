@@ -309,7 +309,7 @@ def read_config(workdir: str) -> dict[str, Any]:
       raise ValueError('not a JSON object')
   except (OSError, ValueError) as error:
     raise InputError(
-      f"{path}: cannot read the run's config ({error}). Restore a copy of this file, or choose "
+      f"{path}: cannot read the run's config ({error}). Restore this file from a backup, or choose "
       'another folder.'
     ) from error
   values = renamed.current_settings(values)

@@ -71,7 +71,7 @@ def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
 
 
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Print warnings about this step or recent steps. `measured` are the step's metrics."""
+  """Print warnings about this step or recent steps. `measured` holds the step's metrics."""
   config, step = run.experiment.config, experience.plan.step
   setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
   run.history, warnings = alarms.observe(setup, run.history, record)
