@@ -64,9 +64,8 @@ _TAIL = """
 - **Source.** A step's programs were compiled for each slice by `exgrpo capacity --config=…
   --topology=…` ({versions}). The command prints each part of a step and its
   assumptions.
-- **A step** has 128 questions with 8 rows each, and as many replayed questions as possible. Its time
-  includes a
-  tenth of an evaluation with 2,259 responses, which runs every ten steps.
+- **A step** has 128 questions with 8 rows each, and as many replayed questions as possible. Its
+  time includes a tenth of an evaluation with 2,259 responses, which runs every ten steps.
 - **Response lengths** follow the default of `--lengths`. The lengths are lognormal with a median of
   1,024 tokens and a mean of about 1,400. At the limit of 8,192 tokens, 1% of the responses are
   truncated.
