@@ -196,7 +196,8 @@ def generate(
     group, _ = place = places[index]
     if response.verdict is None:  # otherwise its environment has judged it
       submit(place, _submission(rollout, plan.questions[group], response))
-    return can_train()
+    # Only a complete group can change the answer of `can_train`.
+    return all(one.is_complete for one in groups[group]) and can_train()
 
   responses, metrics = rollout.sampler.generate(params, requests, finish)
   for index, response in enumerate(responses):

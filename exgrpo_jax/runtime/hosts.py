@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _MEETING_SECONDS = 300
+_ABORT_SECONDS = 60  # from there until XLA aborts the process
 HEARTBEAT_SECONDS = 20  # a host without a heartbeat for this long is dead; JAX ends the others
 # A failing host waits this long before it exits. If another host's death is the cause, JAX will
 # have reported it by then.
@@ -105,7 +106,8 @@ def _connect(meeting: Meeting) -> None:
     try:
       jax.distributed.initialize(
         **meeting._asdict(),
-        initialization_timeout=2 * _MEETING_SECONDS,  # when it expires, XLA aborts the process
+        # When it expires, XLA aborts the process. So this process must report and exit before.
+        initialization_timeout=_MEETING_SECONDS + _ABORT_SECONDS,
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
       )
     except Exception as error:
