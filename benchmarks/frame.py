@@ -166,7 +166,7 @@ class Bench:
   ) -> list[Response]:
     """Generate responses of the given lengths to random prompts, `samples` to each.
 
-    `past` are earlier responses to draft from, as many for each question.
+    `past` holds earlier responses to draft from, `samples` for each question.
     """
     samples = samples or self.config.rollout.group_size
     requests = list[Request]()

@@ -1,8 +1,8 @@
 """The rollout engine: tokens per second, share of the device's bandwidth, gain from slots.
 
-Drafts are measured at both ends: with random prompts none is accepted, and with the same responses
-as past ones all are. In between, k drafts gain (tokens per pass) / (seconds of their pass in
-seconds of a step).
+Drafts are measured in the worst case (random prompts, so no draft is accepted) and in the best case
+(the same responses are given as past ones, so all drafts are accepted). A run's speedup is about
+its tokens per pass divided by the slowdown in the worst case.
 """
 
 import functools
@@ -70,12 +70,12 @@ def measure(bench: Bench) -> list[Figure]:
   ]
 
 
-def _of_drafts(decoding: float, drafted: Sequence[float], rows: int) -> Iterator[Figure]:
-  """Yield the cost and the gain of drafts; `decoding` are the seconds without drafts."""
+def _of_drafts(plain: float, drafted: Sequence[float], rows: int) -> Iterator[Figure]:
+  """Yield the slowdown and the speedup by drafts; `plain` is the time without drafts, in s."""
   for drafts, rejected, accepted in zip(_DRAFTS, drafted[::2], drafted[1::2]):
     name = f'{drafts} drafts'
-    yield Figure(f'{name}, all rejected', rejected / decoding, 'steps', f'per pass of {rows} rows')
-    yield Figure(f'{name}, all accepted', decoding / accepted, 'x', 'as fast as without drafts')
+    yield Figure(f'{name}, all rejected', rejected / plain, 'x', f'as slow as without, {rows} rows')
+    yield Figure(f'{name}, all accepted', plain / accepted, 'x', f'as fast as without, {rows} rows')
 
 
 def _bytes_of_step(bench: Bench, rows: int, positions: float) -> float:

@@ -1,10 +1,10 @@
 """Estimates of a compiled program's run time, from the compiler's cycle counts and formulas.
 
-libtpu's HLO text is scheduled, contains one chip's shapes,
-and estimates the cycles of the operations that the compiler generates itself. This module adds
-Pallas kernels and collectives by formula and multiplies loop bodies by their trip counts. An
-asynchronous collective costs only the time that the rest of its loop's body does not hide. Other
-compilers' text can be parsed too, but contains no cycles.
+libtpu's HLO text is scheduled, contains one chip's shapes, and estimates the cycles of the
+operations that the compiler generates itself. This module adds Pallas kernels and collectives by
+formula and multiplies loop bodies by their trip counts. An asynchronous collective costs only the
+time that the rest of its loop's body does not hide. Other compilers' text can be parsed too, but
+contains no cycles.
 """
 
 import dataclasses

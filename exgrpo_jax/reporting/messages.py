@@ -177,7 +177,9 @@ def _learnt(records: Run) -> str:
     return ''
   last, rows = evaluated[-1], []
   scores = set(runs.score_names([[last]]).values())
-  for name in filter(scores.__contains__, last):
+  for name in last:
+    if name not in scores:
+      continue
     source, _, measure = name.removeprefix('eval/').rpartition('/')
     first = next(record for record in evaluated if name in record)
     points = [

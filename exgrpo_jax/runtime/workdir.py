@@ -111,10 +111,12 @@ def _machine() -> str:
 # Settings that a resumed run may change: its outputs and evaluations, and how it computes (mesh,
 # slots and microbatch affect only rounding). `_changes` adds num_steps. Any other change would mix
 # two experiments in one set of records.
-FREE = ('evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache')
-FREE += ('data.cache_dir', 'data.validation', 'data.evaluation', 'logprob_check.max')
-FREE += ('grading.workers', 'grading.max_failures', 'grading.batch_timeout', 'environment.workers')
-FREE += ('rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat')
+FREE = (
+  'evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
+  'data.cache_dir', 'data.validation', 'data.evaluation', 'logprob_check.max',
+  'grading.workers', 'grading.max_failures', 'grading.batch_timeout', 'environment.workers',
+  'rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat',
+)  # fmt: skip
 
 # Settings of config.rollout removed since earlier versions, each with the only value it allowed.
 _RETIRED = {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
@@ -129,19 +131,28 @@ _ADDED = {
   'rollout': dict(router_replay=False, drafts='0'),
   'mesh.training': dict(expert=1),
   'mesh.decoding': dict(expert=1),
-  'model': {
-    **dict(activation='silu', norms='before', layers='f', window=0),
-    **dict(num_experts=0, experts_per_token=0, normalised_experts=False),
+  'model': dict(
+    activation='silu',
+    norms='before',
+    layers='f',
+    window=0,
+    num_experts=0,
+    experts_per_token=0,
+    normalised_experts=False,
     **dict.fromkeys(_MODEL_SWITCHES, False),
     **dict.fromkeys(_MODEL_NUMBERS, 0.0),
-  },
+  ),
   'model.rope': dict(beta_fast=32.0, beta_slow=1.0, attention_factor=1.0),
 }
 # Newer sections, with values that mean single turns and no sliding window.
-_ENVIRONMENT = dict(name='', tools=[], max_turns=8, max_turn_tokens=0, keep_caches=True)
-_ENVIRONMENT |= dict(discount=1.0, workers=0, time_limit=5.0, memory_limit=1024)
-_LOCAL_ROPE = dict(theta=1e4, scaling='none', factor=1.0, original_positions=4096)
-_LOCAL_ROPE |= dict(low_frequency_factor=1.0, high_frequency_factor=4.0) | _ADDED['model.rope']
+_ENVIRONMENT = dict(
+  name='', tools=[], max_turns=8, max_turn_tokens=0, keep_caches=True,
+  discount=1.0, workers=0, time_limit=5.0, memory_limit=1024,
+)  # fmt: skip
+_LOCAL_ROPE = dict(
+  theta=1e4, scaling='none', factor=1.0, original_positions=4096,
+  low_frequency_factor=1.0, high_frequency_factor=4.0, **_ADDED['model.rope'],
+)  # fmt: skip
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:

@@ -314,7 +314,7 @@ def test_what_names_no_gpu_is_refused(text, message):
 
 def test_a_gpu_without_bfloat16_needs_float32():
   devices.check_dtype('l4', 'bfloat16')
-  devices.check_dtype('16gb', 'bfloat16')  # of which nothing else is known
+  devices.check_dtype('16gb', 'bfloat16')  # a GPU known only by its memory
   devices.check_dtype('t4', 'float32')
   with pytest.raises(InputError, match=r'--device=T4: .* --config\.model\.dtype=float32'):
     devices.check_dtype('T4', 'bfloat16')

@@ -1,4 +1,4 @@
-"""SentencePiece models with other options than those of `tokenizer.train`."""
+"""SentencePiece models trained with options that `tokenizer.train` does not use."""
 
 import sentencepiece
 

@@ -255,7 +255,7 @@ def test_methods_of_a_class_are_tools_that_share_a_state():
 
 
 def described(*tools):
-  """What a worker tells of its tools."""
+  """Return a worker's description of its tools."""
   return Pool(settings.EnvironmentConfig(name='tools', tools=tools, workers=1)).tools()
 
 

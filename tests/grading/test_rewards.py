@@ -39,7 +39,7 @@ VALUES = {  # by reward, of responses
     'So x = 3, déjà vu': 1.0,
     '所以': 0.0,
     'да ab cd ef': 0.75,
-    '𝑥 + α = π': 1.0,  # no letters but those of formulas
+    '𝑥 + α = π': 1.0,  # the only letters belong to formulas
     '3 + 4 = 7': 1.0,
   },
   rewards.has_code_block: {

@@ -1,4 +1,4 @@
-"""What the tests of rollout share."""
+"""Fixtures shared by the rollout tests."""
 
 import pytest
 
