@@ -30,7 +30,7 @@ def measure(bench: Bench) -> list[Figure]:
   responses = [rf'{thought}</think>{thought[:200]}\boxed{{{boxed}}}.' for boxed, _ in pairs]
   answers = [truth for _, truth in pairs]
   single = []
-  required = verifier.VerifierConfig(require_think=True, require_box=False)
+  required = verifier.VerifierConfig(('think',))
   with pool.Grader(bench.config.grading, required) as grader:
     [total] = in_turns(bench.size.repeats, lambda: grader.grade(responses, answers))
     for response, answer in list(zip(responses, answers))[:100]:

@@ -20,8 +20,8 @@ def get_config():
   config.rollout.slots = 512  # for v5e:4x4 (16 chips); see docs/slices.md
   config.rollout.logit_chunk = 1024  # 0.6 GB of float32 logits per chip
   config.prompt.template = 'paper'
-  config.verifier.require_think = True
-  config.evaluation.update(dict(require_think=True, require_box=True))
+  config.verifier.require = ('think',)
+  config.evaluation.require = ('think', 'box')
   config.data.update(
     dict(
       train='openr1.parquet',

@@ -4,7 +4,7 @@ A config that uses an old name is rejected with a hint at the new name. An old w
 config.json and metrics.jsonl are read as if they used the new names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 # Old dotted key -> new key. A key without a dot is a section.
@@ -28,6 +28,16 @@ SETTINGS = {
   'rollout.max_age': 'rollout.max_staleness',
   'rollout.samples': 'rollout.group_size',
   'warm_start.enough': 'warm_start.stop_at_pass_rate',
+}
+# New dotted key -> its old keys in the same section, an example of its value, and the function that
+# computes the value from theirs.
+MERGED: dict[str, tuple[tuple[str, ...], Any, Callable[..., Any]]] = {
+  f'{section}.require': (
+    ('require_think', 'require_box'),
+    ('think', 'box'),
+    lambda think, box: ['think'] * think + ['box'] * box,
+  )
+  for section in ('verifier', 'evaluation')
 }
 # New dotted key -> {old value: current value}.
 VALUES = {
@@ -57,6 +67,10 @@ def setting_hint(key: str, value: Any = None) -> str:
   """Return a hint at the new name of a dotted key or of its value; '' if neither was renamed."""
   if key in SETTINGS:
     return f'it is now called config.{SETTINGS[key]}.'
+  section, _, name = key.rpartition('.')
+  for new, (old, example, _) in MERGED.items():
+    if new.startswith(f'{section}.') and name in old:
+      return f'it is now part of config.{new}, such as {example}.'
   if isinstance(value, str) and value in VALUES.get(key, {}):
     return f'{value!r} is now called {VALUES[key][value]!r}.'
   return ''
@@ -72,6 +86,10 @@ def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, A
     elif isinstance(value, str):
       value = VALUES.get(new, {}).get(value, value)
     current[new.rpartition('.')[2]] = value
+  for key, (old, _, merge) in MERGED.items():
+    section, _, name = key.rpartition('.')
+    if f'{section}.' == prefix and set(old) <= set(current):
+      current[name] = merge(*map(current.pop, old))
   return current
 
 

@@ -1,6 +1,7 @@
 """Names of earlier versions: refused in a config, and read in an old workdir."""
 
 import json
+import re
 
 import pytest
 
@@ -26,6 +27,31 @@ def test_an_old_section_is_refused_with_its_new_name(old):
   section = old.partition('.')[0]
   with pytest.raises(InputError, match=rf'it is now called config\.{renamed.SETTINGS[section]}\.$'):
     config.overridden(config.defaults(RunConfig), {old: 1})
+
+
+@pytest.mark.parametrize('key', renamed.MERGED)
+def test_a_merged_setting_is_refused_with_its_new_name_and_an_example(key):
+  old_names, example, _ = renamed.MERGED[key]
+  section = key.partition('.')[0]
+  for name in old_names:
+    with pytest.raises(InputError, match=re.escape(f'; it is now part of config.{key}, such as (')):
+      config.overridden(config.defaults(RunConfig), {f'{section}.{name}': 1})
+  config.build(RunConfig, config.overridden(config.defaults(RunConfig), {key: example}), 'config')
+
+
+@pytest.mark.parametrize(
+  ('key', 'old', 'value'),
+  [
+    ('verifier.require', (False, False), []),
+    ('verifier.require', (False, True), ['box']),
+    ('evaluation.require', (True, False), ['think']),
+    ('evaluation.require', (True, True), ['think', 'box']),
+  ],
+)
+def test_the_old_values_of_a_merged_setting_become_one(key, old, value):
+  section, name = key.split('.')
+  stored = {section: dict(zip(renamed.MERGED[key][0], old, strict=True)) | {'other': 1}}
+  assert renamed.current_settings(stored) == {section: {name: value, 'other': 1}}
 
 
 @pytest.mark.parametrize(

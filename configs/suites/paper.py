@@ -31,8 +31,7 @@ def get_suite():
       'evaluation.top_k': 0,
       'evaluation.top_p': 1.0,
       'evaluation.min_p': 0.0,
-      'evaluation.require_think': True,
-      'evaluation.require_box': True,
+      'evaluation.require': ('think', 'box'),
       'rollout.max_prompt': 4096,
       'rollout.max_response': 8192,
       'data.on_overlong': 'refuse',  # because a part of a benchmark is not the same benchmark

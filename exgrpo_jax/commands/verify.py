@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-  config = verifier.VerifierConfig(require_think=args.require_think, require_box=args.require_box)
+  config = verifier.VerifierConfig(args.require)
   given = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
   if args.file is not None and given:
     raise InputError(f'--file and {given[0]} are both given. Choose a file or a single response.')
@@ -75,10 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     help='built_in (default), math_verify or package.module:Class, like config.grading.verifier',
   )
   parser.add_argument(
-    '--require_box', action='store_true', help=r'only \boxed{…} counts as an answer'
-  )
-  parser.add_argument(
-    '--require_think', action='store_true', help="a response without '</think>' has no answer"
+    '--require',
+    default=(),
+    nargs='+',
+    choices=verifier.REQUIREMENTS[-1],
+    help=r"a response without '</think>' (think) or without \boxed{…} (box) has no answer",
   )
   return parser
 

@@ -327,7 +327,7 @@ def _conclusion(text: str, worked: bool) -> tuple[str, str]:
   Unless the column is `worked`, text without a box or '#### ' is treated as the answer, as in TRL.
   """
   if '\\boxed' in text:
-    return extraction.extract(text, require_think=False, require_box=True) or '', text
+    return extraction.extract(text, ('box',)) or '', text
   if _FINAL_ANSWER in text or worked:
     answer, solution = _split(text)
     return (answer, solution) if solution else ('', text)

@@ -125,7 +125,7 @@ def calls_of(text: str) -> list[Call]:
 
   Raises ValueError if a call cannot be read. The message says what a call looks like.
   """
-  text = extraction.solution(text, require_think=False, require_box=False) or ''
+  text = extraction.solution(text) or ''
   found = _QWEN.findall(text)
   if '<tool_call>' in text or '</tool_call>' in text:
     if len(found) != text.count('<tool_call>') or len(found) != text.count('</tool_call>'):

@@ -197,9 +197,8 @@ def _grade(
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
-  wanted = config.evaluation
-  required = verifier.VerifierConfig(wanted.require_think and thinks, wanted.require_box)
-  with Grader(config.grading.correctness_alone, required) as grader:
+  require = tuple(part for part in config.evaluation.require if part != 'think' or thinks)
+  with Grader(config.grading.correctness_alone, verifier.VerifierConfig(require)) as grader:
     return grader.grade(
       texts,
       [question.answer for question in asked],

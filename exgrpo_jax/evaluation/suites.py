@@ -7,6 +7,7 @@ import collections
 import datetime
 import functools
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -158,8 +159,9 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 
 
 def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
-  """Return the config's value of every key that the suite sets."""
-  return {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
+  """Return the config's value of every key that the suite sets, as JSON reads it in other rows."""
+  values = {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
+  return json.loads(json.dumps(values))
 
 
 # ---- Suites and their questions ----

@@ -109,16 +109,11 @@ class EvaluationConfig:
     '[0, 1]',
     "sample only from tokens with at least this fraction of the most probable token's probability",
   )
-  require_think: bool = setting(
-    False,
-    None,
-    "if prompts end in '<think>', a response without '</think>' is wrong, as in the paper; "
-    'training uses config.verifier instead',
-  )
-  require_box: bool = setting(
-    False,
-    None,
-    r'only \boxed{...} counts as an answer, as in the paper; training uses config.verifier instead',
+  require: tuple[str, ...] = setting(
+    (),
+    verifier.REQUIREMENTS,
+    "the parts that a response needs to be correct: '</think>' (think, only if prompts end in "
+    "'<think>'), \\boxed{...} (box); the paper requires both; training uses config.verifier",
   )
 
   @property

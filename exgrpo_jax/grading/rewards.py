@@ -51,7 +51,7 @@ def boxed_format(response: str) -> float:
 
   If the response contains '</think>', only the text after the last one counts, as in verification.
   """
-  return float(extraction.extract(response, require_box=True) is not None)
+  return float(extraction.extract(response, ('box',)) is not None)
 
 
 def latin_script(response: str) -> float:

@@ -17,6 +17,7 @@ from exgrpo_jax.workers import user_code
 
 KINDS = ('math', 'choice', 'text', reasoning_gym.KIND)
 OUTCOMES = ('correct', 'wrong', 'no answer')
+REQUIREMENTS = ((), ('think',), ('box',), ('think', 'box'))
 NAMES = ('built_in', 'math_verify')  # verifiers that a config can name without a module
 
 
@@ -24,14 +25,12 @@ NAMES = ('built_in', 'math_verify')  # verifiers that a config can name without 
 class VerifierConfig:
   """Requirements that a response must meet before its answer is compared."""
 
-  require_think: bool = setting(
-    False, None, "in training, a response without '</think>' has no answer"
-  )
-  require_box: bool = setting(
-    False,
-    None,
-    r"in training, only \boxed{...} is an answer; if off, the text after '####' or 'the answer is' "
-    'is accepted too, and so is the last number',
+  require: tuple[str, ...] = setting(
+    (),
+    REQUIREMENTS,
+    "the parts that a response needs to have an answer in training: '</think>' (think), "
+    "\\boxed{...} (box); unless box is required, the text after '####' or 'the answer is' is "
+    'accepted too, and so is the last number',
   )
 
 
@@ -114,7 +113,7 @@ def judge_with(
   verifier: Verifier, response: str, question: Question, config: VerifierConfig = ANYTHING
 ) -> Judgement:
   """Judge a response; the outcome is 'no answer' if it does not meet `config`'s requirements."""
-  solution = extraction.solution(response, config.require_think, config.require_box)
+  solution = extraction.solution(response, config.require)
   return Judgement('no answer', None) if solution is None else verifier.judge(solution, question)
 
 

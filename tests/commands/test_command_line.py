@@ -142,8 +142,8 @@ def test_a_problem_is_marked_and_ends_with_status_1(capsys, monkeypatch):
   [
     ((r'--response=\boxed{5}', '--answer=6'), 'wrong'),
     ((r'--response=\boxed{0.5}', '--answer=1/2'), 'correct'),
-    (('--response=5', '--answer=5', '--require_box'), 'no answer'),
-    (('--response=5', '--answer=5', '--require_think'), 'no answer'),
+    (('--response=5', '--answer=5', '--require', 'box'), 'no answer'),
+    (('--response=5', '--answer=5', '--require', 'think'), 'no answer'),
     ((r'--response=\boxed{D}', '--answer=d', '--kind=text'), 'correct'),
     (('--response=5', '--answer=8', '--verifier=tests.helpers.chance:Chance'), 'correct'),
   ],

@@ -207,18 +207,18 @@ def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsy
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-  ('prompt', 'think', 'box', 'right'),
+  ('prompt', 'require', 'right'),
   [
-    ('<think>', False, False, 8),
-    ('<think>', True, False, 3),
-    ('<think>', False, True, 4),
-    ('<think>', True, True, 1),
-    ('', True, False, 8),  # nothing was begun that must end
-    ('', True, True, 4),
+    ('<think>', (), 8),
+    ('<think>', ('think',), 3),
+    ('<think>', ('box',), 4),
+    ('<think>', ('think', 'box'), 1),
+    ('', ('think',), 8),  # nothing was begun that must end
+    ('', ('think', 'box'), 4),
   ],
 )
 def test_evaluation_has_its_own_think_and_box(
-  prompt, think, box, right, recorded, values, by_hand, capsys, monkeypatch, jsonl
+  prompt, require, right, recorded, values, by_hand, capsys, monkeypatch, jsonl
 ):
   """Eight right answers: one with both, two with </think> alone, three boxed alone, two bare."""
   forms = ['so</think>\\boxed{%s}', *['so</think>%s'] * 2, *['\\boxed{%s}'] * 3, *['%s'] * 2]
@@ -228,8 +228,8 @@ def test_evaluation_has_its_own_think_and_box(
   texts = iter([form % answer for form, answer in zip(forms, np.repeat(range(4), 2), strict=True)])
   changed = copy.deepcopy(values)
   changed.rollout.update(dict(max_prompt=32, max_response=40))
-  changed.evaluation.update(dict(require_think=think, require_box=box))
-  changed.verifier.update(dict(require_think=not think, require_box=not box))
+  changed.evaluation.require = require
+  changed.verifier.require = tuple(part for part in ('think', 'box') if part not in require)
   decoding.scripted(monkeypatch, scores, lambda _: tokenizer.encode(next(texts)))
   monkeypatch.setattr(programs, 'COMMAND', VERIFIER)
   text, _ = by_hand(tiny.NUM_STEPS, capsys, config=changed, samples=2, data=[file])

@@ -317,7 +317,7 @@ def test_a_callback():
 
 
 REWARDS = documents.DOCS / 'rewards.md'
-VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
+VERIFIER = verifier.VerifierConfig(('box',))
 
 
 class Judge(http.server.BaseHTTPRequestHandler):

@@ -181,9 +181,8 @@ def test_a_model_writes_its_responses_itself(files, add_row):
   """The stored checkpoint, sampled: in each part as many responses as its questions take."""
   row, printed = add_row(files)
   assert row['model'] == str(MODEL) and row['step'] == 0 and row['template'] == 'chat'
-  assert (
-    row['settings']['evaluation.require_think'] and row['settings']['rollout.max_response'] == 16
-  )
+  assert row['settings']['evaluation.require'] == ['think', 'box']
+  assert row['settings']['rollout.max_response'] == 16
   assert sum(one['responses'] for one in row['benchmarks'].values()) == 4 * 32 + 8 + 6
   assert {one['score'] for one in row['benchmarks'].values()} == {0.0}
   assert all(one['high'] > 0 for one in row['benchmarks'].values())
@@ -198,7 +197,8 @@ def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
   row, _ = add_row(files, write=written, config=None, model=None, checkpoint=str(recorded.workdir))
   assert (row['run'], row['step']) == (str(recorded.workdir), tiny.NUM_STEPS)
   assert row['template'] == 'plain' and row['seed'] == tiny.SEED
-  assert row['settings'] == dict(suites.load_suite(PAPER).settings)
+  settings = dict(suites.load_suite(PAPER).settings)
+  assert row['settings'] == settings | {'evaluation.require': ['think', 'box']}
   assert {label: one['score'] for label, one in row['benchmarks'].items()} == pytest.approx(SHARES)
 
 
@@ -227,7 +227,7 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
     parsed = parse_config(values)
     extended = parsed.model.extension.max_position_embeddings or 32768  # Qwen2.5's own
     assert parsed.rollout.longest_row <= extended
-    assert parsed.evaluation.require_think and parsed.evaluation.require_box
+    assert parsed.evaluation.require == ('think', 'box')
 
 
 @pytest.mark.parametrize(

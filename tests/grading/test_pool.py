@@ -14,7 +14,7 @@ from exgrpo_jax.runtime import activity
 from tests.helpers import tiny
 from tests.helpers.stand_ins import wait_until
 
-VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
+VERIFIER = verifier.VerifierConfig(('box',))
 CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0)
 QUICK = dataclasses.replace(CONFIG, time_limit=1.0)
 RIGHT = Verdict(reward=1.0, outcome='correct', answer='1', components={'correctness': 1.0})

@@ -90,7 +90,7 @@ def test_in_the_processes_that_grade():
     tiny.GRADING, workers=1, memory_limit=1024, rewards=('correctness', 'score_answer')
   )
   asked = [EQUATION, SUM, WORD, WORD]
-  with pool.Grader(config, verifier.VerifierConfig(require_think=True, require_box=True)) as grader:
+  with pool.Grader(config, verifier.VerifierConfig(('think', 'box'))) as grader:
     verdicts = grader.grade(
       [r'</think>\boxed{x = 5}', r'</think>\boxed{32 - 67}', r'</think>\boxed{olleX}', 'olleh'],
       [known['answer'] for known in asked],

@@ -73,7 +73,7 @@ def test_the_last_tokens_before_the_limit_cost_dapos_punishment(buffer, punishme
 
 # ---- What a reward gets by the names of its parameters ----
 
-VERIFIER = verifier.VerifierConfig(require_think=False, require_box=True)
+VERIFIER = verifier.VerifierConfig(('box',))
 
 
 def made(function):

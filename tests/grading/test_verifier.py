@@ -13,8 +13,8 @@ from exgrpo_jax.grading.verifier import Truth
 from tests.helpers import cases, tiny
 from tests.helpers.paths import REAL_DATA
 
-BOX = verifier.VerifierConfig(require_think=False, require_box=True)
-THINK = verifier.VerifierConfig(require_think=True, require_box=False)
+BOX = verifier.VerifierConfig(('box',))
+THINK = verifier.VerifierConfig(('think',))
 
 
 def read_real_data(name):
@@ -367,7 +367,7 @@ def test_it_tells_the_answer_as_written(chosen):
 @pytest.mark.full
 @pytest.mark.usefixtures('chosen')
 def test_our_limits_hold_for_it():
-  required = verifier.VerifierConfig(require_think=True, require_box=False)
+  required = verifier.VerifierConfig(('think',))
   endless = r'</think>\boxed{9^{9^{9^{9}}}}'  # it computes the power
   config = dataclasses.replace(CONFIG, time_limit=3.0)
   with pool.Grader(config, required) as running:

@@ -222,7 +222,7 @@ def test_workers_that_do_not_start_end_the_run():
 
 # ---- Code that a config names is refused by its name where it cannot be used ----
 
-REQUIRED = verifier.VerifierConfig(require_think=False, require_box=True)
+REQUIRED = verifier.VerifierConfig(('box',))
 CODE = misbehaving.__name__
 
 

@@ -12,7 +12,7 @@ import collections
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from exgrpo_jax.grading.answers.units import MULTIPLIERS, OPERATION_WORDS, measure, normalize_unit
@@ -77,27 +77,27 @@ _WITHOUT_RESULT = re.compile(
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
-def solution(response: str, require_think: bool, require_box: bool) -> str | None:
+def solution(response: str, require: Collection[str] = ()) -> str | None:
   """Return the text after a response's thought, or None if the response lacks a required part.
 
   Text before the last '</think>' is thought, and so is text after a '<think>' that is never closed.
-  With `require_think`, the response needs a '</think>'; with `require_box`, it needs a box.
+  If `require` contains 'think', the response needs a '</think>'; with 'box', it needs a box.
   """
   _, closing_tag, rest = response.rpartition('</think>')
-  if require_think and not closing_tag:
+  if 'think' in require and not closing_tag:
     return None
   rest = rest.partition('<think>')[0]
-  return None if require_box and read_boxes(rest) is None else rest
+  return None if 'box' in require and read_boxes(rest) is None else rest
 
 
-def extract(response: str, require_think: bool = False, require_box: bool = False) -> str | None:
-  r"""Extract a response's answer as written, or return None; for the arguments see `solution`.
+def extract(response: str, require: Collection[str] = ()) -> str | None:
+  r"""Extract a response's answer as written, or return None; for `require` see `solution`.
 
   The last box counts, together with the boxes joined to it (read_boxes). An unclosed box, as in a
   truncated response, is not an answer. Without a box, the answer is the text after the last '####',
   else the text after the last 'answer is', else the last number with the whole formula around it.
   """
-  rest = solution(response, require_think, require_box)
+  rest = solution(response, require)
   return None if rest is None else _answer(rest, _last_number)
 
 
@@ -107,16 +107,14 @@ def extract_number(response: str) -> str | None:
   Otherwise '1 - 1 + 8 =', which only repeats the question, could be right by luck.
   """
   return _answer(
-    solution(response, False, False) or '',
+    solution(response) or '',
     lambda text: None if _WITHOUT_RESULT.search(text) else _last_number(text),
   )
 
 
 def extract_text(response: str) -> str | None:
   """Extract an answer that is not a number, using the last line instead of the last number."""
-  return _answer(
-    solution(response, False, False) or '', lambda text: text.strip().rpartition('\n')[2]
-  )
+  return _answer(solution(response) or '', lambda text: text.strip().rpartition('\n')[2])
 
 
 def final_answer(truth: str) -> str:

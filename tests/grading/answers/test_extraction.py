@@ -59,23 +59,21 @@ def test_the_answers_of_a_ground_truth():
 
 
 @pytest.mark.parametrize(
-  ('response', 'require_think', 'require_box', 'expected'),
+  ('response', 'require', 'expected'),
   [
-    (r'<think>\boxed{5}</think> Done.', False, False, None),
-    (r'a</think>\boxed{5}</think>\boxed{6}', True, False, '6'),
-    (r'<think> so \boxed{5}', False, False, None),  # the thought is not closed
-    (r'</think> Wait. <think> \boxed{5}', True, False, None),
-    (r'\boxed{5} <think> \boxed{6}', False, False, '5'),
-    (r'\boxed{5}', True, False, None),
-    (r'\boxed{5}', False, True, '5'),
-    ('#### 5', False, True, None),
-    (r'\boxed{5', False, True, None),
+    (r'<think>\boxed{5}</think> Done.', (), None),
+    (r'a</think>\boxed{5}</think>\boxed{6}', ('think',), '6'),
+    (r'<think> so \boxed{5}', (), None),  # the thought is not closed
+    (r'</think> Wait. <think> \boxed{5}', ('think',), None),
+    (r'\boxed{5} <think> \boxed{6}', (), '5'),
+    (r'\boxed{5}', ('think',), None),
+    (r'\boxed{5}', ('box',), '5'),
+    ('#### 5', ('box',), None),
+    (r'\boxed{5', ('box',), None),
   ],
 )
-def test_a_thought_is_no_answer_and_what_is_required_must_be_there(
-  response, require_think, require_box, expected
-):
-  assert extract(response, require_think, require_box) == expected
+def test_a_thought_is_no_answer_and_what_is_required_must_be_there(response, require, expected):
+  assert extract(response, require) == expected
 
 
 # ---- Several boxes ----
