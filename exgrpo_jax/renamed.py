@@ -39,6 +39,11 @@ MERGED: dict[str, tuple[tuple[str, ...], Any, Callable[..., Any]]] = {
   )
   for section in ('verifier', 'evaluation')
 }
+MERGED['replay.correctness_range'] = (
+  ('lower_bound', 'upper_bound'),
+  (0.0, 1.0),
+  lambda low, high: [low, high],
+)
 # New dotted key -> {old value: current value}.
 VALUES = {
   'objective.old_logprobs': {'sampler': 'rollout'},

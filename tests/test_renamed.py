@@ -46,6 +46,7 @@ def test_a_merged_setting_is_refused_with_its_new_name_and_an_example(key):
     ('verifier.require', (False, True), ['box']),
     ('evaluation.require', (True, False), ['think']),
     ('evaluation.require', (True, True), ['think', 'box']),
+    ('replay.correctness_range', (0.25, 0.5), [0.25, 0.5]),
   ],
 )
 def test_the_old_values_of_a_merged_setting_become_one(key, old, value):

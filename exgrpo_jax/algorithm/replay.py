@@ -120,12 +120,13 @@ def is_recorded(config: ReplayConfig, correctness: float) -> bool:
 
   This only concerns questions that do not retire.
 
-  >>> [is_recorded(ReplayConfig(upper_bound=0.5), correctness) for correctness in (0, 0.5, 0.75)]
+  >>> [is_recorded(ReplayConfig(correctness_range=(0, 0.5)), share) for share in (0, 0.5, 0.75)]
   [False, True, False]
   """
   if correctness == 0:
     return config.on_all_failed == 'bucket_0' or config.store == 'all'
-  return config.lower_bound < correctness <= config.upper_bound
+  low, high = config.correctness_range
+  return low < correctness <= high
 
 
 def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:

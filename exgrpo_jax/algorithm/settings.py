@@ -78,14 +78,11 @@ class ReplayConfig:
   count_replayed: bool = setting(
     True, None, "count the replayed row in its group's correctness", AUTHORS
   )
-  lower_bound: float = setting(
-    0.0, '[0, 1)', 'record a group with successes if its correctness is above this value', AUTHORS
-  )
-  upper_bound: float = setting(
-    1.0,
-    '(0, 1]',
-    'record a group with successes if its correctness is at most this value; a question solved in '
-    'full retires regardless of the bounds',
+  correctness_range: tuple[float, ...] = setting(
+    (0.0, 1.0),
+    None,
+    'record a group with successes if its correctness is above the first number and at most the '
+    'second; a question solved in full retires regardless of this range',
     AUTHORS,
   )
   max_trajectories: int = setting(
@@ -111,11 +108,11 @@ class ReplayConfig:
   )
 
   def __post_init__(self) -> None:
-    if self.lower_bound >= self.upper_bound:
+    bounds = self.correctness_range
+    if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
       raise InputError(
-        f'config.replay.lower_bound={self.lower_bound} must be below '
-        f'config.replay.upper_bound={self.upper_bound}, because only groups with a correctness '
-        'between them are recorded.'
+        f'config.replay.correctness_range={bounds}: the value must be two numbers from 0 to 1, the '
+        'first below the second. (0.0, 1.0) records every group with a success.'
       )
 
 

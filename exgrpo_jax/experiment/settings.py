@@ -274,16 +274,16 @@ def check_algorithm(
 
   Called before training starts. `num_questions` (Q) is per step, `num_rollouts` (K) per question.
   """
-  ratio, lower, upper = replay_config.ratio, replay_config.lower_bound, replay_config.upper_bound
+  ratio = replay_config.ratio
   # The most successes of a group that is recorded.
   most = num_rollouts - replay.retires(replay_config)
   recorded = [replay.is_recorded(replay_config, k / num_rollouts) for k in range(1, most + 1)]
   if ratio > 0 and not any(recorded):
     raise InputError(
-      f'config.replay.lower_bound={lower} and config.replay.upper_bound={upper} exclude every '
-      f'group, so nothing would ever be replayed. With config.rollout.group_size={num_rollouts}, '
-      f'no number of successes from 1 to {most} gives a pass rate above the lower bound and at '
-      'most the upper bound. Lower the lower bound or raise the upper bound.'
+      f'config.replay.correctness_range={replay_config.correctness_range} excludes every group, so '
+      f'nothing would ever be replayed. With config.rollout.group_size={num_rollouts}, no number '
+      f'of successes from 1 to {most} gives a pass rate above the first number and at most the '
+      'second. Widen the range.'
     )
   if ratio > 0 and not replay.most_replayed(replay_config, num_questions):
     enough = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so the printed value is enough

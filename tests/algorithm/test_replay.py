@@ -131,11 +131,13 @@ def test_every_fresh_success_is_added_once_compared_by_tokens():
   assert stored(record(buffer, {7: (False, group)}, step=6)) == stored(buffer)
 
 
-@pytest.mark.parametrize('bounds', [{}, dict(lower_bound=0.25, upper_bound=0.5)])
+@pytest.mark.parametrize('bounds', [(0.0, 1.0), (0.25, 0.5)])
 @pytest.mark.parametrize(('failed', 'correctness'), [('stay', 0.75), ('bucket_0', 0)])
 def test_a_group_without_success_stays_or_moves_to_bucket_0(failed, correctness, bounds):
   groups = FAILED | {8: (False, '----')}
-  buffer = record(buffer_of({7: 0.75}), groups, changed(on_all_failed=failed, **bounds))
+  buffer = record(
+    buffer_of({7: 0.75}), groups, changed(on_all_failed=failed, correctness_range=bounds)
+  )
   assert set(buffer.entries) == {7} and stored(buffer) == [[7]]
   assert buffer.entries[7].correctness == correctness
 
@@ -155,7 +157,7 @@ def test_a_solved_question_that_does_not_retire_is_stored_in_the_last_bucket():
   assert replay.buckets(config, buffer, K) == {7: K - 1}
   assert len(stored(buffer)) == 5 and not buffer.retired_epoch
   # Unless it is above the upper bound.
-  config = changed(retire='never', upper_bound=0.75)
+  config = changed(retire='never', correctness_range=(0.0, 0.75))
   assert record(buffer_of({7: 0.5}), SOLVED, config) == buffer_of({7: 0.5})
 
 
@@ -177,7 +179,7 @@ def test_the_newest_trajectories_are_kept_or_all(limit, kept):
   ],
 )
 def test_only_groups_within_the_bounds_store_successes_or_move_their_question(bounds, recorded):
-  config = changed(lower_bound=bounds[0], upper_bound=bounds[1])
+  config = changed(correctness_range=bounds)
   for successes in range(5):
     before = buffer_of({7: 0.9})  # in the buffer already, unlike question 8
     group = False, '+' * successes + '-' * (4 - successes)

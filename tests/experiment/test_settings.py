@@ -196,8 +196,8 @@ def test_a_ratio_that_replays_a_question_passes_and_so_does_none():
 
 
 def test_bounds_that_let_no_group_be_recorded_are_refused():
-  bounds = dict(lower_bound=0.9, upper_bound=0.95)
-  with pytest.raises(InputError, match=r'lower_bound=0\.9 and .*upper_bound=0\.95 exclude every'):
+  bounds = dict(correctness_range=(0.9, 0.95))
+  with pytest.raises(InputError, match=r'correctness_range=\(0\.9, 0\.95\) excludes every'):
     check_values(replay_values=bounds)
   check_values(ratio=0.0, replay_values=bounds)
 

@@ -74,7 +74,7 @@ SWITCHES = {
   'uncorrected': {
     'replay.question_selection': 'linear_clip',
     'replay.on_all_failed': 'bucket_0',
-    'replay.lower_bound': 0.25,
+    'replay.correctness_range': (0.25, 1.0),
     'objective.importance_correction': False,
     'objective.shaping': 'none',
     'objective.normalize_std': 'population',

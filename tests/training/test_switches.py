@@ -106,6 +106,7 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
   config = run.experiment.config.replay
   entries, retired, started = {}, {}, False
   unrecorded, most = set(), 0
+  low, high = config.correctness_range
   for number, step in run.steps.items():
     for question, replayed, responses, verdicts in groups(step):
       row, k = question.row, successes(verdicts, replayed)
@@ -114,7 +115,7 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
         entries.pop(row, None)
       elif k == 0 and config.on_all_failed == 'bucket_0' and row in entries:
         entries[row] = (0, entries[row][1])
-      elif config.lower_bound * K < k <= config.upper_bound * K or config.store == 'all':
+      elif low * K < k <= high * K or config.store == 'all':
         if started and row not in retired:
           _, stored = entries.get(row, (0, []))
           keeps_all = config.store == 'all'
@@ -135,7 +136,7 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
     assert step.after.retired_epoch == retired and step.after.started == started
   # So that each value is told from the default.
   assert (most > tiny.STORED) == (config.max_trajectories == 0)
-  assert unrecorded == ({1} if config.lower_bound else set())
+  assert unrecorded == ({1} if low else set())
   replayed = {one.correct for step in run.steps.values() for one in step.replays if one}
   assert (False in replayed) == (config.store == 'all')
 
