@@ -18,7 +18,7 @@ from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
 from exgrpo_jax.reporting import metrics, report, step_records
 
 _STEPS, _ROWS = 700, 1024  # the paper's steps, and responses of a step
-_FILE_STEPS = 10  # as the paper's config.metrics.records_every
+_FILE_STEPS = step_records.STEPS_PER_FILE
 # Limits of a page, which should be small enough for mail.
 _MAX_PAGE, _MAX_MEMORY = 15, 1000  # MB
 _SHORT = 4  # steps

@@ -28,12 +28,6 @@ PAPER = 'paper'  # arXiv:2510.02245
 AUTHORS = "authors' code"  # the script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
-# Removed setting -> where its function is available now.
-MOVED = {
-  'alignment': 'it moved to studies/. In a clone of the repository, run '
-  'python -m studies train --align_every=N to compare gradients.'
-}
-
 
 def setting(
   default: Any, allowed: str | Collection[Any] | None, meaning: str, origin: str = OURS
@@ -98,8 +92,6 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
 
   If `name` is part of a dotted key, `key` is the full key.
   """
-  if name in MOVED and name not in known:
-    raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
   if name not in known:
     place = f'{path}.{name}'.removeprefix('config.')
     hint = renamed.setting_hint(key) or renamed.setting_hint(place)

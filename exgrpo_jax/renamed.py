@@ -44,6 +44,16 @@ MERGED['replay.correctness_range'] = (
   (0.0, 1.0),
   lambda low, high: [low, high],
 )
+# Removed dotted key -> why it is not needed. A key without a dot is a section.
+REMOVED = {
+  'alignment': 'it moved to studies/. In a clone of the repository, run '
+  'python -m studies train --align_every=N to compare gradients.',
+  'metrics.records_every': 'each file in records/ covers 10 steps. Remove this key.',
+  **dict.fromkeys(
+    ('rollout.top_k', 'rollout.top_p', 'rollout.min_p'),
+    'training samples from the full softmax. Remove this key.',
+  ),
+}
 # New dotted key -> {old value: current value}.
 VALUES = {
   'objective.old_logprobs': {'sampler': 'rollout'},
@@ -69,7 +79,9 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return a hint at the new name of a dotted key or of its value; '' if neither was renamed."""
+  """Return a hint at what replaces a dotted key or its value; '' if neither was replaced."""
+  if key in REMOVED:
+    return REMOVED[key]
   if key in SETTINGS:
     return f'it is now called config.{SETTINGS[key]}.'
   section, _, name = key.rpartition('.')
@@ -82,7 +94,7 @@ def setting_hint(key: str, value: Any = None) -> str:
 
 
 def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Replace old names and values in nested settings with the current ones."""
+  """Replace old names and values in nested settings, and drop settings that were removed."""
   current: dict[str, Any] = {}
   for name, value in values.items():
     new = SETTINGS.get(prefix + name, prefix + name)
@@ -91,11 +103,12 @@ def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, A
     elif isinstance(value, str):
       value = VALUES.get(new, {}).get(value, value)
     current[new.rpartition('.')[2]] = value
+  place = SETTINGS.get(prefix[:-1], prefix[:-1])
   for key, (old, _, merge) in MERGED.items():
     section, _, name = key.rpartition('.')
-    if f'{section}.' == prefix and set(old) <= set(current):
+    if section == place and set(old) <= set(current):
       current[name] = merge(*map(current.pop, old))
-  return current
+  return {name: v for name, v in current.items() if f'{place}.{name}'.lstrip('.') not in REMOVED}
 
 
 def current_metrics(record: Mapping[str, float]) -> dict[str, float]:

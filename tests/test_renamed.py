@@ -29,6 +29,17 @@ def test_an_old_section_is_refused_with_its_new_name(old):
     config.overridden(config.defaults(RunConfig), {old: 1})
 
 
+@pytest.mark.parametrize('old', renamed.REMOVED)
+def test_a_removed_setting_is_refused_with_the_reason_and_dropped_from_old_workdirs(old):
+  section, _, name = old.rpartition('.')
+  with pytest.raises(InputError, match=re.escape(f"no '{name}'; {renamed.REMOVED[old]}")):
+    config.overridden(config.defaults(RunConfig), {old: 1})
+  stored = {name: 1, 'other': 2}
+  assert renamed.current_settings({section: stored} if section else stored) == (
+    {section: {'other': 2}} if section else {'other': 2}
+  )
+
+
 @pytest.mark.parametrize('key', renamed.MERGED)
 def test_a_merged_setting_is_refused_with_its_new_name_and_an_example(key):
   old_names, example, _ = renamed.MERGED[key]

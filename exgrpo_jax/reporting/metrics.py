@@ -33,9 +33,6 @@ class MetricsConfig:
   """Settings for the records that a run writes besides metrics.jsonl and TensorBoard files."""
 
   sampled_rows: int = setting(16, '[0, inf)', 'responses per step to write to samples/')
-  records_every: int = setting(
-    10, '[1, inf)', 'steps per file in records/; each table has its own files'
-  )
   recorded_groups: int = setting(
     4,
     '[0, inf)',

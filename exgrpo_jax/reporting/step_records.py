@@ -23,6 +23,9 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
 
 FOLDER = 'records'  # in the workdir
+# Steps per file. Fewer would leave thousands of files in a long run's folder; more would make the
+# report of a running run lag further behind.
+STEPS_PER_FILE = 10
 # A question's row in the data; its index in the step, from 0; and a response's index in the group,
 # 0 … K - 1, where a replayed response comes last.
 _KEYS = [pa.field(n, pa.int32(), nullable=False) for n in ('step', 'question', 'group', 'sample')]
@@ -189,7 +192,9 @@ class Writer:
   call.
   """
 
-  def __init__(self, workdir: str | os.PathLike, first_step: int, every: int) -> None:
+  def __init__(
+    self, workdir: str | os.PathLike, first_step: int, every: int = STEPS_PER_FILE
+  ) -> None:
     """Open records/ for files of `every` steps; raise InputError for a damaged file."""
     self._writes = hosts.is_first()
     if not self._writes:

@@ -118,8 +118,6 @@ FREE = (
   'rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat',
 )  # fmt: skip
 
-# Settings of config.rollout removed since earlier versions, each with the only value it allowed.
-_RETIRED = {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
 # Settings newer than some runs, by section, with the values that match what those runs did.
 _MODEL_SWITCHES = ('output_bias', 'mlp_bias', 'norm_offset', 'norm_all_heads', 'scaled_embeddings')
 _MODEL_NUMBERS = ('query_scale', 'query_beta', 'attention_cap', 'logit_cap')
@@ -324,11 +322,6 @@ def read_config(workdir: str) -> dict[str, Any]:
       'another folder.'
     ) from error
   values = renamed.current_settings(values)
-  values.pop('alignment', None)  # a measurement that moved to studies/; no effect on steps
-  rollout = values.get('rollout', {})
-  for name, value in _RETIRED.items():
-    if rollout.get(name) == value:
-      del rollout[name]
   for path, added in _ADDED.items():
     section = functools.reduce(lambda outer, name: (outer or {}).get(name), path.split('.'), values)
     if isinstance(section, dict):

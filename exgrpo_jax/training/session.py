@@ -196,7 +196,7 @@ def opened(
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
-      step_records.Writer(workdir, first, config.metrics.records_every) as records,
+      step_records.Writer(workdir, first) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
       past = metrics.read(workdir)

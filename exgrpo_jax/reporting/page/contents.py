@@ -20,6 +20,7 @@ from typing import Any
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.page import charts, comparison, evaluations, experience, overview
 from exgrpo_jax.reporting.page.experience import Pieces
 from exgrpo_jax.reporting.runs import Group, Recorded
@@ -131,8 +132,7 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
     notes.append(
       'There are no step records (in the folder records/), so Question and Responses are empty, '
       'and Buffer shows only metrics. Earlier versions wrote no records; a run writes its first '
-      f'records after {run.config.get("metrics.records_every", 10)} steps '
-      '(config.metrics.records_every).'
+      f'records after {step_records.STEPS_PER_FILE} steps.'
     )
   elif all(text is None for text in own['visits']['questions']['text']):
     notes.append('This run comes from a version that did not record question and answer texts.')

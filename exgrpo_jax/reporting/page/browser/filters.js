@@ -142,7 +142,7 @@ function whyNoStep(rows, from, to) {
   if (from > to) return 'the first step is after the last one';
   if (to < 1) return 'step 0 is the policy before the first update';
   if (from > step.at(-1))
-    return `the newest records are from step ${step.at(-1)} (a run writes records once every config.metrics.records_every steps)`;
+    return `the newest records are from step ${step.at(-1)} (a run writes the records of several steps at once)`;
   if (step.some((other) => from <= other && other <= to))
     return `this file contains the responses of only one step in ${rows.every}`;
   return 'their records are missing';
