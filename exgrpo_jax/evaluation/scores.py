@@ -112,7 +112,7 @@ def score_policy(
   judged = [response.verdict for response in responses if response.verdict]
   verdicts = judged or _grade(config, questions, texts, thinks)
   pool.refuse_all_failed(f'evaluation on {data.spec}', verdicts)
-  if warning := alarms.grading(step, [verdicts], config.grading.max_failures):
+  if warning := alarms.grading(step, [verdicts]):
     hosts.warn(f'{data.spec}: {warning}')
   records = _records(tokenizer, questions, prompts, responses, texts, verdicts)
   sampling = dataclasses.asdict(wanted.distribution) | {'seed': config.seed, 'step': step}

@@ -29,11 +29,6 @@ class GradingConfig:
     'the maximum number of characters to judge; a longer response is judged without the start of '
     "its thought, or has no answer if the text after its last '</think>' is also too long",
   )
-  max_failures: float = setting(
-    0.01,
-    '[0, 1]',
-    "share of a step's responses that may time out or crash before a warning is printed",
-  )
   verifier: str = setting(
     'built_in',
     None,

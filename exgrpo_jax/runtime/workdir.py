@@ -114,7 +114,7 @@ def _machine() -> str:
 FREE = (
   'evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
   'data.cache_dir', 'data.validation', 'data.evaluation', 'logprob_check.max',
-  'grading.workers', 'grading.max_failures', 'grading.batch_timeout', 'environment.workers',
+  'grading.workers', 'grading.batch_timeout', 'environment.workers',
   'rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat',
 )  # fmt: skip
 

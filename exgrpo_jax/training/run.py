@@ -72,10 +72,10 @@ def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
 
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
   """Print warnings about this step or recent steps. `measured` holds the step's metrics."""
-  config, step = run.experiment.config, experience.plan.step
+  step = experience.plan.step
   setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
   run.history, warnings = alarms.observe(setup, run.history, record)
-  grading = alarms.grading(step, experience.verdicts, config.grading.max_failures)
+  grading = alarms.grading(step, experience.verdicts)
   for warning in filter(None, (grading, *warnings)):
     hosts.warn(warning)
 

@@ -36,7 +36,7 @@ SMALL = model.ShapeConfig(  # a model small enough for a test
   tied_embeddings=False,
   dtype='float32',
 )
-GRADING = settings.GradingConfig(memory_limit=256, max_length=1000, max_failures=0.0)
+GRADING = settings.GradingConfig(memory_limit=256, max_length=1000)
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, 0.5, 3
 POOL = len(QUARTERS)  # questions to train on
 PROMPT, RESPONSE = 8, 12  # limits, in tokens
