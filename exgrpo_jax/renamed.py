@@ -48,7 +48,8 @@ MERGED['replay.correctness_range'] = (
 REMOVED = {
   'alignment': 'it moved to studies/. In a clone of the repository, run '
   'python -m studies train --align_every=N to compare gradients.',
-  'grading.max_failures': "a run warns if more than 1% of a step's gradings fail. Remove this key.",
+  'grading.max_failures': 'a run warns if more than 1% of gradings fail. Remove this key.',
+  'logprob_check.rows': 'each check compares 64 responses. Remove this key.',
   'metrics.records_every': 'each file in records/ covers 10 steps. Remove this key.',
   **dict.fromkeys(
     ('rollout.top_k', 'rollout.top_p', 'rollout.min_p'),

@@ -140,7 +140,6 @@ class LogprobCheckConfig:
   """Settings for checking the sampler–trainer mismatch in log-probabilities."""
 
   every: int = setting(50, '[1, inf)', 'steps between comparisons, starting with step 1')
-  rows: int = setting(64, '[1, inf)', 'responses compared each time')
   max: float = setting(
     1.0,
     '(0, inf)',
