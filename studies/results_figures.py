@@ -100,7 +100,7 @@ def differences(runs: Sequence[StudyRun], study: Study) -> Drawing:
     ax.set_ylim(len(arms) - 0.5, -0.5)
     measure, tokens = study.measure_of(setting).rpartition('/')[2], study.tokens_of(setting)
     over = f' over {_thousands(tokens)} tokens' if tokens else ' at the end'
-    canvas.label(ax, f'{setting}\n{measure}{over}', '', f'difference to {study.baseline}')
+    canvas.label(ax, f'{setting}\n{measure}{over}', '', f'difference from {study.baseline}')
   drawing.caption(
     figure,
     f'Dots: seeds. Lines: t intervals, corrected for {study.num_comparisons} comparisons. '

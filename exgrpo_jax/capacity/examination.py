@@ -227,9 +227,10 @@ def _print_alternatives(
       print(f'  {name} does not fit: {str(error).splitlines()[0][:300]}')
       continue
     other = step.estimate(changed, work, listed, known, chip)
+    resume = f', resume {other.seconds_of("resume"):.2f} s' if rollout.partial else ''
     print(
       f'  with {name}: {other.seconds:.2f} s; decode {other.seconds_of("decode"):.2f} s instead of '
-      f'{estimate.seconds_of("decode"):.2f} s, resume {other.seconds_of("resume"):.2f} s'
+      f'{estimate.seconds_of("decode"):.2f} s{resume}'
     )
     if rollout.partial > config.rollout.partial and rollout.drafts == config.rollout.drafts:
       print(f'    {100 * other.live / slots:.0f}% of slots busy; {_ages(other)}')

@@ -185,7 +185,7 @@ def test_the_report_says_what_partial_rollouts_and_drafts_bring(whole, capsys):
   seconds = part(whole, 'decode').seconds
   brought = capsys.readouterr().out
   assert '67% of 2 slots busy' in brought and '; responses up to ' in brought
-  partial, drafts, both = re.findall(r'with (.*): .* decode (.*) s instead of (.*) s, r', brought)
+  partial, drafts, both = re.findall(r'with (.*): .* decode (.*) s instead of ([\d.]+) s', brought)
   assert {partial[2], drafts[2], both[2]} == {f'{seconds:.2f}'}
   assert drafts[:2] == ('config.rollout.drafts=3', f'{(seconds - 1) / 1.7 + 1:.2f}')
   assert float(both[1]) < float(partial[1])

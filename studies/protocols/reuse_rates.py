@@ -1,0 +1,76 @@
+"""The learning rates of study `reuse`, chosen on seeds that it does not report.
+
+python -m studies run reuse_rates --workdir=/tmp/reuse_rates --parallel=2
+
+Question: which of four learning rates suits each arm, from each of three starts?
+Arms, each with one change:
+  grpo: no replay, clipped, as are all arms without replay.
+  epochs_2, epochs_4: no replay, but each step's rows are used two or four times.
+  dynamic: no replay; a step draws questions until 16 of them have unequal rewards, at most 48.
+  exgrpo: as in the paper; fresh rows are unclipped once replay has started.
+  unit_slope: ExGRPO, clipped, with a shaping whose slope is 1 at w = 1.
+  headroom_drift: the same, with the questions chosen by headroom and drift (arXiv:2609.03941).
+  unit_slope_epochs_2: arm `unit_slope`, but each step's rows are used twice.
+Starts: `weak`, chains of 9 terms, and `usual`, the default questions of chains, both from the base
+policy of `replay_pays` (pass@1 .05 and .43); `guess`, episodes of up to seven turns, as in study
+`episodes` (.41). 40 steps of 16 questions with 8 responses. Replay begins at the first step.
+Primary measure: pass@1 on 500 held-out questions (200 of guess), its mean over the first 220, 150
+and 60 thousand generated tokens. Tokens of groups that dynamic sampling does not train count.
+Rule: an arm's rate at a start of study `reuse` is the one with the highest mean of the measure over
+the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of two, is run
+for all arms at that start. This repeats until no best rate is at the edge.
+Seeds: two, only for the choice.
+Stopping rule: every run takes all of its steps, and no run is left out.
+Looked at before: nothing with these arms, except `grpo`, `exgrpo` and `unit_slope` in the studies
+named above.
+"""
+
+from studies.protocol import Study
+from studies.protocols import episodes_rates, replay_pays_rates
+
+_GRPO = {'objective.clip_schedule': 'always', 'replay.ratio': 0.0}
+_UNIT_SLOPE = {'objective.clip_schedule': 'always', 'objective.shaping': 'unit_slope'}
+
+ARMS = {
+  'grpo': _GRPO,
+  'epochs_2': {**_GRPO, 'optimizer.epochs': 2},
+  'epochs_4': {**_GRPO, 'optimizer.epochs': 4},
+  'dynamic': {**_GRPO, 'rollout.dynamic_sampling': 3.0},
+  'exgrpo': {'objective.clip_schedule': 'until_replay'},
+  'unit_slope': _UNIT_SLOPE,
+  'headroom_drift': {**_UNIT_SLOPE, 'replay.question_selection': 'headroom_drift'},
+  'unit_slope_epochs_2': {**_UNIT_SLOPE, 'optimizer.epochs': 2},
+}
+STARTS = {
+  'weak': replay_pays_rates.STARTS['weak'],
+  'usual': replay_pays_rates.STARTS['control'],
+  'guess': {
+    **episodes_rates.start('guess', 200),
+    'warm_start.num_updates': 1500,
+    'num_steps': 40,
+    'evaluation.every': 4,
+  },
+}
+TOKENS = {'weak': 220_000, 'usual': 150_000, 'guess': 60_000}
+MEASURES = {
+  'weak': replay_pays_rates.measure_of('weak'),
+  'usual': replay_pays_rates.measure_of('control'),
+  'guess': episodes_rates.measure_of('guess', 200),
+}
+
+
+def get_study():
+  settings = {f'{start}-{rate:g}': start for start in STARTS for rate in (1e-4, 2e-4, 4e-4, 8e-4)}
+  return Study(
+    config='chains_from_scratch',
+    arms=ARMS,
+    settings={
+      name: {**STARTS[start], 'optimizer.learning_rate': float(name.partition('-')[2])}
+      for name, start in settings.items()
+    },
+    seeds=(300, 301),
+    baseline='grpo',
+    measure={name: MEASURES[start] for name, start in settings.items()},
+    smallest_difference=0.05,
+    tokens={name: TOKENS[start] for name, start in settings.items()},
+  )
