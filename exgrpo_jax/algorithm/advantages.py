@@ -66,9 +66,7 @@ def group_advantages(
   return advantage_QK
 
 
-def discounted_counts(
-  counts: tuple[float, float], rewards: Sequence[float]
-) -> tuple[float, float]:
+def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> tuple[float, float]:
   """Return a question's (successes, failures) after another visit, with earlier visits discounted.
 
   Discounted Beta-Bernoulli (arXiv:2603.18444, eq. 11). `counts` are those after the question's last

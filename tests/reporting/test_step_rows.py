@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import types
 
 import numpy as np
 import pytest
