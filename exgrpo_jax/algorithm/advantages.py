@@ -86,8 +86,8 @@ def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 
   arXiv:2603.18444, eq. 12; with `normalize_std`, also divides by the posterior's standard deviation
   (eq. 13), which is never 0. So a group of equal rewards still gets advantages.
 
-  >>> history_advantages(np.float32([[1, 0, 0, 0]]), np.float32([[1.5, 3.5]])).round(2).tolist()
-  [[0.7, -0.3, -0.3, -0.3]]
+  >>> history_advantages(np.float32([[1, 1, 1, 1]]), np.float32([[6, 2]])).tolist()
+  [[0.25, 0.25, 0.25, 0.25]]
 
   Args:
     reward_QK: the rewards, float32, 0 or 1.
