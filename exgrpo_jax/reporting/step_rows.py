@@ -289,14 +289,17 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
     for group, replayed in zip(verdicts, replays)
   ]
   fresh_rewards = [verdict.reward for verdict in fresh]
-  has_advantage = experience.batch.advantage_B.reshape(len(rewards), -1).any(axis=1)
+  advantage_QK = np.reshape(experience.batch.advantage_B, (len(rewards), -1))
   metrics: dict[str, float] = {
     'reward': _mean(fresh_rewards),
     'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
     'reward_std': float(np.std(fresh_rewards)),
     'reward_std_within': _mean([float(np.std(group)) for group in rewards]),
     'groups/zero_advantage': _mean(
-      [len(set(map(np.float32, own))) == 1 and not has for own, has in zip(rewards, has_advantage)]
+      [
+        len(set(map(np.float32, own))) == 1 and not advantage_K.any()
+        for own, advantage_K in zip(rewards, advantage_QK)
+      ]
     ),
     'length/mean': _mean(lengths),
     'length/max': max(lengths),
