@@ -7,6 +7,7 @@ Shape letters, used in names throughout the code:
 
 import abc
 import dataclasses
+import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
@@ -174,6 +175,11 @@ class TokenSequence:
     """Count the tokens that the policy wrote."""
     return len(self.tokens) - sum(turn.observed for turn in self.turns)
 
+  @functools.cached_property
+  def probability(self) -> float:
+    """Return the mean probability with which the policy wrote its tokens."""
+    return float(np.mean(np.exp(self.logp[self.own])))
+
 
 # Each field is an array, or a tuple of items of type `metadata['item']`.
 FEATURES = tuple(field for field in dataclasses.fields(TokenSequence) if field.kw_only)
@@ -267,6 +273,8 @@ class Plan:
   candidates: tuple[tuple[Trajectory, ...], ...]
   is_drawn: tuple[bool, ...]  # for each of the Q questions, True if it comes from the buffer
   partial_groups: tuple[PartialGroup, ...] = ()  # the first groups, as the previous step left them
+  # The part of `Buffer.history` for these questions, by question row.
+  history: Mapping[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
   @property
   def epoch(self) -> int:

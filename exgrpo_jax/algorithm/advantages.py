@@ -1,9 +1,15 @@
 """Group-relative advantages. Pure functions."""
 
+from collections.abc import Sequence
+
 import chex
 import numpy as np
 
 from exgrpo_jax.datatypes import Array
+
+# arXiv:2603.18444: its uniform prior, and its discount for a 1.7B model (0.75 for an 8B model).
+PRIOR = 1.0, 1.0
+DISCOUNT = 0.5
 
 
 def group_advantages(
@@ -57,6 +63,42 @@ def group_advantages(
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
     advantage_QK /= reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+  return advantage_QK
+
+
+def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> tuple[float, float]:
+  """Return a question's (successes, failures) after another visit, with earlier visits discounted.
+
+  Discounted Beta-Bernoulli (arXiv:2603.18444, eq. 11). `counts` are those after the question's last
+  visit, or PRIOR. `rewards` are the visit's fresh rewards, from 0 to 1.
+
+  >>> discounted_counts(PRIOR, [1, 0, 0, 0])
+  (1.5, 3.5)
+  """
+  alpha, beta = counts
+  successes = sum(rewards)
+  return DISCOUNT * alpha + successes, DISCOUNT * beta + len(rewards) - successes
+
+
+def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 'off') -> Array:
+  """Subtract the mean of each question's discounted Beta-Bernoulli posterior from its rewards.
+
+  arXiv:2603.18444, eq. 12; with `normalize_std`, also divides by the posterior's standard deviation
+  (eq. 13), which is never 0. So a group of equal rewards still gets advantages.
+
+  >>> history_advantages(np.float32([[1, 1, 1, 1]]), np.float32([[6, 2]])).tolist()
+  [[0.25, 0.25, 0.25, 0.25]]
+
+  Args:
+    reward_QK: the rewards, float32, 0 or 1.
+    counts_Q2: each question's `discounted_counts` including this visit, float32.
+    normalize_std: 'off', 'population' or 'sample'; the last two are the same here.
+  """
+  chex.assert_rank([reward_QK, counts_Q2], 2)
+  total_Q1 = counts_Q2.sum(axis=1, keepdims=True)
+  advantage_QK = reward_QK - counts_Q2[:, :1] / total_Q1
+  if normalize_std != 'off':
+    advantage_QK *= total_Q1 / counts_Q2.prod(axis=1, keepdims=True) ** 0.5
   return advantage_QK
 
 

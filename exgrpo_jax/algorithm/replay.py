@@ -18,10 +18,13 @@ from typing import NamedTuple
 import chex
 import numpy as np
 
+from exgrpo_jax.algorithm.advantages import PRIOR, discounted_counts
 from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
+DRIFT_LIMIT, EPISODE_DRIFT_LIMIT = 1e-3, 1e-2  # arXiv:2609.03941, table 13; in nats squared
+_IN_ORDER = 1e9  # multiplies log weights, so that the draw is in their order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Buffer:
   entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)  # by question row
   retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)  # by question row
   started: bool = False  # True once replay has started
+  # Question row -> `advantages.discounted_counts`; only with `objective.baseline='history'`.
+  history: Mapping[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
 def bucket(correctness: float, num_rollouts: int) -> int:
@@ -192,7 +197,7 @@ def draw_questions(
   if not buffer.started:
     return []
   row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
-  has_buckets = config.question_selection not in ('uniform', 'advantage')
+  has_buckets = config.question_selection not in ('uniform', 'advantage', 'headroom_drift')
   if has_buckets:
     eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]
   log_weight_N = _question_log_weights(config, buffer, row_N, step)
@@ -222,6 +227,26 @@ def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajector
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
+def headroom(stored: Sequence[Trajectory]) -> float:
+  """Compute how far a question's stored tokens can still move in the direction of their advantage.
+
+  Headroom (arXiv:2609.03941, eq. 14): the mean over tokens of 1 - p for successes and of p for
+  failures, where p is the token's probability under the policy that wrote it.
+  """
+  room = (one.num_own * abs(one.correct - one.probability) for one in stored)
+  return sum(room) / sum(one.num_own for one in stored)
+
+
+def has_drifted(trajectory: Trajectory, log_ratio_T: np.ndarray) -> bool:
+  """Return True if the policy has moved too far from the one that wrote the trajectory.
+
+  Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of their squared log-ratio to that
+  policy, in nats. Squares don't cancel, unlike an estimate of the KL divergence.
+  """
+  limit = EPISODE_DRIFT_LIMIT if trajectory.turns else DRIFT_LIMIT
+  return not np.mean(np.square(log_ratio_T)) <= limit
+
+
 def _question_log_weights(
   config: ReplayConfig, buffer: Buffer, row_N: np.ndarray, step: int
 ) -> np.ndarray | None:
@@ -230,7 +255,7 @@ def _question_log_weights(
   Ineligible questions get -inf. Returns None if all weights are equal.
   """
   ignores_age = config.max_age == config.age_decay == math.inf
-  if ignores_age and config.question_selection != 'advantage':
+  if ignores_age and config.question_selection not in ('advantage', 'headroom_drift'):
     return None  # avoids a pass over tens of thousands of questions
   entries = [buffer.entries[row] for row in row_N]
   log_weight_N = np.zeros(len(entries))
@@ -241,6 +266,8 @@ def _question_log_weights(
   if config.question_selection == 'advantage':
     with np.errstate(divide='ignore'):
       log_weight_N += np.log1p([-entry.correctness for entry in entries])
+  if config.question_selection == 'headroom_drift':
+    log_weight_N += [_IN_ORDER * headroom(entry.trajectories) for entry in entries]
   return log_weight_N if log_weight_N.any() else None
 
 
@@ -270,7 +297,7 @@ def record_step(
   element for each of the plan's Q groups: its stored trajectory or None, its fresh responses (K, or
   K - 1 if it replays a trajectory) and the verdicts on them.
   """
-  entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
+  entries, retired = _not_drifted(config, buffer, plan), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
   for question, prompt, replayed, group, judged in groups:
     row = question.row
@@ -293,7 +320,44 @@ def record_step(
         entries[row] = Entry(correctness, len(prompt), trajectories)
   fresh = [verdict.correct for judged in verdicts for verdict in judged]
   crosses = config.ratio > 0 and np.mean(fresh) > config.start_pass_rate
-  return Buffer(entries=entries, retired_epoch=retired, started=buffer.started or bool(crosses))
+  started = buffer.started or bool(crosses)
+  return dataclasses.replace(buffer, entries=entries, retired_epoch=retired, started=started)
+
+
+def _not_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, Entry]:
+  """Return the entries without the trajectories that `stages.admit` took out of the plan.
+
+  Otherwise, the question with the most headroom would be drawn and rejected again in every step.
+  """
+  entries = dict(buffer.entries)
+  if config.question_selection == 'headroom_drift' and config.include_trajectory:
+    for question, kept, is_drawn in zip(plan.questions, plan.candidates, plan.is_drawn):
+      if is_drawn:
+        entry = entries.pop(question.row)
+        if kept:
+          entries[question.row] = dataclasses.replace(entry, trajectories=kept)
+  return entries
+
+
+def counts_after(
+  plan: Plan, verdicts: Sequence[Sequence[Verdict]]
+) -> dict[int, tuple[float, float]]:
+  """Return the `discounted_counts` of each of the plan's questions, in order, after the step.
+
+  Only fresh responses count. `verdicts` are each question's, as for `record_step`.
+  """
+  return {
+    question.row: discounted_counts(
+      plan.history.get(question.row, PRIOR), [verdict.reward for verdict in judged]
+    )
+    for question, judged in zip(plan.questions, verdicts)
+  }
+
+
+def with_history(buffer: Buffer, plan: Plan, verdicts: Sequence[Sequence[Verdict]]) -> Buffer:
+  """Return the buffer with the counts of `counts_after`."""
+  history = {**buffer.history, **counts_after(plan, verdicts)}
+  return dataclasses.replace(buffer, history=history)
 
 
 def group_correctness(

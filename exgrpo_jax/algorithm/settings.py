@@ -29,12 +29,16 @@ class ReplayConfig:
   )
   question_selection: str = setting(
     'gaussian',
-    ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform', 'hardest', 'advantage'),
+    (
+      *('gaussian', 'linear', 'linear_clip', 'square_root'),
+      *('uniform', 'hardest', 'advantage', 'headroom_drift'),
+    ),
     'the weights for drawing replayed questions. For bucket k: '
     'exp(-(k - K/2)^2 / (2 sigma^2)) (gaussian), k/K (linear), min(k/K, 1/2) (linear_clip) or '
     'sqrt(k/K) (square_root). uniform: equal for all questions. hardest: bucket 1 first, then '
     'bucket 2 and so on. advantage: 1 - k/n for each question, which is the advantage of a success '
-    'in its latest group of n',
+    'in its latest group of n. headroom_drift: the questions with the least probable successes '
+    'first, without successes whose log-probabilities have changed too much (arXiv:2609.03941)',
     PAPER,
   )
   trajectory_selection: str = setting(
@@ -187,9 +191,11 @@ class ObjectiveConfig:
   )
   baseline: str = setting(
     'group',
-    ('group', 'fresh'),
-    "the baseline of a fresh row's advantage: the mean reward of its group (group), or of the "
-    "group's fresh rows only (fresh)",
+    ('group', 'fresh', 'history'),
+    "the baseline of a fresh row's advantage: the mean reward of its group (group), of the "
+    "group's fresh rows only (fresh), or of the question's fresh rows in all steps, where each "
+    'further visit halves the weight of earlier ones (history, arXiv:2603.18444); history is also '
+    'the baseline of replayed rows',
     PAPER,
   )
   replay_advantage: str = setting(

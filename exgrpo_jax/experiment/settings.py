@@ -208,6 +208,13 @@ def parse_config(values: ConfigDict) -> RunConfig:
     parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.group_size
   )
   prompt.check(parsed.prompt)
+  of_correctness = parsed.grading.weight_of == {'correctness': 1.0} and not parsed.environment.name
+  if parsed.objective.baseline == 'history' and not of_correctness:
+    raise InputError(
+      "config.objective.baseline='history': this baseline needs rewards of 0 or 1. Set "
+      "config.grading.rewards=('correctness',), config.grading.weights=() and "
+      "config.environment.name='', or choose another baseline."
+    )
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
   _check_environment(parsed)
   if parsed.export.best and not parsed.data.validation:

@@ -70,8 +70,11 @@ def read(folder: epath.Path) -> Buffer:
     row: Entry(correctness, prompt_length, tuple(trajectories[start:end]))
     for row, correctness, prompt_length, start, end in zip(*numbers, [0, *ends], ends)
   }
-  retired = zip(columns['retired_row'].tolist(), columns['retired_epoch'].tolist())
-  return Buffer(entries=entries, retired_epoch=dict(retired), started=bool(columns['started']))
+  retired = dict(zip(columns['retired_row'].tolist(), columns['retired_epoch'].tolist()))
+  history = dict[int, tuple[float, float]]()
+  if 'history_row' in columns:
+    history = dict(zip(columns['history_row'].tolist(), map(tuple, columns['history'].tolist())))
+  return Buffer(entries, retired, bool(columns['started']), history)
 
 
 def read_some(
@@ -104,7 +107,7 @@ def read_some(
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
   """Build the index columns except places: per question, in `rows` order, and per trajectory."""
   entries = [buffer.entries[row] for row in rows]
-  retired = sorted(buffer.retired_epoch.items())
+  retired, history = sorted(buffer.retired_epoch.items()), dict(sorted(buffer.history.items()))
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
   described = [describe(trajectory) for trajectory in stored]
   return {
@@ -126,6 +129,8 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
     'retired_row': np.array([row for row, _ in retired], np.int64),
     'retired_epoch': np.array([epoch for _, epoch in retired], np.int64),
+    **({'history_row': np.array(list(history), np.int64)} if history else {}),
+    **({'history': np.array(list(history.values()), np.float64)} if history else {}),
   }
 
 

@@ -107,7 +107,7 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
     'length': response.num_own,
     'truncated': response.truncated,
     'entropy': float(np.mean(response.entropy[response.own])),
-    'probability': float(np.mean(np.exp(response.logp[response.own]))),
+    'probability': response.probability,
     'has_code_block': verdict.has_code_block,
     'valid_steps': verdict.valid_steps,
   }
@@ -275,7 +275,7 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
   'reward_std' is over all fresh responses. 'reward_std_within' is the mean over groups of the
   within-group standard deviation, including the replayed reward, because advantages include it.
   'groups/zero_advantage' is the share of groups whose rewards, including the replayed one, are
-  equal in float32: their advantages are 0, so they give no learning signal. 'rewards/…' are the
+  equal in float32 and give advantages of 0: they give no learning signal. 'rewards/…' are the
   means of the unweighted reward components over the responses that have them. 'grading/…' are the
   shares of the outcomes. Timeouts depend on the clock, so runs with the same seed may differ here.
   Lengths are in tokens, ages in steps.
@@ -289,12 +289,18 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
     for group, replayed in zip(verdicts, replays)
   ]
   fresh_rewards = [verdict.reward for verdict in fresh]
+  advantage_QK = np.reshape(experience.batch.advantage_B, (len(rewards), -1))
   metrics: dict[str, float] = {
     'reward': _mean(fresh_rewards),
     'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
     'reward_std': float(np.std(fresh_rewards)),
     'reward_std_within': _mean([float(np.std(group)) for group in rewards]),
-    'groups/zero_advantage': _mean([len(set(map(np.float32, group))) == 1 for group in rewards]),
+    'groups/zero_advantage': _mean(
+      [
+        len(set(map(np.float32, own))) == 1 and not advantage_K.any()
+        for own, advantage_K in zip(rewards, advantage_QK)
+      ]
+    ),
     'length/mean': _mean(lengths),
     'length/max': max(lengths),
     'length/total': sum(lengths),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exgrpo_jax.algorithm.replay import Buffer, ReplayConfig
+from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.datatypes import (
   GradedGroups,
   PartialGroup,
@@ -34,7 +34,7 @@ def without(buffer: Buffer, rows: Sequence[int]) -> Buffer:
 
 
 def continuing(
-  config: ReplayConfig,
+  group_size: int,
   plan: Plan,
   groups: Sequence[PartialGroup],
   data: QuestionSet,
@@ -42,11 +42,9 @@ def continuing(
 ) -> Plan:
   """Return the plan with the groups that the last step left in front of its new groups."""
   rows = [group.question_row for group in groups]
-  # A group of K - 1 responses needs a stored one, even if it has become too old.
+  # A group of K - 1 responses needs a stored one, even if it has become too old or has drifted.
   candidates = [
-    buffer.entries[group.question_row].trajectories
-    if group.is_drawn and config.include_trajectory
-    else ()
+    buffer.entries[group.question_row].trajectories if len(group.responses) < group_size else ()
     for group in groups
   ]
   return dataclasses.replace(

@@ -3,6 +3,7 @@
 Where each stage does its work, with default settings:
 
   plan_step         replay.draw_questions, question_stream.take -> Plan
+  admit             nothing; with `headroom_drift`, drops stored responses that have drifted
   generate          scheduler.SlotEngine.generate -> Response, per token:
                     decode_loop.decode -> token_sampling.sample_token, model.decode
   old_logprobs      scoring.score, to check some of the sampler's log-probabilities
@@ -139,8 +140,29 @@ def plan_step(
       for row in rows
     ),
     is_drawn=tuple(row in replayed for row in rows),
+    history={row: buffer.history[row] for row in [*begun, *rows] if row in buffer.history},
   )
-  return partial.continuing(replay_config, plan, partial_groups, data, buffer)
+  return partial.continuing(config.group_size, plan, partial_groups, data, buffer)
+
+
+def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
+  """Return the plan without the stored trajectories that have drifted from the policy `params`.
+
+  The gate of `question_selection='headroom_drift'` (`replay.has_drifted`); otherwise returns the
+  plan itself. A drawn question without other trajectories gets K fresh responses. Groups that an
+  earlier step began keep theirs.
+  """
+  if rollout.replay_config.question_selection != 'headroom_drift':
+    return plan
+  begun = len(plan.partial_groups)
+  tested = [
+    (group, stored) for group, own in enumerate(plan.candidates) for stored in own if group >= begun
+  ]
+  kept = [*plan.candidates[:begun], *([()] * (len(plan.candidates) - begun))]
+  for (group, stored), scores in zip(tested, _score_replays(rollout, params, plan, tested)):
+    if not replay.has_drifted(stored, scores.log_ratio):
+      kept[group] = (*kept[group], stored)
+  return dataclasses.replace(plan, candidates=tuple(kept))
 
 
 # ---- Generate ----
@@ -454,7 +476,8 @@ def assemble(
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
   objective_config = rollout.objective_config
-  advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B)
+  reward_QK = np.array(rewards, np.float32)
+  advantage_B = _advantages(objective_config, reward_QK, is_replay_B, trained)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0
   # Environment tokens are context: they are not trained and have no weight.
@@ -493,16 +516,27 @@ def assemble(
 
 
 def _advantages(
-  config: objective.ObjectiveConfig, reward_QK: np.ndarray, is_replay_B: np.ndarray
+  config: objective.ObjectiveConfig,
+  reward_QK: np.ndarray,
+  is_replay_B: np.ndarray,
+  trained: GradedGroups,
 ) -> np.ndarray:
-  advantage_QK = advantages.group_advantages(
-    reward_QK,
-    config.normalize_std,
-    is_replay_B.reshape(reward_QK.shape),
-    config.baseline,
-    config.replay_advantage,
-    objective.replay_slope(config) if config.replay_advantage == 'balanced' else 1.0,
-  )
+  is_replay_QK = is_replay_B.reshape(reward_QK.shape)
+  if config.baseline == 'history':
+    counts = replay.counts_after(trained.plan, trained.verdicts)
+    counts_Q2 = np.array([*counts.values()], np.float32)
+    advantage_QK = advantages.history_advantages(reward_QK, counts_Q2, config.normalize_std)
+    if config.replay_advantage == 'zero':
+      advantage_QK *= ~is_replay_QK
+  else:
+    advantage_QK = advantages.group_advantages(
+      reward_QK,
+      config.normalize_std,
+      is_replay_QK,
+      config.baseline,
+      config.replay_advantage,
+      objective.replay_slope(config) if config.replay_advantage == 'balanced' else 1.0,
+    )
   return np.asarray(advantage_QK).reshape(-1)
 
 

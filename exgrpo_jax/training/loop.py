@@ -70,6 +70,8 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
 def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   """Generate and grade responses to the planned questions, and pick replays. Doesn't train."""
   experiment, rollout, clock, policy = run.experiment, run.rollout, run.clock, run.policy(params)
+  with clock('pick'):
+    plan = stages.admit(rollout, policy, plan)
   with clock('reshard'):
     decode_params = model.decode_layout(experiment.model, policy, experiment.meshes)
     jax.block_until_ready(decode_params)
@@ -133,6 +135,8 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
   """Update the buffer and plan the next step. The host does this while the device trains."""
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
+    if config.objective.baseline == 'history':
+      buffer = replay.with_history(buffer, plan, experience.verdicts)
     buffer = replay.record_step(
       config.replay, buffer, plan, experience.replays, experience.responses, experience.verdicts
     )

@@ -567,6 +567,18 @@ def test_advantages_are_the_hand_computed_ones(reward, expected, kind, of_replay
 
 
 @pytest.mark.parametrize('kind', ['off', 'population', 'sample'])
+def test_with_history_the_posterior_of_a_question_takes_the_groups_place(kind):
+  counts = np.float32([[1.5, 3.5], [4.5, 0.5]])  # means of 0.3 and 0.9
+  reward = np.float32([[1, 0, 0, 0], [1, 1, 1, 1]])
+  expected = np.array([[0.7, -0.3, -0.3, -0.3], [0.1] * 4])
+  if kind != 'off':
+    expected /= np.sqrt([[0.3 * 0.7], [0.9 * 0.1]])
+  advantage = advantages.history_advantages(reward, counts, kind)
+  assert advantage.dtype == np.float32
+  np.testing.assert_allclose(advantage, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['off', 'population', 'sample'])
 @pytest.mark.parametrize(
   'of_replay', [('group',), ('fresh',), ('group', 'zero'), ('fresh', 'zero'), ('group', 'balanced')]
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import question_stream, replay
-from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Span, Verdict
+from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Span, Turn, Verdict
 from exgrpo_jax.errors import InputError
 from tests.helpers.buffers import entry, trajectory
 
@@ -321,6 +321,91 @@ def test_by_advantage_a_question_is_drawn_by_the_share_of_failures():
   count, expected = np.bincount(rows, minlength=5)[1:], np.array([1500, 1000, 500])
   assert count[3] == 0 and len(draw(buffer, config, 100)) == 3
   assert ((count[:3] - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, p = .001
+
+
+def written_with(*probabilities, **values):
+  """A stored response whose tokens had these probabilities when they were written."""
+  one = trajectory(*range(len(probabilities)), **values)
+  return dataclasses.replace(one, logp=np.log(np.float32(probabilities)))
+
+
+def test_the_questions_with_the_most_headroom_are_drawn_first():
+  stored = {  # and their headroom: the mean of 1 - p over tokens, or of p for failures
+    1: [written_with(0.9)],  # 0.1
+    2: [written_with(0.4, 0.6)],  # 0.5
+    3: [written_with(0.8, correct=False)],  # 0.8
+    4: [written_with(0.1), written_with(0.7, 0.7, 0.7)],  # 1.8 / 4
+    5: [written_with(0.9), written_with(0.95, correct=False)],  # 1.05 / 2
+    6: [written_with(0.2, 1.0, turns=(Turn(1, 1, 0.0),))],  # 0.8 / 1, an episode
+  }
+  entries = {row: entry(0.5, 3, *own) for row, own in stored.items()}
+  buffer = replay.Buffer(entries=entries, started=True)
+  config = changed(question_selection='headroom_drift')
+  for seed in range(10):
+    rows = draw(buffer, config, questions=12, seed=seed)
+    assert set(rows[:2]) == {3, 6} and rows[2:] == [5, 2, 4, 1]
+    assert rows[:4] == draw(buffer, config, questions=8, seed=seed)
+
+
+@pytest.mark.parametrize(
+  ('log_ratio', 'has_turns', 'expected'),
+  [
+    ([0.02, 0.02, 0.02, 0.02], False, False),  # the mean of squares is 4e-4
+    ([0.08, 0, 0, 0], False, True),  # 1.6e-3: the same mean, of a few tokens
+    ([0.08, 0, 0, 0], True, False),
+    ([0.5, -0.5], True, True),  # they do not cancel
+    ([0.0, np.nan], False, True),
+  ],
+)
+def test_a_response_has_drifted_by_the_mean_square(log_ratio, has_turns, expected):
+  one = trajectory(1, 2, turns=(Turn(2, 0, 0.0),) * has_turns)
+  assert replay.has_drifted(one, np.float32(log_ratio)) == expected
+
+
+def test_what_was_not_admitted_leaves_the_buffer():
+  config = changed(question_selection='headroom_drift')
+  entries = {row: entry(0.5, 3, trajectory(1), trajectory(2)) for row in (7, 8, 9)}
+  buffer = replay.Buffer(entries=entries, started=True)
+  kept = {7: entries[7].trajectories[1:], 8: (), 9: ()}
+  plan = Plan(
+    step=5,
+    cursor=Cursor(2),
+    replay_started=True,
+    questions=tuple(map(question, kept)),
+    prompts=(np.zeros(3, np.int32),) * 3,
+    candidates=tuple(kept.values()),
+    is_drawn=(True, True, False),  # 9 comes from the stream
+  )
+  groups = [[(response(n, 1), verdict('-')) for n in range(4)] for _ in kept]
+  judged = [[one for _, one in group] for group in groups]
+  written = [[one for one, _ in group] for group in groups]
+  after = replay.record_step(config, buffer, plan, [None] * 3, written, judged)
+  assert {row: stored(after, row) for row in after.entries} == {7: [[2]], 9: [[1], [2]]}
+  revisit = dataclasses.replace(config, include_trajectory=False)  # replays no stored response
+  after = replay.record_step(revisit, buffer, plan, [None] * 3, written, judged)
+  assert after.entries == buffer.entries
+
+
+def test_counts_are_halved_with_each_visit_and_begin_with_a_success_and_a_failure():
+  """Held to eq. 24 of arXiv:2603.18444, over visits in which 3 or 4 responses are fresh."""
+  rng, buffer, visits = np.random.default_rng(0), STARTED, {}
+  for step in range(30):
+    rows = rng.choice(6, 3, replace=False).tolist()
+    history = {row: buffer.history[row] for row in rows if row in buffer.history}
+    judged = [[verdict(sign) for sign in rng.choice([*'+-'], 3 + row % 2)] for row in rows]
+    questions = tuple(map(question, rows))
+    plan = Plan(step, Cursor(), True, questions, (), (), (), history=history)
+    buffer = replay.with_history(buffer, plan, judged)
+    for row, own in zip(rows, judged):
+      visits.setdefault(row, []).append([one.correct for one in own])
+  assert set(buffer.history) == set(visits)
+  for row, own in visits.items():
+    weights = 0.5 ** np.arange(len(own))[::-1]
+    successes = np.array([sum(one) for one in own])
+    failures = np.array([len(one) for one in own]) - successes
+    expected = [0.5 ** len(own) + weights @ counts for counts in (successes, failures)]
+    np.testing.assert_allclose(buffer.history[row], expected, rtol=1e-12)
+  assert record(buffer, SOLVED).history == buffer.history  # recording a step keeps them
 
 
 def aged(ages, now=20):

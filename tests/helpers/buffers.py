@@ -41,6 +41,7 @@ BUFFERS = {
     },
     retired_epoch={9: 0, 2: 3},
     started=True,
+    history={9: (0.1, 1 / 3), 2: (7.0, 0.5)},
   ),
   'retired_alone': Buffer(retired_epoch={2**40: 1, 4: 0}),
   'one_token': Buffer(
@@ -52,6 +53,7 @@ BUFFERS = {
 def assert_same(buffer, expected, atol=0.0):
   """To the bit, but for log-probabilities where `atol` allows a difference."""
   assert buffer.started is expected.started and buffer.retired_epoch == expected.retired_epoch
+  assert buffer.history == expected.history
   assert set(buffer.entries) == set(expected.entries)
   for row, wanted in expected.entries.items():
     stored = buffer.entries[row]

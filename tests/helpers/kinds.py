@@ -99,6 +99,22 @@ SWITCHES = {
     'replay.trajectory_selection': 'random',
     'optimizer.minibatches': 1,
   },
+  'headroom_drift': {
+    'replay.question_selection': 'headroom_drift',
+    'replay.trajectory_selection': 'highest_perplexity',
+    'objective.baseline': 'history',
+    'objective.replay_advantage': 'zero',
+    'optimizer.learning_rate': 1e-3,  # so that some of what is stored drifts too far, and some not
+    'optimizer.minibatches': 1,
+    'checkpoint.every': 4,
+  },
+  'history': {
+    'replay.include_trajectory': False,
+    'objective.baseline': 'history',
+    'objective.normalize_std': 'population',
+    'optimizer.minibatches': 1,
+    'checkpoint.every': 4,
+  },
   'medium_on_policy': {
     'replay.ratio': 0.0,
     'replay.difficulty': 'medium',

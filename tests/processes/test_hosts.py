@@ -242,9 +242,17 @@ def on_one_and_two(folder, data, compiled, *flags):
   return records_of(folder / 'one'), records_of(folder / 'two')
 
 
+RULES = (  # stored responses are gated by the policy, and groups compared with earlier ones
+  '--config.replay.question_selection=headroom_drift',
+  '--config.objective.baseline=history',
+  '--config.optimizer.learning_rate=1e-3',
+)
+
+
 @pytest.mark.slow
-def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
-  expected, found = on_one_and_two(tmp_path, data, compiled, *CARRY)
+@pytest.mark.parametrize('more', [(), RULES], ids=['', 'rules'])
+def test_responses_span_steps_in_the_same_way_on_more_processes(more, data, compiled, tmp_path):
+  expected, found = on_one_and_two(tmp_path, data, compiled, *CARRY, *more)
   assert sum(record.get('staleness/token_share', 0) for record in expected.values()) > 0.5
   assert_close(found, expected, range(ON_HOSTS + 1))
   last = (stored_buffers(tmp_path / name)[ON_HOSTS] for name in ('two', 'one'))

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import types
 
 import numpy as np
 import pytest
@@ -492,9 +493,14 @@ REPLAYS = [None, trajectory(4), None]
 VERDICTS = [[RIGHT, WRONG, WRONG], [RIGHT, RIGHT], [WRONG] * 3]
 
 
-def rollout_metrics(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
-  unread = dict(partial_groups=(), scores=(), batch=None, sampling={}, mismatch={})
-  return step_rows.rollout_metrics(Experience(plan, responses, verdicts, replays=replays, **unread))
+def rollout_metrics(
+  plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS, advantages=(0.0,)
+):
+  batch = types.SimpleNamespace(advantage_B=np.array(advantages * len(verdicts)))
+  unread = dict(partial_groups=(), scores=(), sampling={}, mismatch={})
+  return step_rows.rollout_metrics(
+    Experience(plan, responses, verdicts, replays=replays, batch=batch, **unread)
+  )
 
 
 def test_the_metrics_of_a_step():
@@ -526,6 +532,7 @@ def test_the_metrics_of_a_step():
 def test_the_replayed_reward_counts_in_the_variance_of_its_group():
   failed = [VERDICTS[0], [WRONG, WRONG], VERDICTS[2]]  # with the replayed success: 0, 0, 1
   assert rollout_metrics(verdicts=failed)['groups/zero_advantage'] == pytest.approx(1 / 3)
+  assert rollout_metrics(advantages=(0.1,))['groups/zero_advantage'] == 0  # by a question's history
 
 
 def test_rewards_that_differ_by_less_than_float32_shows_are_equal():

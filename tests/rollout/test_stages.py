@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import question_stream, replay
-from exgrpo_jax.datatypes import Cursor, GradedGroups, Verdict
+from exgrpo_jax.datatypes import Cursor, GradedGroups, PartialGroup, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring, stages
+from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from tests.helpers import tiny
 from tests.helpers.decoding import ScriptedSampler
 
@@ -83,6 +84,29 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
   read = generator(7, 0).permutation(tiny.POOL)[:Q]  # as the stream gives them in epoch 0
   order = generator(5, 1).permutation(Q)  # of the groups of step 1
   assert rows_of(first) == read[order].tolist()
+
+
+def test_a_group_that_an_earlier_step_began_keeps_its_stored_response(
+  recorded, chosen, params, monkeypatch
+):
+  """It has K - 1 responses, so it needs one; all others are taken out where nothing is near."""
+  rollout = changed(recorded.rollout, replay_config={'question_selection': 'headroom_drift'})
+  monkeypatch.setattr(replay, 'DRIFT_LIMIT', -1.0)
+  begun = [bool(own) for own in chosen.plan.candidates].index(True) + 1
+  plan = dataclasses.replace(chosen.plan, partial_groups=(None,) * begun)
+  admitted = stages.admit(rollout, params, plan)
+  assert admitted.candidates[:begun] == plan.candidates[:begun] and any(plan.candidates[begun:])
+  assert admitted.candidates[begun:] == ((),) * (Q - begun)
+  assert stages.admit(recorded.rollout, params, plan) is plan
+
+
+@pytest.mark.parametrize('missing', [0, 1])
+def test_a_begun_group_has_a_stored_response_unless_it_has_all_of_its_own(recorded, missing):
+  step = next(step for step in recorded.steps.values() if step.buffer.entries)
+  (row, *_), own = step.buffer.entries, (EMPTY_RESPONSE,) * (K - missing)
+  group = PartialGroup(row, drawn=1, is_drawn=True, responses=own, verdicts=())
+  plan = stages.plan_step(recorded.rollout, step.buffer, Cursor(), 2, (group,))
+  assert plan.candidates[0] == (step.buffer.entries[row].trajectories if missing else ())
 
 
 # ---- Pick among stored trajectories ----

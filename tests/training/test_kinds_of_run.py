@@ -237,23 +237,48 @@ def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
 @every_kind
 def test_advantages_are_rewards_less_the_mean_and_by_the_standard_deviation_told(run):
   config = run.experiment.config.objective
-  ddof = {'population': 0, 'sample': 1}
-  between = 0  # replayed groups in which the two means differ
+  ddof = {'off': 0, 'population': 0, 'sample': 1}
+  between, visits = 0, {}  # replayed groups in which the two means differ
   for step in run.steps.values():
     advantage_QK = step.batch.advantage_B.reshape(-1, K)
-    for advantage_K, (*_, verdicts, replayed) in zip(advantage_QK, groups(step), strict=True):
+    for advantage_K, (question, _, _, verdicts, replayed) in zip(
+      advantage_QK, groups(step), strict=True
+    ):
       rewards = np.array([row.reward for row in [*verdicts, replayed] if row])
-      mean_K = np.full(K, rewards.mean())
-      if replayed and config.baseline == 'fresh':
+      mean_K, deviation = np.full(K, rewards.mean()), rewards.std(ddof=ddof[config.normalize_std])
+      if config.baseline == 'history':
+        own = visits.setdefault(question.row, [])
+        own.append([verdict.correct for verdict in verdicts])
+        mean_K[:] = mean = of_history(own)
+        deviation = math.sqrt(mean * (1 - mean))
+      elif replayed and config.baseline == 'fresh':
         mean_K[:-1] = rewards[:-1].mean()
       if replayed and config.replay_advantage == 'balanced':
         weight = 0.3 / 1.3**2  # of the replayed row: the slope of w / (w + 0.3) at w = 1
         mean_K[:] = (rewards[:-1].sum() + weight * rewards[-1]) / (K - 1 + weight)
       between += not np.allclose(mean_K, rewards.mean())
-      is_scaled = config.normalize_std != 'off' and rewards.std() > 0
-      scale = rewards.std(ddof=ddof[config.normalize_std]) if is_scaled else 1
-      np.testing.assert_allclose(advantage_K, (rewards - mean_K) / scale, rtol=1e-4, atol=1e-5)
-  assert (between > 0) == (config.baseline == 'fresh' or config.replay_advantage == 'balanced')
+      is_scaled = config.normalize_std != 'off' and deviation > 0
+      expected_K = (rewards - mean_K) / (deviation if is_scaled else 1)
+      if replayed and config.replay_advantage == 'zero':
+        expected_K[-1] = 0
+      np.testing.assert_allclose(advantage_K, expected_K, rtol=1e-4, atol=1e-5)
+  assert (between > 0) == (config.baseline != 'group' or config.replay_advantage == 'balanced')
+  assert (max(map(len, visits.values()), default=0) > 2) == (config.baseline == 'history')
+  after = run.steps[max(run.steps)].after.history
+  assert {row: alpha / (alpha + beta) for row, (alpha, beta) in after.items()} == {
+    row: pytest.approx(of_history(own), rel=1e-12) for row, own in visits.items()
+  }
+
+
+def of_history(visits):
+  """The mean of all outcomes, [[True, ...] of each visit], and of a success and a failure before.
+
+  Each visit weighs half as much as the next one (arXiv:2603.18444, eq. 24 and 25).
+  """
+  weights = [0.5 ** (len(visits) - number) for number in range(len(visits) + 1)]
+  outcomes = [[True, False], *visits]
+  successes = sum(weight * sum(own) for weight, own in zip(weights, outcomes))
+  return successes / sum(weight * len(own) for weight, own in zip(weights, outcomes))
 
 
 def values_on(run, params, batch):
@@ -349,7 +374,7 @@ def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
       assert record.get('replay/rows', 0) == 0 and 'replay/age_mean' not in record
 
 
-@of('episodes', 'partial_episodes', 'partial_experts', 'lora')
+@of('episodes', 'partial_episodes', 'partial_experts', 'lora', 'history', 'headroom_drift')
 def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_path):
   """Also what environments were, which is played again from seeds and turns."""
   workdir, last = tmp_path / 'resumed', run.steps[max(run.steps)]

@@ -38,18 +38,33 @@ def test_a_run_replays_unless_its_ratio_is_0(run):
     sum(record[f'replay/{name}'] for record in records) for name in ('questions', 'rows')
   )
   if config.replay.ratio:
-    assert drawn > 6 and rows == drawn * config.replay.include_trajectory
+    if config.replay.question_selection == 'headroom_drift':
+      assert 1 < rows < drawn - 1
+    else:
+      assert drawn > 6 and rows == drawn * config.replay.include_trajectory
     batches = [step.batch for step in run.steps.values()]
     has_signal = any(batch.advantage_B[batch.is_replay_B].any() for batch in batches)
-    assert has_signal == config.replay.include_trajectory
+    is_trained = config.objective.replay_advantage != 'zero'
+    assert has_signal == (config.replay.include_trajectory and is_trained)
   else:
     assert drawn == rows == sum(record['buffer/questions'] for record in records) == 0
+
+
+def headroom(entry):
+  """The mean of 1 - p over all stored tokens, which are successes."""
+  return np.mean(1 - np.exp(np.concatenate([one.logp for one in entry.trajectories])))
+
+
+RANKS = {
+  'hardest': lambda entry: entry.correctness,
+  'headroom_drift': lambda entry: -headroom(entry),
+}
 
 
 def test_a_run_draws_and_replays_what_its_rules_say(run):
   config = run.experiment.config.replay
   ages, passed_over = [], 0
-  in_order = config.question_selection == 'hardest' or config.age_decay < 1
+  in_order = config.question_selection in RANKS or config.age_decay < 1
   for number, step in run.steps.items():
     drawn = {q.row for q, yes in zip(step.plan.questions, step.plan.is_drawn) if yes}
     assert drawn <= set(step.buffer.entries)
@@ -61,7 +76,8 @@ def test_a_run_draws_and_replays_what_its_rules_say(run):
     young = {row: entry for row, entry in entries.items() if age[row] <= config.max_age}
     if in_order and drawn:
       by_age = config.age_decay < 1
-      rank = {row: age[row] if by_age else entry.correctness for row, entry in young.items()}
+      rank_of = RANKS.get(config.question_selection)
+      rank = {row: age[row] if by_age else rank_of(entry) for row, entry in young.items()}
       last = max(rank[row] for row in drawn)
       others = [own for row, own in rank.items() if row not in drawn]
       assert last <= min(others, default=last)
@@ -74,13 +90,28 @@ def test_a_run_draws_and_replays_what_its_rules_say(run):
   assert (passed_over > 0) == (in_order or config.question_selection == 'advantage')
 
 
+def drift(run, step, prompt, stored):
+  """The mean squared change of a stored response's log-probabilities."""
+  return np.square(run.values_of(step.params, prompt, stored.tokens)[0] - stored.logp).mean()
+
+
+def test_a_run_replays_nothing_that_has_drifted(run):
+  gates = run.experiment.config.replay.question_selection == 'headroom_drift'
+  for step in run.steps.values():
+    every = zip(step.plan.prompts, step.plan.candidates, step.trained.candidates, step.responses)
+    for prompt, own, kept, fresh in every:
+      near = [one for one in own if not gates or drift(run, step, prompt, one) <= 1e-3]
+      assert [id(one) for one in kept] == [id(one) for one in near]
+      assert len(fresh) == K - bool(kept)
+
+
 def test_a_run_replays_what_its_rule_picks(run):
   """The least of a mean or maximum over log-probabilities, now and when it was written."""
   rule, chosen = run.experiment.config.replay.trajectory_selection, 0
   if rule not in ('highest_perplexity', 'smallest_drop'):
     pytest.skip('another rule')
   for step in run.steps.values():
-    for prompt, own, replayed in zip(step.plan.prompts, step.plan.candidates, step.replays):
+    for prompt, own, replayed in zip(step.plan.prompts, step.trained.candidates, step.replays):
       if replayed:
         now = [run.values_of(step.params, prompt, stored.tokens)[0] for stored in own]
         drops = [(stored.logp - logp).max() for stored, logp in zip(own, now)]
@@ -88,7 +119,7 @@ def test_a_run_replays_what_its_rule_picks(run):
         place = [stored is replayed for stored in own].index(True)
         assert costs[place] <= min(costs) + 1e-4
         chosen += max(costs) > min(costs) + 1e-2
-  assert chosen
+  assert chosen or run.experiment.config.replay.question_selection == 'headroom_drift'
 
 
 def with_new(stored, responses, verdicts, keeps_all, limit):
@@ -108,8 +139,13 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
   unrecorded, most = set(), 0
   low, high = config.correctness_range
   for number, step in run.steps.items():
-    for question, replayed, responses, verdicts in groups(step):
+    every = zip(groups(step), step.plan.is_drawn, step.trained.candidates)
+    for (question, replayed, responses, verdicts), is_drawn, kept in every:
       row, k = question.row, successes(verdicts, replayed)
+      if is_drawn and config.question_selection == 'headroom_drift':
+        correctness, _ = entries.pop(row)
+        if kept:
+          entries[row] = correctness, [(one.tokens.tolist(), one.logp.tolist()) for one in kept]
       if k == K and config.ratio and config.retire != 'never':
         retired.setdefault(row, step.plan.epoch)
         entries.pop(row, None)
