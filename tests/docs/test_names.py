@@ -123,7 +123,7 @@ def test_the_settings_that_a_resumed_run_may_change_are_those_of_the_code():
   section = text.partition(heading)[2].partition('\n## ')[0]
   listed = re.findall(r'`([^`]+)`', section.partition('\n- ')[2])
   free = {f'{name}*' if name.endswith('.') else name for name in workdir.FREE}
-  assert set(listed) == free | {'num_steps'}
+  assert set(listed) == free | {'num_steps', 'num_epochs'}
 
 
 EXISTING = """
