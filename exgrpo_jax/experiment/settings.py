@@ -162,9 +162,8 @@ class RunConfig:
   num_epochs: float = setting(
     0.0,
     '[0, inf)',
-    "the run's length in epochs instead of steps: num_epochs * (questions of config.data.train) / "
-    '`rollout.questions` steps, rounded up. Replayed questions count too, and so do retired '
-    'ones; 0 uses `num_steps`',
+    'length in epochs: num_epochs / `rollout.questions` steps per question of config.data.train, '
+    'rounded up to whole steps. Replayed questions count like fresh ones; 0 uses `num_steps`',
   )
   compilation_cache: str = setting(
     '~/.cache/exgrpo_jax/compiled',
