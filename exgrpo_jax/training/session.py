@@ -146,7 +146,9 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> 
   needs_params = is_new or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
   hub.record(workdir)
-  claim_workdir(overridden(config, {'num_steps': experiment.config.num_steps}), workdir)
+  if experiment.config.num_epochs:
+    config = overridden(config, {'num_steps': experiment.config.num_steps})
+  claim_workdir(config, workdir)
   keep_tokenizer(experiment)
   return params, successes
 

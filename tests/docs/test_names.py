@@ -240,6 +240,7 @@ def wrong(command, keys):
   """What a command names that does not exist."""
   found = [f'exgrpo {name}' for name in _COMMAND.findall(command) if name not in _NAMES]
   if _COMMAND.search(command):
+    command = re.sub('--sbatch="[^"]*"', '--sbatch', command)  # its options are sbatch's
     found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
   found += [f'study {name}' for name in _STUDY.findall(command) if name not in protocol.names()]
   for kind, name in _CONFIG.findall(command):
