@@ -67,7 +67,7 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
   speed = None
   if len(modules) == len({(one.name, one.size) for one in programs}):
     estimate = step.estimate(whole, work, programs, modules, chip)
-    speed = _print_time(estimate, work, mesh.size, config.num_steps)
+    speed = _print_time(estimate, work, mesh.size, config)
     _print_alternatives(whole, work, estimate, modules, chip)
     _print_assumptions(work, lengths.describe(lengths_spec, config.rollout.max_response))
     if config.environment.name:
@@ -189,8 +189,8 @@ def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> 
 # ---- Time ----
 
 
-def _print_time(estimate: Estimate, work: Workload, num_chips: int, num_steps: int) -> Speed:
-  """Print and return how long one step and `num_steps` steps take."""
+def _print_time(estimate: Estimate, work: Workload, num_chips: int, config: RunConfig) -> Speed:
+  """Print and return how long one step and the whole run take."""
   print('a step, estimated, not measured:')
   for part in estimate.parts:
     print(f'  {part.name:<12} {part.seconds:7.2f} s  {part.detail}'.rstrip())
@@ -198,8 +198,8 @@ def _print_time(estimate: Estimate, work: Workload, num_chips: int, num_steps: i
   speed = Speed(seconds, tokens / seconds, 100 * seconds * num_chips / 3600, estimate.parts)
   print(
     f'  {"sum":<12} {seconds:7.2f} s  {speed.tokens_per_second:,.0f} response tokens per second, '
-    f'{speed.chip_hours:,.1f} chip-hours per 100 steps; {num_steps * seconds / 3600:,.1f} hours '
-    f'for config.num_steps={num_steps}'
+    f'{speed.chip_hours:,.1f} chip-hours per 100 steps; {config.num_steps * seconds / 3600:,.1f} '
+    f'hours for {config.length}'
   )
   return speed
 

@@ -17,7 +17,7 @@ from absl import flags
 from exgrpo_jax.capacity import devices, examination, step
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError, check_given
-from exgrpo_jax.experiment.experiment import with_folders
+from exgrpo_jax.experiment.experiment import with_counted_length, with_folders
 from exgrpo_jax.experiment.settings import parse_config
 
 
@@ -70,7 +70,7 @@ def main(args: command_line.Args) -> None:
       '--fit: this flag needs --device, because every trial for a slice would have to be '
       'compiled. Replace --topology with --device, or leave --fit out.'
     )
-  config = parse_config(args.config)
+  config = with_counted_length(parse_config(args.config))
   config = with_folders(config, config.model.path)  # in case the config does not set the shape
   if args.topology:
     found = examination.examine(config, args.topology, args.lengths, args.evaluated)

@@ -5,7 +5,7 @@ exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 Accepts train's flags and performs train's first checks: flags, config and reward functions, wandb,
 the model's shape and the tokenizer, and whether local data and weights exist. It writes only to the
 cache: the files that describe a model on the Hub or in a GGUF, without its weights. It does not
-read from buckets.
+read from buckets. With config.num_epochs, it also reads the training questions to count the steps.
 Exit status: 0 if it finds no problem, 2 if the run could not start.
 """
 
@@ -13,7 +13,12 @@ from etils import epath
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import tokenizer
-from exgrpo_jax.experiment.experiment import model_config, model_name, with_folders
+from exgrpo_jax.experiment.experiment import (
+  model_config,
+  model_name,
+  with_counted_length,
+  with_folders,
+)
 from exgrpo_jax.huggingface import safetensors_files
 from exgrpo_jax.runtime import hub
 from exgrpo_jax.training.checks import check_command
@@ -30,6 +35,7 @@ def main(args: command_line.Args) -> None:
   """Check a command line for train."""
   config = check_command(args.config, args.workdir)
   hub.recall(args.workdir)
+  with_counted_length(config)
   local = epath.Path(config.model.path).expanduser()
   if config.model.path and '://' not in config.model.path and local.is_dir():
     safetensors_files.list_tensors(local)

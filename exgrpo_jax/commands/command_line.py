@@ -26,6 +26,7 @@ from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.policies import Source
+from exgrpo_jax.experiment.settings import check_length
 from exgrpo_jax.runtime import hosts
 
 Args = flags.FlagValues  # the values of a command's flags, e.g. args.workdir
@@ -132,15 +133,24 @@ def define_sampling() -> None:
   )
 
 
-def define_launcher() -> None:
-  """Define --parallel and --launcher, for commands that start runs."""
+def define_launcher(slurm: bool = False) -> None:
+  """Define --parallel and --launcher, for commands that start runs; with `slurm`, also --sbatch."""
   flags.DEFINE_integer('parallel', 1, 'The number of trials to run at a time.', lower_bound=1)
   flags.DEFINE_enum(
     'launcher',
     'local',
-    ['local', 'commands'],
-    "Run the trials here, or print one command per trial for a cluster's queue.",
+    ['local', 'commands', *['slurm'] * slurm],
+    "Run the trials here, or print one command per trial for a cluster's queue"
+    + ', or submit the trials to Slurm as one array job.' * slurm
+    + '.' * (not slurm),
   )
+  if slurm:
+    flags.DEFINE_string(
+      'sbatch',
+      '',
+      'With --launcher=slurm: options for sbatch, such as "--partition=gpu --gres=gpu:1 '
+      '--time=4:00:00". Each trial gets these resources.',
+    )
 
 
 def define_hosts() -> None:
@@ -248,7 +258,10 @@ def refuse(error: InputError) -> NoReturn:
 def _parse_flags(argv: list[str]) -> list[str]:
   try:
     _check_names(argv[1:])
-    return _absl_flags(config_files.resolved(argv))
+    words = _absl_flags(config_files.resolved(argv))
+    if given := given_overrides(flags.FLAGS):
+      check_length(flags.FLAGS.config, given)
+    return words
   except InputError as error:
     refuse(error)
 

@@ -4,7 +4,8 @@ exgrpo sweep --sweep=ratio --config=arithmetic --workdir=/tmp/ratio --parallel=2
 
 Each trial runs `exgrpo train` in a folder named after it. Run the same command again to resume
 unfinished trials. Exit status: 0 if all trials have finished, 1 if some have failed, 2 if the
-command cannot run, 130 if it was interrupted.
+command cannot run, 130 if it was interrupted. With --launcher=slurm, 0 if all trials that are left
+are in the queue.
 """
 
 import functools
@@ -14,10 +15,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from exgrpo_jax.commands import command_line
-from exgrpo_jax.errors import check_given
+from exgrpo_jax.errors import InputError, check_given
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.runtime import console
-from exgrpo_jax.sweeps import sweep, trials
+from exgrpo_jax.sweeps import slurm, sweep, trials
 
 _SWEEPS = 'exgrpo_jax.configs.sweeps'
 
@@ -33,15 +34,20 @@ def define_flags() -> None:
     + ', '.join(config_files.shipped_names(_SWEEPS))
     + '.',
   )
-  command_line.define_launcher()
+  command_line.define_launcher(slurm=True)
 
 
 def main(args: command_line.Args) -> None:
-  """Run a sweep's unfinished trials, or print their commands."""
+  """Run a sweep's unfinished trials, print their commands, or submit them to Slurm."""
   check_given(
     {'--sweep': args.sweep, '--config': args.config, '--workdir': args.workdir},
     '--sweep=ratio --config=arithmetic --workdir=/tmp/ratio',
   )
+  if args.sbatch and args.launcher != 'slurm':
+    raise InputError(
+      f'--sbatch={args.sbatch}: this flag needs --launcher=slurm. Add it, or leave --sbatch out.'
+    )
+  options = slurm.check_options(args.sbatch)
   path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')
   planned = sweep.plan_trials(
     trials.load(path),
@@ -53,6 +59,10 @@ def main(args: command_line.Args) -> None:
   )
   if args.launcher == 'commands':
     sweep.print_commands(planned)
+    return
+  if args.launcher == 'slurm':
+    at_once = args.parallel if args['parallel'].present else None
+    sweep.report(planned, args.workdir, slurm.submit(planned, args.workdir, options, at_once))
     return
   conclude = functools.partial(sweep.report, planned, args.workdir)
   command = [*console.program(), 'sweep']

@@ -42,24 +42,32 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
   """
   config, workdir = check_start(args.config, args.workdir), args.workdir
   done = session.steps_done(workdir)
-  if done > config.num_steps:
-    print(messages.finished(workdir, done, config.num_steps), flush=True)
+  if not config.num_epochs and _is_finished(config, workdir, done):
     return
   log = os.path.join(workdir, 'console.log')
   with owned(workdir), console.opened(log), session.explained(workdir):
-    _train(args, config, done, callbacks)
+    _train(args, done, callbacks)
 
 
-def _train(
-  args: command_line.Args, config: RunConfig, done: int, callbacks: Sequence[Callback]
-) -> None:
+def _is_finished(config: RunConfig, workdir: str, done: int) -> bool:
+  """Return True, and print why, if the run has taken more steps than the config wants."""
+  if done > config.num_steps:
+    print(messages.finished(workdir, done, config.length), flush=True)
+  return done > config.num_steps
+
+
+def _train(args: command_line.Args, done: int, callbacks: Sequence[Callback]) -> None:
   """Take the remaining steps, or only compile the programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
+  config = experiment.config  # with the number of steps, which may depend on the data
+  if _is_finished(config, workdir, done):
+    return
   full = machine.explained(lambda: memory.largest(experiment))
   with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
-    every, num_steps = config.evaluation.every, config.num_steps
-    print(messages.banner(rollout, evaluations, every, done, num_steps, workdir), flush=True)
+    every, epochs = config.evaluation.every, config.num_epochs
+    length = f'{config.num_steps:,}' + f', config.num_epochs={epochs:g}' * bool(epochs)
+    print(messages.banner(rollout, evaluations, every, done, length, workdir), flush=True)
     if args.compile_only:
       rehearsal.run(experiment)
       print(f'compiled {compiled}', flush=True)

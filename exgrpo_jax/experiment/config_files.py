@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_flags
 
 from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.settings import parse_config
+from exgrpo_jax.experiment.settings import check_length, parse_config
 
 CONFIGS = 'exgrpo_jax.configs'
 _FLAG = re.compile(r'--?[A-Za-z]')
@@ -132,6 +132,7 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
   """
   values = config.overridden(load(config_path(name)), overrides or {})
   parse_config(values)
+  check_length(values, overrides or {})
   return values
 
 

@@ -15,7 +15,7 @@ from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool
 from exgrpo_jax.environments import questions as environment_questions
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import gradients, optimizer
@@ -174,6 +174,23 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
     return data
   environments = pool.of(parsed.environment)
   return environment_questions.begun(data, environments, tokenizer, parsed.prompt, max_prompt)
+
+
+def with_counted_length(parsed: RunConfig) -> RunConfig:
+  """Return the config with its number of steps; for commands that do not load the data otherwise.
+
+  With num_epochs, reads the training questions and prints the length. It is an upper bound if
+  `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
+  """
+  if not parsed.num_epochs:
+    return parsed
+  spec = parsed.data.train
+  questions.settle(parsed.data, spec)
+  count = len(questions.load(parsed.data, spec))
+  parsed = parsed.with_length(count)
+  bound = ', fewer if long prompts are dropped' if parsed.data.on_overlong == 'drop' else ''
+  print(f'{parsed.length}{bound}: {counted(count, "question")} of {spec}', flush=True)
+  return parsed
 
 
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:

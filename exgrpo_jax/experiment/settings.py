@@ -1,7 +1,9 @@
 """All settings of a run, and checks across them. Only this module reads a ConfigDict."""
 
 import dataclasses
+import fractions
 import math
+from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
@@ -11,7 +13,7 @@ from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data import prompt, questions, tokenizer
 from exgrpo_jax.data.tasks import catalogue
 from exgrpo_jax.environments import settings as environment_settings
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import settings as grading_settings
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.huggingface import architecture
@@ -149,7 +151,15 @@ class RunConfig:
   seed: int = setting(
     0, '[0, 2^63)', 'runs with the same seed are identical bit for bit, unless verdicts time out'
   )
-  num_steps: int = setting(700, '[0, inf)', 'steps of reinforcement learning', AUTHORS)
+  num_steps: int = setting(
+    700, '[0, inf)', 'steps of reinforcement learning; unused if `num_epochs` is above 0', AUTHORS
+  )
+  num_epochs: float = setting(
+    0.0,
+    '[0, inf)',
+    'length in epochs: num_epochs / `rollout.questions` steps per question of config.data.train, '
+    'rounded up to whole steps. Replayed questions count like fresh ones; 0 uses `num_steps`',
+  )
   compilation_cache: str = setting(
     '~/.cache/exgrpo_jax/compiled',
     None,
@@ -178,6 +188,20 @@ class RunConfig:
   export: ExportConfig
   metrics: metrics.MetricsConfig
 
+  def with_length(self, num_questions: int) -> 'RunConfig':
+    """Return the config with the number of steps that `num_epochs` means for this much data."""
+    if not self.num_epochs:
+      return self
+    steps = steps_of(self.num_epochs, num_questions, self.rollout.questions)
+    return dataclasses.replace(self, num_steps=steps)
+
+  @property
+  def length(self) -> str:
+    """Return the setting that determines the number of steps, e.g. 'config.num_steps=700'."""
+    if not self.num_epochs:
+      return f'config.num_steps={self.num_steps}'
+    return f'config.num_epochs={self.num_epochs:g} ({counted(self.num_steps, "step")})'
+
   @property
   def num_updates(self) -> int:
     """Return the number of optimiser updates in the whole run."""
@@ -192,6 +216,27 @@ class RunConfig:
   def warm_start_seed(self) -> int:
     """Return the seed of the initial random parameters and of the warm start."""
     return self.seed if self.warm_start.seed < 0 else self.warm_start.seed
+
+
+def steps_of(num_epochs: float, num_questions: int, per_step: int) -> int:
+  """Return the number of steps in `num_epochs` epochs of `num_questions`, `per_step` at a time.
+
+  An epoch's last step may also read the next epoch's first questions. The decimal value is used,
+  because in binary .07 * 100 is above 7.
+
+  >>> steps_of(num_epochs=1.5, num_questions=10, per_step=4)
+  4
+  """
+  return math.ceil(fractions.Fraction(str(num_epochs)) * num_questions / per_step)
+
+
+def check_length(values: ConfigDict, given: Collection[str]) -> None:
+  """Raise InputError if the overrides `given` (dotted keys) set a num_steps that has no effect."""
+  if 'num_steps' in given and values.num_epochs:
+    raise InputError(
+      f'config.num_steps={values.num_steps}: config.num_epochs={values.num_epochs:g} determines '
+      'the length of the run. Remove one of them, or set config.num_epochs=0.'
+    )
 
 
 def parse_config(values: ConfigDict) -> RunConfig:

@@ -238,6 +238,27 @@ def best(name: str, values: Iterable[float]) -> float:
   return min(finite, default=math.nan) if is_falling else max(finite, default=math.nan)
 
 
+def at_best(name: str, points: Run) -> Mapping[str, float]:
+  """Return the first record with the best score, or the last if none is finite."""
+  value = best(name, (record[name] for record in points))
+  return next((record for record in points if record[name] == value), points[-1])
+
+
+def scores_by_column(run: Run) -> dict[str, float]:
+  """Return a run's final and best evaluation scores, with their intervals, by column name.
+
+  For example 'final/gsm8k/pass@1', 'final/gsm8k/pass@1_low' and 'final/gsm8k/pass@1_high'.
+  """
+  found = {}
+  for name in tabulated({'': [run]}):
+    points = [record for record in run if name in record]
+    for end, record in {'final': points[-1], 'best': at_best(name, points)}.items():
+      for column in (name, f'{name}_low', f'{name}_high'):
+        if column in record:
+          found[f'{end}/{column.removeprefix("eval/")}'] = record[column]
+  return found
+
+
 # ---- Tables ----
 
 

@@ -24,12 +24,13 @@ def banner(
   evaluations: Sequence[QuestionSet],
   every: int,
   done: int,
-  num_steps: int,
+  length: str,
   workdir: str,
 ) -> str:
   """Return the opening message: method, devices, model, data, steps and workdir.
 
-  `every` is the number of steps between evaluations, and `done` is the number of finished steps.
+  `every` is the number of steps between evaluations, `done` is the number of finished steps, and
+  `length` is the number of steps as text.
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind
@@ -53,7 +54,7 @@ def banner(
     ),
     *[('evaluation', _size(questions)) for questions in evaluations],
     *[('', f'at the start, every {counted(every, "step")} and at the end')] * bool(evaluations),
-    ('steps', f'{num_steps:,}' + (f' ({done:,} already done)' if done else '')),
+    ('steps', length + (f' ({done:,} already done)' if done else '')),
     ('workdir', workdir),
   ]
   return _columns(rows)
@@ -88,12 +89,11 @@ def progress_line(
   )
 
 
-def finished(workdir: str, done: int, num_steps: int) -> str:
-  """Return the message for a run that already has config.num_steps steps or more."""
+def finished(workdir: str, done: int, length: str) -> str:
+  """Return the message for a run that has taken more steps than its `RunConfig.length`."""
   return (
     f'{workdir}: the run is already finished. It has taken {counted(done, "step")}, and '
-    f'config.num_steps={num_steps}. Nothing was changed. Set a larger --config.num_steps to '
-    'continue the run.'
+    f'{length}. Nothing was changed. Set a larger --{length.partition("=")[0]} to continue the run.'
   )
 
 

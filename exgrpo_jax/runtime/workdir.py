@@ -109,8 +109,8 @@ def _machine() -> str:
 
 
 # Settings that a resumed run may change: its outputs and evaluations, and how it computes (mesh,
-# slots and microbatch affect only rounding). `_changes` adds num_steps. Any other change would mix
-# two experiments in one set of records.
+# slots and microbatch affect only rounding). `_changes` adds num_steps and num_epochs. Any other
+# change would mix two experiments in one set of records.
 FREE = (
   'evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
   'data.cache_dir', 'data.validation', 'data.evaluation', 'logprob_check.max',
@@ -157,8 +157,8 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   """Raise InputError if the workdir belongs to another config. `sections` limits the comparison.
 
   A start that never finished a step does not own the workdir: see `has_begun` and
-  `release_workdir`. The settings in `FREE` may change, and so may num_steps unless the learning
-  rate's schedule depends on it; such changes are printed.
+  `release_workdir`. The settings in `FREE` may change, and so may num_steps and num_epochs
+  unless the learning rate's schedule depends on them; such changes are printed.
   """
   if '://' in workdir:
     raise InputError(
@@ -181,9 +181,11 @@ def _changes(
 ) -> tuple[list[str], list[str]]:
   """Return the differences from the workdir's config.json: the allowed and the rejected ones."""
   given = _as_json(values)
-  free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
-  allowed, refused = [], []
-  for name, old, new in differences(read_config(workdir), given):
+  free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
+  allowed, refused, before = [], [], read_config(workdir)
+  if given['num_epochs']:
+    given['num_steps'] = before.get('num_steps')  # unused; see `claim_workdir`
+  for name, old, new in differences(before, given):
     if not sections or name.split('.')[0] in sections:
       changed = allowed if name.startswith(free) else refused
       changed.append(f'config.{name} was {old} and is now {new}')
@@ -290,6 +292,9 @@ def owned(workdir: str) -> Iterator[None]:
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Claim the workdir for this config by writing config.json.
 
+  With num_epochs, num_steps must be the resulting number of steps, because readers of the run use
+  it.
+
   Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
@@ -327,6 +332,7 @@ def read_config(workdir: str) -> dict[str, Any]:
     if isinstance(section, dict):
       section |= added | section
   values.setdefault('environment', _ENVIRONMENT)
+  values.setdefault('num_epochs', 0.0)
   if isinstance(values.get('model'), dict):
     values['model'].setdefault('local_rope', _LOCAL_ROPE)
   return values

@@ -1,5 +1,7 @@
 """Planning, running and comparing a sweep's trials."""
 
+import contextlib
+import csv
 import os
 import pathlib
 import shlex
@@ -11,15 +13,16 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax import config
 from exgrpo_jax.errors import InputError, counted
-from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.experiment.settings import check_length, parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import alarms, comparison, metrics
+from exgrpo_jax.reporting.runs import flat
 from exgrpo_jax.runtime.replacement import replacing
-from exgrpo_jax.runtime.workdir import check_workdir, check_writable, folder_held
+from exgrpo_jax.runtime.workdir import check_workdir, check_writable, folder_held, read_config
 from exgrpo_jax.sweeps import launcher, trials
 
 TRAINER = ('exgrpo_jax', 'train')  # the `python -m` arguments for a trial
-_LOG, _CONFIG_FILE = 'log.txt', 'config.json'
+LOG, _CONFIG_FILE = 'log.txt', 'config.json'
 
 
 class Trial(NamedTuple):
@@ -29,6 +32,7 @@ class Trial(NamedTuple):
   workdir: str
   values: ConfigDict  # the config, with the trial's overrides
   arguments: list[str]  # the arguments passed to python
+  keys: Sequence[str] = ()  # the config keys that the trial sets
 
 
 def print_commands(planned: Sequence[Trial]) -> None:
@@ -69,6 +73,7 @@ def plan_trials(
           )
       changed = config.overridden(values, overrides)
       parse_config(changed)
+      check_length(changed, {**given, **overrides})
     except InputError as error:
       raise InputError(f"{path}: trial '{name}': {error}") from error
     for other in planned:
@@ -80,7 +85,7 @@ def plan_trials(
     check_workdir(changed, folder)
     settings = [f'--config.{key}={value}' for key, value in {**given, **overrides}.items()]
     arguments = ['-m', *TRAINER, f'--config={config_path}', f'--workdir={folder}', *settings]
-    planned.append(Trial(name=name, workdir=folder, values=changed, arguments=arguments))
+    planned.append(Trial(name, folder, changed, arguments, list(overrides)))
   _check_strangers(path, workdir, {trial.name for trial in planned})
   return planned
 
@@ -93,12 +98,18 @@ def is_finished(trial: Trial) -> bool:
   """
   if not os.path.exists(os.path.join(trial.workdir, 'report.html')):
     return False
+  config = parse_config(trial.values)
+  num_steps = config.num_steps
   try:
     records = metrics.read(trial.workdir)
+    if config.num_epochs:  # config.json has the number of steps, which depends on the data
+      recorded = read_config(trial.workdir)
+      if recorded['num_epochs'] != config.num_epochs:
+        return False
+      num_steps = recorded['num_steps']
   except InputError:
     return False  # train will reject the file and name the bad line
-  config = parse_config(trial.values)
-  wanted = alarms.last_step(alarms.scores_of(records), config.num_steps, config.evaluation.patience)
+  wanted = alarms.last_step(alarms.scores_of(records), num_steps, config.evaluation.patience)
   # A run whose checkpoints were all deleted still counts as finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)
   return bool(records) and min(records[-1]['step'], saved) >= wanted
@@ -119,15 +130,11 @@ def run(
   check_writable(workdir)
   left = [trial for trial in planned if not is_finished(trial)]
   # Trials inherit the lock, because they outlive a killed sweep and must not run twice.
-  reason = (
-    f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
-    'running there. Wait for them to finish, or stop them.'
-  )
-  with folder_held(workdir, 'sweep.lock', reason) as lock:
+  with held(workdir) as lock:
     if len(left) < len(planned):
       print(f'{len(planned) - len(left)} of {counted(len(planned), "trial")} finished', flush=True)
     jobs = [
-      launcher.Job(t.name, [sys.executable, *t.arguments], os.path.join(t.workdir, _LOG))
+      launcher.Job(t.name, [sys.executable, *t.arguments], os.path.join(t.workdir, LOG))
       for t in left
     ]
     outcome = launcher.run(jobs, parallel, (lock,))
@@ -152,8 +159,21 @@ def run(
   return 1 if failed else 0
 
 
-def report(planned: Sequence[Trial], workdir: str) -> None:
-  """Print a table of the finished trials; write the table and the curves to `workdir`."""
+def held(workdir: str) -> contextlib.AbstractContextManager[int]:
+  """Lock a sweep's workdir, like `folder_held`. Raises InputError if trials run there."""
+  reason = (
+    f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
+    'running there. Wait for them to finish, or stop them.'
+  )
+  return folder_held(workdir, 'sweep.lock', reason)
+
+
+def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ()) -> None:
+  """Print a table of the finished trials; write the table, the curves and a CSV to `workdir`.
+
+  `active` are the names of trials that a cluster's queue still has.
+  """
+  write_csv(planned, workdir, active)
   runs, wanted = {}, {}
   for label, members in by_setting(planned).items():
     wanted[label] = len(members)
@@ -179,6 +199,42 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
   print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)
 
 
+def write_csv(planned: Sequence[Trial], workdir: str, active: Collection[str]) -> None:
+  """Write a row per trial to sweep.csv: its settings, state, scores and time in steps.
+
+  Only finished trials have scores. A cell is empty if its value does not exist.
+  """
+  keys = [key for trial in planned for key in trial.keys if key != 'seed']
+  columns = dict.fromkeys(['trial', 'seed', *keys, 'state', 'steps', 'seconds'])
+  rows = []
+  for trial in planned:
+    settings, state = flat(trial.values.to_dict()), _state(trial, active)
+    row = {'trial': trial.name, 'state': state, 'workdir': trial.workdir}
+    row |= {key: settings[key] for key in ('seed', *keys)}
+    with contextlib.suppress(InputError):  # train will reject the file and name the bad line
+      if records := metrics.read(trial.workdir):
+        row |= {'steps': int(records[-1]['step'])}
+        row |= {'seconds': round(sum(record.get('time/step', 0.0) for record in records), 1)}
+        row |= comparison.scores_by_column(records) if state == 'finished' else {}
+    rows.append(row)
+  columns |= dict.fromkeys(sorted({name for row in rows for name in row} - {*columns, 'workdir'}))
+  with (
+    replacing(os.path.join(workdir, 'sweep.csv')) as unfinished,
+    open(unfinished, 'w', encoding='utf-8', newline='') as file,
+  ):
+    writer = csv.DictWriter(file, [*columns, 'workdir'], lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _state(trial: Trial, active: Collection[str]) -> str:
+  if is_finished(trial):
+    return 'finished'
+  if trial.name in active:
+    return 'queued or running'
+  return 'unfinished' if os.path.exists(os.path.join(trial.workdir, LOG)) else 'not started'
+
+
 def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
   """Group trials that differ only in their seed; return shared name -> trials."""
   keys, groups = [], []
@@ -202,7 +258,7 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
     raise InputError(f"--workdir={workdir}: this is a single run's workdir. Choose another folder.")
   for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
     if other not in names and any(
-      os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)
+      os.path.exists(os.path.join(workdir, other, mark)) for mark in (LOG, _CONFIG_FILE)
     ):
       raise InputError(
         f"--workdir={workdir}: this folder contains a trial '{other}' that is not in {path}. Use "

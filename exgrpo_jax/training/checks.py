@@ -5,13 +5,20 @@ from ml_collections import ConfigDict
 from exgrpo_jax.data import questions, row_files
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool as environments
-from exgrpo_jax.errors import check_given
-from exgrpo_jax.experiment.experiment import RunConfig, parse_config
+from exgrpo_jax.errors import InputError, check_given, counted
+from exgrpo_jax.experiment.settings import RunConfig, parse_config, steps_of
 from exgrpo_jax.grading import pool
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
-from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
+from exgrpo_jax.runtime.workdir import (
+  check_hosts,
+  check_workdir,
+  check_writable,
+  has_begun,
+  make_folder,
+  read_config,
+)
 from exgrpo_jax.training import prior_experience
 
 
@@ -55,3 +62,18 @@ def check_rewards(config: RunConfig, data: QuestionSet) -> None:
   # score_answer is the only built-in reward that reads a row.
   if any(':' in spec or spec == 'score_answer' for spec in config.grading.rewards):
     pool.check(config.grading, config.verifier, stages.question_facts(data.questions[0]))
+
+
+def check_data_size(config: RunConfig, num_questions: int, workdir: str) -> None:
+  """Raise InputError if a resumed run's epochs had another number of steps at its last start."""
+  recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0}
+  if not recorded['num_epochs']:
+    return
+  steps = steps_of(recorded['num_epochs'], num_questions, config.rollout.questions)
+  if steps != recorded['num_steps']:
+    raise InputError(
+      f'config.data.train={config.data.train}: the number of questions has changed since the last '
+      f'start. With {counted(num_questions, "question")}, num_epochs={recorded["num_epochs"]:g} '
+      f'means {counted(steps, "step")} instead of {recorded["num_steps"]}. Restore the data, or '
+      'choose another --workdir.'
+    )

@@ -12,6 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.config import overridden
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import memory, warm_start
@@ -39,7 +40,7 @@ from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
 from exgrpo_jax.training import export, prior_experience
-from exgrpo_jax.training.checks import check_rewards, check_start
+from exgrpo_jax.training.checks import check_data_size, check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
 from exgrpo_jax.training.run import Callback, Run, alarm_setup, begin, bucketed
 
@@ -121,7 +122,11 @@ def load(
     experiment = open_experiment(config, workdir)
     memory.check(experiment)
     export.check(experiment)
-    rollout = make_rollout(experiment, load_questions(experiment, experiment.config.data.train))
+    data = load_questions(experiment, experiment.config.data.train)
+    check_data_size(experiment.config, len(data.questions), workdir)
+    sized = experiment.config.with_length(len(data.questions))
+    experiment = dataclasses.replace(experiment, config=sized)
+    rollout = make_rollout(experiment, data)
     check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)
   return experiment, rollout, evaluations
@@ -141,6 +146,8 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> 
   needs_params = is_new or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
   hub.record(workdir)
+  if experiment.config.num_epochs:
+    config = overridden(config, {'num_steps': experiment.config.num_steps})
   claim_workdir(config, workdir)
   keep_tokenizer(experiment)
   return params, successes

@@ -194,7 +194,8 @@ def test_the_report_says_what_partial_rollouts_and_drafts_bring(whole, capsys):
 
 def test_the_report_adds_up(whole, capsys):
   estimate = estimated(whole)
-  speed = examination._print_time(estimate, WORK, 3, 7200)
+  config = dataclasses.replace(whole.config, num_steps=7200)
+  speed = examination._print_time(estimate, WORK, 3, config)
   printed = capsys.readouterr().out
   assert speed.seconds == pytest.approx(sum(found.seconds for found in estimate.parts))
   assert speed.tokens_per_second == pytest.approx((1 + 3 + 2 + 2) / speed.seconds)

@@ -123,7 +123,7 @@ def test_the_settings_that_a_resumed_run_may_change_are_those_of_the_code():
   section = text.partition(heading)[2].partition('\n## ')[0]
   listed = re.findall(r'`([^`]+)`', section.partition('\n- ')[2])
   free = {f'{name}*' if name.endswith('.') else name for name in workdir.FREE}
-  assert set(listed) == free | {'num_steps'}
+  assert set(listed) == free | {'num_steps', 'num_epochs'}
 
 
 EXISTING = """
@@ -240,6 +240,7 @@ def wrong(command, keys):
   """What a command names that does not exist."""
   found = [f'exgrpo {name}' for name in _COMMAND.findall(command) if name not in _NAMES]
   if _COMMAND.search(command):
+    command = re.sub('--sbatch="[^"]*"', '--sbatch', command)  # its options are sbatch's
     found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
   found += [f'study {name}' for name in _STUDY.findall(command) if name not in protocol.names()]
   for kind, name in _CONFIG.findall(command):

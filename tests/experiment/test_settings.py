@@ -12,7 +12,7 @@ from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.settings import check_algorithm, parse_config
+from exgrpo_jax.experiment.settings import check_algorithm, parse_config, steps_of
 from exgrpo_jax.runtime import workdir
 from tests.helpers import cases
 from tests.helpers.paths import REPOSITORY
@@ -42,6 +42,34 @@ def test_the_base_config_has_the_papers_values():
   assert (config.rollout.questions, config.rollout.group_size, config.num_steps) == (128, 8, 700)
   assert (config.replay.ratio, config.replay.start_pass_rate) == (0.5, 0.35)
   assert (config.objective.beta, config.optimizer.minibatches) == (0.1, 2)
+
+
+@pytest.mark.parametrize(
+  ('epochs', 'questions', 'per_step', 'steps'),
+  [
+    (1.0, 64, 8, 8),
+    (1.0, 65, 8, 9),  # the last question has a step, too
+    (3.0, 10, 4, 8),  # 30 / 4, not three times 3
+    (0.07, 100, 1, 7),  # .07 * 100 > 7 in floating point
+    (0.001, 64, 8, 1),
+  ],
+)
+def test_epochs_are_this_many_steps(epochs, questions, per_step, steps):
+  config = parse_config(
+    overridden(
+      module_of('smoke').get_config(),
+      {
+        'num_epochs': epochs,
+        'rollout.questions': per_step,
+        'optimizer.minibatches': 1,
+        'replay.ratio': 0.0,
+      },
+    )
+  ).with_length(questions)
+  assert steps_of(epochs, questions, per_step) == config.num_steps == config.num_updates == steps
+  assert config.length == f'config.num_epochs={epochs:g} ({steps} step{"s" * (steps > 1)})'
+  by_steps = dataclasses.replace(config, num_epochs=0.0)
+  assert by_steps.with_length(5) == by_steps and by_steps.length == f'config.num_steps={steps}'
 
 
 @pytest.mark.full

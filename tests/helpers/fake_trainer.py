@@ -19,6 +19,7 @@ from tests.helpers.paths import REPOSITORY
 
 CONFIG = config_flags.DEFINE_config_file('config')
 WORKDIR = flags.DEFINE_string('workdir', None, '')
+flags.DEFINE_integer('num_processes', None, '')
 
 
 def main(_):
@@ -34,7 +35,7 @@ def main(_):
   for step in range(config.num_steps + 1):
     score = config.replay.ratio + config.seed * (0.1 + config.objective.kl_coefficient) + step / 100
     record = {'step': step, 'reward': score, 'eval/sums/pass@1': score, 'eval/sums/pass@1_low': 0.0}
-    record['eval/sums/truncated'] = step / 10
+    record |= {'eval/sums/pass@1_high': 1.0, 'eval/sums/truncated': step / 10}
     if step:
       record |= {'replay/rows': 1, 'length/total': 100, 'time/step': 5.0, 'time/evaluate': 2.0}
     with open(workdir / 'metrics.jsonl', 'w' if step == 0 else 'a') as file:

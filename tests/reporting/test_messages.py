@@ -15,7 +15,7 @@ from tests.helpers import tiny
 def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
   parameters = sum(x.size for x in jax.tree.leaves(recorded.steps[1].params))
   tokens = recorded.experiment.tokenizer.vocab_size
-  text = messages.banner(recorded.rollout, recorded.evaluations, 16, 8, 32, '/tmp/run')
+  text = messages.banner(recorded.rollout, recorded.evaluations, 16, 8, '32', '/tmp/run')
   for words in (
     'ExGRPO, replay.ratio=0.5',
     '1 cpu, 1 host',
@@ -116,11 +116,11 @@ def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
 
 
 def test_a_run_that_is_longer_than_what_is_asked_for_is_finished():
-  text = messages.finished('/tmp/run', 4, 2)
+  text = messages.finished('/tmp/run', 4, 'config.num_steps=2')
   assert text.startswith(
     '/tmp/run: the run is already finished. It has taken 4 steps, and config.num_steps=2.'
   )
-  assert 'taken 1 step, and' in messages.finished('/tmp/run', 1, 0)
+  assert 'taken 1 step, and' in messages.finished('/tmp/run', 1, 'config.num_steps=0')
 
 
 def test_the_summary_table():

@@ -38,6 +38,9 @@ def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config
   (folder / 'config.json').write_text(json.dumps(values))
   check_workdir(config, str(folder))
   assert read_config(str(folder)).keys() == values.keys()
+  del values['num_epochs']  # newer
+  (folder / 'config.json').write_text(json.dumps(values))
+  assert read_config(str(folder))['num_epochs'] == 0
   values['rollout']['top_p'] = 0.9
   (folder / 'config.json').write_text(json.dumps(values))
   with pytest.raises(InputError, match=r'config\.rollout\.top_p was 0\.9 and is now None'):
@@ -59,9 +62,15 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
   [
     ({}, {'seed': 3, 'replay.ratio': 0.25}, (), ('replay.ratio 0.5 0.25', 'seed 5 3')),
     ({'optimizer.schedule': 'cosine'}, {'num_steps': 99}, (), ('num_steps 32 99',)),
+    (
+      {'optimizer.schedule': 'cosine', 'num_epochs': 1.0},
+      {'num_epochs': 2.0, 'num_steps': 99},
+      (),
+      ('num_epochs 1.0 2.0',),
+    ),
     ({}, {'seed': 3, 'model.width': 64}, ('model',), ('model.width 32 64',)),
   ],
-  ids=['all settings', 'prolonging with a decaying rate', 'a section'],
+  ids=['all settings', 'prolonging with a decaying rate', 'the same in epochs', 'a section'],
 )
 def test_a_workdir_of_another_config_is_refused_with_what_differs(
   config, folder, claimed, changes, sections, found
@@ -82,6 +91,17 @@ def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder
   changes = {'num_steps': 99, 'evaluation.every': 1, 'checkpoint.keep': 1, 'rollout.slots': 3}
   changes |= {'metrics.sampled_rows': 0, 'data.validation': ('arithmetic:test',)}
   check_workdir(overridden(config, changes), str(folder))
+
+
+def test_with_epochs_the_number_of_steps_is_a_result_and_no_setting(config, folder, capsys):
+  config = overridden(config, {'num_epochs': 1.0})
+  claim_workdir(overridden(config, {'num_steps': 2}), str(folder))
+  check_workdir(config, str(folder))
+  assert capsys.readouterr().out == ''
+  check_workdir(overridden(config, {'num_epochs': 2.0}), str(folder))
+  assert capsys.readouterr().out.endswith('settings: config.num_epochs was 1.0 and is now 2.0\n')
+  check_workdir(overridden(config, {'num_epochs': 0.0}), str(folder))
+  assert 'num_steps was 2 and is now 32' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('evaluated', [False, True])

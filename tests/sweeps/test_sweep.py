@@ -2,7 +2,9 @@
 
 import ast
 import copy
+import csv
 import importlib
+import itertools
 import json
 import os
 import re
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.full
 
 SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
 SMOKE = str(REPOSITORY / 'configs' / 'smoke.py')
+MEASURES = ('pass@1', 'pass@1_high', 'pass@1_low', 'truncated')
 TWO_BY_TWO = "trials.grid({'replay.ratio': [0., .25], 'seed': range(2)})"
 
 
@@ -120,6 +123,11 @@ def test_every_ablation_of_the_paper_has_its_file():
       id='given_on_the_command_line_too',
     ),
     pytest.param(
+      "{'a': {'num_epochs': 3}}",
+      "trial 'a': config.num_steps=2: config.num_epochs=3 determines the length",
+      id='two_lengths',
+    ),
+    pytest.param(
       "{'a': {'seed': 0}, 'b': {}}", "trials 'a' and 'b' are the same run", id='the_same_run_twice'
     ),
   ],
@@ -192,9 +200,57 @@ def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_al
   )
   assert table in capsys.readouterr().out
   assert table in (tmp_path / 'runs' / 'sweep.md').read_text()
+  check_csv(tmp_path / 'runs')
   assert (tmp_path / 'runs' / 'sweep.png').read_bytes().startswith(b'\x89PNG')
   assert run(plan(TWO_BY_TWO), tmp_path) == 0 and sum(starts(tmp_path).values()) == 5
   assert not any(map(sweep.is_finished, plan(TWO_BY_TWO, {'num_steps': 3}))), 'prolonged'
+
+
+def check_csv(runs):
+  """Of TWO_BY_TWO: step 2 is the last and the best, but for truncated: there 0 is."""
+  with open(runs / 'sweep.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  scores = [f'{end}/sums/{name}' for end in ('best', 'final') for name in MEASURES]
+  first = ['trial', 'seed', 'replay.ratio', 'state', 'steps', 'seconds']
+  assert list(rows[0]) == [*first, *scores, 'workdir']
+  for row, (ratio, seed) in zip(rows, itertools.product((0.0, 0.25), range(2)), strict=True):
+    assert (row['trial'], row['seed']) == (f'ratio={ratio:g},seed={seed}', f'{seed}')
+    assert row['workdir'] == f'{runs}/{row["trial"]}'
+    assert (row['state'], row['steps'], row['seconds']) == ('finished', '2', '10.0')
+    assert float(row['replay.ratio']) == ratio
+    score = pytest.approx(ratio + seed / 10 + 0.02)
+    assert [float(row[name]) for name in scores] == [score, 1, 0, 0, score, 1, 0, 0.2]
+
+
+def test_the_csv_has_the_state_of_every_trial_and_scores_of_the_finished_ones(
+  plan, tmp_path, monkeypatch
+):
+  planned = plan("{'a': {'seed': 1}, 'b': {'replay.ratio': .25}, 'c': {'seed': 2}, 'd': {}}")
+  monkeypatch.setenv('FAKE_FAILS', 'b')
+  assert run(planned[:2], tmp_path) == 1
+  sweep.report(planned, str(tmp_path / 'runs'), active={'c'})
+  with open(tmp_path / 'runs' / 'sweep.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  names = ('trial', 'state', 'seed', 'replay.ratio', 'steps', 'final/sums/pass@1_high')
+  assert [tuple(row[name] for name in names) for row in rows] == [
+    ('a', 'finished', '1', '0.5', '2', '1.0'),
+    ('b', 'unfinished', '0', '0.25', '0', ''),
+    ('c', 'queued or running', '2', '0.5', '', ''),
+    ('d', 'not started', '0', '0.5', '', ''),
+  ]
+
+
+def test_with_epochs_a_trial_is_finished_after_the_steps_that_its_run_recorded(plan, tmp_path):
+  (trial,) = plan("{'a': {}}")
+  assert run([trial], tmp_path) == 0  # 2 steps
+  path = tmp_path / 'runs' / 'a' / 'config.json'
+  written = json.loads(path.read_text())
+  for recorded, steps, epochs, expected in (
+    (0.5, 2, 0.5, True), (0.5, 3, 0.5, False), (0.5, 2, 0.75, False), (0.0, 2, 0.5, False),
+  ):  # fmt: skip
+    path.write_text(json.dumps({**written, 'num_epochs': recorded, 'num_steps': steps}))
+    changed = config.overridden(trial.values, {'num_epochs': epochs})
+    assert sweep.is_finished(trial._replace(values=changed)) == expected, (recorded, steps, epochs)
 
 
 def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsys):

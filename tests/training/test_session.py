@@ -10,6 +10,7 @@ import shutil
 import jax
 import pytest
 
+from exgrpo_jax import config as config_module
 from exgrpo_jax.commands import generate
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
@@ -19,6 +20,7 @@ from exgrpo_jax.grading import programs
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime import environment
+from exgrpo_jax.runtime.workdir import claim_workdir
 from exgrpo_jax.training import checks, session
 from tests.helpers import recording, tiny
 
@@ -167,6 +169,30 @@ def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, m
   events = json.loads(gzip.decompress(trace.read_bytes()))['traceEvents']
   names = {event.get('name') for event in events}
   assert {'step', 'pick', 'generate', 'grade'} <= names
+
+
+def test_epochs_become_steps_once_the_data_is_read_and_other_data_is_refused(config, tmp_path):
+  """Of 12 questions, 6 at a time: 1 epoch is 2 steps, 1.6 epochs are 3.2."""
+  workdir = str(tmp_path)
+  config.num_epochs = 1.0
+  opened, *_ = session.load(config, workdir)
+  assert opened.config.num_steps == 2 and opened.config.num_updates == 4
+  claim_workdir(config_module.overridden(config, {'num_steps': 2}), workdir)
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n')
+  longer = config_module.overridden(config, {'num_epochs': 1.6})
+  assert session.load(longer, workdir)[0].config.num_steps == 4
+  with open(config.data.train) as file:
+    lines = file.readlines()
+  (tmp_path / 'train.jsonl').write_text(''.join(lines[:11]))
+  config.data.train = str(tmp_path / 'train.jsonl')
+  assert session.load(config, workdir)[0].config.num_steps == 2, 'as many steps as before'
+  (tmp_path / 'train.jsonl').write_text(''.join(lines[:6]))
+  for epochs in (1.0, 1.6, 0.0):
+    changed = config_module.overridden(config, {'num_epochs': epochs})
+    with pytest.raises(
+      InputError, match=r'With 6 questions, num_epochs=1 means 1 step instead of 2'
+    ):
+      session.load(changed, workdir)
 
 
 # ---- The tokenizer that a run keeps in its workdir ----

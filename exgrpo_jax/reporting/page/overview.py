@@ -185,7 +185,10 @@ def _next(
     advice.append([text, ''])
   if names := where('latest', 1):
     text = f'Between the last two evaluations the score still rose on {names}. To train longer:'
-    longer = command and f'{command} --config.num_steps={2 * run.last_step}'
+    epochs = run.config.get('num_epochs', 0)
+    length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
+    shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # twice is refused
+    longer = command and f'{shorter} --config.{length}'
     advice.append([text, longer])
   if names := where('latest', -1):
     text = (
@@ -221,9 +224,7 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
   found = []
   for source, name in runs.score_names([records]).items():
     points = [record for record in records if name in record]
-    best = comparison.best(name, (record[name] for record in points))
-    at_best = next((record for record in points if record[name] == best), points[-1])
-    ends = {'first': points[0], 'last': points[-1], 'best': at_best}
+    ends = {'first': points[0], 'last': points[-1], 'best': comparison.at_best(name, points)}
     score: dict[str, Any] = {'evaluation': source, 'measure': name.rpartition('/')[2]}
     for end, record in ends.items():
       keys = {'step': 'step', 'value': name, 'low': f'{name}_low', 'high': f'{name}_high'}

@@ -23,9 +23,10 @@ def start(first_step, minute=0):
   return {'time': time, 'first_step': first_step, **names, **machine}
 
 
-def described(folder, records, starts=(), benchmarks=(), num_steps=60):
+def described(folder, records, starts=(), benchmarks=(), num_steps=60, num_epochs=0.0):
   """The overview of a run with these metrics and starts."""
-  config = runs.flat(base.get_config().to_dict()) | {'num_steps': num_steps}
+  config = runs.flat(base.get_config().to_dict())
+  config |= {'num_steps': num_steps, 'num_epochs': num_epochs}
   (folder / 'environment.json').write_text(json.dumps(list(starts)))
   tables = [step_records.SCHEMAS[name].empty_table() for name in ('responses', 'questions')]
   return overview.describe(Recorded(str(folder), config, records, *tables), benchmarks)
@@ -73,6 +74,10 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
   assert sum(advice in text for text in texts) == 1 and texts[-1].startswith('The run is finished')
   longer = [command for text, command in found['next'] if 'To train longer' in text]
   assert longer == [f'{COMMAND} --config.num_steps=120'] * (sign == 1)
+  again = start(0) | {'command': f'{COMMAND} --config.num_epochs=1.5'}
+  found = described(tmp_path, records, [again], benchmark(by_step), num_epochs=1.5)
+  commands = [command for text, command in found['next'] if 'To train longer' in text]
+  assert commands == [f'{COMMAND} --config.num_epochs=3'] * (sign == 1)
 
 
 @pytest.mark.parametrize(('step', 'left'), [(12, '48 steps are'), (59, '1 step is')])

@@ -1,0 +1,125 @@
+"""A sweep's trials as array jobs of a Slurm cluster."""
+
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+
+from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.runtime.replacement import replacing
+from exgrpo_jax.runtime.workdir import check_writable, write_json
+from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps.sweep import LOG, Trial
+
+_JOBS, _SCRIPT = 'slurm.json', 'slurm.sh'
+# squeue may list ended jobs for some minutes. Any other state counts as queued or running.
+_ENDED = (
+  'BOOT_FAIL', 'CANCELLED', 'COMPLETED', 'DEADLINE', 'FAILED', 'LAUNCH_FAILED', 'NODE_FAIL',
+  'OUT_OF_MEMORY', 'PREEMPTED', 'RECONFIG_FAIL', 'REVOKED', 'TIMEOUT',
+)  # fmt: skip
+
+Jobs = dict[str, dict[str, str]]  # 'job' or 'job;cluster' -> {array index: trial name}
+
+
+def check_options(text: str) -> list[str]:
+  """Split the value of --sbatch into options. Raises InputError if they set the array."""
+  try:
+    options = shlex.split(text)
+  except ValueError as error:
+    raise InputError(f'--sbatch={text}: {error}. Close the quotation mark.') from error
+  if any(option.startswith(('-a', '--array')) for option in options):
+    raise InputError(
+      f'--sbatch={text}: the sweep itself sets --array. Remove it. To limit the number of trials '
+      'that run at a time, set --parallel.'
+    )
+  return options
+
+
+def submit(
+  planned: Sequence[Trial], workdir: str, options: Sequence[str], at_once: int | None
+) -> Collection[str]:
+  """Submit the unfinished trials that are not in the queue yet; return the names of all in it.
+
+  The trials are one array job: index n is the sweep's trial n. At most `at_once` run at a time;
+  None sets no limit. `options` are passed to sbatch. slurm.json in the workdir records the jobs.
+  Raises InputError if Slurm is missing or refuses a command.
+  """
+  check_writable(workdir)
+  with sweep.held(workdir):
+    path = pathlib.Path(workdir, _JOBS)
+    jobs = _in_queue(json.loads(path.read_text()) if path.exists() else {})
+    active = {name for trials in jobs.values() for name in trials.values()}
+    finished = {trial.name for trial in planned if sweep.is_finished(trial)}
+    left = {
+      str(index): trial
+      for index, trial in enumerate(planned)
+      if trial.name not in active | finished
+    }
+    if left:
+      array = f'--array={",".join(left)}' + (f'%{at_once}' if at_once else '')
+      job = _submit(left, workdir, [*options, '--parsable', array])
+      jobs[job] = {index: trial.name for index, trial in left.items()}
+      print(f'submitted {counted(len(left), "trial")} as job {job}; output: {workdir}/TRIAL/{LOG}')
+    write_json(os.fspath(path), jobs)
+  waiting = len({*active, *(trial.name for trial in left.values())} - finished)
+  print(f'{len(finished)} of {counted(len(planned), "trial")} finished, {waiting} in the queue')
+  if jobs:
+    watched = ','.join(job.partition(';')[0] for job in jobs)
+    print(
+      f'to watch: squeue --jobs={watched}\nRun the same command again to update the table and to '
+      'submit the trials that have ended without finishing.',
+      flush=True,
+    )
+  return active | {trial.name for trial in left.values()}
+
+
+def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> str:
+  """Submit the array of `left` (index -> trial) and return its job id."""
+  lines = ['#!/bin/bash', 'case "$SLURM_ARRAY_TASK_ID" in']
+  for index, trial in left.items():
+    # A trial runs on one host, even if the environment names the hosts of a job around it.
+    command = [sys.executable, *trial.arguments, '--num_processes=1']
+    folder, log = map(shlex.quote, (trial.workdir, os.path.join(trial.workdir, LOG)))
+    lines.append(f'{index}) mkdir -p {folder} && exec {shlex.join(command)} >>{log} 2>&1 ;;')
+  path = os.path.join(workdir, _SCRIPT)
+  with replacing(path) as unfinished:  # sbatch copies it, so a later call may replace it
+    unfinished.write_text('\n'.join([*lines, 'esac', '']))
+  defaults = [f'--job-name={os.path.basename(os.path.abspath(workdir))}']
+  defaults.append(f'--output={os.path.join(workdir, "slurm-%A_%a.out")}')  # Slurm's own messages
+  process = _run(['sbatch', *defaults, *options, path])
+  if process.returncode:
+    raise InputError(
+      f'--launcher=slurm: sbatch refused the job ({process.stderr.strip()}). Change --sbatch.'
+    )
+  return process.stdout.split()[-1]
+
+
+def _in_queue(jobs: Jobs) -> Jobs:
+  """Return the part of `jobs` that is still queued or running."""
+  found: Jobs = {}
+  for job, trials in jobs.items():
+    number, _, cluster = job.partition(';')
+    options = [f'--jobs={number}', *[f'--clusters={cluster}'] * bool(cluster)]
+    process = _run(['squeue', '--noheader', '--array', '--format=%K %T', *options])
+    if process.returncode and 'Invalid job id' not in process.stderr:  # Slurm forgets ended jobs
+      raise InputError(
+        f'--launcher=slurm: squeue failed ({process.stderr.strip()}), so the trials of job '
+        f'{number} may still be in the queue. Run the command again later.'
+      )
+    states = dict(line.split()[:2] for line in process.stdout.splitlines() if ' ' in line.strip())
+    left = {n: name for n, name in trials.items() if states.get(n, 'COMPLETED') not in _ENDED}
+    found |= {job: left} if left else {}
+  return found
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+  if not shutil.which(command[0]):
+    raise InputError(
+      f'--launcher=slurm: there is no {command[0]} on this machine. Run the command on a login '
+      'node of the cluster, or use --launcher=commands.'
+    )
+  return subprocess.run(command, text=True, capture_output=True)
