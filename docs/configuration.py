@@ -2,8 +2,8 @@
 
 python docs/configuration.py
 
-The page is checked in, so you can read it in the repository. A test compares it with the output of
-this file.
+It also copies the tables of exgrpo_jax/counterparts.md into docs/coming_from.md. The pages are
+checked in, so you can read them in the repository. Tests compare them with the output of this file.
 """
 
 import dataclasses
@@ -18,6 +18,8 @@ from exgrpo_jax.config import OURS
 from exgrpo_jax.experiment.settings import RunConfig
 
 PAGE = pathlib.Path(__file__).with_name('configuration.md')
+COMING_FROM = PAGE.with_name('coming_from.md')
+COUNTERPARTS = PAGE.parents[1] / 'exgrpo_jax' / 'counterparts.md'
 
 _HEAD = """\
 # Configuration
@@ -138,10 +140,19 @@ def _escape(text: str) -> str:
   )
 
 
+def coming_from() -> str:
+  """Return docs/coming_from.md with the current tables of counterparts.md."""
+  before, first, _, last, after = re.split(
+    r'(<!-- Written .* -->\n|<!-- The end .* -->\n)', COMING_FROM.read_text(encoding='utf-8')
+  )
+  return f'{before}{first}\n{COUNTERPARTS.read_text(encoding="utf-8")}\n{last}{after}'
+
+
 def main() -> None:
-  """Write the page again."""
+  """Write both pages again."""
   PAGE.write_text(page(RunConfig), encoding='utf-8')
-  print(f'wrote {PAGE}')
+  COMING_FROM.write_text(coming_from(), encoding='utf-8')
+  print(f'wrote {PAGE} and {COMING_FROM}')
 
 
 if __name__ == '__main__':

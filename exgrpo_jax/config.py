@@ -7,12 +7,15 @@ its type, default, allowed values, meaning and origin in one place.
 import copy
 import dataclasses
 import difflib
+import functools
+import itertools
+import pathlib
 import re
 import runpy
 import traceback
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ml_collections import ConfigDict
 
@@ -181,113 +184,51 @@ def _bound(text: str) -> float:
 
 # ---- Options of TRL and verl ----
 
-# (TRL names, verl names, our settings, note). verl names may be shortened to their last parts. If a
-# name is in two rows, its hint comes from the first row. A test checks docs/coming_from.md against
-# this table.
-ROWS: tuple[tuple[str, str, str, str], ...] = (
-  ('model', 'actor_rollout_ref.model.path', 'model.path', ''),
-  ('train_dataset', 'data.train_files', 'data.train', ''),
-  ('eval_dataset', 'data.val_files', 'data.evaluation', ''),
-  (
-    'generation_batch_size',
-    'data.train_batch_size',
-    'rollout.questions',
-    'it counts questions over all devices; TRL counts responses',
-  ),
-  ('num_generations', 'actor_rollout_ref.rollout.n', 'rollout.group_size', ''),
-  ('', 'data.max_prompt_length', 'rollout.max_prompt', ''),
-  ('max_completion_length', 'data.max_response_length', 'rollout.max_response', ''),
-  ('temperature', 'actor_rollout_ref.rollout.temperature', 'rollout.temperature', ''),
-  ('learning_rate', 'actor.optim.lr', 'optimizer.learning_rate', ''),
-  ('lr_scheduler_type', 'optim.lr_scheduler_type', 'optimizer.schedule', ''),
-  ('warmup_steps', 'optim.lr_warmup_steps', 'optimizer.warmup_updates', ''),
-  ('weight_decay', 'optim.weight_decay', 'optimizer.weight_decay', ''),
-  ('adam_beta1 adam_beta2', 'optim.betas', 'optimizer.b1 optimizer.b2', ''),
-  ('adam_epsilon', '', 'optimizer.epsilon', "it is in the gradient's units"),
-  ('max_grad_norm', 'actor.grad_clip', 'optimizer.clip_norm', "it is in the gradient's units"),
-  (
-    'steps_per_generation gradient_accumulation_steps',
-    'actor.ppo_mini_batch_size',
-    'optimizer.minibatches',
-    'it counts updates per step: steps_per_generation / gradient_accumulation_steps in TRL',
-  ),
-  ('num_iterations', 'actor.ppo_epochs', '', 'each batch is used once, as with 1'),
-  (
-    'per_device_train_batch_size',
-    'actor.ppo_max_token_len_per_gpu actor.use_dynamic_bsz',
-    'microbatch.tokens',
-    'it affects only memory, never the gradient',
-  ),
-  (
-    'epsilon epsilon_high',
-    'actor.clip_ratio actor.clip_ratio_low actor.clip_ratio_high',
-    'objective.clip_epsilon objective.clip_epsilon_high',
-    "with config.objective.clip_schedule='always'",
-  ),
-  ('delta', 'actor.clip_ratio_c', 'objective.dual_clip', 'TRL bounds the ratio instead'),
-  (
-    'beta',
-    'actor.use_kl_loss actor.kl_loss_coef algorithm.use_kl_in_reward',
-    'objective.kl_coefficient',
-    'config.objective.beta shapes replayed tokens and is not a KL weight',
-  ),
-  ('entropy_coef', 'actor.entropy_coeff', 'objective.entropy_bonus', ''),
-  ('scale_rewards', 'algorithm.norm_adv_by_std_in_grpo', 'objective.normalize_std', ''),
-  (
-    'loss_type',
-    'actor.loss_agg_mode',
-    'objective.aggregation',
-    "'constant' is dr_grpo, 'token_mean' is dapo and 'sequence_mean' is grpo; cispo is "
-    "config.objective.policy_loss='cispo'",
-  ),
-  (
-    'importance_sampling_level',
-    'actor.policy_loss.loss_mode',
-    'objective.importance_level',
-    "GSPO is 'sequence'",
-  ),
-  (
-    'vllm_importance_sampling_correction vllm_importance_sampling_clip_max',
-    'algorithm.rollout_correction',
-    'objective.tis_limit',
-    "with config.objective.old_logprobs='recompute'",
-  ),
-  ('use_vllm', 'actor_rollout_ref.rollout.name', '', 'sampling is a separate JAX program'),
-  ('reward_funcs', 'reward.custom_reward_function', 'grading.rewards', ''),
-  ('reward_weights', '', 'grading.weights', ''),
-  ('eval_strategy eval_steps', 'trainer.test_freq', 'evaluation.every', ''),
-  ('num_generations_eval', 'rollout.val_kwargs.n', 'evaluation.samples', ''),
-  ('', 'rollout.val_kwargs.temperature', 'evaluation.temperature', ''),
-  ('save_steps', 'trainer.save_freq', 'checkpoint.every', ''),
-  ('save_total_limit', 'trainer.max_actor_ckpt_to_keep', 'checkpoint.keep', ''),
-  ('max_steps', 'trainer.total_training_steps', 'num_steps', ''),
-  (
-    'num_train_epochs',
-    'trainer.total_epochs',
-    'num_epochs',
-    'replayed questions count too, so with replay an epoch does not draw every question',
-  ),
-  ('output_dir', 'trainer.default_local_dir', '', 'use the flag --workdir'),
-  ('peft_config', 'model.lora_rank model.lora_alpha', 'lora.rank lora.alpha lora.targets', ''),
-)
+
+class Counterpart(NamedTuple):
+  """A row of counterparts.md: options of TRL and verl, and our settings that replace them.
+
+  verl's names may be shortened to their last parts, and 'a.*' stands for all other options in a.
+  """
+
+  trl: list[str]
+  verl: list[str]
+  ours: list[str]  # empty if there is no such setting
+  note: str
+
+
+@functools.cache
+def counterparts() -> list[Counterpart]:
+  """Return all rows of counterparts.md, which docs/coming_from.md shows too."""
+  rows = []
+  text = pathlib.Path(__file__).with_name('counterparts.md').read_text(encoding='utf-8')
+  for line in re.findall(r'^\| ([`—].*) \|$', text, re.MULTILINE):
+    *theirs, here = line.split(' | ')
+    settings, colon, note = here.partition(': ')
+    if not re.fullmatch(r'(`[\w.]+`(, )?)+', settings):
+      settings, note = '', note if colon and settings == 'no setting' else here
+    trl, verl, ours = (re.findall(r'`([^`]+)`', cell) for cell in (*theirs, settings))
+    rows.append(Counterpart(trl, verl, ours, note.replace('`', '')))
+  return rows
 
 
 def counterpart_hint(key: str) -> str:
   """Return a sentence that names our counterpart of a TRL or verl key; '' for any other key.
 
-  For 'num_generations', it is "TRL's num_generations is config.rollout.group_size here."
+  For 'num_generations', it is "TRL's num_generations is config.rollout.group_size here." If several
+  rows match, the longest match counts, then TRL's, then the first row.
   """
   typed = key.split('.')
-  for depth in range(len(typed), 0, -1):  # the longest matching end of the key
-    end = typed[-depth:]
-    if end in (['path'], ['name']):  # too many options end in these
+  ends = [typed[start:] for start in range(len(typed))]
+  ends += [[section, '*'] for section in reversed(typed[:-1])]
+  for end, system in itertools.product(ends, ('TRL', 'verl')):
+    if end in (['path'], ['name'], ['mode'], ['enable']):  # too many options end in these
       continue
-    for trl, verl, ours, note in ROWS:
-      for system, names in (('TRL', trl), ('verl', verl)):
-        if any(name.split('.')[-depth:] == end for name in names.split()):
-          settings = ' and '.join(f'config.{name}' for name in ours.split())
-          called = f'is {settings} here' if settings else 'has no setting here'
-          return f"{system}'s {typed[-1]} {called}{f'; {note}' if note else ''}."
+    for row in counterparts():
+      if any(name.split('.')[-len(end) :] == end for name in getattr(row, system.lower())):
+        settings = ' and '.join(f'config.{name}' for name in row.ours)
+        called = f'is {settings} here' if settings else 'has no setting here'
+        return f"{system}'s {typed[-1]} {called}{f'; {row.note}' if row.note else ''}."
   return ''
 
 

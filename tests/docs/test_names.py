@@ -4,6 +4,7 @@ Read are names such as `rollout/stages.py`, `train.collect`, `Run.policy`, `obje
 `collect()`, `replay.ratio=0`, `mesh.*`, `replay/ratio_mean` and `metrics.jsonl`.
 """
 
+import collections
 import os
 import pathlib
 import re
@@ -145,15 +146,21 @@ def test_only_what_does_not_exist_is_reported(keys):
 
 
 def test_the_page_on_trl_and_verl_has_the_counterparts_that_hints_have(keys):
-  table = [
-    [set(re.findall(r'`([\w.]+)', cell)) for cell in line.strip('|').split(' | ')]
-    for line in (documents.DOCS / 'coming_from.md').read_text().split('## ')[1].splitlines()
-    if line.startswith('| ')
-  ]
-  rows = [[set(names.split()) for names in row[:3]] for row in config.ROWS]
-  assert [row[:2] for row in table[2:-1]] == [row[:2] for row in rows]
-  assert all(row[2] >= ours for row, (_, _, ours) in zip(table[2:-1], rows, strict=True))
-  assert set().union(*(ours for _, _, ours in rows)) <= set(keys)
+  page = documents.DOCS / 'coming_from.md'
+  assert documents.load('configuration').coming_from() == page.read_text(), 'run configuration.py'
+  rows = config.counterparts()
+  lines = page.read_text().partition('<!-- The end')[0].splitlines()
+  assert len(rows) == sum(line.startswith(('| `', '| —')) for line in lines)
+  assert {name for row in rows for name in row.ours} <= set(keys)
+  assert all(row.ours or row.note for row in rows)
+
+
+@pytest.mark.full
+def test_every_option_of_trl_is_in_one_row():
+  trl = pytest.importorskip('trl', '1.16')
+  named = collections.Counter(name for row in config.counterparts() for name in row.trl)
+  assert set(trl.GRPOConfig.__annotations__) - set(named) == set()
+  assert [name for name, count in named.items() if count > 1] == []
 
 
 # ---- Links between the documents, and from them to files, lead somewhere ----
