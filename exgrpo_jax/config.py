@@ -205,6 +205,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
   ('num_generations', 'actor_rollout_ref.rollout.n', 'rollout.group_size', ''),
   ('', 'data.max_prompt_length', 'rollout.max_prompt', ''),
   ('max_completion_length', 'data.max_response_length', 'rollout.max_response', ''),
+  (
+    'chat_template_kwargs',
+    'data.apply_chat_template_kwargs',
+    'prompt.template_kwargs',
+    "it is a JSON object, and config.prompt.template='chat' uses it",
+  ),
   ('temperature', 'actor_rollout_ref.rollout.temperature', 'rollout.temperature', ''),
   ('learning_rate', 'actor.optim.lr', 'optimizer.learning_rate', ''),
   ('lr_scheduler_type', 'optim.lr_scheduler_type', 'optimizer.schedule', ''),
@@ -248,6 +254,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     "'constant' is dr_grpo, 'token_mean' is dapo and 'sequence_mean' is grpo; cispo is "
     "config.objective.policy_loss='cispo'",
   ),
+  ('mask_truncated_completions', '', 'objective.mask_truncated', ''),
   (
     'importance_sampling_level',
     'actor.policy_loss.loss_mode',
