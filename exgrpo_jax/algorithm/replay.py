@@ -289,13 +289,15 @@ def record_step(
   replays: Sequence[Trajectory | None],
   responses: Sequence[Sequence[Response]],
   verdicts: Sequence[Sequence[Verdict]],
+  store_truncated: bool = True,
 ) -> Buffer:
   """Return the buffer after a step.
 
   A replayed trajectory counts with its stored verdict: always a success unless `store` is 'all'.
   `buffer` is the one that the step was planned with. `replays`, `responses` and `verdicts` have an
   element for each of the plan's Q groups: its stored trajectory or None, its fresh responses (K, or
-  K - 1 if it replays a trajectory) and the verdicts on them.
+  K - 1 if it replays a trajectory) and the verdicts on them. Truncated responses count in their
+  group's correctness even if `store_truncated` is False.
   """
   entries, retired = _not_drifted(config, buffer, plan), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
@@ -315,7 +317,8 @@ def record_step(
       retired.setdefault(row, plan.epoch)
     elif buffer.started and row not in retired and is_recorded(config, correctness):
       stored = entries[row].trajectories if row in entries else ()
-      trajectories = _with_new(config, stored, group, judged, plan.step)
+      pairs = [pair for pair in zip(group, judged) if store_truncated or not pair[0].truncated]
+      trajectories = _with_new(config, stored, pairs, plan.step)
       if trajectories:
         entries[row] = Entry(correctness, len(prompt), trajectories)
   fresh = [verdict.correct for judged in verdicts for verdict in judged]
@@ -373,8 +376,7 @@ def group_correctness(
 def _with_new(
   config: ReplayConfig,
   stored: Sequence[Trajectory],
-  group: Sequence[Response],
-  judged: Sequence[Verdict],
+  judged: Sequence[tuple[Response, Verdict]],
   step: int,
 ) -> tuple[Trajectory, ...]:
   """Add the group's new successes to the stored trajectories and keep the newest ones.
@@ -384,7 +386,7 @@ def _with_new(
   """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
-  for response, verdict in zip(group, judged):
+  for response, verdict in judged:
     is_kept = verdict.correct or (config.store == 'all' and verdict.outcome not in FAILURES)
     if is_kept and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())

@@ -227,6 +227,13 @@ class ObjectiveConfig:
     'the normalisation of the sum over tokens',
     AUTHORS,
   )
+  mask_truncated: bool = setting(
+    False,
+    None,
+    'give the tokens of truncated responses no weight in the loss, and store none of these '
+    'responses for replay (DAPO, arXiv:2503.14476). Their rewards still count in the mean and the '
+    'standard deviation of their group',
+  )
   entropy_bonus: float = setting(
     1e-4,
     '[0, inf)',

@@ -12,7 +12,7 @@ Exit status: 0 if it finds no problem, 2 if the run could not start.
 from etils import epath
 
 from exgrpo_jax.commands import command_line
-from exgrpo_jax.data import tokenizer
+from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.experiment.experiment import (
   model_config,
   model_name,
@@ -45,7 +45,7 @@ def main(args: command_line.Args) -> None:
     model_config(config)
   path = config.tokenizer.path or config.model.path
   if path and is_read[path]:
-    tokenizer.load(path)
+    prompt.template_keywords(config.prompt, tokenizer.load(path).chat)
   remote = [path for path, read in is_read.items() if not read]  # in buckets
   untried = ', '.join(['rows of the data', 'values of the weights', *remote])
   print(f'the flags and the config are valid; not checked: {untried}, devices')

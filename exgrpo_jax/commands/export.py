@@ -7,6 +7,7 @@ LoRA adapters are merged into the model's weights. With --adapters, only the ada
 """
 
 import dataclasses
+import shlex
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from absl import flags
 from etils import epath
 
 from exgrpo_jax.commands import command_line
+from exgrpo_jax.data import prompt
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import (
@@ -79,6 +81,20 @@ def main(args: command_line.Args) -> None:
       policy, step = policies.of_run(experiment, args.checkpoint, args.step)
       write(experiment, policy, unfinished, args.dtype)
   print(f'{out}: the {"adapters" if args.adapters else "policy"} after step {step}')
+  for line in _left_out(experiment.config.prompt, out):
+    print(line)
+
+
+def _left_out(prompts: prompt.PromptConfig, out: epath.Path) -> list[str]:
+  """Return a line for each prompt setting that a server needs but the folder does not contain."""
+  lines = []
+  if keywords := prompts.template_kwargs:
+    serve = f'vllm serve {out} --default-chat-template-kwargs {shlex.quote(keywords)}'
+    lines.append(f'config.prompt.template_kwargs is not in the folder; serve it with: {serve}')
+  if prompts.system:
+    message = f'begin each chat with this system message: {prompts.system!r}'
+    lines.append(f'config.prompt.system is not in the folder; {message}')
+  return lines
 
 
 def new_folder(name: str | None) -> epath.Path:

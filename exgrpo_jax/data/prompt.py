@@ -11,11 +11,13 @@ import functools
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.meta
+import jinja2.nodes
 import jinja2.sandbox
 
 from exgrpo_jax.config import setting
@@ -25,6 +27,10 @@ from exgrpo_jax.errors import InputError
 THINK = '<think>\n'  # every prompt of the template 'paper' ends with this
 
 _TURN = 'the-turn-before'  # placeholder for a turn's content while a template is applied
+
+# Arguments that every prompt passes to the chat template, as well as the special tokens.
+_PASSED = ('messages', 'tools', 'documents', 'add_generation_prompt')
+_FUNCTIONS = {'raise_exception', 'strftime_now'}  # which transformers provides to templates
 
 # The paper's instructions, reworded. A system message from the data or config takes precedence.
 SYSTEM = (
@@ -61,15 +67,45 @@ class PromptConfig:
     "a system prompt for questions whose data has no system message; '' adds none, except that the "
     "template 'paper' adds its own",
   )
+  template_kwargs: str = setting(
+    '',
+    None,
+    "keyword arguments for the checkpoint's chat template, as a JSON object such as "
+    "'{\"enable_thinking\": false}'; only with the template 'chat'; '' passes none",
+  )
 
 
 def check(config: PromptConfig) -> None:
-  """Raise InputError if the template would drop the configured system prompt."""
+  """Raise InputError if the template would drop the system prompt, or ignore `template_kwargs`."""
   if config.system and config.template == 'plain':
     raise InputError(
       f'config.prompt.system={reprlib.repr(config.system)}: the model would not see this prompt '
       "because config.prompt.template='plain' drops system messages. Use 'chat' or 'paper'."
     )
+  if _keywords(config.template_kwargs) and config.template != 'chat':
+    raise InputError(
+      f'config.prompt.template_kwargs={config.template_kwargs}: '
+      f'config.prompt.template={config.template!r} passes no keyword arguments. Set '
+      "config.prompt.template='chat'."
+    )
+
+
+def _keywords(text: str) -> dict[str, Any]:
+  """Parse `PromptConfig.template_kwargs`. Raises InputError if it is not a JSON object."""
+
+  def refuse_constant(name: str) -> None:
+    raise ValueError(f'JSON has no {name}')
+
+  try:
+    found = json.loads(text or '{}', parse_constant=refuse_constant)
+    if not isinstance(found, dict):
+      raise ValueError(f'a JSON {type(found).__name__}')
+  except ValueError as error:
+    raise InputError(
+      f'config.prompt.template_kwargs={text}: this is not a JSON object ({error}). Write it like '
+      '{"enable_thinking": false}, with double quotes and lowercase true and false.'
+    ) from error
+  return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +133,8 @@ def render(
 
   'plain': the contents of the user and assistant messages, each followed by a newline.
   System messages are dropped because a base model was never trained to follow them.
-  'chat': the output of transformers' apply_chat_template with a generation prompt.
+  'chat': the output of transformers' apply_chat_template with a generation prompt and the
+  keyword arguments `config.template_kwargs`.
   'paper': first adds a system message that asks for '<think> ... </think>' and \boxed{}, unless
   there is one; then applies the chat template, or, if the checkpoint has none, writes
   lines that begin with the role; then appends '<think>\n', unless the template has done so.
@@ -105,8 +142,8 @@ def render(
   A chat template receives `tools` as JSON schemas, as in transformers. If the template ignores
   them, the system message describes them and asks for calls in Qwen2.5's format.
 
-  Raises InputError if the template fails on these messages, or if there is no chat template but
-  'chat' or `tools` need one.
+  Raises InputError if the template fails on these messages or does not use a keyword argument, or
+  if there is no chat template but 'chat' or `tools` need one.
   """
   template = config.template
   if tools and (template == 'plain' or chat.template is None):
@@ -129,7 +166,7 @@ def render(
         'Neither tokenizer_config.json nor chat_template.jinja in the same folder defines one. '
         "Use 'plain' or 'paper', which do not need a chat template."
       )
-    return _apply_template(chat.template, messages, chat, tools)
+    return _apply_template(chat.template, messages, chat, tools, template_keywords(config, chat))
   if chat.template is None:
     return _role_lines(messages, chat) + THINK
   return _apply_template(chat.template, messages, chat, tools).removesuffix(THINK) + THINK
@@ -148,13 +185,39 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   if chat.template is None:
     return '\n' + _role_lines(messages, dataclasses.replace(chat, begin='')) + thinks
   turn = [Message('user', 'and now?'), Message('assistant', _TURN)]
-  text = _apply_template(chat.template, [*turn, *messages], chat)
+  keywords = template_keywords(config, chat)
+  text = _apply_template(chat.template, [*turn, *messages], chat, keywords=keywords)
   if text.count(_TURN) != 1:
     raise InputError(
       f'the chat template of {chat.source} omits earlier assistant turns, so it cannot be used '
       'for multi-turn episodes. Fix it, or choose another config.prompt.template.'
     )
   return text.partition(_TURN)[2].removesuffix(thinks) + thinks
+
+
+def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
+  """Return the keyword arguments for the chat template.
+
+  Raises InputError if the template does not use one of them, or if it is an argument that every
+  prompt passes, such as `messages`.
+  """
+  keywords, used = _keywords(config.template_kwargs), _variables(chat.template or '')
+  if not keywords or used is None:
+    return keywords
+  passed = {*_PASSED, *chat.special_tokens}
+  usable = ', '.join(sorted(used - passed)) or 'no keyword arguments'
+  for name in keywords:
+    problem = (
+      'every prompt passes this argument already'
+      if name in passed
+      else f'the chat template of {chat.source} does not use it'
+    )
+    if name in passed or name not in used:
+      raise InputError(
+        f'config.prompt.template_kwargs={config.template_kwargs}: {name!r}: {problem}. The '
+        f'template uses {usable}. Remove {name!r}, or use one of these names.'
+      )
+  return keywords
 
 
 def last_user_message(messages: Sequence[Message]) -> str:
@@ -180,7 +243,11 @@ def _role_lines(messages: Sequence[Message], chat: Chat) -> str:
 
 
 def _apply_template(
-  template: str, messages: Sequence[Message], chat: Chat, tools: Sequence[Mapping[str, Any]] = ()
+  template: str,
+  messages: Sequence[Message],
+  chat: Chat,
+  tools: Sequence[Mapping[str, Any]] = (),
+  keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
   try:
     return _compile(template).render(
@@ -189,6 +256,7 @@ def _apply_template(
       tools=list(tools) or None,
       documents=None,
       **chat.special_tokens,
+      **keywords,
     )
   except Exception as error:  # the template is third-party code and can raise anything
     roles = ', '.join(message.role for message in messages)
@@ -209,13 +277,32 @@ def _compile(template: str) -> jinja2.Template:
   return environment.from_string(template)
 
 
-@functools.lru_cache
 def _knows_tools(template: str) -> bool:
   """Return True if the template reads the variable `tools`."""
+  used = _variables(template)
+  return used is None or 'tools' in used
+
+
+@functools.lru_cache
+def _variables(template: str) -> frozenset[str] | None:
+  """Return the names of the variables that a caller may pass to the template.
+
+  Variables that the template sets itself count only if it checks whether they are defined, as in
+  `{% if date is not defined %}`. Returns None if the template's syntax is wrong, which rendering
+  will report.
+  """
+  environment = _environment()
   try:
-    return 'tools' in jinja2.meta.find_undeclared_variables(_environment().parse(template))
+    parsed = environment.parse(template)
   except jinja2.TemplateSyntaxError:
-    return True  # rendering will report what is wrong
+    return None
+  names = jinja2.nodes.Name
+  own = {name.name for name in parsed.find_all(names) if name.ctx != 'load'} - {*_PASSED}
+  for check in parsed.find_all((jinja2.nodes.Test, jinja2.nodes.Filter)):
+    if check.name in ('defined', 'undefined', 'default', 'd') and isinstance(check.node, names):
+      own.discard(check.node.name)
+  used = jinja2.meta.find_undeclared_variables(parsed)
+  return frozenset(used - own - environment.globals.keys() - _FUNCTIONS)
 
 
 def _environment() -> jinja2.Environment:

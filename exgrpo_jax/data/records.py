@@ -418,9 +418,26 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
       "with a role ('system', 'user' or 'assistant') and content."
     )
   return [
-    {'role': turn['role'], 'content': _text(turn.get('content'), 'content', place)}
-    for turn in turns
+    {'role': turn['role'], 'content': content_text(turn.get('content'), place)} for turn in turns
   ]
+
+
+def content_text(content: Any, place: str) -> str:
+  """Return the text of a message's content: text, or a list of parts whose texts are joined.
+
+  Parts look like {'type': 'text', 'text': '...'}. Raises InputError, which names the row `place`
+  and the type, if a part is not text, for example an image.
+  """
+  if not _is_list(content):
+    return _text(content, 'content', place)
+  for part in content:
+    kind = part.get('type') if isinstance(part, Mapping) else type(part).__name__
+    if kind != 'text' or not isinstance(part.get('text'), str):
+      raise InputError(
+        f'{place}: a part of the content has the type {kind!r}: {reprlib.repr(part)}. Only text '
+        "can be read. Remove the part, or use {'type': 'text', 'text': …}."
+      )
+  return _text(''.join(part['text'] for part in content), 'content', place)
 
 
 def _optional(value: Any, name: str, place: str) -> str:

@@ -267,6 +267,8 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
     'prompt': dataclasses.asdict(config.prompt),
     'warm_start': settings,
   }
+  if not config.prompt.template_kwargs:  # older results do not have this setting
+    del found['prompt']['template_kwargs']
   if config.environment.name:
     found['environment'] = [config.environment.name, config.environment.max_turns]
   if config.warm_start.stop_at_pass_rate < 1:  # the check samples these questions

@@ -23,7 +23,7 @@ from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import row_files
+from exgrpo_jax.data import records, row_files
 from exgrpo_jax.data.prompt import THINK, last_user_message
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet, Trajectory, Verdict
@@ -159,6 +159,7 @@ def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str
       turn.get('content') for turn in value if isinstance(turn, dict) and turn.get('role') == role
     ]
     found = contents[-1] if contents else None
+    found = records.content_text(found, place) if isinstance(found, list) else found
   if not isinstance(found, str) or not found.strip():
     raise InputError(
       f'{place}: {name}={reprlib.repr(value)}: no text found. Use text, or chat messages '

@@ -461,8 +461,8 @@ def assemble(
 ) -> Batch:
   """Assemble the step's rows into a batch, group by group, with replayed rows last in their group.
 
-  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask, so the
-  normaliser doesn't change.
+  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask, and so do
+  truncated responses with `objective.mask_truncated`. The number of rows doesn't change.
   """
   step, rewards, rows, trains = trained.plan.step, [], [], []
   members: list[Response | Trajectory] = []
@@ -471,7 +471,8 @@ def assemble(
     own = [*group, replayed] if replayed else group
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
     correctness = replay.group_correctness(rollout.replay_config, judged, replayed)
-    trains += [replay.trains(rollout.replay_config, correctness)] * len(own)
+    is_trained = replay.trains(rollout.replay_config, correctness)
+    trains += [is_trained and not _is_masked(rollout.objective_config, member) for member in own]
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
@@ -513,6 +514,11 @@ def assemble(
     is_carried_BT=is_carried_BT if rollout.config.partial else None,
     routes_BTLC=routes_BTLC,
   )
+
+
+def _is_masked(config: objective.ObjectiveConfig, member: Response | Trajectory) -> bool:
+  """Return True for a truncated response under `mask_truncated`, which stores no such response."""
+  return config.mask_truncated and isinstance(member, Response) and member.truncated
 
 
 def _advantages(

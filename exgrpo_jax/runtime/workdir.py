@@ -124,7 +124,10 @@ _MODEL_NUMBERS = ('query_scale', 'query_beta', 'attention_cap', 'logit_cap')
 _ADDED = {
   'grading': dict(verifier='built_in'),
   'replay': dict(include_trajectory=True, store='successes', max_age=math.inf, age_decay=math.inf),
-  'objective': dict(replay_advantage='group', m2po_threshold=math.inf, balance_coefficient=0.0),
+  'objective': dict(
+    replay_advantage='group', m2po_threshold=math.inf, balance_coefficient=0.0, mask_truncated=False
+  ),
+  'prompt': dict(template_kwargs=''),
   'environment': dict(keep_caches=False),
   'rollout': dict(router_replay=False, drafts='0'),
   'mesh.training': dict(expert=1),

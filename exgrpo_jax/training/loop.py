@@ -135,11 +135,11 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
   """Update the buffer and plan the next step. The host does this while the device trains."""
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
+    graded = experience.replays, experience.responses, experience.verdicts
     if config.objective.baseline == 'history':
       buffer = replay.with_history(buffer, plan, experience.verdicts)
-    buffer = replay.record_step(
-      config.replay, buffer, plan, experience.replays, experience.responses, experience.verdicts
-    )
+    stores_truncated = not config.objective.mask_truncated
+    buffer = replay.record_step(config.replay, buffer, plan, *graded, stores_truncated)
   with run.clock('plan'):
     next_plan = stages.plan_step(
       rollout, buffer, plan.cursor, plan.step + 1, experience.partial_groups

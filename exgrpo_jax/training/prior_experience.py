@@ -55,6 +55,8 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
     proposed, counts = seeding.candidates(
       path, found, data, decoder, limit, parsed.data.on_overlong
     )
+  if parsed.objective.mask_truncated:
+    proposed = _ended(path, proposed, decoder, counts)
   grading = activity.doing(f'grading the experience in {path}')
   with grading, pool.Grader(parsed.grading, parsed.verifier) as grader:
     right = seeding.successes(path, proposed, data, decoder, limit, grader)
@@ -68,6 +70,20 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
     flush=True,
   )
   return right
+
+
+def _ended(
+  path: str, proposed: list[seeding.Candidate], decoder: tokenizer.Tokenizer, counts: dict[str, int]
+) -> list[seeding.Candidate]:
+  """Return the candidates that end with an end token, and count the others in `counts`."""
+  ended = [one for one in proposed if int(one.tokens[-1]) in decoder.eos_ids]
+  counts['truncated'] = len(proposed) - len(ended)
+  if not ended:
+    raise InputError(
+      f'config.objective.mask_truncated=True: no response in {path} ends with an end token, so all '
+      'of them are truncated. Add the end tokens, or set config.objective.mask_truncated=False.'
+    )
+  return ended
 
 
 def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:

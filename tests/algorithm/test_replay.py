@@ -35,7 +35,7 @@ def buffer_of(correctness, started=True):
   return replay.Buffer(entries=entries, started=started)
 
 
-def record(buffer, groups, config=PAPER, step=5):
+def record(buffer, groups, config=PAPER, step=5, **options):
   """The buffer after groups {row: (is_replay, outcomes)}, recorded in epoch 2.
 
   Outcomes are '+' and '-', of responses that all differ, or pairs (Response, Verdict).
@@ -51,7 +51,7 @@ def record(buffer, groups, config=PAPER, step=5):
   questions, prompts = tuple(map(question, groups)), (np.zeros(3, np.int32),) * len(groups)
   is_drawn = tuple(map(bool, replays))
   plan = Plan(step, Cursor(2), buffer.started, questions, prompts, candidates, is_drawn)
-  return replay.record_step(config, buffer, plan, replays, responses, verdicts)
+  return replay.record_step(config, buffer, plan, replays, responses, verdicts, **options)
 
 
 def verdict(sign, reward=None):
@@ -77,6 +77,20 @@ def test_a_success_is_stored_as_it_was_written_and_dates_from_its_first_token():
   assert found == [(3, 1, 1, -3.0), (4, 2, 1, 1.0), (5, 0, 1, 1.0)]
   assert all(one.logp.tolist() == [0, -1] for one in entry.trajectories)
   assert (entry.correctness, entry.prompt_length) == (0.75, 3)  # whatever the rewards
+
+
+@pytest.mark.parametrize('store', ['successes', 'all'])
+def test_truncated_responses_count_but_need_not_be_stored(store):
+  group = [(response(n, 1, truncated=n < 2), verdict(sign)) for n, sign in enumerate('+-+-')]
+  config, groups = changed(store=store), {7: (False, group), 8: (False, group[:2])}
+  every = record(STARTED, groups, config)
+  whole = record(STARTED, groups, config, store_truncated=False)
+  assert [len(found.entries[7].trajectories) for found in (every, whole)] == (
+    [2, 1] if store == 'successes' else [4, 2]
+  )
+  assert stored(whole)[0] == [2, 1]
+  assert whole.entries[7].correctness == every.entries[7].correctness == 0.5
+  assert 8 in every.entries and 8 not in whole.entries  # all that it could store is truncated
 
 
 def test_a_fully_solved_question_is_retired_and_its_trajectories_dropped():

@@ -1,5 +1,6 @@
 """Tests of the prompt templates; chat templates must render as in transformers."""
 
+import importlib.util
 import json
 import pathlib
 import re
@@ -125,6 +126,80 @@ def test_chat_templates_render_as_in_transformers(name, folder):
   changes = {'chat_template': template} if template else {}
   loaded = tokenizer.load(folder(**changes, bos_token='<|endoftext|>'))
   assert loaded.render(messages, CHAT) == expected
+
+
+# The end is that of Qwen3's template.
+THINKING = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+NO_THOUGHT = '<think>\n\n</think>\n\n'
+
+
+def with_keywords(text):
+  return prompt.PromptConfig('chat', template_kwargs=text)
+
+
+def test_a_chat_template_gets_the_keyword_arguments_in_every_turn(folder):
+  loaded = tokenizer.load(folder(chat_template=THINKING))
+  plain = loaded.render(TURNS, CHAT)
+  assert plain.endswith(f'{MORE.content}<|im_end|>\n<|im_start|>assistant\n')
+  for text in ('{}', '{"enable_thinking": true}'):
+    assert loaded.render(TURNS, with_keywords(text)) == plain
+  off = with_keywords('{"enable_thinking": false}')
+  assert loaded.render(TURNS, off) == plain + NO_THOUGHT
+  before, following = loaded.render(TURNS[:2], off), prompt.following([MORE], off, loaded.chat)
+  whole = before.removesuffix(NO_THOUGHT) + ASSISTANT.content + following
+  assert whole == loaded.render(TURNS, off)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('keywords', [{}, {'enable_thinking': True}, {'enable_thinking': False}])
+def test_qwen3_prompts_have_the_tokens_that_transformers_gives_them(keywords, folder):
+  """With the published template, which TRL contains."""
+  transformers = pytest.importorskip('transformers')
+  trl = importlib.util.find_spec('trl')
+  published = trl and trl.origin and pathlib.Path(trl.origin).parent / 'chat_templates/qwen3.jinja'
+  path = folder(chat_template=published.read_text() if published else THINKING)
+  ours, theirs = tokenizer.load(path), transformers.AutoTokenizer.from_pretrained(path)
+  thought = Message('assistant', '<think>\nEasy.\n</think>\n\nYes.')
+  for messages in ([USER], TURNS, [USER, thought, MORE]):
+    expected = theirs.apply_chat_template(
+      [message._asdict() for message in messages],
+      add_generation_prompt=True,
+      return_dict=False,
+      **keywords,
+    )
+    rendered = ours.render(messages, with_keywords(json.dumps(keywords)))
+    assert ours.encode(rendered) == expected
+    assert rendered.endswith(NO_THOUGHT) == (keywords.get('enable_thinking') is False)
+
+
+@pytest.mark.parametrize(
+  ('template', 'name', 'message'),
+  [
+    (THINKING, 'thinking', 'does not use it. The template uses enable_thinking. Remove'),
+    (LLAMA, 'system', 'does not use it. The template uses date. Remove'),  # it sets `system` itself
+    (LLAMA, 'raise_exception', 'does not use it'),
+    (LLAMA, 'messages', 'every prompt passes this argument already. The template uses date.'),
+    (LLAMA, 'bos_token', 'every prompt passes this argument already'),
+    (None, 'system', 'does not use it. The template uses no keyword arguments.'),
+  ],
+)
+def test_a_keyword_argument_that_the_template_does_not_use_is_refused(
+  template, name, message, folder
+):
+  changes = {'chat_template': template} if template else {}
+  loaded = tokenizer.load(folder(**changes, bos_token='<|endoftext|>'))
+  for render in (loaded.render, lambda *args: prompt.following(*args, loaded.chat)):
+    with pytest.raises(InputError, match=rf'template_kwargs=.*: \'{name}\': .*{message}'):
+      render([USER], with_keywords(json.dumps({name: 1})))
 
 
 def test_a_template_file_or_the_default_of_several_templates_is_used(folder):

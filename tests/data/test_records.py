@@ -106,6 +106,34 @@ def test_error_names_the_invalid_line(config, jsonl, line, message):
     questions.load(config, jsonl(GOOD, line))
 
 
+def test_the_parts_of_a_message_are_joined(config, jsonl, parquet):
+  texts = [{'type': 'text', 'text': text} for text in ('What is ', '1+1', '?')]
+  row = {'messages': [{'role': 'user', 'content': texts}], 'answer': '2'}
+  for path in (jsonl(row), parquet(row)):
+    (question,) = questions.load(config, path)
+    assert question.messages == (Message('user', 'What is 1+1?'),)
+
+
+@pytest.mark.parametrize(
+  ('part', 'kind'),
+  [
+    ({'type': 'image', 'image': 'a.png'}, 'image'),
+    ({'type': 'audio', 'text': 'x'}, 'audio'),
+    ({'type': 'text', 'text': None}, 'text'),
+    ({'text': 'x'}, None),
+    ('x', 'str'),
+  ],
+)
+def test_a_part_of_a_message_that_is_not_text_is_refused(config, jsonl, part, kind):
+  parts = [{'type': 'text', 'text': 'See: '}, part]
+  line = {'messages': [{'role': 'user', 'content': parts}], 'answer': '2'}
+  message = (
+    rf'train\.jsonl:1: a part of the content has the type {kind!r}: .* Only text can be read'
+  )
+  with pytest.raises(InputError, match=message):
+    questions.load(config, jsonl(line))
+
+
 def rows_with(answer):
   return [{'question': 'How many?', 'answer': answer}]
 

@@ -330,6 +330,9 @@ def test_a_file_is_made_for_everything_that_shapes_a_prompt(
   for template in ('A {{ messages[0].content }}', 'B {{ messages[0].content }}'):
     beside.write_text(json.dumps({'eos_token': '</s>', 'chat_template': template}))
     makes_a_file(data, tokenizer.load(tmp_path), prompt.PromptConfig('chat', ''))
+  beside.write_text(json.dumps({'eos_token': '</s>', 'chat_template': 'C {{ mode }}'}))
+  for keywords in ('', '{"mode": 1}', '{"mode": 2}'):
+    makes_a_file(data, tokenizer.load(tmp_path), prompt.PromptConfig('chat', '', keywords))
   monkeypatch.setattr(store, '_code', lambda: 'another version')
   makes_a_file(data, opened)
 

@@ -246,6 +246,7 @@ def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, json
   assert after.tokenizer.files == before.tokenizer.files
   origins = [warm_start.origin(one.config, one.model) for one in (before, after)]
   assert origins[0] == origins[1]
+  assert origins[0]['prompt'] == {'template': 'plain', 'system': ''}  # as in earlier versions
   config.warm_start.stop_at_pass_rate = 0.5
   checked = experiment.parse_config(config)
   assert warm_start.origin(checked, after.model)['train'] == config.data.train

@@ -155,6 +155,7 @@ OTHERS = {
     'model.experts_per_token': 2,
     'model.mlp_width': 16,
     'objective.balance_coefficient': 0.01,
+    'objective.mask_truncated': True,
     'logprob_check.every': 1,
   },
   'lora': {

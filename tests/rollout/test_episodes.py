@@ -176,6 +176,17 @@ def test_a_turn_has_its_own_limit(play):
   assert all(turn.written == 2 for one in found for turn in one.turns)
 
 
+def test_an_episode_is_truncated_by_the_token_limit_alone(play):
+  """Not by its last turn's limit, nor if its environment ends it in the last token."""
+  long = '1' * LIMIT + '…'
+  cases = [(dict(max_turns=1, max_turn_tokens=2), False), (dict(max_turns=1), True)]
+  for changes, is_truncated in cases:
+    found, *_ = play(lambda *_: long, **changes)
+    assert {one.truncated for one in found} == {is_truncated}, changes
+  found, *_ = play(lambda *_: long, answer=lambda *_: Observation(done=True))
+  assert not any(one.truncated for one in found)
+
+
 def test_an_episode_ends_where_there_is_no_room_for_another_turn(play):
   def talkative(*_):
     return Observation(as_messages('9' * (LIMIT - 3)))

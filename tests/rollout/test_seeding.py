@@ -171,7 +171,10 @@ def test_text_and_chat_messages_are_read_from_both_formats(jsonl, parquet):
     {'question': ' second ', 'response': ' 2\n', 'correctness': 0.25},
     {'prompt': CHAT, 'target': [{'role': 'assistant', 'content': ' 2\n'}], 'answer': 'unread'},
   ]
-  for path in (jsonl(*rows), parquet(rows[0]), parquet(rows[1])):
+  parts = [{'type': 'text', 'text': text} for text in (' sec', 'ond ')]
+  in_parts = {'prompt': [{'role': 'user', 'content': parts}], 'response': ' 2\n'}
+  paths = jsonl(*rows), parquet(rows[0]), parquet(rows[1]), jsonl(in_parts, name='parts.jsonl')
+  for path in paths:
     for trace in seeding.read(path):
       assert (trace.question, trace.response) == ('second', ' 2\n')
       assert trace.tokens is trace.logp is trace.row is None

@@ -5,19 +5,21 @@ import io
 import json
 import pathlib
 import re
+import shlex
 import types
 
 import jax
 import numpy as np
 import pyarrow as pa
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
 from pyarrow import parquet
 from safetensors.numpy import load_file
 
 from exgrpo_jax.commands import export as command
 from exgrpo_jax.config import overridden
-from exgrpo_jax.data import tokenizer
+from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.huggingface import weights
@@ -151,6 +153,15 @@ def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported
   assert end == start | {'torch_dtype': 'float32'}
   # What training exports at its end is the same.
   assert bytes_of(run / 'export' / 'last') == bytes_of(exported)
+
+
+def test_an_export_says_which_prompt_settings_its_folder_lacks():
+  prompts = prompt.PromptConfig('chat', 'Be brief.', '{"a": "it\'s"}')
+  keywords, system = command._left_out(prompts, epath.Path('/out'))
+  *_, flag, value = shlex.split(keywords)
+  assert (flag, value) == ('--default-chat-template-kwargs', prompts.template_kwargs)
+  assert 'vllm serve /out ' in keywords and system.endswith("this system message: 'Be brief.'")
+  assert command._left_out(prompt.PromptConfig('chat'), epath.Path('/out')) == []
 
 
 def test_training_can_start_from_its_own_export(exported, data, compiled, tmp_path):

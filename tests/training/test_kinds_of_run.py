@@ -167,11 +167,12 @@ def test_what_is_replayed_is_one_of_the_stored_ones_of_its_question(run):
 @every_kind
 def test_what_is_stored_is_what_was_trained(run):
   """The same tokens, values, turns and routes; as old as its first token."""
-  keeps_all = run.experiment.config.replay.store == 'all'
+  config = run.experiment.config
+  keeps_all, masks = config.replay.store == 'all', config.objective.mask_truncated
   written = {
     (question.row, one.tokens.tobytes(), first_step(one, step)): (one, verdict)
     for step, question, one, verdict in judged(run)
-    if verdict.correct or keeps_all
+    if (verdict.correct or keeps_all) and not (masks and one.truncated)
   }
   for step in run.steps.values():
     entries = step.after.entries.items()
@@ -206,13 +207,16 @@ def test_scores_of_what_is_replayed_are_the_current_policys_on_its_own_tokens(ru
 
 @every_kind
 def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
+  config, masked = run.experiment.config, 0
   for number, step in run.steps.items():
     batch, b = step.batch, 0
     for question, prompt, own, verdicts, replayed in groups(step):
       k = sum(verdict.correct for verdict in verdicts) + bool(replayed and replayed.correct)
-      is_trained = run.experiment.config.replay.difficulty == 'all' or k == K / 2
+      has_difficulty = config.replay.difficulty == 'all' or k == K / 2
       for one in [*own, replayed] if replayed else own:
         own_T = kinds.own_tokens(run, question, one)
+        is_masked = config.objective.mask_truncated and one is not replayed and one.truncated
+        is_trained, masked = has_difficulty and not is_masked, masked + is_masked
         place = slice(len(prompt), len(prompt) + len(own_T))
         np.testing.assert_array_equal(batch.tokens_BT[b, : place.start], prompt)
         np.testing.assert_array_equal(batch.tokens_BT[b, place], one.tokens)
@@ -231,7 +235,8 @@ def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
           np.testing.assert_array_equal(batch.routes_BTLC[b, : place.stop], one.routes)
           assert (batch.routes_BTLC[b, place.stop :] == 255).all()
         b += 1
-    assert b == len(batch.advantage_B) == run.experiment.config.rollout.questions * K
+    assert b == len(batch.advantage_B) == config.rollout.questions * K
+  assert (masked > 0) == config.objective.mask_truncated
 
 
 @every_kind
@@ -503,8 +508,9 @@ def test_metrics_say_how_old_the_tokens_are(run):
     assert record['staleness/mean'] == pytest.approx(age.mean())
     assert record['staleness/max'] == age.max()
     assert record['staleness/groups_left'] == len(step.partial_groups)
-    own = np.concatenate([one.own for one in trained_responses(step)])
-    share = (age > 0)[own].mean()
+    masks = run.experiment.config.objective.mask_truncated
+    own = [one.own & (not masks or not one.truncated) for one in trained_responses(step)]
+    share = (age > 0)[np.concatenate(own)].mean()
     assert record.get('staleness/token_share', 0) == pytest.approx(share)
     # Absent in a step that had nothing to decode.
     assert 0 < record.get('rollout/slots_busy', 1) <= 1

@@ -169,6 +169,25 @@ def other_run(recorded, tmp_path):
   return folder, recorded.steps[step].after
 
 
+def test_truncated_responses_are_left_out_if_their_tokens_would_be_masked(recorded, seeded, capsys):
+  rows = rows_without_logprobs()
+  for number, row in enumerate(rows):
+    row['tokens'] = tokens_of(recorded, row.pop('response'))[: -1 if number % 3 else None]
+
+  def load(rows, mask):
+    opened = seeded(rows, objective__mask_truncated=mask)
+    return prior_experience.load(
+      opened, experiment.load_questions(opened, opened.config.data.train)
+    )
+
+  end, whole = recorded.experiment.tokenizer.eos_ids[0], len(rows[::3])
+  assert [one.tokens[-1] for one in load(rows, mask=True)] == [end] * whole
+  assert f'left out: {len(rows) - whole} truncated; kept: {whole} ' in capsys.readouterr().out
+  assert len(load(rows, mask=False)) == len(rows)
+  with pytest.raises(InputError, match=r'mask_truncated=True: no response in .* ends with an end'):
+    load([row for number, row in enumerate(rows) if number % 3], mask=True)
+
+
 def test_another_runs_buffer_is_taken_over_without_what_it_has_retired(seeded, other_run):
   folder, theirs = other_run
   opened = seeded(str(folder))
