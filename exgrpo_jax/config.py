@@ -217,9 +217,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'steps_per_generation gradient_accumulation_steps',
     'actor.ppo_mini_batch_size',
     'optimizer.minibatches',
-    'it counts updates per step: steps_per_generation / gradient_accumulation_steps in TRL',
+    'it counts updates per epoch: steps_per_generation / gradient_accumulation_steps in TRL',
   ),
-  ('num_iterations', 'actor.ppo_epochs', '', 'each batch is used once, as with 1'),
+  ('num_iterations', 'actor.ppo_epochs', 'optimizer.epochs', ''),
   (
     'per_device_train_batch_size',
     'actor.ppo_max_token_len_per_gpu actor.use_dynamic_bsz',

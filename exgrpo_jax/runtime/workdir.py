@@ -127,6 +127,7 @@ _ADDED = {
   'grading': dict(verifier='built_in'),
   'replay': dict(include_trajectory=True, store='successes', max_age=math.inf, age_decay=math.inf),
   'objective': dict(replay_advantage='group', m2po_threshold=math.inf, balance_coefficient=0.0),
+  'optimizer': dict(epochs=1, max_kl=math.inf),
   'environment': dict(keep_caches=False),
   'rollout': dict(router_replay=False, drafts='0'),
   'mesh.training': dict(expert=1),
