@@ -111,7 +111,7 @@ OTHERS = {
     'num_steps': 6,
     'checkpoint.every': 3,
     'optimizer.epochs': 2,
-    'optimizer.max_kl': 0.05,
+    'optimizer.max_kl': 0.03,
     'warm_start.num_updates': 0,
   },
   'rewards': {
