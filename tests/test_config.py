@@ -102,7 +102,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
     ('actor_rollout_ref.rollout.n', r"verl's n is config\.rollout\.group_size here\."),
     ('rollout.val_kwargs.n', r"verl's n is config\.evaluation\.samples here\."),
     ('inner.kl_loss_coef', r"verl's kl_loss_coef is config\.objective\.kl_coefficient here"),
-    ('num_iterations', r"TRL's num_iterations has no setting here; each batch is used once"),
+    ('num_iterations', r"TRL's num_iterations is config\.optimizer\.epochs here\."),
+    ('ppo_epochs', r"verl's ppo_epochs is config\.optimizer\.epochs here\."),
+    ('use_vllm', r"TRL's use_vllm has no setting here; sampling is a separate JAX program"),
   ],
 )
 def test_an_option_of_trl_or_verl_is_answered_with_its_counterpart(key, hint):

@@ -11,12 +11,13 @@ Deliberate departures from the authors' code (numbered as in docs/authors.md):
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from exgrpo_jax.algorithm import losses
 from exgrpo_jax.algorithm.losses import Flag
@@ -190,6 +191,7 @@ def token_loss(
   *,
   clip: Flag,
   is_first: Flag,
+  measures_drift: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Compute the contribution of some tokens to their minibatch's loss and metric sums.
 
@@ -206,6 +208,7 @@ def token_loss(
     config: the loss terms and their coefficients.
     clip: True if fresh ratios are clipped in this step.
     is_first: True in the step's first minibatch.
+    measures_drift: add the sums of `_drift_sums`.
 
   Returns:
     (loss, sums), float32 scalars. Add up the loss over slices, and combine the sums over slices
@@ -231,6 +234,8 @@ def token_loss(
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
   sums = _metric_sums(now_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
+  if measures_drift:
+    sums |= _drift_sums(now_BT, inputs, is_first)
   if config.kl_coefficient > 0:
     gap_BT = _given(inputs.reference_logp_BT) - logp_BT
     kl_BT = losses.k3(jnp.where(inputs.kl_weight_BT > 0, gap_BT, 0.0))
@@ -239,12 +244,13 @@ def token_loss(
   return loss, sums
 
 
-def zero_sums(config: ObjectiveConfig) -> dict[str, jax.Array]:
+def zero_sums(config: ObjectiveConfig, measures_drift: bool = False) -> dict[str, jax.Array]:
   """Return the sums of `token_loss` for no tokens: all 0, including the *_max entries."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
   inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
-  return token_loss(zero, zero, inputs, config, clip=False, is_first=True)[1]
+  flags = {'clip': False, 'is_first': True, 'measures_drift': measures_drift}
+  return token_loss(zero, zero, inputs, config, **flags)[1]
 
 
 def _given(values: Array | None) -> Array:
@@ -293,6 +299,22 @@ def _metric_sums(
   }
 
 
+def _drift_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, jax.Array]:
+  """Sum the ratios and k3 of tokens that this step wrote, to measure the policy's drift since.
+
+  The ratios are per token at any `importance_level`.
+  """
+  log_ratio_BT = logp_BT - fresh_old_logp(logp_BT, inputs, is_first)
+  is_new_BT = inputs.kl_weight_BT > 0
+  # The old policy wrote the tokens, so k3 is unbiased. Unlike exp(x) - 1, expm1 is exact near 0.
+  excess_BT = jnp.where(is_new_BT, jnp.expm1(log_ratio_BT), 0.0)
+  return {
+    'new_ratio': jnp.sum(is_new_BT * (1 + excess_BT)),
+    'new_ratio_max': jnp.max(is_new_BT * (1 + excess_BT)),
+    'approx_kl': jnp.sum(excess_BT - jnp.where(is_new_BT, log_ratio_BT, 0.0)),
+  }
+
+
 # ---- Sums over minibatches ----
 
 
@@ -306,6 +328,20 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
     return values.max(axis=0) if name.endswith('_max') else values.sum(axis=0)
 
   return {name: merged(name) for name in slices[0]}
+
+
+def merge_epochs(by_epoch: Sequence[Mapping[str, ArrayLike]]) -> dict[str, np.ndarray]:
+  """Combine the sums of a step's epochs like `merge_sums`, on the host."""
+  return {
+    name: (np.max if name.endswith('_max') else np.sum)([sums[name] for sums in by_epoch], axis=0)
+    for name in by_epoch[0]
+  }
+
+
+def approx_kl(sums: Mapping[str, Any]) -> Any:
+  """Estimate KL(the step's old policy, the policy that computed the sums), in nats per token."""
+  num_new = sums['fresh_tokens'] - sums['carried_tokens']
+  return sums['approx_kl'] / (num_new + (num_new == 0))
 
 
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
@@ -322,6 +358,10 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     'policy/clip_fraction': sums['clipped'] / fresh,
     'policy/outside_clip_range': sums['outside'] / fresh,
   }
+  if 'approx_kl' in sums:
+    values['policy/ratio_mean'] = sums['new_ratio'] / max(sums['fresh_tokens'] - carried, 1)
+    values['policy/ratio_max'] = sums['new_ratio_max']
+    values['policy/approx_kl'] = approx_kl(sums)
   if 'kl' in sums:
     values['kl'] = sums['kl'] / max(fresh - carried, 1)
   if 'balance' in sums:

@@ -78,6 +78,9 @@ class Microbatch(NamedTuple):
   routes_BTLC: Array | None = None  # `Batch.routes_BTLC`
 
 
+Stack = tuple[int, Microbatch]  # number of microbatches, and their arrays with an axis M in front
+
+
 def trained_shapes(spec: UpdateSpec) -> model.Params:
   """Return the trained parameters' shapes, dtypes and shardings; with LoRA, only the adapters'."""
   return lora.shapes(spec.lora, model.shapes(spec.model, spec.mesh))
@@ -90,26 +93,27 @@ def minibatch_gradient(
   clip: bool,
   is_first: bool,
   initial: model.Params | None = None,
+  stopped: jax.Array | None = None,
+  stacks: Sequence[Stack] | None = None,
 ) -> Accumulator:
   """Compute the gradient of a minibatch's loss and the sums for its metrics.
 
   `batch` has all rows of the minibatch as NumPy arrays. `clip` is True if fresh ratios are clipped
   in this step, `is_first` for the step's first minibatch. `initial` has the run's initial
   parameters. They are needed only for LoRA, as the base of the adapters, and for a KL term, as the
-  reference policy.
+  reference policy. If `stopped` (see `going_on`) is 1, nothing is computed, and the results are 0.
+  `stacks` are the batch's `packed` rows, if known.
 
   Returns (gradient, sums), both still being computed on the device. The gradient is laid out like
   the parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
   """
-  inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
-  _, num_shards = sharding.split(spec.mesh, 'batch')
-  cut = microbatches(spec, batch, inputs, num_shards)
   accumulator = zero_accumulator(spec, params)
   layout = sharding.layout_of(accumulator)
-  for count, stack in stack_by_shape(cut, len(batch.advantage_B)):
+  for count, stack in packed(spec, batch) if stacks is None else stacks:
     place = sharding.named(spec.mesh, (None, 'batch'), stack.tokens_BT.shape[:2])
+    on_device = sharding.put(stack, place)
     added = accumulate(
-      spec, params, accumulator, sharding.put(stack, place), count, clip, is_first, initial
+      spec, params, accumulator, on_device, count, clip, is_first, initial, stopped
     )
     accumulator = sharding.restore_layout(added, layout)
   return accumulator
@@ -118,7 +122,8 @@ def minibatch_gradient(
 @functools.partial(jax.jit, static_argnums=0)
 def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
   """Return the zero gradient and zero sums that `accumulate` starts from."""
-  sums = objective.zero_sums(spec.objective) | mlp.zero_balance_sums(spec.model)
+  sums = objective.zero_sums(spec.objective, spec.optimizer.measures_drift)
+  sums |= mlp.zero_balance_sums(spec.model)
   sums['loss'] = jnp.float32(0)
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
 
@@ -133,8 +138,9 @@ def accumulate(
   clip: bool,
   is_first: bool,
   initial: model.Params | None,
+  stopped: jax.Array | None = None,
 ) -> Accumulator:
-  """Add the gradients and sums of the first `count` microbatches of a stack.
+  """Add the gradients and sums of the first `count` microbatches of a stack, or of none if stopped.
 
   The loop runs inside the program so that the temporary arrays of a pass are allocated only once.
   """
@@ -152,7 +158,11 @@ def accumulate(
         packed.target_BW,
         inputs,
         functools.partial(
-          objective.token_loss, config=spec.objective, clip=clip, is_first=is_first
+          objective.token_loss,
+          config=spec.objective,
+          clip=clip,
+          is_first=is_first,
+          measures_drift=spec.optimizer.measures_drift,
         ),
         temperature=spec.temperature,
         chunk=spec.logit_chunk,
@@ -171,27 +181,60 @@ def accumulate(
       objective.merge_sums([sums_before, sums]),
     )
 
+  if stopped is not None:
+    count = jnp.where(stopped > 0, 0, count)
   return jax.lax.fori_loop(0, count, add, accumulator)
 
 
+def going_on(spec: UpdateSpec) -> jax.Array | None:
+  """Return 0, which a step's updates replace with 1 once `optimizer.max_kl` stops the step.
+
+  The value stays on the device, so the host doesn't wait for it. Without a limit, it is None.
+  """
+  if spec.optimizer.max_kl == float('inf'):
+    return None
+  return sharding.put(np.float32(0), sharding.replicated(spec.mesh))
+
+
 def apply_gradient(
-  spec: UpdateSpec, state: TrainState, gradient: model.Params
+  spec: UpdateSpec,
+  state: TrainState,
+  gradient: model.Params,
+  sums: Sums | None = None,
+  stopped: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Apply one AdamW update, or skip it; see `optimizer.apply_gradient`.
 
-  `state` is donated; use the returned state.
+  `state` is donated; use the returned state. With `stopped` (see `going_on`), the update is also
+  skipped if the KL in the minibatch's `sums` exceeds `optimizer.max_kl`. The returned dict then has
+  'skipped_by_kl', the new value of `stopped`, and 'updates', 0 if nothing was computed.
   """
   layout = sharding.layout_of(state)
-  state, norms = optimizer_step(spec, state, gradient)
+  measured = None if sums is None or stopped is None else (sums, stopped)
+  state, norms = optimizer_step(spec, state, gradient, measured)
+  if measured:
+    here = sharding.replicated(spec.mesh)
+    norms['skipped_by_kl'] = sharding.restore_layout(norms['skipped_by_kl'], here)
   return sharding.restore_layout(state, layout), norms
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def optimizer_step(
-  spec: UpdateSpec, state: TrainState, gradient: model.Params
+  spec: UpdateSpec,
+  state: TrainState,
+  gradient: model.Params,
+  measured: tuple[Sums, jax.Array] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Run `optimizer.apply_gradient` under jit; XLA chooses the layout of the returned state."""
-  return optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
+  updated, norms = optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
+  if measured is None:
+    return updated, norms
+  sums, stopped = measured
+  stops = (stopped > 0) | (objective.approx_kl(sums) > spec.optimizer.max_kl)
+  kept = jax.tree.map(lambda new, old: jnp.where(stops, old, new), updated, state)
+  is_computed = 1 - stopped
+  norms = {name: is_computed * value for name, value in norms.items()}
+  return kept, norms | {'skipped_by_kl': stops.astype(jnp.float32), 'updates': is_computed}
 
 
 def _with_whole_row_inputs(
@@ -244,13 +287,26 @@ def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
 # ---- From rows to microbatches, on the host ----
 
 
-def minibatches(batch: Batch, count: int) -> list[Batch]:
-  """Split a step's rows into `count` equal consecutive parts; groups stay whole."""
-  size = len(batch.advantage_B) // count
-  return [
-    jax.tree.map(lambda x, start=start: x[start : start + size], batch)
-    for start in range(0, count * size, size)
-  ]
+def minibatches(batch: Batch, count: int, order_Q: np.ndarray | None = None) -> Iterator[Batch]:
+  """Split a step's rows into `count` equal parts; groups stay whole.
+
+  The parts are consecutive, or consecutive in the order `order_Q` of the step's Q groups.
+  """
+  row_B = np.arange(len(batch.advantage_B))
+  if order_Q is not None:
+    row_B = row_B.reshape(len(order_Q), -1)[order_Q].reshape(-1)
+  size = len(row_B) // count
+  for start in range(0, count * size, size):
+    part = slice(start, start + size)
+    rows = part if order_Q is None else row_B[part]
+    yield jax.tree.map(lambda x, rows=rows: x[rows], batch)
+
+
+def packed(spec: UpdateSpec, batch: Batch) -> list[Stack]:
+  """Pack a minibatch's rows into microbatches, and stack those of each shape, in NumPy."""
+  inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  return stack_by_shape(microbatches(spec, batch, inputs, num_shards), len(batch.advantage_B))
 
 
 def microbatches(
@@ -291,7 +347,7 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
   )
 
 
-def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
+def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[Stack]:
   """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
   Returns (number of microbatches, stack) for each shape. M is the most microbatches of this shape
@@ -348,22 +404,22 @@ def programs(
 
   `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
   batch with the shapes of every step's batch, but without a token to train on. `minibatch_passes`
-  are each minibatch's passes, to count how often each program runs.
+  are each minibatch's passes, to count how often each program runs in all epochs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
+  epochs, num_updates = spec.optimizer.epochs, spec.optimizer.updates_per_step
   of_zero = spec, state.params
   held = state.params, initial
-  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=num_minibatches)
+  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=num_updates)
   kept = *held, (accumulator := zero.results())
   yield zero
   shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
-  first, sizes = minibatches(nothing, num_minibatches)[0], set[tuple[int, ...]]()
+  first, sizes = next(minibatches(nothing, num_minibatches)), set[tuple[int, ...]]()
+  stopped = None
+  if spec.optimizer.max_kl < float('inf'):
+    stopped = jax.ShapeDtypeStruct((), np.float32, sharding=sharding.replicated(mesh))
   for row in (longest, shortest):
-    batch = one_row(first, *row)
-    inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
-    _, num_shards = sharding.split(mesh, 'batch')
-    cut = microbatches(spec, batch, inputs, num_shards)
-    [(_, stack)] = stack_by_shape(cut, len(batch.advantage_B))
+    [(_, stack)] = packed(spec, one_row(first, *row))
     M, B, T = stack.tokens_BT.shape
     if (B, T) in sizes:
       continue
@@ -372,20 +428,21 @@ def programs(
     shapes = jax.tree.map(
       lambda x, layout=layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), stack
     )
-    args = spec, state.params, accumulator, shapes, 1, False, True, initial
+    args = spec, state.params, accumulator, shapes, 1, False, True, initial, stopped
     counts = [
       sum((one.shape.count, one.shape.length) == (B, T) for one in passes)
       for passes in minibatch_passes
     ]
     runs = sum(count > 0 for count in counts)
     trips = sum(counts) / max(1, runs)
+    runs *= epochs
     yield Program('update', accumulate, args, mesh, (B, T), kept=kept, runs=runs, trips=trips)
-  of_step = spec, state, accumulator[0]
-  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=num_minibatches)
+  of_step = spec, state, accumulator[0], None if stopped is None else (accumulator[1], stopped)
+  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=num_updates)
   yield step
   _, norms = step.results()
-  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * num_minibatches
-  yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=1, kept=kept)
+  sums = [accumulator[1] | {'updates': np.float32(1)} | norms] * num_minibatches
+  yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=epochs, kept=kept)
 
 
 def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> list[packing.Pass]:

@@ -24,7 +24,19 @@ class OptimizerConfig:
   """
 
   minibatches: int = setting(
-    2, '[1, inf)', 'number of updates per step; each uses the same number of whole groups', AUTHORS
+    2, '[1, inf)', 'number of updates per epoch; each uses the same number of whole groups', AUTHORS
+  )
+  epochs: int = setting(
+    1,
+    '[1, inf)',
+    "number of passes over a step's rows; after the first pass, the groups are shuffled",
+    AUTHORS,
+  )
+  max_kl: float = setting(
+    float('inf'),
+    '(0, inf]',
+    "stop a step's updates once KL(old policy, policy), in nats per token, exceeds this value; it "
+    "is estimated with k3 from the next minibatch's fresh tokens; inf turns this off",
   )
   learning_rate: float = setting(1e-6, '[0, inf)', 'the peak learning rate', PAPER)
   schedule: str = setting(
@@ -59,6 +71,16 @@ class OptimizerConfig:
     'updates whose gradient has a larger global norm are skipped and counted',
     f'{AUTHORS}, 500 / 64',
   )
+
+  @property
+  def updates_per_step(self) -> int:
+    """Return the number of updates in a step that `max_kl` does not stop."""
+    return self.epochs * self.minibatches
+
+  @property
+  def measures_drift(self) -> bool:
+    """Return True if updates measure how far the policy has moved since the step began."""
+    return self.epochs > 1 or self.max_kl < float('inf')
 
 
 @jax.tree_util.register_dataclass

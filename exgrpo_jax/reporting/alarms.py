@@ -190,7 +190,7 @@ def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
   """Return why the run must stop after the last of these steps, or '' if it can continue."""
   last = recent[-1]
   if not math.isfinite(last['entropy']):
-    if last['step'] == 1 and last['optimizer/skipped'] == config.minibatches:
+    if last['step'] == 1 and last['optimizer/skipped'] == config.updates_per_step:
       return (
         'the initial policy does not produce finite probabilities, so its weights must be '
         'damaged. Replace config.model.path or the warm start.'
@@ -198,7 +198,7 @@ def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
     names = ('entropy', 'loss', 'gradient_norm')
     measured = ', '.join(f'{name.replace("_", " ")} {last[name]:g}' for name in names)
     return f'{measured}: {no_probabilities(config)}'
-  window, updates = recent[-BREAKDOWN_WINDOW:], BREAKDOWN_WINDOW * config.minibatches
+  window, updates = recent[-BREAKDOWN_WINDOW:], BREAKDOWN_WINDOW * config.updates_per_step
   skipped = sum(record.get('optimizer/skipped', 0) for record in window)
   if len(window) < BREAKDOWN_WINDOW or skipped <= MAX_SKIPPED * updates:
     return ''

@@ -241,19 +241,27 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
 
 
 OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # all possible results of grading a response
+_PER_EPOCH = 'policy/', 'replay/ratio'  # prefixes of metrics that several epochs also have singly
 _PER_UPDATE = ('loss', 'gradient_norm', 'learning_rate')  # means over the step's updates
 
 
 def measure_step(
-  experience: Experience, after: Bucketed, rows: Rows, sums: Mapping[str, ArrayLike]
+  experience: Experience, after: Bucketed, rows: Rows, sums: Sequence[Mapping[str, ArrayLike]]
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  `after` is the buffer after the step, `rows` are the step's records, and `sums` are the update's
-  sums, as returned by the loop's `learn`, copied to the host.
+  `after` is the buffer after the step, `rows` are the step's records, and `sums` are the sums of
+  each epoch, as returned by the loop's `learn`, copied to the host. With several epochs, names of
+  metrics that end in '/epoch_1', … are for one epoch; epochs that `max_kl` skipped have none.
   """
-  arrays = {name: np.asarray(value) for name, value in sums.items()}
-  totals = {name: float(array) for name, array in arrays.items() if not array.ndim}
+  arrays = objective.merge_epochs(sums)
+  totals = _scalars(arrays)
+  by_epoch = {
+    f'{name}/epoch_{number}': value
+    for number, of_epoch in enumerate(sums, 1)
+    for name, value in objective.loss_metrics(_scalars(of_epoch)).items()
+    if len(sums) > 1 and of_epoch['updates'] and name.startswith(_PER_EPOCH)
+  }
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
   return {
     **experience.sampling,
@@ -263,10 +271,16 @@ def measure_step(
     **record_metrics(rows, num_rollouts),
     **buffer_metrics(after, num_rollouts),
     **objective.loss_metrics(totals),
+    **by_epoch,
     **(objective.expert_metrics(arrays['choices_LE']) if 'choices_LE' in arrays else {}),
     **{name: totals[name] / totals['updates'] for name in _PER_UPDATE},
     'optimizer/skipped': totals['skipped'],
+    **({'optimizer/skipped_by_kl': totals['skipped_by_kl']} if 'skipped_by_kl' in totals else {}),
   }
+
+
+def _scalars(sums: Mapping[str, ArrayLike]) -> dict[str, float]:
+  return {name: float(value) for name, value in sums.items() if not np.ndim(value)}
 
 
 def rollout_metrics(experience: Experience) -> dict[str, float]:

@@ -35,6 +35,7 @@ class Purpose(enum.IntEnum):
   TRAINED_ORDER = 15  # order of a step's trained groups if it carries over others; by step
   ENVIRONMENT = 16  # seeds of episodes; by purpose, step, question and sample
   DEMONSTRATION = 17  # episodes to warm-start on; by question row
+  EPOCH_ORDER = 18  # order of a step's groups after the first epoch; by step and epoch
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,9 +17,10 @@ from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, messages, metrics, step_rows
 from exgrpo_jax.rollout import stages
-from exgrpo_jax.runtime import activity, preemption
+from exgrpo_jax.runtime import activity, preemption, randomness
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
+from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training import export
 from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
 
@@ -108,27 +109,36 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 @activity.doing('learn')
 def learn(
   run: Run, state: TrainState, experience: Experience
-) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Make one pass over the step's rows: one optimiser update per minibatch of whole groups.
+) -> tuple[TrainState, list[dict[str, jax.Array]]]:
+  """Pass over the step's rows `epochs` times: one optimiser update per minibatch of whole groups.
 
-  `state` is donated; use the returned state. Also returns sums as float32 scalars on the device,
-  without waiting for them: the sums of `objective.token_loss`, 'loss', 'gradient_norm',
-  'learning_rate', 'skipped' and 'updates'.
+  After the first epoch, the groups are shuffled. `state` is donated; use the returned state. Also
+  returns each epoch's sums as float32 scalars on the device, without waiting for them: the sums of
+  `objective.token_loss`, 'loss', 'gradient_norm', 'learning_rate', 'skipped' and 'updates', and
+  with `max_kl` 'skipped_by_kl'.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
-  all_sums = []
-  minibatches = gradients.minibatches(experience.batch, config.optimizer.minibatches)
-  for index, minibatch in enumerate(minibatches):
-    gradient, sums = gradients.minibatch_gradient(
-      run.update, state.params, minibatch, clip, index == 0, run.initial
-    )
-    state, norms = gradients.apply_gradient(run.update, state, gradient)
-    del gradient  # free its memory for the next one
-    all_sums.append(sums | norms | {'updates': np.float32(1)})
-  sums = objective.merge_sums(all_sums)
-  run.clock.dispatched(sums)
-  return state, sums
+  batch, count = experience.batch, config.optimizer.minibatches
+  by_epoch, order_Q, stacks, stopped = [], None, None, gradients.going_on(run.update)
+  for epoch in range(config.optimizer.epochs):
+    if epoch and count > 1:
+      rng = randomness.generator(config.seed, Purpose.EPOCH_ORDER, experience.plan.step, epoch)
+      order_Q = rng.permutation(config.rollout.questions)
+    all_sums = []
+    for index, minibatch in enumerate(gradients.minibatches(batch, count, order_Q)):
+      if stacks is None or count > 1:  # otherwise each epoch has the same minibatch
+        stacks = gradients.packed(run.update, minibatch)
+      gradient, sums = gradients.minibatch_gradient(
+        run.update, state.params, minibatch, clip, epoch == index == 0, run.initial, stopped, stacks
+      )
+      state, norms = gradients.apply_gradient(run.update, state, gradient, sums, stopped)
+      del gradient  # free its memory for the next one
+      stopped = norms.get('skipped_by_kl')
+      all_sums.append(sums | {'updates': np.float32(1)} | norms)
+    by_epoch.append(objective.merge_sums(all_sums))
+  run.clock.dispatched(by_epoch)
+  return state, by_epoch
 
 
 def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[replay.Buffer, Plan]:
@@ -160,7 +170,7 @@ def report(
   state: TrainState,
   buffer: replay.Buffer,
   experience: Experience,
-  sums: Mapping[str, jax.Array],
+  sums: Sequence[Mapping[str, jax.Array]],
   added: Mapping[str, float],
 ) -> dict[str, float]:
   """Wait for the update, then warn, evaluate, and write the step's records, metrics and samples.

@@ -127,6 +127,13 @@ def test_the_update_takes_its_passes_and_one_start_for_each_stack(whole):
   # Short ones: rows of 3 tokens fit sequences of 5.
   assert part(whole, 'update', work).detail.count(' tokens') == 2
   assert part(whole, 'optimizer').seconds == pytest.approx(2 * 7)
+  # Each epoch does the same again.
+  spec = dataclasses.replace(
+    whole.spec, optimizer=dataclasses.replace(whole.spec.optimizer, epochs=3)
+  )
+  thrice = dataclasses.replace(whole, spec=spec)
+  assert part(thrice, 'update').seconds == pytest.approx(3 * 2 * (3 + 2 * 4))
+  assert part(thrice, 'optimizer').seconds == pytest.approx(3 * 2 * 7)
 
 
 def test_scoring_takes_its_passes(whole):
@@ -231,6 +238,8 @@ EPISODES = {
   'warm_start.num_updates': 0,
 }
 
+EPOCHS = {'optimizer.epochs': 2, 'optimizer.max_kl': 0.01}
+
 DRAFTS = {'rollout.drafts': 'auto'}  # none in 24 slots, some once these close up
 
 EXPERTS = {
@@ -250,7 +259,9 @@ def counts(output, pattern):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-  'kind', [{}, EPISODES, EXPERTS, DRAFTS], ids=['turn', 'turns', 'experts', 'drafts']
+  'kind',
+  [{}, EPISODES, EXPERTS, DRAFTS, EPOCHS],
+  ids=['turn', 'turns', 'experts', 'drafts', 'epochs'],
 )
 def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_step(
   kind, data, tmp_path

@@ -83,6 +83,7 @@ def test_trl_grpo_has_the_defaults_of_trl():
     'num_generations': rollout.group_size,
     'per_device_train_batch_size': rollout.questions * rollout.group_size,
     'gradient_accumulation_steps': update.minibatches,
+    'num_iterations': update.epochs,
     'max_completion_length': rollout.max_response,
     'temperature': rollout.temperature,
     'learning_rate': update.learning_rate,
@@ -105,7 +106,6 @@ def test_trl_grpo_has_the_defaults_of_trl():
   named = {
     'loss_type': 'dapo',
     'scale_rewards': 'group',
-    'num_iterations': 1,
     'eval_strategy': 'no',
   }
   named |= {'steps_per_generation': None, 'epsilon_high': None, 'delta': None}

@@ -123,6 +123,13 @@ SWITCHES = {
 }
 OTHERS = {
   'plain': {},  # the recorded run of conftest.py
+  'epochs': {
+    'num_steps': 6,
+    'checkpoint.every': 3,
+    'optimizer.epochs': 2,
+    'optimizer.max_kl': 0.03,
+    'warm_start.num_updates': 0,
+  },
   'rewards': {
     'num_steps': 5,
     'warm_start.num_updates': 0,

@@ -186,7 +186,7 @@ def _listen(patch, steps):
     step.trained, step.responses, step.verdicts, step.partial_groups = result
 
   def note_update(args, result):
-    _, params, batch, clip, is_first, _ = args
+    _, params, batch, clip, is_first, *_ = args
     latest = max(number for number, step in steps.items() if step.batch is not None)
     sums = {name: np.asarray(value).tolist() for name, value in result[1].items()}
     update = Update(jax.tree.map(np.array, params), batch, clip, is_first, sums)

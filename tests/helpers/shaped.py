@@ -15,3 +15,8 @@ def of_question(question, messages, tokens, truncated, max_response):
     int(asked.split('+')[0]) + sum(ids) / 1000 + is_cut / limit
     for asked, ids, is_cut, limit in numbers
   ]
+
+
+def of_first_token(tokens):
+  """Five rewards, so far apart that what is added to their deviation makes no difference."""
+  return 1000 * (tokens[0] % 5)

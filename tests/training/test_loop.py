@@ -147,7 +147,7 @@ def learn(opened, params, batch):
     clock=Clock(),
   )
   before_replay = types.SimpleNamespace(replay_started=False)  # so fresh ratios are clipped
-  state, sums = loop.learn(run, state, types.SimpleNamespace(plan=before_replay, batch=batch))
+  state, (sums,) = loop.learn(run, state, types.SimpleNamespace(plan=before_replay, batch=batch))
   change = jax.tree.map(
     lambda new, old: (np.asarray(new, np.float64) - old) / SCALE, state.params, params
   )

@@ -107,6 +107,8 @@ _PASSED = {'pass_rate/fresh': 'fresh questions', 'pass_rate/replay': 'replayed q
 _CARRIED = {'staleness/ratio_mean': 'mean', 'staleness/ratio_max': 'max'}
 _BUFFER = {'buffer/questions': 'in the buffer', 'buffer/retired': 'retired'}
 _REPLAYED = {'replay/ratio_mean': 'mean', 'replay/ratio_max': 'max'}
+_SKIPPED = {'optimizer/skipped': 'gradient too large', 'optimizer/skipped_by_kl': 'max_kl exceeded'}
+_FRESH = {'policy/ratio_mean': 'mean', 'policy/ratio_max': 'max'}
 _SIZE = {'replay/effective_sample_size': 'effective sample size'}
 # Part of the overview -> its panels: title, unit, {metric: label}, options for `lines`.
 _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]] = {
@@ -117,7 +119,9 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
   'signal': (
     ('Groups that teach nothing', 'share of groups', _SOLVED, _SHARE),
     ('Clipped tokens', 'share of fresh tokens', {'policy/clip_fraction': 'clipped'}, _SHARE),
-    ('Skipped updates', 'updates of a step', {'optimizer/skipped': 'skipped'}, _RAW),
+    ('Importance ratio of fresh tokens', 'ratio, log scale', _FRESH, _LOG),
+    ('KL from the old policy', 'nats per token, log scale', {'policy/approx_kl': 'mean'}, _LOG),
+    ('Skipped updates', 'updates of a step', _SKIPPED, _RAW),
     ('Learning rate', 'mean over updates', {'learning_rate': 'learning rate'}, _RAW),
   ),
   'training': (
@@ -195,10 +199,17 @@ def buckets(run: Run) -> list[Panel]:
 
 
 def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str, Any]]]) -> list:
-  made = []
+  made, names = [], {name for record in run for name in record}
   for title, unit, labels, options in rows:
+    epochs = {  # of metrics that several epochs also have singly
+      name: f'{label}, {name.rpartition("/")[2].replace("_", " ")}'
+      for whole, label in labels.items()
+      for name in sorted(names)
+      if name.startswith(f'{whole}/epoch_')
+    }
     found = {
-      label: _points(run, [name], options.get('log', False)) for name, label in labels.items()
+      label: _points(run, [name], options.get('log', False))
+      for name, label in (labels | epochs).items()
     }
     shown = [Line(label, steps, values) for label, (steps, values) in found.items() if steps]
     if shown and (title not in _ABSENT_AT_ZERO or any(any(line.values) for line in shown)):

@@ -73,6 +73,15 @@ def test_a_line_connects_the_records_that_have_its_metric():
   assert line['band'] == {'steps': [4], 'low': [0.3], 'high': [0.5]}
 
 
+def test_several_epochs_have_a_line_each():
+  name = 'policy/clip_fraction'
+  run = [
+    {'step': step, name: 0.2, f'{name}/epoch_1': 0.1, f'{name}/epoch_2': 0.3} for step in (1, 2)
+  ]
+  labels = [line['label'] for line in panels_of(run)['Clipped tokens']['lines']]
+  assert labels == ['clipped', 'clipped, epoch 1', 'clipped, epoch 2']
+
+
 def test_a_logarithmic_panel_leaves_out_values_that_are_not_positive_and_finite():
   values = [1.0, 0.0, math.inf, math.nan, 2.0]
   run = [{'step': step, 'gradient_norm': value} for step, value in enumerate(values)]
