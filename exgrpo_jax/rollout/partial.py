@@ -104,9 +104,11 @@ def ready(
   """
   groups = [group for group in range(len(responses)) if group not in dropped]
   begun = [min(one.first_step(step) for one in responses[group]) for group in groups]
-  extra = dropped[:fillers]  # counted as the youngest, so that they come last
-  groups, begun = [*groups, *extra], [*begun, *[step] * len(extra)]
   complete = [are_complete(responses[group]) for group in groups]
+  # No more than are missing, because the others are not in flight. The youngest are chosen last.
+  extra = dropped[: max(0, min(fillers, config.questions - sum(complete)))]
+  groups, begun = [*groups, *extra], [*begun, *[step] * len(extra)]
+  complete += [True] * len(extra)
   chosen = trained(begun, complete, step, config.questions, config.max_staleness)
   return None if chosen is None else [groups[place] for place in chosen]
 

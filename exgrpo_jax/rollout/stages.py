@@ -180,6 +180,7 @@ def generate(
     for sample, response in enumerate(own)
     if not response.is_complete
   ]
+  assert places, 'a step must be able to train or to go on'
   drawn = partial.drawn_in(plan)
   requests = [
     Request(
