@@ -272,7 +272,11 @@ class Plan:
   # `replay.include_trajectory` is off.
   candidates: tuple[tuple[Trajectory, ...], ...]
   is_drawn: tuple[bool, ...]  # for each of the Q questions, True if it comes from the buffer
-  partial_groups: tuple[PartialGroup, ...] = ()  # the first groups, as the previous step left them
+  # The first groups, as the previous step left them or, with dynamic sampling, as the step's
+  # previous round did.
+  partial_groups: tuple[PartialGroup, ...] = ()
+  # Of the buffer, see `Buffer`; dynamic sampling draws more questions within the step.
+  retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)
   # The part of `Buffer.history` for these questions, by question row.
   history: Mapping[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
@@ -288,12 +292,16 @@ class Plan:
 
 
 class GradedGroups(NamedTuple):
-  """The groups that a step trains on, with fresh responses and their verdicts."""
+  """The groups that a step trains on, with fresh responses and their verdicts.
+
+  The last `num_dropped` groups are not trained: see rollout/dynamic.py.
+  """
 
   plan: Plan  # the plan for these groups
   responses: Sequence[Sequence[Response]]  # by group: K, or K - 1 with a stored success
   verdicts: Sequence[Sequence[Verdict]]  # for the responses, in the same order
   partial_groups: tuple[PartialGroup, ...] = ()  # the other groups in flight
+  num_dropped: int = 0
 
 
 @jax.tree_util.register_dataclass
@@ -323,7 +331,10 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-  """The data of one step: groups in the plan's order, and batch rows group by group."""
+  """The data of one step: groups in the plan's order, and batch rows group by group.
+
+  The batch has no rows of the last `num_dropped` groups, which dynamic sampling drops.
+  """
 
   plan: Plan
   responses: Sequence[Sequence[Response]]  # see GradedGroups
@@ -334,3 +345,9 @@ class Experience:
   batch: Batch
   sampling: Mapping[str, float]  # metrics of the generation
   mismatch: Mapping[str, float]  # metrics of the sampler-trainer mismatch; empty if not compared
+  num_dropped: int = 0
+
+  @property
+  def num_trained(self) -> int:
+    """Count the groups that the step trains on."""
+    return len(self.plan.questions) - self.num_dropped

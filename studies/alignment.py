@@ -84,7 +84,9 @@ class Alignment:
       run.experiment,
       data,
       Purpose.ALIGNMENT,
-      rollout=dataclasses.replace(config.rollout, group_size=self.samples, partial=False),
+      rollout=dataclasses.replace(
+        config.rollout, group_size=self.samples, partial=False, dynamic_sampling=1.0
+      ),
       # Held-out questions of any difficulty count.
       replay=dataclasses.replace(config.replay, difficulty='all'),
     )

@@ -36,6 +36,12 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSet
       f'{data.spec} has only {counted(size, "question")}, and a question cannot be in flight '
       'twice. Set config.rollout.max_groups_in_flight to at most the number of questions.'
     )
+  if size < (at_once := parsed.rollout.questions_at_once):
+    raise InputError(
+      f'config.rollout.dynamic_sampling={parsed.rollout.dynamic_sampling}: a step may ask up to '
+      f'{counted(at_once, "question")}, but {data.spec} has only {counted(size, "question")}, and '
+      'a step cannot ask a question twice. Lower the value, or add questions.'
+    )
   if parsed.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)
   ):

@@ -260,6 +260,12 @@ def parse_config(values: ConfigDict) -> RunConfig:
       "config.grading.rewards=('correctness',), config.grading.weights=() and "
       "config.environment.name='', or choose another baseline."
     )
+  if parsed.objective.baseline == 'history' and parsed.rollout.is_dynamic:
+    raise InputError(
+      f'config.rollout.dynamic_sampling={parsed.rollout.dynamic_sampling}: dynamic sampling drops '
+      "groups with equal rewards, but with config.objective.baseline='history' such groups have a "
+      'gradient. Set config.rollout.dynamic_sampling=1, or choose another baseline.'
+    )
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
   _check_environment(parsed)
   if parsed.export.best and not parsed.data.validation:

@@ -85,13 +85,17 @@ def _responses(tokenizer: Tokenizer, experience: Experience) -> Iterator[_Row]:
     samples = len(members)  # K in every group
     for sample, member in enumerate(members):
       row = group * samples + sample
+      # Dropped groups have no rows in the batch.
+      is_trained = group < experience.num_trained
       yield {
         'step': plan.step,
         'question': question.row,
         'group': group,
         'sample': sample,
-        'advantage': float(batch.advantage_B[row]),
-        'policy_step': int(batch.policy_step_B[row]),
+        'advantage': float(batch.advantage_B[row]) if is_trained else 0.0,
+        'policy_step': int(batch.policy_step_B[row])
+        if is_trained
+        else responses[sample].first_step(plan.step),
         **member,
       }
 
@@ -262,10 +266,11 @@ def measure_step(
     for name, value in objective.loss_metrics(_scalars(of_epoch)).items()
     if len(sums) > 1 and of_epoch['updates'] and name.startswith(_PER_EPOCH)
   }
-  num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
+  Q = experience.num_trained
+  num_rollouts = len(experience.batch.advantage_B) // Q
   return {
     **experience.sampling,
-    **partial.metrics(experience.plan.step, experience.responses, experience.partial_groups),
+    **partial.metrics(experience.plan.step, experience.responses[:Q], experience.partial_groups),
     **experience.mismatch,
     **rollout_metrics(experience),
     **record_metrics(rows, num_rollouts),
@@ -289,7 +294,8 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
   'reward_std' is over all fresh responses. 'reward_std_within' is the mean over groups of the
   within-group standard deviation, including the replayed reward, because advantages include it.
   'groups/zero_advantage' is the share of groups whose rewards, including the replayed one, are
-  equal in float32 and give advantages of 0: they give no learning signal. 'rewards/…' are the
+  equal in float32 and give advantages of 0: they give no learning signal. These two metrics leave
+  out the groups that dynamic sampling drops. 'rewards/…' are the
   means of the unweighted reward components over the responses that have them. 'grading/…' are the
   shares of the outcomes. Timeouts depend on the clock, so runs with the same seed may differ here.
   Lengths are in tokens, ages in steps.
@@ -300,7 +306,7 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
   lengths = [response.num_own for response in responses]
   rewards = [
     [verdict.reward for verdict in group] + ([replayed.reward] if replayed else [])
-    for group, replayed in zip(verdicts, replays)
+    for group, replayed in zip(verdicts[: experience.num_trained], replays)
   ]
   fresh_rewards = [verdict.reward for verdict in fresh]
   advantage_QK = np.reshape(experience.batch.advantage_B, (len(rewards), -1))

@@ -7,10 +7,12 @@ its responses are complete, at most `max_age` steps after the step that wrote it
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.algorithm import replay
+from exgrpo_jax.algorithm.replay import Buffer, ReplayConfig
 from exgrpo_jax.datatypes import (
   GradedGroups,
   PartialGroup,
@@ -88,24 +90,79 @@ def trained(
 
 
 def ready(
-  config: RolloutConfig, responses: Sequence[Sequence[Response]], step: int
+  config: RolloutConfig,
+  responses: Sequence[Sequence[Response]],
+  step: int,
+  dropped: Sequence[int] = (),
+  fillers: int = 0,
 ) -> list[int] | None:
-  """Choose the groups to train from their responses; see `trained`."""
-  begun = [min(one.first_step(step) for one in own) for own in responses]
-  complete = [all(one.is_complete for one in own) for own in responses]
-  return trained(begun, complete, step, config.questions, config.max_staleness)
+  """Choose the groups to train from their responses; see `trained`.
+
+  The groups `dropped` are never chosen, except the first `fillers` if too few others are complete.
+  """
+  groups = [group for group in range(len(responses)) if group not in dropped]
+  begun = [min(one.first_step(step) for one in responses[group]) for group in groups]
+  complete = [are_complete(responses[group]) for group in groups]
+  # No more than are missing, because the others are not in flight. The youngest are chosen last.
+  extra = dropped[: max(0, min(fillers, config.questions - sum(complete)))]
+  groups, begun = [*groups, *extra], [*begun, *[step] * len(extra)]
+  complete += [True] * len(extra)
+  chosen = trained(begun, complete, step, config.questions, config.max_staleness)
+  return None if chosen is None else [groups[place] for place in chosen]
+
+
+def are_complete(responses: Sequence[Response]) -> bool:
+  """Return True if all of a group's responses are complete."""
+  return all(one.is_complete for one in responses)
+
+
+def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
+  """Return True if a finished fresh group gives a gradient.
+
+  Its rewards differ in float32, and `replay.difficulty` does not mask it.
+
+  >>> right, wrong = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
+  >>> [is_informative(ReplayConfig(), group) for group in ([right, right], [right, wrong])]
+  [False, True]
+  """
+  correctness = replay.group_correctness(config, verdicts, None)
+  rewards = {np.float32(verdict.reward) for verdict in verdicts}
+  return len(rewards) > 1 and replay.trains(config, correctness)
+
+
+def dropped(config: ReplayConfig, graded: GradedGroups) -> list[int]:
+  """Return the finished fresh groups that are not informative."""
+  groups = zip(graded.plan.is_drawn, graded.responses, graded.verdicts, strict=True)
+  return [
+    group
+    for group, (is_drawn, responses, verdicts) in enumerate(groups)
+    if not is_drawn and are_complete(responses) and not is_informative(config, verdicts)
+  ]
+
+
+class Round(NamedTuple):
+  """The aim of a round of dynamic sampling (dynamic.py)."""
+
+  draw: int = 0  # questions to draw first
+  finish: int = 0  # groups to finish
+  dropped: Sequence[int] = ()  # the groups that earlier rounds dropped
+  fillers: int = 0  # how many of them will be trained, if all others turn out to be informative
+
+
+WHOLE_STEP = Round()
 
 
 def continued(config: RolloutConfig, before: Response, now: Response, step: int) -> Response:
   """Return `now` with a span for the tokens that `step` added to `before`.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
-  Returns `now` itself without partial rollouts.
+  Returns `now` itself if no step leaves groups for the next one.
   """
-  if not config.partial:
+  if not config.keeps_groups:
     return now
-  written = len(now.tokens) - len(before.tokens)
-  spans = (*before.spans, Span(step, written)) if written else before.spans
+  written = len(now.tokens) - before.tokens_before(step)
+  earlier = (span for span in before.spans if span.step < step)
+  spans = (*earlier, Span(step, written)) if written else before.spans
   return dataclasses.replace(now, tis_weight=before.tis_weight, spans=spans)
 
 
@@ -118,27 +175,40 @@ def verdicts(plan: Plan) -> dict[tuple[int, int], Verdict]:
   return found
 
 
-def split(config: RolloutConfig, graded: GradedGroups, seed: int) -> GradedGroups:
-  """Return the groups for training in shuffled order, and leave the rest for the next step."""
-  if not config.partial:
-    return graded
-  plan, responses, verdicts, _ = graded
-  chosen = ready(config, responses, plan.step)
-  assert chosen is not None, 'generate must not return before the step can train'
-  rng = randomness.generator(seed, Purpose.TRAINED_ORDER, plan.step)
-  order = rng.permutation(chosen).tolist()
-  drawn = drawn_in(plan)
-  left = tuple(
+def in_flight(graded: GradedGroups, groups: Sequence[int]) -> tuple[PartialGroup, ...]:
+  """Return some of the groups as the next step or round continues them."""
+  plan, drawn = graded.plan, drawn_in(graded.plan)
+  return tuple(
     PartialGroup(
       question_row=plan.questions[group].row,
       drawn=drawn[group],
       is_drawn=plan.is_drawn[group],
-      responses=tuple(responses[group]),
-      verdicts=tuple(verdicts[group]),
+      responses=tuple(graded.responses[group]),
+      verdicts=tuple(graded.verdicts[group]),
     )
-    for group in range(len(plan.questions))
-    if group not in order
+    for group in groups
   )
+
+
+def split(
+  config: RolloutConfig, graded: GradedGroups, seed: int, dropped: Sequence[int] = ()
+) -> GradedGroups:
+  """Return the groups for training in shuffled order, and leave the rest for the next step.
+
+  The groups `dropped`, except those that fill the step, come after the groups for training.
+  """
+  if not config.keeps_groups:
+    return graded
+  plan, responses, verdicts = graded.plan, graded.responses, graded.verdicts
+  chosen = ready(config, responses, plan.step, dropped)
+  if chosen is None:
+    chosen = ready(config, responses, plan.step, dropped, len(dropped))
+  assert chosen is not None, 'generate must not return before the step can train'
+  rng = randomness.generator(seed, Purpose.TRAINED_ORDER, plan.step)
+  order = rng.permutation(chosen).tolist()
+  untrained = [group for group in dropped if group not in order]
+  order += untrained
+  left = [group for group in range(len(plan.questions)) if group not in order]
   trained = dataclasses.replace(
     plan,
     questions=tuple(plan.questions[group] for group in order),
@@ -148,7 +218,7 @@ def split(config: RolloutConfig, graded: GradedGroups, seed: int) -> GradedGroup
     partial_groups=(),
   )
   own = [responses[group] for group in order], [verdicts[group] for group in order]
-  return GradedGroups(trained, *own, left)
+  return GradedGroups(trained, *own, in_flight(graded, left), len(untrained))
 
 
 def metrics(

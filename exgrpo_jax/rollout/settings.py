@@ -63,6 +63,12 @@ class RolloutConfig:
     "partial rollouts: maximum staleness, in steps from a group's first token to the step that "
     'trains it; a step waits for groups that would be too old in the next step',
   )
+  dynamic_sampling: float = setting(
+    1.0,
+    '[1, inf)',
+    'dynamic sampling (DAPO): a step draws questions until enough fresh groups have different '
+    'rewards, and at most this many times the fresh questions that it trains; 1 turns it off',
+  )
   router_replay: bool = setting(
     False,
     None,
@@ -95,6 +101,22 @@ class RolloutConfig:
       return self.questions
     enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)
     return self.max_groups_in_flight or min(enough, self.questions * (self.max_staleness + 1))
+
+  @property
+  def is_dynamic(self) -> bool:
+    """Return True with dynamic sampling."""
+    return self.dynamic_sampling > 1
+
+  @property
+  def keeps_groups(self) -> bool:
+    """Return True if a step may leave groups for the next one."""
+    return self.partial or self.is_dynamic
+
+  @property
+  def questions_at_once(self) -> int:
+    """Return the maximum number of distinct questions that a step works on."""
+    drawn_later = math.floor(self.dynamic_sampling * self.questions) if self.is_dynamic else 0
+    return self.groups_in_flight + drawn_later
 
   @property
   def longest_row(self) -> int:

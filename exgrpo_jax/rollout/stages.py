@@ -30,6 +30,7 @@ Defaults: Q=128, K=8 (rollout/settings.py); ppo, policy_shaping, until_replay, c
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -116,15 +117,18 @@ def plan_step(
   count = max(0, config.groups_in_flight - len(begun))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
   free = partial.without(buffer, begun)
-  replayed = replay.draw_questions(replay_config, free, count, config.group_size, step, rng)
+  among = count
+  if config.is_dynamic:  # some places were a dropped group's, but a step trains Q groups
+    among = min(count, config.questions) if config.partial else config.questions
+  replayed = replay.draw_questions(replay_config, free, among, config.group_size, step, rng)
   fresh, cursor = question_stream.take(
     cursor,
-    count - len(replayed),
+    max(0, count - len(replayed)),
     len(data.questions),
     rollout.seed,
     buffer.retired_epoch,
     taken=[*begun, *replayed],
-    at_once=config.groups_in_flight,
+    at_once=config.questions_at_once,
   )
   rows = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
   plan = Plan(
@@ -141,6 +145,7 @@ def plan_step(
     ),
     is_drawn=tuple(row in replayed for row in rows),
     history={row: buffer.history[row] for row in [*begun, *rows] if row in buffer.history},
+    retired_epoch=buffer.retired_epoch,
   )
   return partial.continuing(config.group_size, plan, partial_groups, data, buffer)
 
@@ -169,20 +174,28 @@ def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
 
 
 def generate(
-  rollout: RolloutSetup, params: Params, plan: Plan, submit: Submit
+  rollout: RolloutSetup,
+  params: Params,
+  plan: Plan,
+  submit: Submit,
+  aim: partial.Round = partial.WHOLE_STEP,
 ) -> tuple[list[list[Response]], dict[str, float]]:
   """Generate each group's fresh responses: K, or K - 1 plus a stored one. Also returns metrics.
 
   With partial rollouts, generation continues only until the step can train, so some responses come
   back incomplete or not even begun. `params` are in the decode layout (`model.decode_layout`).
-  `submit` is called with each finished response that needs grading.
+  `submit` is called with each finished response that needs grading. `aim` decides when a round of
+  dynamic sampling ends; groups without a verdict are assumed to be informative.
   """
   config = rollout.config
   groups = [[EMPTY_RESPONSE] * (config.group_size - replays) for replays in plan.is_replay_Q]
   groups[: len(plan.partial_groups)] = [list(group.responses) for group in plan.partial_groups]
+  known = sum(map(partial.are_complete, groups))
 
   def can_train() -> bool:
-    return config.partial and partial.ready(config, groups, plan.step) is not None
+    if not config.partial or sum(map(partial.are_complete, groups)) < known + aim.finish:
+      return False
+    return partial.ready(config, groups, plan.step, aim.dropped, aim.fillers) is not None
 
   if can_train():
     return groups, {}
@@ -192,6 +205,7 @@ def generate(
     for sample, response in enumerate(own)
     if not response.is_complete
   ]
+  assert places, 'a step must be able to train or to go on'
   drawn = partial.drawn_in(plan)
   requests = [
     Request(
@@ -222,7 +236,7 @@ def generate(
     if response.verdict is None:  # otherwise its environment has judged it
       submit(place, _submission(rollout, plan.questions[group], response))
     # Only a complete group can change the answer of `can_train`.
-    return all(one.is_complete for one in groups[group]) and can_train()
+    return partial.are_complete(groups[group]) and can_train()
 
   responses, metrics = rollout.sampler.generate(params, requests, finish)
   for index, response in enumerate(responses):
@@ -365,22 +379,32 @@ def collect_verdicts(
 
   The responses were submitted during `generate`. With partial rollouts, some groups are left for
   the next step, and the others are shuffled, seeded by run and step, so that each minibatch mixes
-  old and new groups. Raises InputError if grading failed for all responses.
+  old and new groups. With dynamic sampling, dropped groups come last; `sample` has collected the
+  verdicts. Raises InputError if grading failed for all responses.
   """
+  found, new = graded(plan, responses, grader)
+  pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])
+  dropped = partial.dropped(rollout.replay_config, found) if rollout.config.is_dynamic else ()
+  return partial.split(rollout.config, found, rollout.seed, dropped)
+
+
+def graded(
+  plan: Plan, responses: Responses, grader: Grader
+) -> tuple[GradedGroups, dict[Any, Verdict]]:
+  """Return the groups with all verdicts, and the verdicts that were missing in the plan."""
   of_environment = {
     (group, sample): one.verdict
     for group, own in enumerate(responses)
     for sample, one in enumerate(own)
     if one.verdict
   }
-  verdicts: dict[Any, Verdict] = {**grader.collect(), **of_environment}
-  pool.refuse_all_failed(f'step {plan.step}', [verdicts[place] for place in sorted(verdicts)])
-  verdicts = {**partial.verdicts(plan), **verdicts}
+  new: dict[Any, Verdict] = {**grader.collect(), **of_environment}
+  verdicts = {**partial.verdicts(plan), **new}
   by_group = [
     [verdicts[group, sample] for sample, one in enumerate(own) if one.is_complete]
     for group, own in enumerate(responses)
   ]
-  return partial.split(rollout.config, GradedGroups(plan, responses, by_group), rollout.seed)
+  return GradedGroups(plan, responses, by_group), new
 
 
 # ---- Pick replays ----
@@ -467,7 +491,8 @@ def assemble(
   step, rewards, rows, trains = trained.plan.step, [], [], []
   members: list[Response | Trajectory] = []
   groups = zip(trained.plan.prompts, trained.responses, replays, trained.verdicts, strict=True)
-  for prompt, group, replayed, judged in groups:
+  num_trained = len(trained.plan.questions) - trained.num_dropped
+  for prompt, group, replayed, judged in itertools.islice(groups, num_trained):
     own = [*group, replayed] if replayed else group
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
     correctness = replay.group_correctness(rollout.replay_config, judged, replayed)
@@ -511,7 +536,7 @@ def assemble(
     is_replay_B=is_replay_B,
     policy_step_B=np.array(first_steps, np.int32),
     term_weight_BT=term_weight_BT,
-    is_carried_BT=is_carried_BT if rollout.config.partial else None,
+    is_carried_BT=is_carried_BT if rollout.config.keeps_groups else None,
     routes_BTLC=routes_BTLC,
   )
 
@@ -588,6 +613,6 @@ def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
     is_replay_B=np.zeros(B, bool),
     policy_step_B=np.zeros(B, np.int32),
     term_weight_BT=np.ones((B, T), np.float32),
-    is_carried_BT=np.zeros((B, T), bool) if config.partial else None,
+    is_carried_BT=np.zeros((B, T), bool) if config.keeps_groups else None,
     routes_BTLC=routes_BTLC,
   )

@@ -16,7 +16,7 @@ from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, messages, metrics, step_rows
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import dynamic, stages
 from exgrpo_jax.runtime import activity, preemption, randomness
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
@@ -50,7 +50,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
       buffer, next_plan = remember(run, buffer, experience)
       measured = report(run, state, buffer, experience, sums, added)  # waits for the update
       # Saved after the metrics, so that a resumed run has all of them.
-      snapshot = Snapshot(step, state, buffer, plan.cursor, experience.partial_groups)
+      snapshot = Snapshot(step, state, buffer, experience.plan.cursor, experience.partial_groups)
       is_last = step == run.last_step
       save(run, snapshot, is_last)
       yield Step(snapshot, experience, measured)
@@ -77,12 +77,13 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     decode_params = model.decode_layout(experiment.model, policy, experiment.meshes)
     jax.block_until_ready(decode_params)
   with clock('generate'), activity.doing(run.grader.progress):
-    sampled, sampling = stages.generate(rollout, decode_params, plan, run.grader.submit)
+    plan, sampled, sampling = dynamic.sample(rollout, decode_params, plan, run.grader)
   del decode_params  # free their memory for the update
   with clock('old_logprobs'):
     responses, mismatch = stages.old_logprobs(rollout, policy, plan, sampled)
   with clock('grade', device_waits=True):
     trained = stages.collect_verdicts(rollout, plan, responses, run.grader)
+    sampling |= dynamic.metrics(rollout, trained)
   with clock('pick'):
     replays, replay_scores = stages.pick_replays(rollout, policy, trained.plan)
   with clock('assemble', device_waits=True):
@@ -155,10 +156,10 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
       rollout, buffer, plan.cursor, plan.step + 1, experience.partial_groups
     )
   if next_plan.epoch > plan.epoch:
-    size, in_flight = len(rollout.data.questions), config.rollout.groups_in_flight
-    if question_stream.reads_retired(next_plan.epoch, size, buffer.retired_epoch, in_flight):
+    size, at_once = len(rollout.data.questions), config.rollout.questions_at_once
+    if question_stream.reads_retired(next_plan.epoch, size, buffer.retired_epoch, at_once):
       print(
-        f'epoch {next_plan.epoch}: fewer than {in_flight} questions are not retired, so retired '
+        f'epoch {next_plan.epoch}: fewer than {at_once} questions are not retired, so retired '
         'questions are asked again (but never replayed)',
         flush=True,
       )

@@ -113,7 +113,8 @@ def _answered(
 ) -> Iterator[Tried]:
   """Answer and grade all questions in order. Randomness depends only on seed, question, sample."""
   config = experiment.config
-  apart = dataclasses.replace(config.rollout, group_size=samples, partial=False)
+  changed = {'group_size': samples, 'partial': False, 'dynamic_sampling': 1.0}
+  apart = dataclasses.replace(config.rollout, **changed)
   rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
   with pool.Grader(config.grading, config.verifier) as grader:
     for start in range(0, len(data.questions), _TOGETHER):

@@ -119,7 +119,7 @@ def alarm_setup(experiment: Experiment, rollout: RolloutSetup) -> alarms.Setup:
   return alarms.Setup(
     num_steps=config.num_steps,
     pool=len(rollout.data.questions),
-    questions=config.rollout.groups_in_flight,
+    questions=config.rollout.questions_at_once,
     max_response=config.rollout.max_response,
   )
 

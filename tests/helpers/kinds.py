@@ -151,6 +151,21 @@ OTHERS = {
     'objective.tis_limit': 1.5,
     'logprob_check.every': 1,
   },
+  'dynamic': {
+    'rollout.questions': 4,
+    'rollout.dynamic_sampling': 2.0,
+    'replay.start_pass_rate': 0.6,
+    'optimizer.minibatches': 1,
+    'warm_start.num_updates': 0,
+    'checkpoint.every': 4,
+    'num_steps': 10,
+  },
+  'dynamic_episodes': {
+    **_GUESS,
+    **_PARTIAL,
+    'rollout.dynamic_sampling': 3.0,
+    'logprob_check.every': 1,
+  },
   'partial_experts': {
     **_PARTIAL,
     'num_steps': 10,

@@ -40,7 +40,7 @@ class Step:
   """What the stages of one step read and returned."""
 
   plan: Any = None  # of all groups in flight
-  trained: Any = None  # of those that the step trained, without carry the same
+  trained: Any = None  # of those that finished; without carry or dynamic sampling the same
   partial_groups: Any = None  # to the next step
   buffer: Any = None  # from which the plan was drawn
   params: Any = None  # NumPy, of the policy that generated
@@ -48,6 +48,7 @@ class Step:
   scores: Any = None
   responses: Any = None
   verdicts: Any = None
+  num_dropped: int = 0  # of the last groups, which are not trained
   batch: Any = None
   updates: list[Update] = dataclasses.field(default_factory=list)
   after: Any = None  # the buffer after the step
@@ -183,7 +184,7 @@ def _listen(patch, steps):
 
   def note_trained(args, result):
     step = step_of(args[1])
-    step.trained, step.responses, step.verdicts, step.partial_groups = result
+    step.trained, step.responses, step.verdicts, step.partial_groups, step.num_dropped = result
 
   def note_update(args, result):
     _, params, batch, clip, is_first, *_ = args

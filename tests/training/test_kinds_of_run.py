@@ -69,7 +69,7 @@ def some(steps, most=8):
 
 
 def groups(step):
-  """(question, prompt, responses, verdicts, replayed trajectory) of each group that is trained."""
+  """(question, prompt, responses, verdicts, replayed trajectory) of each group that finishes."""
   return zip(
     step.trained.questions,
     step.trained.prompts,
@@ -80,8 +80,13 @@ def groups(step):
   )
 
 
+def trained_groups(step):
+  """Those of them that are trained, which come first."""
+  return [*groups(step)][: len(step.responses) - step.num_dropped]
+
+
 def judged(run):
-  """(step, question, response, verdict) of each fresh response that is trained."""
+  """(step, question, response, verdict) of each fresh response of these groups."""
   for step in run.steps.values():
     for question, _, own, verdicts, _ in groups(step):
       for response, verdict in zip(own, verdicts, strict=True):
@@ -96,7 +101,7 @@ def by_step(run):
 
 def rows(step):
   """(question, prompt, response or replayed trajectory) of each row of the batch."""
-  for question, prompt, own, _, replayed in groups(step):
+  for question, prompt, own, _, replayed in trained_groups(step):
     yield from ((question, prompt, one) for one in ([*own, replayed] if replayed else own))
 
 
@@ -210,7 +215,7 @@ def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
   config, masked = run.experiment.config, 0
   for number, step in run.steps.items():
     batch, b = step.batch, 0
-    for question, prompt, own, verdicts, replayed in groups(step):
+    for question, prompt, own, verdicts, replayed in trained_groups(step):
       k = sum(verdict.correct for verdict in verdicts) + bool(replayed and replayed.correct)
       has_difficulty = config.replay.difficulty == 'all' or k == K / 2
       for one in [*own, replayed] if replayed else own:
@@ -246,9 +251,8 @@ def test_advantages_are_rewards_less_the_mean_and_by_the_standard_deviation_told
   between, visits = 0, {}  # replayed groups in which the two means differ
   for step in run.steps.values():
     advantage_QK = step.batch.advantage_B.reshape(-1, K)
-    for advantage_K, (question, _, _, verdicts, replayed) in zip(
-      advantage_QK, groups(step), strict=True
-    ):
+    of_groups = zip(advantage_QK, trained_groups(step), strict=True)
+    for advantage_K, (question, *_, verdicts, replayed) in of_groups:
       rewards = np.array([row.reward for row in [*verdicts, replayed] if row])
       mean_K, deviation = np.full(K, rewards.mean()), rewards.std(ddof=ddof[config.normalize_std])
       if config.baseline == 'history':
@@ -383,7 +387,7 @@ def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
 
 
 @of(
-  *('epochs', 'episodes', 'partial_episodes', 'partial_experts'),
+  *('epochs', 'episodes', 'partial_episodes', 'partial_experts', 'dynamic', 'dynamic_episodes'),
   *('lora', 'history', 'headroom_drift'),
 )
 def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_path):
@@ -398,7 +402,8 @@ def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_p
   left = buffers.described(last.partial_groups)
   assert buffers.described(resumed.partial_groups) == left
   assert buffers.described(expected.partial_groups) == left
-  assert bool(left) == run.values.rollout.partial
+  began_with = run.steps[run.values.checkpoint.every].partial_groups
+  assert bool(began_with) == run.experiment.config.rollout.keeps_groups
   timed = TIMED if run.values.rollout.partial else (*TIMED, 'rollout/slots_busy')
   first, second = (
     [{k: v for k, v in record.items() if k not in timed} for record in tiny.untimed_records(where)]
@@ -520,6 +525,85 @@ def test_metrics_say_how_old_the_tokens_are(run):
     assert record.get('staleness/token_share', 0) == pytest.approx(share)
     # Absent in a step that had nothing to decode.
     assert 0 < record.get('rollout/slots_busy', 1) <= 1
+
+
+# ---- Dynamic sampling ----
+
+dynamic = of('dynamic', 'dynamic_episodes')
+
+
+def is_useful(verdicts):
+  return len({verdict.reward for verdict in verdicts}) > 1
+
+
+@dynamic
+def test_fresh_groups_with_equal_rewards_are_dropped_and_no_others(run):
+  """Except those that fill a step, once it has finished so many groups."""
+  config, counts = run.experiment.config.rollout, np.zeros(3, int)
+  for record, step in by_step(run):
+    Q = config.questions
+    fresh = [group for group, drawn in zip(groups(step), step.trained.is_drawn) if not drawn]
+    useless = [group for group in fresh if not is_useful(group[3])]
+    dropped = [*groups(step)][Q:]
+    filled = len(useless) - len(dropped)
+    assert len(step.responses) == Q + step.num_dropped
+    assert not any(step.trained.is_drawn[Q:]) and not any(is_useful(group[3]) for group in dropped)
+    waited = {group.question_row for group in step.plan.partial_groups}
+    finished_now = [group for group in fresh if group[0].row not in waited]
+    most = config.dynamic_sampling * (Q - sum(step.trained.is_drawn[:Q]))
+    assert not filled or len(fresh) >= int(most)
+    assert record['groups/filled'] == filled and record['groups/dropped'] == len(dropped)
+    own = [
+      kinds.own_tokens(run, q, one).sum() for q, _, all_of_q, *_ in dropped for one in all_of_q
+    ]
+    assert record['length/dropped'] == sum(own)
+    of_trained = [
+      is_useful([*verdicts, *filter(None, [replayed])])
+      for *_, verdicts, replayed in trained_groups(step)
+    ]
+    assert record['groups/zero_advantage'] == pytest.approx(1 - np.mean(of_trained))
+    if not config.partial:
+      assert len(finished_now) == record['groups/drawn'] <= max(most, Q)
+      assert not any(not is_useful(group.verdicts) for group in step.partial_groups)
+    counts += (len(dropped), filled, len(step.partial_groups))
+  assert counts[0] > 3 and counts[2] > 1
+
+
+@dynamic
+def test_dropped_groups_count_for_the_start_of_replay_and_for_retirement(run):
+  """As any fresh group does."""
+  started, retired, of_dropped, differs = False, set(), 0, 0
+  for step in run.steps.values():
+    for place, (question, _, _, verdicts, replayed) in enumerate(groups(step)):
+      k = sum(verdict.correct for verdict in verdicts) + bool(replayed)
+      if k == K:
+        retired.add(question.row)
+        of_dropped += place >= len(step.responses) - step.num_dropped
+    rates = [
+      np.mean([verdict.correct for *_, verdicts, _ in some_groups for verdict in verdicts])
+      for some_groups in (groups(step), trained_groups(step))
+    ]
+    limit = run.experiment.config.replay.start_pass_rate
+    differs += not started and (rates[0] > limit) != (rates[1] > limit)
+    started = started or rates[0] > limit
+    assert {*step.after.retired_epoch} == retired and step.after.started == started
+  print('COUNT', of_dropped, differs)
+  assert of_dropped
+
+
+@dynamic
+def test_records_have_dropped_groups_with_an_advantage_of_0(run):
+  table = step_records.read(run.workdir)
+  Q = run.experiment.config.rollout.questions
+  for step in run.steps.values():
+    number = step.plan.step
+    asked = [row for row in table.questions.to_pylist() if row['step'] == number]
+    assert [row['question'] for row in asked] == numbers(step.trained)
+    dropped = [
+      row for row in table.responses.to_pylist() if row['step'] == number and row['group'] >= Q
+    ]
+    assert len(dropped) == K * step.num_dropped
+    assert {row['advantage'] for row in dropped} <= {0.0}
 
 
 @of('partial_episodes')

@@ -1,0 +1,157 @@
+"""Dynamic sampling (`rollout.dynamic_sampling`), as in DAPO (arXiv:2503.14476).
+
+A fresh group whose rewards are all equal gives no gradient. A step drops such groups and draws more
+questions, until it can train Q groups that are replayed or have different rewards. Questions are
+drawn in rounds, because a round's verdicts decide how many are still missing. If a step has
+finished `dynamic_sampling` times the fresh groups that it trains, dropped groups fill it.
+
+Surplus groups wait for the next step, as partial rollouts do (partial.py).
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from exgrpo_jax.algorithm import question_stream, replay
+from exgrpo_jax.algorithm.replay import ReplayConfig
+from exgrpo_jax.datatypes import GradedGroups, Plan, Verdict
+from exgrpo_jax.grading import pool
+from exgrpo_jax.grading.pool import Grader
+from exgrpo_jax.policy.model import Params
+from exgrpo_jax.rollout import partial, stages
+from exgrpo_jax.rollout.settings import RolloutConfig
+from exgrpo_jax.rollout.stages import Responses, RolloutSetup
+
+
+def fresh_finished(plan: Plan, responses: Responses) -> int:
+  """Count the fresh groups that have finished."""
+  done = map(partial.are_complete, responses)
+  return sum(yes and not is_drawn for yes, is_drawn in zip(done, plan.is_drawn))
+
+
+def most_finished(config: RolloutConfig, plan: Plan) -> int:
+  """Return the number of fresh groups after which a step draws no more questions."""
+  drawn = zip(plan.is_drawn, partial.drawn_in(plan))
+  replayed = sum(is_drawn and step == plan.step for is_drawn, step in drawn)
+  fresh = max(0, config.questions - replayed)
+  return math.floor(config.dynamic_sampling * fresh + replay.ROUNDING)
+
+
+def next_round(
+  config: RolloutConfig, replay_config: ReplayConfig, graded: GradedGroups, waiting: int
+) -> partial.Round | None:
+  """Plan the next round, or return None if the step can train.
+
+  A round finishes as many groups as are missing, divided by the share of informative groups in the
+  step so far, but at most Q. So less than Q groups are left over without partial rollouts. With
+  partial rollouts, new questions take the places of dropped groups. `waiting` is the number of
+  fresh groups that had finished before the step.
+  """
+  plan, responses = graded.plan, graded.responses
+  gone = partial.dropped(replay_config, graded)
+  if partial.ready(config, responses, plan.step, gone) is not None:
+    return None
+  finished = fresh_finished(plan, responses) - waiting
+  left = most_finished(config, plan) - finished
+  if left <= 0:
+    chosen = partial.ready(config, responses, plan.step, gone, len(gone))
+    return None if chosen else partial.Round(dropped=gone, fillers=len(gone))
+  missing = max(0, config.questions + len(gone) - sum(map(partial.are_complete, responses)))
+  share = max(1, finished - len(gone)) / max(1, finished)
+  finish = min(left, config.questions, math.ceil(missing / share))
+  room = config.groups_in_flight + len(gone) - len(responses) if config.partial else finish
+  return partial.Round(max(0, room), finish, gone, max(0, missing - finish))
+
+
+def sample(
+  rollout: RolloutSetup, params: Params, plan: Plan, grader: Grader
+) -> tuple[Plan, Responses, dict[str, float]]:
+  """Generate the step's responses and submit them to `grader`; see `stages.generate`.
+
+  With dynamic sampling, also collects the verdicts, and draws questions until the step can train.
+  The returned plan contains these questions and, in its partial groups, all verdicts.
+  """
+  config = rollout.config
+  if not config.is_dynamic:
+    return plan, *stages.generate(rollout, params, plan, grader.submit)
+  responses: Responses = [group.responses for group in plan.partial_groups]
+  waiting, written = fresh_finished(plan, responses), _count_tokens(responses)
+  rounds, new, following = [], dict[Any, Verdict](), partial.WHOLE_STEP
+  while following is not None:
+    plan = with_more_questions(rollout, plan, following.draw)
+    responses, measured = stages.generate(rollout, params, plan, grader.submit, following)
+    graded, found = stages.graded(plan, responses, grader)
+    new |= found
+    before, written = written, _count_tokens(responses)
+    rounds.append((written - before, measured))
+    so_far = partial.in_flight(graded, range(len(responses)))
+    plan = dataclasses.replace(plan, partial_groups=so_far)
+    following = next_round(config, rollout.replay_config, graded, waiting)
+  pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])
+  drawn = sum(group.drawn == plan.step and not group.is_drawn for group in plan.partial_groups)
+  return plan, responses, {**merged(rounds), 'groups/drawn': drawn}
+
+
+def _count_tokens(responses: Responses) -> int:
+  return sum(len(one.tokens) for group in responses for one in group)
+
+
+def with_more_questions(rollout: RolloutSetup, plan: Plan, count: int) -> Plan:
+  """Return the plan with `count` more fresh questions after its other groups."""
+  data = rollout.data
+  rows, cursor = question_stream.take(
+    plan.cursor,
+    count,
+    len(data.questions),
+    rollout.seed,
+    plan.retired_epoch,
+    taken=[question.row for question in plan.questions],
+    at_once=rollout.config.questions_at_once,
+  )
+  return dataclasses.replace(
+    plan,
+    cursor=cursor,
+    questions=(*plan.questions, *data.questions.read(rows)),
+    prompts=(*plan.prompts, *(data.prompts[row] for row in rows)),
+    candidates=(*plan.candidates, *[()] * count),
+    is_drawn=(*plan.is_drawn, *[False] * count),
+  )
+
+
+def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
+  """Count a step's dropped groups and their tokens, and the groups that fill it."""
+  if not rollout.config.is_dynamic:
+    return {}
+  Q = len(trained.plan.questions) - trained.num_dropped
+  tokens = sum(one.num_own for group in trained.responses[Q:] for one in group)
+  return {
+    'groups/dropped': trained.num_dropped,
+    'groups/filled': len(partial.dropped(rollout.replay_config, trained)) - trained.num_dropped,
+    'length/dropped': tokens,
+  }
+
+
+def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+  """Merge the sampler's metrics of several rounds, given as (tokens written, metrics).
+
+  Maxima stay maxima; times and counts of environments are added. Other values are means, weighted
+  by tokens.
+  """
+  values = collections.defaultdict[str, list[tuple[float, float]]](list)
+  for tokens, measured in rounds:
+    for name, value in measured.items():
+      values[name].append((tokens, value))
+  found = dict[str, float]()
+  for name, pairs in values.items():
+    weights, numbers = zip(*pairs)
+    if name.endswith('_max'):
+      found[name] = max(numbers)
+    elif name.startswith('environment/') and not name.endswith('_mean'):
+      found[name] = sum(numbers)
+    else:
+      found[name] = float(np.average(numbers, weights=weights if sum(weights) else None))
+  return found

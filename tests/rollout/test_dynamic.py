@@ -1,0 +1,224 @@
+"""Dynamic sampling: which groups a step draws, trains, drops and leaves, computed again in NumPy."""
+
+import dataclasses
+import math
+import types
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.algorithm.settings import ReplayConfig
+from exgrpo_jax.datatypes import Cursor, Question, Questions, QuestionSet, Verdict
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import generation
+from exgrpo_jax.rollout import dynamic, partial, stages
+from exgrpo_jax.rollout.settings import LogprobCheckConfig, RolloutConfig
+from tests.helpers import buffers
+from tests.helpers.decoding import ScriptedSampler
+
+SEED, SIZE, Q, K = 3, 60, 4, 3
+RIGHT, WRONG = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
+STORED = (0, 3, 6, 7, 9)  # rows that the buffer has; their fresh responses have equal rewards
+
+
+def is_mixed(row):
+  """Every third question gets both rewards; the others only 0, or only 1."""
+  return row % 3 == 2
+
+
+class Rows(Questions):
+  """Questions that only have a number."""
+
+  def __len__(self):
+    return SIZE
+
+  def read(self, rows):
+    return [Question(int(row), (), str(row), 'math', '', '') for row in rows]
+
+  def select(self, rows):
+    raise NotImplementedError
+
+
+class Judged:
+  """A grader that knows the question by its answer, and answers once asked."""
+
+  def __init__(self):
+    self.new = {}
+
+  def submit(self, key, submission):
+    row = int(submission.answer)
+    self.new[key] = RIGHT if row % 3 == 1 or (is_mixed(row) and key[1] == 0) else WRONG
+
+  def collect(self):
+    found, self.new = self.new, {}
+    return found
+
+
+def setup(**values):
+  config = RolloutConfig(questions=Q, group_size=K, slots=6, **values)
+  data = QuestionSet('numbers', Rows(), [np.array([row], np.int32) for row in range(SIZE)])
+  unused = dict(meshes=None, score_spec=None, logprob_check=LogprobCheckConfig())
+  return stages.RolloutSetup(
+    config=config,
+    replay_config=ReplayConfig(),
+    objective_config=objective.ObjectiveConfig(),
+    tokenizer=types.SimpleNamespace(decode=str),
+    seed=SEED,
+    data=data,
+    sampler=ScriptedSampler(lambda request: [request.question, request.sample]),
+    **unused,
+  )
+
+
+def taken_steps(rollout, buffer, steps):
+  """(plan, groups and their verdicts, metrics) of each step; no update, no change of the buffer."""
+  cursor, left, grader = Cursor(), (), Judged()
+  for step in range(1, steps + 1):
+    planned = stages.plan_step(rollout, buffer, cursor, step, left)
+    plan, responses, measured = dynamic.sample(rollout, None, planned, grader)
+    graded = stages.collect_verdicts(rollout, plan, responses, grader)
+    yield planned, graded, measured | dynamic.metrics(rollout, graded)
+    cursor, left = graded.plan.cursor, graded.partial_groups
+
+
+def rows_of(plan):
+  return [question.row for question in plan.questions]
+
+
+def generator(purpose, place):
+  return np.random.default_rng(np.random.SeedSequence(SEED, spawn_key=(purpose, place)))
+
+
+class Stream:
+  """The question stream again; nothing retires."""
+
+  def __init__(self):
+    self.epoch, self.rest = -1, []
+
+  def draw(self, count, taken):
+    rows = []
+    while len(rows) < count:
+      if not self.rest:
+        self.epoch += 1
+        self.rest = generator(7, self.epoch).permutation(SIZE).tolist()
+      if (row := self.rest.pop(0)) not in taken and row not in rows:
+        rows.append(row)
+    return rows
+
+
+def expected(stream, number, waiting, planned, factor):
+  """(trained, dropped, left, drawn) of a step without partial rollouts, as rows."""
+  rows = rows_of(planned)[len(waiting) :]
+  replayed = [row for row, drawn in zip(rows, planned.is_drawn[len(waiting) :]) if drawn]
+  first = stream.draw(max(0, Q - len(replayed) - len(waiting)), [*waiting, *replayed])
+  assert sorted(rows) == sorted([*replayed, *first])
+  useful = [*waiting, *(row for row in rows if row in replayed or is_mixed(row))]
+  useless = [row for row in rows if row not in useful]
+  drawn, most = len(first), math.floor(factor * (Q - len(replayed)))
+  while len(useful) < Q and drawn < most:
+    share = max(1, drawn - len(useless)) / drawn  # of what was drawn
+    count = min(math.ceil((Q - len(useful)) / share), Q, most - drawn)
+    rows += (new := stream.draw(count, [*waiting, *rows]))
+    useful += [row for row in new if is_mixed(row)]
+    useless += [row for row in new if not is_mixed(row)]
+    drawn += count
+  chosen = [*useful[:Q], *useless[: max(0, Q - len(useful))]]
+  order = generator(15, number).permutation(len(chosen))
+  dropped = [row for row in useless if row not in chosen]
+  return [chosen[place] for place in order], dropped, useful[Q:], drawn
+
+
+@pytest.mark.parametrize('stored', [(), STORED], ids=['fresh', 'replay'])
+@pytest.mark.parametrize('factor', [1.5, 2.5, 6.0])
+def test_a_step_trains_what_a_simulation_says(factor, stored):
+  entries = {row: buffers.entry(0.5, 1, buffers.trajectory(row, 1, step=1)) for row in stored}
+  buffer = replay.Buffer(entries, started=bool(stored))
+  stream, waiting, totals = Stream(), [], np.zeros(4, int)
+  steps = taken_steps(setup(dynamic_sampling=factor), buffer, 12)
+  for number, (planned, graded, measured) in enumerate(steps, 1):
+    trained, dropped, left, drawn = expected(stream, number, waiting, planned, factor)
+    assert rows_of(graded.plan) == [*trained, *dropped]
+    assert [group.question_row for group in graded.partial_groups] == left
+    fresh = [row for row, drawn in zip(trained, graded.plan.is_drawn) if not drawn]
+    filled = len(fresh) - sum(map(is_mixed, fresh))
+    assert measured == {
+      'groups/drawn': drawn,
+      'groups/dropped': len(dropped),
+      'groups/filled': filled,
+      'length/dropped': 2 * K * len(dropped),
+    }
+    assert sum(planned.is_drawn) == (Q // 2 if stored else 0)
+    totals += (len(dropped), filled, len(left), drawn)
+    waiting = left
+    for group, responses in zip(graded.plan.questions, graded.responses):
+      assert {tuple(one.tokens) for one in responses} <= {(group.row, k) for k in range(K)}
+  has_dropped, has_filled, has_left, _ = totals > 0
+  assert has_dropped and has_filled == (factor < 6) and (has_left or factor < 6)
+
+
+@pytest.mark.parametrize('factor', [1.5, 8.0])
+@pytest.mark.parametrize('in_flight', [4, 10])
+def test_with_partial_rollouts_no_informative_group_is_lost(in_flight, factor):
+  config = dict(partial=True, max_groups_in_flight=in_flight, max_staleness=2)
+  rollout = setup(dynamic_sampling=factor, **config)
+  stream, before, filled = Stream(), [], 0
+  for number, (planned, graded, measured) in enumerate(
+    taken_steps(rollout, replay.Buffer(), 15), 1
+  ):
+    assert rows_of(planned)[: len(before)] == before and len(rows_of(planned)) == in_flight
+    finished, left = rows_of(graded.plan), [one.question_row for one in graded.partial_groups]
+    drawn = stream.draw(measured['groups/drawn'], before)
+    assert sorted([*finished, *left]) == sorted([*before, *drawn]) and len(left) <= in_flight
+    assert len(finished) == Q + graded.num_dropped and not any(map(is_mixed, finished[Q:]))
+    useless = [row for row in finished if not is_mixed(row)]
+    assert measured['groups/filled'] == len(useless) - graded.num_dropped
+    if measured['groups/filled']:
+      assert len(finished) >= math.floor(factor * Q)
+    ages = [number - one.first_step(number) for own in graded.responses for one in own]
+    assert max(ages) <= 2
+    before, filled = left, filled + measured['groups/filled']
+  assert (filled > 0) == (factor < 8)
+
+
+@pytest.mark.parametrize(
+  ('rewards', 'difficulty', 'expected'),
+  [
+    ([0, 0, 0], 'all', False),
+    ([1, 1, 1], 'all', False),
+    ([0, 1, 1], 'all', True),
+    ([0.5, 0.5 + 1e-12, 0.5], 'all', False),  # equal in float32
+    ([0.5, 0.75, 0.5], 'all', True),
+    ([1, 0, 0, 0], 'easy', False),
+    ([1, 0, 0, 0], 'hard', True),
+  ],
+)
+def test_a_group_is_informative_if_its_rewards_differ_and_it_is_not_masked(
+  rewards, difficulty, expected
+):
+  verdicts = [Verdict(reward, 'correct' if reward == 1 else 'wrong') for reward in rewards]
+  assert partial.is_informative(ReplayConfig(difficulty=difficulty), verdicts) == expected
+
+
+def test_metrics_of_rounds_are_merged():
+  rounds = [
+    (30, {'rollout/slots_busy': 0.5, 'environment/turns_max': 4, 'environment/seconds': 2.0}),
+    (10, {'rollout/slots_busy': 0.9, 'environment/turns_max': 3, 'environment/seconds': 1.0}),
+    (0, {}),
+  ]
+  expected = {
+    'rollout/slots_busy': pytest.approx(0.6),
+    'environment/turns_max': 4,
+    'environment/seconds': 3.0,
+  }
+  assert dynamic.merged(rounds) == expected
+
+
+def test_a_step_never_asks_for_more_questions_than_there_are(recorded):
+  """The recorded run has 12 questions; 4 + 2.25 * 4 are too many."""
+  values = dict(questions=4, dynamic_sampling=2.25)
+  config = recorded.experiment.config
+  changed = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, **values))
+  opened = dataclasses.replace(recorded.experiment, config=changed)
+  with pytest.raises(InputError, match=r'dynamic_sampling=2.25: a step may ask up to 13 questions'):
+    generation.make_rollout(opened, recorded.data)
