@@ -23,7 +23,6 @@ from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
-DRIFT_LIMIT, EPISODE_DRIFT_LIMIT = 1e-3, 1e-2  # arXiv:2609.03941, table 13; in nats squared
 _IN_ORDER = 1e9  # multiplies log weights, so that the draw is in their order
 
 
@@ -237,13 +236,12 @@ def headroom(stored: Sequence[Trajectory]) -> float:
   return sum(room) / sum(one.num_own for one in stored)
 
 
-def has_drifted(trajectory: Trajectory, log_ratio_T: np.ndarray) -> bool:
-  """Return True if the policy has moved too far from the one that wrote the trajectory.
+def has_drifted(log_ratio_T: np.ndarray, limit: float) -> bool:
+  """Return True if the policy has moved too far from the one that wrote a trajectory.
 
   Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of their squared log-ratio to that
-  policy, in nats. Squares don't cancel, unlike an estimate of the KL divergence.
+  policy, in nats squared. Squares don't cancel, unlike an estimate of the KL divergence.
   """
-  limit = EPISODE_DRIFT_LIMIT if trajectory.turns else DRIFT_LIMIT
   return not np.mean(np.square(log_ratio_T)) <= limit
 
 

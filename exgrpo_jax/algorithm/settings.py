@@ -38,8 +38,16 @@ class ReplayConfig:
     'sqrt(k/K) (square_root). uniform: equal for all questions. hardest: bucket 1 first, then '
     'bucket 2 and so on. advantage: 1 - k/n for each question, which is the advantage of a success '
     'in its latest group of n. headroom_drift: the questions with the least probable successes '
-    'first, without successes whose log-probabilities have changed too much (arXiv:2609.03941)',
+    'first, without successes that have drifted by more than max_drift (arXiv:2609.03941)',
     PAPER,
+  )
+  # A setting because the drift grows with the learning rate: the paper's 1e-3 suits 1e-6.
+  max_drift: float = setting(
+    1e-3,
+    '(0, inf]',
+    'for headroom_drift: a success is replayed if the mean squared change of its '
+    'log-probabilities is at most this value; episodes may need 0.01',
+    'arXiv:2609.03941',
   )
   trajectory_selection: str = setting(
     'lowest_entropy',

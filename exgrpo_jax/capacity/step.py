@@ -21,7 +21,7 @@ from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, ragged_cache, sharding
 from exgrpo_jax.policy.shape import check_meshes
-from exgrpo_jax.rollout import programs, scoring, stages
+from exgrpo_jax.rollout import programs, scoring
 from exgrpo_jax.runtime.compilations import Program
 
 # Assumed times that the device waits for the host; not measured.
@@ -72,7 +72,7 @@ class Step:
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
     """Yield the programs that run the step's updates."""
-    nothing = stages.empty_batch(self.config.rollout, self.spec.model)
+    nothing = programs.empty_batch(self.config.rollout, self.spec.model)
     return gradients.programs(self.spec, self.state, self.initial, nothing, minibatch_passes)
 
 

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 
 from exgrpo_jax import packing
+from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.policy import kv_cache, model, sharding
+from exgrpo_jax.policy.model import ShapeConfig
 from exgrpo_jax.rollout import (
   decode_loop,
   drafts,
@@ -27,6 +29,7 @@ from exgrpo_jax.rollout import (
 )
 from exgrpo_jax.rollout.decode_loop import Prompts, State
 from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.rollout.settings import RolloutConfig
 from exgrpo_jax.rollout.slots import insertion_of, rows_per_insert, text_length, texts_of
 from exgrpo_jax.runtime.compilations import Program
 
@@ -351,3 +354,22 @@ def _resize(engine: SlotEngine, state: State, longer: State, length: int) -> Ite
     if kv_cache.length(layer) != following:
       for args in ((layer, following), (of_longer, size)):
         yield Program('resize', decode_loop.resize_layer, args, engine.mesh)
+
+
+def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
+  """Return a batch without tokens. Its arrays have the same shapes as the arrays of any step."""
+  B, T = config.questions * config.group_size, config.longest_row
+  routes_BTLC = None
+  if config.router_replay:
+    routes_BTLC = np.zeros((B, T, *shape.route_shape), np.dtype(shape.route_dtype))
+  return Batch(
+    tokens_BT=np.zeros((B, T), np.int32),
+    response_mask_BT=np.zeros((B, T), np.float32),
+    old_logp_BT=np.zeros((B, T), np.float32),
+    advantage_B=np.zeros(B, np.float32),
+    is_replay_B=np.zeros(B, bool),
+    policy_step_B=np.zeros(B, np.int32),
+    term_weight_BT=np.ones((B, T), np.float32),
+    is_carried_BT=np.zeros((B, T), bool) if config.keeps_groups else None,
+    routes_BTLC=routes_BTLC,
+  )

@@ -66,7 +66,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.packing import right_padded
-from exgrpo_jax.policy.model import Params, ShapeConfig
+from exgrpo_jax.policy.model import Params
 from exgrpo_jax.policy.sharding import Meshes
 from exgrpo_jax.rollout import partial, routes, scoring
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request, Sampler
@@ -165,7 +165,7 @@ def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
   ]
   kept = [*plan.candidates[:begun], *([()] * (len(plan.candidates) - begun))]
   for (group, stored), scores in zip(tested, _score_replays(rollout, params, plan, tested)):
-    if not replay.has_drifted(stored, scores.log_ratio):
+    if not replay.has_drifted(scores.log_ratio, rollout.replay_config.max_drift):
       kept[group] = (*kept[group], stored)
   return dataclasses.replace(plan, candidates=tuple(kept))
 
@@ -583,7 +583,7 @@ def _within_second_moment(
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)
 
 
-# ---- Plans and batches without training ----
+# ---- Plans without training ----
 
 
 def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
@@ -596,23 +596,4 @@ def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
     prompts=tuple(data.prompts[row] for row in rows),
     candidates=((),) * len(rows),
     is_drawn=(False,) * len(rows),
-  )
-
-
-def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
-  """Return a batch without tokens. Its arrays have the same shapes as the arrays of any step."""
-  B, T = config.questions * config.group_size, config.longest_row
-  routes_BTLC = None
-  if config.router_replay:
-    routes_BTLC = np.zeros((B, T, *shape.route_shape), np.dtype(shape.route_dtype))
-  return Batch(
-    tokens_BT=np.zeros((B, T), np.int32),
-    response_mask_BT=np.zeros((B, T), np.float32),
-    old_logp_BT=np.zeros((B, T), np.float32),
-    advantage_B=np.zeros(B, np.float32),
-    is_replay_B=np.zeros(B, bool),
-    policy_step_B=np.zeros(B, np.int32),
-    term_weight_BT=np.ones((B, T), np.float32),
-    is_carried_BT=np.zeros((B, T), bool) if config.keeps_groups else None,
-    routes_BTLC=routes_BTLC,
   )

@@ -123,14 +123,16 @@ _MODEL_SWITCHES = ('output_bias', 'mlp_bias', 'norm_offset', 'norm_all_heads', '
 _MODEL_NUMBERS = ('query_scale', 'query_beta', 'attention_cap', 'logit_cap')
 _ADDED = {
   'grading': dict(verifier='built_in'),
-  'replay': dict(include_trajectory=True, store='successes', max_age=math.inf, age_decay=math.inf),
+  'replay': dict(
+    include_trajectory=True, store='successes', max_age=math.inf, age_decay=math.inf, max_drift=1e-3
+  ),
   'objective': dict(
     replay_advantage='group', m2po_threshold=math.inf, balance_coefficient=0.0, mask_truncated=False
   ),
   'optimizer': dict(epochs=1, max_kl=math.inf),
   'prompt': dict(template_kwargs=''),
   'environment': dict(keep_caches=False),
-  'rollout': dict(router_replay=False, drafts='0'),
+  'rollout': dict(router_replay=False, drafts='0', dynamic_sampling=1.0),
   'mesh.training': dict(expert=1),
   'mesh.decoding': dict(expert=1),
   'model': dict(

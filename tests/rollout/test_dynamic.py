@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups a step draws, trains, drops and leaves, computed again in NumPy."""
+"""Dynamic sampling: which groups a step draws, trains, drops and leaves, in NumPy."""
 
 import dataclasses
 import math

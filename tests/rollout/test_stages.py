@@ -87,12 +87,10 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
   assert rows_of(first) == read[order].tolist()
 
 
-def test_a_group_that_an_earlier_step_began_keeps_its_stored_response(
-  recorded, chosen, params, monkeypatch
-):
+def test_a_group_that_an_earlier_step_began_keeps_its_stored_response(recorded, chosen, params):
   """It has K - 1 responses, so it needs one; all others are taken out where nothing is near."""
-  rollout = changed(recorded.rollout, replay_config={'question_selection': 'headroom_drift'})
-  monkeypatch.setattr(replay, 'DRIFT_LIMIT', -1.0)
+  gate = {'question_selection': 'headroom_drift', 'max_drift': -1.0}
+  rollout = changed(recorded.rollout, replay_config=gate)
   begun = [bool(own) for own in chosen.plan.candidates].index(True) + 1
   plan = dataclasses.replace(chosen.plan, partial_groups=(None,) * begun)
   admitted = stages.admit(rollout, params, plan)
