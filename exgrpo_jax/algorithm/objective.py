@@ -17,7 +17,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from exgrpo_jax.algorithm import losses
 from exgrpo_jax.algorithm.losses import Flag
@@ -330,7 +329,7 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
   return {name: merged(name) for name in slices[0]}
 
 
-def merge_epochs(by_epoch: Sequence[Mapping[str, ArrayLike]]) -> dict[str, np.ndarray]:
+def merge_epochs(by_epoch: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
   """Combine the sums of a step's epochs like `merge_sums`, on the host."""
   return {
     name: (np.max if name.endswith('_max') else np.sum)([sums[name] for sums in by_epoch], axis=0)

@@ -181,9 +181,8 @@ def accumulate(
       objective.merge_sums([sums_before, sums]),
     )
 
-  if stopped is not None:
-    count = jnp.where(stopped > 0, 0, count)
-  return jax.lax.fori_loop(0, count, add, accumulator)
+  trips = count if stopped is None else jnp.where(stopped > 0, 0, count)
+  return jax.lax.fori_loop(0, trips, add, accumulator)
 
 
 def going_on(spec: UpdateSpec) -> jax.Array | None:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.algorithm.replay import Bucketed
@@ -250,7 +249,7 @@ _PER_UPDATE = ('loss', 'gradient_norm', 'learning_rate')  # means over the step'
 
 
 def measure_step(
-  experience: Experience, after: Bucketed, rows: Rows, sums: Sequence[Mapping[str, ArrayLike]]
+  experience: Experience, after: Bucketed, rows: Rows, sums: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
@@ -284,7 +283,7 @@ def measure_step(
   }
 
 
-def _scalars(sums: Mapping[str, ArrayLike]) -> dict[str, float]:
+def _scalars(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
   return {name: float(value) for name, value in sums.items() if not np.ndim(value)}
 
 
