@@ -1,7 +1,7 @@
 """The sampler's log-probabilities against the trainer's, on random weights."""
 
 from benchmarks.frame import Bench, Figure
-from exgrpo_jax.rollout import scoring, stages
+from exgrpo_jax.rollout import scoring
 
 # The largest and the mean difference of any token, in nats. bfloat16 keeps 8 bits of hidden states.
 _LIMITS = {'bfloat16': (1.0, 0.1), 'float32': (1e-3, 1e-4)}
@@ -17,7 +17,7 @@ def measure(bench: Bench) -> list[Figure]:
     bench.params,
     [(prompt, response.tokens) for prompt, response in zip(prompts, responses)],
   )
-  found = stages.differences(logps, responses)
+  found = scoring.differences(logps, responses)
   largest, mean = _LIMITS[bench.model.dtype]
   meaning = f'{bench.lengths.sum():,} tokens'
   return [

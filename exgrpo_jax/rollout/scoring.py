@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import chex
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax import packing
 from exgrpo_jax.algorithm import objective, trajectory_rules
-from exgrpo_jax.datatypes import Array, ReplayScores, Trajectory
+from exgrpo_jax.datatypes import Array, ReplayScores, Response, Trajectory
 from exgrpo_jax.packing import Segments, Shape, right_padded
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
@@ -233,3 +233,21 @@ def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> l
 def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array:
   logp_N, past_N = flat_2N
   return jnp.asarray(objective.replay_weights(logp_N, logp_N - past_N, config))
+
+
+def differences(
+  trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
+) -> dict[str, float]:
+  """Compute the mean and largest absolute difference over tokens written in `step`, in nats.
+
+  Returns metrics. `trainer` contains the trainer's log-probabilities [T] of each response.
+  """
+  gaps = []
+  for logp, response in zip(trainer, responses):
+    new = slice(response.tokens_before(step), None)
+    gaps.append((logp - response.logp)[new][response.own[new]])
+  gap = np.abs(np.concatenate(gaps))
+  return {
+    'rollout_mismatch/logprob_mean': float(gap.mean()),
+    'rollout_mismatch/logprob_max': float(gap.max()),
+  }

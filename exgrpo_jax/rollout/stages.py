@@ -206,24 +206,7 @@ def generate(
     if not response.is_complete
   ]
   assert places, 'a step must be able to train or to go on'
-  drawn = partial.drawn_in(plan)
-  requests = [
-    Request(
-      prompt=plan.prompts[group],
-      question=plan.questions[group].row,
-      sample=sample,
-      step=drawn[group],
-      limit=config.max_response,
-      prefix=groups[group][sample],
-      episode_question=plan.questions[group],
-      # These are all in checkpoints, so a resumed run drafts the same tokens.
-      past=(
-        *(stored.tokens for stored in plan.candidates[group]),
-        *(one.tokens for one in groups[group] if one.is_complete),
-      ),
-    )
-    for group, sample in places
-  ]
+  requests = _requests(config, plan, groups, places)
 
   def keep(index: int, response: Response) -> None:
     group, sample = places[index]
@@ -242,6 +225,30 @@ def generate(
   for index, response in enumerate(responses):
     keep(index, response)
   return groups, metrics
+
+
+def _requests(
+  config: RolloutConfig, plan: Plan, groups: Responses, places: Sequence[tuple[int, int]]
+) -> list[Request]:
+  """Request the responses at `places`, which are (group, sample) pairs."""
+  drawn = partial.drawn_in(plan)
+  return [
+    Request(
+      prompt=plan.prompts[group],
+      question=plan.questions[group].row,
+      sample=sample,
+      step=drawn[group],
+      limit=config.max_response,
+      prefix=groups[group][sample],
+      episode_question=plan.questions[group],
+      # These are all in checkpoints, so a resumed run drafts the same tokens.
+      past=(
+        *(stored.tokens for stored in plan.candidates[group]),
+        *(one.tokens for one in groups[group] if one.is_complete),
+      ),
+    )
+    for group, sample in places
+  ]
 
 
 def _submission(rollout: RolloutSetup, question: Question, response: Response) -> pool.Submission:
@@ -312,7 +319,7 @@ def old_logprobs(
   rows = [(prompt, response.tokens) for prompt, response in pairs]
   row_routes = [response.routes for _, response in pairs]
   logps, _ = scoring.score(rollout.score_spec, params, rows, row_routes)
-  measured = differences(logps, [response for _, response in pairs], plan.step)
+  measured = scoring.differences(logps, [response for _, response in pairs], plan.step)
   if recomputes:
     return recomputed(responses, logps, rollout.objective_config.tis_limit, plan.step), measured
   largest = measured['rollout_mismatch/logprob_max']
@@ -325,24 +332,6 @@ def old_logprobs(
       "config.objective.old_logprobs='recompute'."
     )
   return responses, measured
-
-
-def differences(
-  trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
-) -> dict[str, float]:
-  """Compute the mean and largest absolute difference over tokens written in `step`, in nats.
-
-  Returns metrics. `trainer` contains the trainer's log-probabilities [T] of each response.
-  """
-  gaps = []
-  for logp, response in zip(trainer, responses):
-    new = slice(response.tokens_before(step), None)
-    gaps.append((logp - response.logp)[new][response.own[new]])
-  gap = np.abs(np.concatenate(gaps))
-  return {
-    'rollout_mismatch/logprob_mean': float(gap.mean()),
-    'rollout_mismatch/logprob_max': float(gap.max()),
-  }
 
 
 def recomputed(
@@ -488,7 +477,8 @@ def assemble(
   Rows of questions outside `replay.difficulty` stay in the batch with an empty mask, and so do
   truncated responses with `objective.mask_truncated`. The number of rows doesn't change.
   """
-  step, rewards, rows, trains = trained.plan.step, [], [], []
+  objective_config, step = rollout.objective_config, trained.plan.step
+  rewards, rows, trains = [], [], []
   members: list[Response | Trajectory] = []
   groups = zip(trained.plan.prompts, trained.responses, replays, trained.verdicts, strict=True)
   num_trained = len(trained.plan.questions) - trained.num_dropped
@@ -497,21 +487,18 @@ def assemble(
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
     correctness = replay.group_correctness(rollout.replay_config, judged, replayed)
     is_trained = replay.trains(rollout.replay_config, correctness)
-    trains += [is_trained and not _is_masked(rollout.objective_config, member) for member in own]
+    trains += [is_trained and not _is_masked(objective_config, member) for member in own]
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
-  objective_config = rollout.objective_config
-  reward_QK = np.array(rewards, np.float32)
-  advantage_B = _advantages(objective_config, reward_QK, is_replay_B, trained)
+  advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B, trained)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0
   # Environment tokens are context: they are not trained and have no weight.
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
-  # Row by row, in mask order.
-  logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])
+  logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])  # row by row
   first_steps = []
   for b, member in enumerate(members):
     if isinstance(member, Trajectory):  # corrected only by its importance weight

@@ -11,7 +11,7 @@ from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor, Response, Span, Verdict
 from exgrpo_jax.experiment import generation
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import partial, stages
+from exgrpo_jax.rollout import partial, scoring, stages
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
 from exgrpo_jax.rollout.settings import RolloutConfig
 from exgrpo_jax.runtime.randomness import Purpose
@@ -109,7 +109,7 @@ def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
 def test_only_what_a_step_wrote_is_compared_with_the_trainer():
   begun, fresh = response(3, [Span(4, 2), Span(5, 1)]), response(2, [Span(5, 2)])
   trainer = [np.float32([7, 7, -3.5]), np.float32([-1, -2])]
-  assert stages.differences(trainer, [begun, fresh], 5) == {
+  assert scoring.differences(trainer, [begun, fresh], 5) == {
     'rollout_mismatch/logprob_mean': pytest.approx(0.5 / 3),
     'rollout_mismatch/logprob_max': 0.5,
   }
