@@ -85,9 +85,9 @@ def _folder(args: command_line.Args) -> Iterator[epath.Path]:
 
   Without --out, it is a temporary folder.
   """
-  out = new_folder(args.out) if args.out or not args.push else None
   if args.push and '://' in (args.out or ''):
     raise InputError(f'--out={args.out}: --push needs a local folder. Leave --out out.')
+  out = new_folder(args.out) if args.out or not args.push else None
   if args.push and hosts.is_first():
     hub.check_push(args.push, args.public)
   if out:
@@ -99,10 +99,14 @@ def _folder(args: command_line.Args) -> Iterator[epath.Path]:
 
 def _publish(args: command_line.Args, out: str) -> str:
   """Upload the exported folder and return its page."""
-  model_card.publishable(out, args.push)
+  files: dict[str, str | bytes] = {
+    name: os.path.join(out, name) for name in sorted(os.listdir(out))
+  }
+  if model_card.FILE in files:
+    files[model_card.FILE] = model_card.named(out, args.push)
   try:
     with console.opened():
-      return hub.publish(out, args.push, args.public, hub_checkpoint.FILES)
+      return hub.publish(files, args.push, args.public, hub_checkpoint.FILES)
   except InputError as error:
     if not args.out or args.adapters:
       raise

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import huggingface_hub
@@ -203,19 +203,14 @@ def check_push(name: str, public: bool) -> None:
   reverse, or if the Hub cannot be reached.
   """
   owner, slash, _ = name.partition('/')
-  if not slash:
-    raise InputError(
-      f'--push={name}: the name has no owner. Write owner/{name}, where owner is your user name or '
-      'an organization.'
-    )
+  problem = '' if slash else 'the name has no owner. Write owner/name with your user name as owner.'
   try:
     utils.validate_repo_id(name)
-  except errors.HFValidationError as error:
-    raise InputError(
-      f'--push={name}: this is not a valid name on the Hub. Write owner/name with letters, digits, '
-      "'-', '_' and '.', without '--' or '..', and with at most 96 characters."
-    ) from error
-  problem = ''
+  except errors.HFValidationError:
+    problem = "this is not a valid name. Write owner/name with letters, digits, '-', '_' and '.', "
+    problem += "without '--' or '..'."
+  if problem:
+    raise InputError(f'--push={name}: {problem}')
   with _push_refusals(name):
     api = huggingface_hub.HfApi()
     try:
@@ -236,27 +231,28 @@ def check_push(name: str, public: bool) -> None:
     raise InputError(f'--push={name}: {problem}')
 
 
-def publish(folder: str, name: str, public: bool, replaced: Sequence[str]) -> str:
-  """Upload a folder's files to a model repository, in one commit; return its page's URL.
+def publish(
+  files: Mapping[str, str | bytes], name: str, public: bool, replaced: Sequence[str]
+) -> str:
+  """Upload files to a model repository, in one commit; return the URL of its page.
 
-  Creates the repository if it is missing. Deletes its files that match the patterns `replaced` but
-  are not in the folder, because weights of an earlier upload could be loaded instead of these.
-  Raises InputError if the upload fails; then the repository's files have not changed.
+  `files` is name -> local path or content. Creates the repository if it is missing. Deletes its
+  files that match the patterns `replaced` but are not in `files`, because weights of an earlier
+  upload could be loaded instead of these. Raises InputError if the upload fails.
   """
   if not sys.stderr.isatty():
     utils.disable_progress_bars()
-  names = sorted(os.listdir(folder))
   with _push_refusals(name), activity.doing(f'uploading to {name}'):
     api = huggingface_hub.HfApi()
     api.create_repo(name, private=not public, exist_ok=True)
     stale = [
       file
       for file in api.list_repo_files(name)
-      if file not in names and '/' not in file and any(fnmatch.fnmatch(file, p) for p in replaced)
+      if file not in files and '/' not in file and any(fnmatch.fnmatch(file, p) for p in replaced)
     ]
     # Not upload_folder, which splits a long upload into several commits.
     operations = [
-      *(huggingface_hub.CommitOperationAdd(file, os.path.join(folder, file)) for file in names),
+      *(huggingface_hub.CommitOperationAdd(file, source) for file, source in files.items()),
       *(huggingface_hub.CommitOperationDelete(file) for file in stale),
     ]
     api.create_commit(name, operations, commit_message=f'Upload with exgrpo_jax {__version__}')
@@ -274,16 +270,12 @@ def _push_refusals(name: str) -> Iterator[None]:
   except errors.OfflineModeIsEnabled as error:
     raise InputError(f'--push={name}: HF_HUB_OFFLINE is set. Unset it to publish.') from error
   except Exception as error:  # from the network, the disk, or the library's own checks
-    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
-    why = {
-      401: f'the Hub does not accept your token. {_LOGIN}',
-      403: f'your token may not write to this repository. {_LOGIN}',
-      404: f'your token may not read this repository. {_LOGIN}',
-    }
-    failed = f'{constants.ENDPOINT} failed ({_reason(error.__cause__ or error)}). Try again later.'
-    raise InputError(
-      f'--push={name}: nothing was published, because {why.get(status, failed)}'
-    ) from error
+    why = f'{constants.ENDPOINT} failed ({_reason(error.__cause__ or error)}). Try again later.'
+    if isinstance(error, errors.HfHubHTTPError):
+      status = error.response.status_code
+      refused = 'may not write to this repository' if status in (403, 404) else 'is not accepted'
+      why = f'your token {refused}. {_LOGIN}' if status in (401, 403, 404) else why
+    raise InputError(f'--push={name}: nothing was published, because {why}') from error
 
 
 def _reason(error: BaseException) -> str:

@@ -18,14 +18,15 @@ from exgrpo_jax import __version__
 from exgrpo_jax.data import named_sets, prompt
 from exgrpo_jax.data.questions import spec_name, split_spec
 from exgrpo_jax.datatypes import Message
+from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment.experiment import Experiment, RunConfig
 from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.reporting import metrics, runs
 from exgrpo_jax.runtime import environment, hosts
 
 FILE = 'README.md'
-HERE = 'path/to/this/folder'  # stands for the model's name until it is published
 
+_HERE = 'path/to/this/folder'  # stands for the model's name until it is published
 _CODE = 'https://github.com/exgrpo-jax/exgrpo_jax'
 _PAPERS = {
   'ExGRPO': 'Zhan et al. ExGRPO: Learning to Reason from Experience. 2025. '
@@ -87,17 +88,15 @@ The run differs from the [default settings]({_CODE}/blob/main/docs/configuration
   (epath.Path(out) / FILE).write_bytes(text.encode())
 
 
-def publishable(folder: epath.PathLike, name: str) -> None:
-  """Write the name of the repository into the card in `folder`, if it has one."""
-  path = epath.Path(folder) / FILE
-  if path.exists():
-    path.write_bytes(path.read_bytes().replace(HERE.encode(), name.encode()))
+def named(folder: str, name: str) -> bytes:
+  """Return the card in `folder` with the name of its repository on the Hub."""
+  return pathlib.Path(folder, FILE).read_bytes().replace(_HERE.encode(), name.encode())
 
 
 def _base(experiment: Experiment) -> str:
   """Return the name on the Hub of the model that the run started from, or ''."""
-  named = hub_checkpoint.named(experiment.model_name) if experiment.model_name else None
-  return named.name if named else experiment.config.model.repository.partition('@')[0]
+  repository = hub_checkpoint.named(experiment.model_name)
+  return repository.name if repository else experiment.config.model.repository.partition('@')[0]
 
 
 def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
@@ -125,6 +124,9 @@ def _facts(experiment: Experiment, step: int) -> Iterator[tuple[str, str]]:
   yield 'method', f'ExGRPO, `replay.ratio={ratio:g}`' if ratio else 'GRPO'
   yield 'policy', f'after step {step} of {config.num_steps}'
   yield 'training data', f'`{_shown(config.data.train)}`'
+  if config.warm_start.num_updates:
+    data = _shown(config.warm_start.data)
+    yield 'warm start', f'{counted(config.warm_start.num_updates, "supervised update")} on `{data}`'
   if config.environment.name:
     yield 'environment', f'`{config.environment.name}`, over several turns'
   start = (environment.read(experiment.workdir) or [{}])[-1]
@@ -156,20 +158,21 @@ def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -
   by_hand = list(_by_hand(experiment.workdir, step))
   if not records and not by_hand:
     return 'The run did not evaluate this policy.'
-  first, last = (records[0], records[-1]) if records else ({}, {'step': step})
+  last = records[-1] if records else {'step': step}
+  first = next((record for record in records[:-1] if record['step'] == 0), {})
   validation = list(map(spec_name, config.data.validation))
   rows = []
   for source, name in runs.score_names([[last]]).items():
     kind = ' (validation)' if source.split('/')[0] in validation else ''
-    before = _interval(first, name) if first is not last else '–'
-    rows.append((source + kind, *_measured(last, source, name), before, _interval(last, name)))
+    ends = _interval(first, name), _interval(last, name)
+    rows.append((source + kind, *_measured(last, source, name), *ends))
   note = 'Shares of correct responses, with 95% confidence intervals, at temperature '
   note += f'{config.evaluation.temperature:g}.'
   if evaluated and validation:
-    note += ' This policy was chosen by its validation scores, so they are too high.'
+    note += ' This policy has the best validation score of its run, so that score is optimistic.'
   if last['step'] != step:
-    note += f' The policy itself was not evaluated; it is from step {step}.'
-  titles = 'data', 'questions', 'score', 'before training', f'after step {last["step"]:.0f}'
+    note += f' The run did not evaluate this policy, which is from step {step}.'
+  titles = 'data', 'questions', 'score', 'before step 1', f'after step {last["step"]:.0f}'
   return f'{_table(*titles, rows=[*rows, *by_hand])}\n\n{note}'
 
 
@@ -177,12 +180,10 @@ def _by_hand(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
   """Yield a row for each evaluation of the policy with `exgrpo evaluate`."""
   path = pathlib.Path(workdir, 'evaluation', 'evaluations.jsonl')
   lines = path.read_text().splitlines() if path.exists() else []
-  for line in map(json.loads, lines):
-    for source, name in (
-      runs.score_names([[line['scores']]]).items() if line['step'] == step else ()
-    ):
-      measured = _measured(line['scores'], source, name)
+  for line in (line for line in map(json.loads, lines) if line['step'] == step):
+    for source, name in runs.score_names([[line['scores']]]).items():
       title = f'{source}, temperature {line["temperature"]:g}'
+      measured = _measured(line['scores'], source, name)
       yield title, *measured, '–', _interval(line['scores'], name)
 
 
@@ -216,15 +217,15 @@ def _usage(experiment: Experiment, base: str) -> str:
   temperature, longest = config.evaluation.temperature, config.rollout.max_response
   how = f'do_sample=True, temperature={temperature:g}' if temperature else 'do_sample=False'
   library, auto = ('peft', 'AutoPeft') if base else ('transformers', 'Auto')
-  served = f'{base} --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={HERE}'
-  named = {'model': 'policy' if base else HERE}
-  body = named | request | {'max_tokens': longest, 'temperature': temperature}
+  served = f'{base} --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={_HERE}'
+  model = {'model': 'policy' if base else _HERE}
+  body = model | request | {'max_tokens': longest, 'temperature': temperature}
   return f"""```python
 from {library} import {auto}ModelForCausalLM
 from transformers import AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained('{HERE}')
-model = {auto}ModelForCausalLM.from_pretrained('{HERE}')
+tokenizer = AutoTokenizer.from_pretrained('{_HERE}')
+model = {auto}ModelForCausalLM.from_pretrained('{_HERE}')
 {given}
 inputs = tokenizer(prompt, add_special_tokens=False, return_tensors='pt')
 tokens = model.generate(**inputs, max_new_tokens={longest}, {how})
@@ -232,7 +233,7 @@ print(tokenizer.decode(tokens[0, inputs.input_ids.shape[1] :], skip_special_toke
 ```
 
 ```bash
-vllm serve {served if base else HERE}
+vllm serve {served if base else _HERE}
 curl http://localhost:8000/v1/{place} -H 'Content-Type: application/json' \\
   -d {shlex.quote(json.dumps(body, ensure_ascii=False))}
 ```"""

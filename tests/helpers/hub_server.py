@@ -158,15 +158,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _create(self, name, organization, visibility='public', **_):
     full = f'{organization}/{name}'
-    if not self._owns(full):
-      self._refuse(403 if self._user() else 401, '')
-    elif ('model', full) in self.hub.repositories:
+    if not self._may_write(full):
+      return
+    if ('model', full) in self.hub.repositories:
       self._refuse(409, '')
     else:
       self.hub.add('model', full, {}, private=visibility == 'private')
       self._send_json({'url': f'{self.hub.url}/{full}'})
 
-  def _preupload(self, name, body):
+  def _preupload(self, _, body):
     mode = {True: 'lfs', False: 'regular'}
     files = [
       {'path': path, 'uploadMode': mode[path.endswith('.safetensors')], 'shouldIgnore': False}
@@ -195,12 +195,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _owns(self, name):
     user = self._user()
-    owners = [one['name'] for one in (user, *user['orgs'])] if user else []
-    return name.partition('/')[0] in owners and user['auth']['accessToken']['role'] == 'write'
+    return user and name.partition('/')[0] in [one['name'] for one in (user, *user['orgs'])]
 
   def _may_write(self, name):
     """Whether the token may write to a repository; refuses the request if not."""
-    return self._owns(name) or self._refuse(403, '')
+    if not self._user():
+      return self._refuse(401, '')
+    role = self._owns(name) and self._user()['auth']['accessToken']['role']
+    return role == 'write' or self._refuse(403, '')
 
   def _send_json(self, content):
     self._send(json.dumps(content).encode(), {'Content-Type': 'application/json'})
