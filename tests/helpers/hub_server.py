@@ -160,11 +160,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     full = f'{organization}/{name}'
     if not self._may_write(full):
       return
-    if ('model', full) in self.hub.repositories:
-      self._refuse(409, '')
-    else:
+    exists = ('model', full) in self.hub.repositories
+    if not exists:
       self.hub.add('model', full, {}, private=visibility == 'private')
-      self._send_json({'url': f'{self.hub.url}/{full}'})
+    self._send_json({'url': f'{self.hub.url}/{full}'}, 409 if exists else 200)
 
   def _preupload(self, _, body):
     mode = {True: 'lfs', False: 'regular'}
@@ -204,8 +203,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     role = self._owns(name) and self._user()['auth']['accessToken']['role']
     return role == 'write' or self._refuse(403, '')
 
-  def _send_json(self, content):
-    self._send(json.dumps(content).encode(), {'Content-Type': 'application/json'})
+  def _send_json(self, content, status=200):
+    self._send(json.dumps(content).encode(), {'Content-Type': 'application/json'}, status=status)
 
   def _answer(self):
     path = self.path.partition('?')[0]
@@ -251,9 +250,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       headers = {'ETag': f'"{_oid(content)}"', 'X-Repo-Commit': sha}
       self._send(content, headers, self.hub.cuts.pop(file, None) if self.command == 'GET' else None)
 
-  def _send(self, content, headers, cut=None):
+  def _send(self, content, headers, cut=None, status=200):
     start = int(re.match(r'bytes=(\d+)-', self.headers.get('Range', 'bytes=0-'))[1])
-    self.send_response(206 if start else 200)
+    self.send_response(206 if start else status)
     if start:
       headers = headers | {'Content-Range': f'bytes {start}-{len(content) - 1}/{len(content)}'}
     for name, value in (headers | {'Content-Length': str(len(content) - start)}).items():
