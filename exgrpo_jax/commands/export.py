@@ -2,12 +2,17 @@
 
 exgrpo export --checkpoint=/tmp/run --out=/tmp/policy
 exgrpo export --model=model.gguf --out=/tmp/model
+exgrpo export --checkpoint=/tmp/run --push=owner/name
 
 LoRA adapters are merged into the model's weights. With --adapters, only the adapters are written.
+With --push, the folder is also published on the Hugging Face Hub, with a model card.
 """
 
+import contextlib
 import dataclasses
-import shlex
+import os
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,7 +20,6 @@ from absl import flags
 from etils import epath
 
 from exgrpo_jax.commands import command_line
-from exgrpo_jax.data import prompt
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import (
@@ -28,7 +32,8 @@ from exgrpo_jax.experiment.experiment import (
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.runtime import activity, console, hosts
+from exgrpo_jax.runtime import activity, console, hosts, hub
+from exgrpo_jax.training import model_card
 from exgrpo_jax.training.export import completed, write
 
 
@@ -36,7 +41,16 @@ def define_flags() -> None:
   """Define the flags of this command."""
   command_line.define_checkpoint()
   command_line.define_model('Its weights are written unchanged.')
-  command_line.define_path('out', 'The folder to write; it must be new or empty.')
+  command_line.define_path(
+    'out', 'The folder to write; it must be new or empty. With --push, this flag may be left out.'
+  )
+  flags.DEFINE_string(
+    'push',
+    None,
+    'The name of a repository on the Hugging Face Hub, owner/name, to publish the folder in. It is '
+    'created as a private repository if it does not exist.',
+  )
+  flags.DEFINE_bool('public', False, 'Create the repository of --push as a public one.')
   flags.DEFINE_enum(
     'dtype',
     None,
@@ -52,23 +66,75 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Export a run's checkpoint, or a model."""
+  """Export a run's checkpoint, or a model, and publish it if --push is given."""
   source = command_line.chosen_policy(args)
-  out = new_folder(args.out)
+  if args.public and not args.push:
+    raise InputError('--public: only --push publishes anything. Add --push=owner/name.')
+  with _folder(args) as out:
+    exported = _export(args, source, out)
+    if args.out or not args.push:
+      print(f'{out}: {exported}', flush=True)
+    if args.push and hosts.is_first():
+      page = _publish(args, os.fspath(out))
+      print(f'{page}: {exported}, {"public" if args.public else "private"}')
+
+
+@contextlib.contextmanager
+def _folder(args: command_line.Args) -> Iterator[epath.Path]:
+  """Yield the folder to write, after checking that --push will be possible.
+
+  Without --out, it is a temporary folder.
+  """
+  if args.push and '://' in (args.out or ''):
+    raise InputError(f'--out={args.out}: --push needs a local folder. Leave --out out.')
+  out = new_folder(args.out) if args.out or not args.push else None
+  if args.push and hosts.is_first():
+    hub.check_push(args.push, args.public)
+  if out:
+    yield out
+    return
+  with tempfile.TemporaryDirectory(prefix='exgrpo_export_') as folder:
+    yield epath.Path(folder) / 'policy'
+
+
+def _publish(args: command_line.Args, out: str) -> str:
+  """Upload the exported folder and return its page."""
+  files: dict[str, str | bytes] = {
+    name: os.path.join(out, name) for name in sorted(os.listdir(out))
+  }
+  if model_card.FILE in files:
+    files[model_card.FILE] = model_card.named(out, args.push)
+  try:
+    with console.opened():
+      return hub.publish(files, args.push, args.public, hub_checkpoint.FILES)
+  except InputError as error:
+    if not args.out or args.adapters:
+      raise
+    words = [*console.program(), 'export', f'--model={os.path.abspath(out)}', f'--push={args.push}']
+    again = console.to_copy([*words, *['--public'] * args.public])
+    raise InputError(f'{error} The export is complete. To publish it, run: {again}') from error
+
+
+def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -> str:
+  """Write the folder, and return a description of the policy in it."""
   if source.kind == 'model':
     if args.adapters:
       raise InputError(
         f'--adapters: only runs have adapters, but --model={args.model} is not a run. Leave '
         '--adapters out.'
       )
-    print(f'{out}: {source.path}, in {write_model(source.path, out, args.dtype)}')
-    return
+    return f'{source.path}, in {write_model(source.path, out, args.dtype)}'
   values: Any = policies.run_config(args.checkpoint)
   # Use this machine's devices, not the run's.
   values.mesh = dataclasses.asdict(sharding.MeshConfig())
   experiment = open_experiment(values, args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
+    if args.push and not hub_checkpoint.named(experiment.model_name):
+      raise InputError(
+        f'--push={args.push}: the base model {experiment.model_name} is not on the Hub, so nobody '
+        'could load the adapters. Leave --adapters out to publish the whole policy.'
+      )
   with (
     jax.set_mesh(experiment.meshes.training),
     console.opened(),
@@ -80,21 +146,8 @@ def main(args: command_line.Args) -> None:
     else:
       policy, step = policies.of_run(experiment, args.checkpoint, args.step)
       write(experiment, policy, unfinished, args.dtype)
-  print(f'{out}: the {"adapters" if args.adapters else "policy"} after step {step}')
-  for line in _left_out(experiment.config.prompt, out):
-    print(line)
-
-
-def _left_out(prompts: prompt.PromptConfig, out: epath.Path) -> list[str]:
-  """Return a line for each prompt setting that a server needs but the folder does not contain."""
-  lines = []
-  if keywords := prompts.template_kwargs:
-    serve = f'vllm serve {out} --default-chat-template-kwargs {shlex.quote(keywords)}'
-    lines.append(f'config.prompt.template_kwargs is not in the folder; serve it with: {serve}')
-  if prompts.system:
-    message = f'begin each chat with this system message: {prompts.system!r}'
-    lines.append(f'config.prompt.system is not in the folder; {message}')
-  return lines
+    model_card.write(unfinished, experiment, step, adapters=args.adapters)
+  return f'the {"adapters" if args.adapters else "policy"} after step {step}'
 
 
 def new_folder(name: str | None) -> epath.Path:
@@ -111,8 +164,12 @@ def new_folder(name: str | None) -> epath.Path:
 
 
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
-  """Write a model from a folder, a GGUF file or the Hub, and return its weights' dtype."""
+  """Write a model from a folder, a GGUF file or the Hub, and return its weights' dtype.
+
+  The model card of the original folder, if there is one, is copied.
+  """
   experiment = open_experiment(policies.suited_to(path), path)
+  card = epath.Path(experiment.config.model.path) / model_card.FILE
   with (
     jax.set_mesh(experiment.meshes.training),
     console.opened(),
@@ -120,6 +177,8 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
     completed(out) as unfinished,
   ):
     write(experiment, load_weights(experiment), unfinished, dtype)
+    if hosts.is_first() and card.exists():
+      (epath.Path(unfinished) / model_card.FILE).write_bytes(card.read_bytes())
   return architecture.read_json(out)['dtype']
 
 

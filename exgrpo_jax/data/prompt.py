@@ -82,7 +82,7 @@ def check(config: PromptConfig) -> None:
       f'config.prompt.system={reprlib.repr(config.system)}: the model would not see this prompt '
       "because config.prompt.template='plain' drops system messages. Use 'chat' or 'paper'."
     )
-  if _keywords(config.template_kwargs) and config.template != 'chat':
+  if parsed_kwargs(config.template_kwargs) and config.template != 'chat':
     raise InputError(
       f'config.prompt.template_kwargs={config.template_kwargs}: '
       f'config.prompt.template={config.template!r} passes no keyword arguments. Set '
@@ -90,7 +90,7 @@ def check(config: PromptConfig) -> None:
     )
 
 
-def _keywords(text: str) -> dict[str, Any]:
+def parsed_kwargs(text: str) -> dict[str, Any]:
   """Parse `PromptConfig.template_kwargs`. Raises InputError if it is not a JSON object."""
 
   def refuse_constant(name: str) -> None:
@@ -201,7 +201,7 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   Raises InputError if the template does not use one of them, or if it is an argument that every
   prompt passes, such as `messages`.
   """
-  keywords, used = _keywords(config.template_kwargs), _variables(chat.template or '')
+  keywords, used = parsed_kwargs(config.template_kwargs), _variables(chat.template or '')
   if not keywords or used is None:
     return keywords
   passed = {*_PASSED, *chat.special_tokens}

@@ -97,7 +97,8 @@ def run_config(workdir: str) -> ConfigDict:
   if _is_model(values):
     raise InputError(
       f"--checkpoint={workdir}: the value must be a run's workdir, but this folder contains a "
-      f'Hugging Face model. generate, evaluate and export accept it as --model={workdir}.'
+      'Hugging Face model. generate, evaluate and export accept it as '
+      f'--model={os.path.abspath(workdir)}.'
     )
   if not checkpoint.steps(workdir):
     raise InputError(

@@ -20,6 +20,7 @@ _DESCRIPTION = (
   *('vocab.json', 'merges.txt'),
 )
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
+FILES = (*_DESCRIPTION, *_WEIGHTS, 'adapter_*')  # of a model or of adapters
 # Prefix of models that ship with the package. Without it, a name might also be a folder: a run of
 # config chains may well have a workdir called chains.
 _SHIPPED = 'shipped:'

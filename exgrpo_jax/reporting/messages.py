@@ -2,7 +2,6 @@
 
 import math
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import comparison, runs
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.rollout.stages import RolloutSetup
+from exgrpo_jax.runtime import console
 
 
 def banner(
@@ -205,7 +205,7 @@ def next_commands(
     commands.append([*program, 'evaluate', checkpoint, '--samples=4'])
   if can_export and not os.path.exists(out):
     commands.append([*program, 'export', checkpoint, f'--out={out}'])
-  return [shlex.join(command) for command in commands]
+  return [console.to_copy(command) for command in commands]
 
 
 def _size(data: QuestionSet) -> str:

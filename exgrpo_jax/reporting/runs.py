@@ -1,6 +1,7 @@
 """Recorded runs, grouped by setting, and their metrics over steps."""
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import read_config
 
 # Runs that differ only in these keys have the same setting: the seed, paths, keys without effect.
-_SAME_SETTING = (
+SAME_SETTING = (
   'seed',
   'compilation_cache',
   'checkpoint.',
@@ -32,6 +33,7 @@ _SAME_SETTING = (
   'microbatch.tokens',
   'microbatch.remat',
 )
+_BASE = 'exgrpo_jax.configs.base'
 # Keys that every run's config contains.
 _NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.group_size')
 
@@ -128,9 +130,16 @@ def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   return found
 
 
+def departures(config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+  """Return (name, default, value) of a flat config's settings that differ from configs/base.py."""
+  values = importlib.import_module(_BASE).get_config().to_dict()
+  base = flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
+  return [(name, base.get(name), v) for name, v in config.items() if base.get(name) != v]
+
+
 def setting(run: Recorded) -> dict[str, Any]:
   """Return the part of a run's config that defines its setting, as dotted name -> value."""
-  return {k: v for k, v in run.config.items() if not k.startswith(_SAME_SETTING)}
+  return {k: v for k, v in run.config.items() if not k.startswith(SAME_SETTING)}
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:

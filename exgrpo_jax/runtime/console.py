@@ -16,7 +16,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any, cast
 
 import rich.console
@@ -30,6 +30,9 @@ from exgrpo_jax.runtime import activity, compilations, hosts
 SILENCE = 10.0  # seconds without output after which a status line is printed
 # Escape sequences, such as colours and cursor movements.
 _CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
+# Flags for folders, and flags for files or names.
+_FOLDER = re.compile(r'--?(workdir|checkpoint|out|logdir)')
+_FILE = re.compile(r'--?(config|sweep)')
 
 
 @contextlib.contextmanager
@@ -80,6 +83,32 @@ def program() -> list[str]:
   if os.path.basename(script) != 'exgrpo':
     return [sys.orig_argv[0], '-m', 'exgrpo_jax']
   return ['exgrpo' if shutil.which('exgrpo') == os.path.abspath(script) else script]
+
+
+def to_copy(words: Sequence[str], workdir: str = '') -> str:
+  """Format a command for the user to copy. Paths in its flags are absolute.
+
+  So the command works from any folder. Every command that is printed must come from here. Settings
+  (--config.…) keep their paths, because a run's workdir belongs to one config. `workdir` replaces
+  the value of --workdir.
+  """
+  program, *rest = words
+  written = [os.path.abspath(program) if os.sep in program else program]
+  flag = ''
+  for word in rest:
+    if flag:  # written as --flag value
+      word, flag = f'{flag}={word}', ''
+    elif _FOLDER.fullmatch(word) or _FILE.fullmatch(word):
+      flag = word
+      continue
+    name, equals, value = word.partition('=')
+    if workdir and name.lstrip('-') == 'workdir':
+      value = workdir
+    is_file = _FILE.fullmatch(name) and (os.sep in value or '.py' in value)
+    if equals and '://' not in value and (_FOLDER.fullmatch(name) or is_file):
+      value = os.path.abspath(os.path.expanduser(value))
+    written.append(name + equals + value)
+  return shlex.join(written + [flag] * bool(flag))
 
 
 class _Log:

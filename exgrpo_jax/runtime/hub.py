@@ -1,4 +1,4 @@
-"""Hugging Face Hub repositories: resolving names to commits, and fetching files.
+"""Hugging Face Hub repositories: resolving names to commits, fetching and publishing files.
 
 `owner/name` is the default branch of a model or data set; `owner/name@revision` is one of its
 branches, tags or commits. huggingface_hub downloads files to its shared cache (HF_HOME), with the
@@ -10,16 +10,18 @@ same commit on all hosts. A resumed run reads the commits from workdir/hub.json 
 """
 
 import contextlib
+import fnmatch
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import huggingface_hub
 from huggingface_hub import constants, errors, utils
 
+from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, hosts
 from exgrpo_jax.runtime.workdir import write_json
@@ -186,6 +188,94 @@ def _refusals(repository: Repository) -> Iterator[None]:
       f'the {kind} {name} cannot be downloaded to {constants.HF_HUB_CACHE} ({_reason(error)}). Run '
       'the same command again to continue, or set HF_HOME to use another folder.'
     ) from error
+
+
+# ---- Publishing ----
+
+_LOGIN = "Run 'hf auth login', or set HF_TOKEN to a token with write permission."
+
+
+def check_push(name: str, public: bool) -> None:
+  """Check that `publish` may write to the model repository `name`, which need not exist yet.
+
+  Changes nothing on the Hub. Raises InputError if the name is invalid, if there is no token or it
+  may not write there, if an existing repository is private although `public` is wanted or the
+  reverse, or if the Hub cannot be reached.
+  """
+  owner, slash, _ = name.partition('/')
+  problem = '' if slash else 'the name has no owner. Write owner/name with your user name as owner.'
+  try:
+    utils.validate_repo_id(name)
+  except errors.HFValidationError:
+    problem = "this is not a valid name. Write owner/name with letters, digits, '-', '_' and '.', "
+    problem += "without '--' or '..'."
+  if problem:
+    raise InputError(f'--push={name}: {problem}')
+  with _push_refusals(name):
+    api = huggingface_hub.HfApi()
+    try:
+      found = api.model_info(name)
+    except errors.RepositoryNotFoundError:
+      user = api.whoami()
+      owners = [user['name'], *(group['name'] for group in user.get('orgs', ()))]
+      if user.get('auth', {}).get('accessToken', {}).get('role') == 'read':
+        problem = f'your token may only read. {_LOGIN}'
+      elif owner not in owners:
+        problem = f'your token may not write to {owner}. Choose one of: {", ".join(owners)}.'
+    else:
+      api.auth_check(name, write=True)
+      if found.private == public:
+        is_, change = ('private', 'Leave --public out') if public else ('public', 'Add --public')
+        problem = f'this repository exists and is {is_}. {change}, or choose another name.'
+  if problem:
+    raise InputError(f'--push={name}: {problem}')
+
+
+def publish(
+  files: Mapping[str, str | bytes], name: str, public: bool, replaced: Sequence[str]
+) -> str:
+  """Upload files to a model repository, in one commit; return the URL of its page.
+
+  `files` is name -> local path or content. Creates the repository if it is missing. Deletes its
+  files that match the patterns `replaced` but are not in `files`, because weights of an earlier
+  upload could be loaded instead of these. Raises InputError if the upload fails.
+  """
+  if not sys.stderr.isatty():
+    utils.disable_progress_bars()
+  with _push_refusals(name), activity.doing(f'uploading to {name}'):
+    api = huggingface_hub.HfApi()
+    api.create_repo(name, private=not public, exist_ok=True)
+    stale = [
+      file
+      for file in api.list_repo_files(name)
+      if file not in files and '/' not in file and any(fnmatch.fnmatch(file, p) for p in replaced)
+    ]
+    # Not upload_folder, which splits a long upload into several commits.
+    operations = [
+      *(huggingface_hub.CommitOperationAdd(file, source) for file, source in files.items()),
+      *(huggingface_hub.CommitOperationDelete(file) for file in stale),
+    ]
+    api.create_commit(name, operations, commit_message=f'Upload with exgrpo_jax {__version__}')
+  return Repository('model', name, '').page
+
+
+@contextlib.contextmanager
+def _push_refusals(name: str) -> Iterator[None]:
+  try:
+    if not huggingface_hub.get_token():
+      raise InputError(f'--push={name}: there is no token for the Hub. {_LOGIN}')
+    yield
+  except InputError:
+    raise
+  except errors.OfflineModeIsEnabled as error:
+    raise InputError(f'--push={name}: HF_HUB_OFFLINE is set. Unset it to publish.') from error
+  except Exception as error:  # from the network, the disk, or the library's own checks
+    why = f'{constants.ENDPOINT} failed ({_reason(error.__cause__ or error)}). Try again later.'
+    if isinstance(error, errors.HfHubHTTPError):
+      status = error.response.status_code
+      refused = 'may not write to this repository' if status in (403, 404) else 'is not accepted'
+      why = f'your token {refused}. {_LOGIN}' if status in (401, 403, 404) else why
+    raise InputError(f'--push={name}: nothing was published, because {why}') from error
 
 
 def _reason(error: BaseException) -> str:

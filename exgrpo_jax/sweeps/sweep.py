@@ -4,7 +4,6 @@ import contextlib
 import csv
 import os
 import pathlib
-import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from exgrpo_jax.experiment.settings import check_length, parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import alarms, comparison, metrics
 from exgrpo_jax.reporting.runs import flat
+from exgrpo_jax.runtime import console
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import check_workdir, check_writable, folder_held, read_config
 from exgrpo_jax.sweeps import launcher, trials
@@ -39,7 +39,7 @@ def print_commands(planned: Sequence[Trial]) -> None:
   """Print the commands of all unfinished trials, so that you can queue them on a cluster."""
   left = [trial for trial in planned if not is_finished(trial)]
   for trial in left:
-    print(shlex.join(['python', *trial.arguments]))
+    print(console.to_copy(['python', *trial.arguments]))
   print(
     f'{len(left)} of {counted(len(planned), "trial")} still to run. Once they have finished, run '
     'this command again with --launcher=local to build the table.',
@@ -149,7 +149,7 @@ def run(
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
-    again = shlex.join([*command, *sys.argv[1:]])
+    again = console.to_copy([*command, *sys.argv[1:]])
     print(
       f'interrupted with {len(outcome.unfinished)} of {total} unfinished. Run the same command '
       f'again to resume:\n{again}',

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -15,6 +15,7 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import write_json
+from exgrpo_jax.training import model_card
 
 _SCORE = 'evaluation.json'  # in workdir/export/best: step and score of the exported policy
 
@@ -61,8 +62,14 @@ def _config_json(experiment: Experiment) -> dict[str, Any]:
   return architecture.to_json(experiment.model, config.rollout.longest_row)
 
 
-def keep_best(experiment: Experiment, params: model.Params, step: int, score: float) -> None:
-  """Export to workdir/export/best if `score` beats the score of the policy stored there."""
+def keep_best(
+  experiment: Experiment, params: model.Params, step: int, evaluated: Mapping[str, float]
+) -> None:
+  """Export to workdir/export/best if the policy beats the one stored there.
+
+  `evaluated` are the step's evaluation metrics; the policies' 'validation/score' are compared.
+  """
+  score = evaluated['validation/score']
   folder = epath.Path(experiment.workdir) / 'export' / 'best'
   best = float('-inf')
   if hosts.is_first() and (folder / _SCORE).exists():
@@ -71,13 +78,15 @@ def keep_best(experiment: Experiment, params: model.Params, step: int, score: fl
     return
   with completed(folder) as unfinished:
     write(experiment, params, unfinished)
+    model_card.write(unfinished, experiment, step, evaluated)
     write_json(os.path.join(unfinished, _SCORE), {'step': step, 'score': score})
 
 
-def keep_last(experiment: Experiment, params: model.Params) -> None:
+def keep_last(experiment: Experiment, params: model.Params, step: int) -> None:
   """Export to workdir/export/last, replacing an existing folder."""
   with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
     write(experiment, params, unfinished)
+    model_card.write(unfinished, experiment, step)
 
 
 @contextlib.contextmanager

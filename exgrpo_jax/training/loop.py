@@ -61,7 +61,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
     print(messages.ended_early(ended, config.num_steps, config.evaluation.patience), flush=True)
   with activity.doing('writing the last checkpoint'):
     if config.export.last:
-      export.keep_last(run.experiment, run.policy(state.params))
+      export.keep_last(run.experiment, run.policy(state.params), ended)
     run.checkpoints.wait_until_finished()
 
 
@@ -201,7 +201,7 @@ def report(
         run.scores |= alarms.scores_of([{'step': plan.step} | evaluated])
       if config.export.best:
         with clock('export', device_waits=True):
-          export.keep_best(run.experiment, policy, plan.step, evaluated['validation/score'])
+          export.keep_best(run.experiment, policy, plan.step, evaluated)
   measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
   measured['perf/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)

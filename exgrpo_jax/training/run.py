@@ -18,7 +18,7 @@ from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.rollout import scoring, seeding
 from exgrpo_jax.rollout.stages import RolloutSetup
-from exgrpo_jax.runtime import activity, compilations, hosts, randomness
+from exgrpo_jax.runtime import activity, compilations, console, hosts, randomness
 from exgrpo_jax.runtime.clock import Clock, Pace
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -107,9 +107,12 @@ def _newest_checkpoint(run: Run) -> str:
   newest = run.checkpoints.latest_step()
   if newest is None:
     return 'Nothing has been saved yet.'
+  workdir = run.experiment.workdir
+  out = f'--out={workdir}/export/step_{newest}'
+  words = [*console.program(), 'export', f'--checkpoint={workdir}', out]
   return (
-    f'This step has not been saved. The newest checkpoint is from step {newest}; run exgrpo export '
-    'to export its policy.'
+    f'This step has not been saved. The newest checkpoint is from step {newest}. To export its '
+    f'policy, run: {console.to_copy(words)}'
   )
 
 

@@ -80,7 +80,7 @@ def test_help_has_the_flags_of_each_command():
     'capacity': {'config', 'device', 'evaluated', 'fit', 'lengths', 'topology'},
     'check': {'config', 'workdir', 'num_processes'},
     'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
-    'export': {'checkpoint', 'step', 'out', 'dtype'},
+    'export': {'checkpoint', 'step', 'out', 'dtype', 'push', 'public'},
     'sweep': {'config', 'workdir', 'sweep', 'parallel', 'launcher'},
     'train': {'config', 'workdir', 'num_processes'},
     'verify': {'response', 'answer', 'file'},

@@ -180,6 +180,7 @@ def run(tmp_path, capsys):
   def run(model, dtype=None):
     out = tmp_path / 'out'
     flags = dict(checkpoint=None, step=None, model=str(model), adapters=False)
+    flags |= dict(push=None, public=False)
     export.main(types.SimpleNamespace(**flags, out=str(out), dtype=dtype))
     return out, capsys.readouterr().out
 

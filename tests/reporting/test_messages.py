@@ -91,12 +91,13 @@ def test_the_end_says_where_everything_is(recorded):
 
 
 def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
-  """They are short, as evaluate reads the run's config, and each of them works."""
-  program, workdir = ['.venv/bin/python', '-m', 'exgrpo_jax'], tmp_path / 'my run'
+  """They are short, as evaluate reads the run's config, and work from any folder."""
+  program, workdir = ['/venv/bin/python', '-m', 'exgrpo_jax'], tmp_path / 'my run'
+  monkeypatch.chdir(tmp_path)
   checkpoint, out = f'--checkpoint={workdir}', workdir / 'export' / 'last'
 
   def commands(**known):
-    text = messages.farewell([], str(workdir), program, **known)
+    text = messages.farewell([], workdir.name, program, **known)
     return [shlex.split(line) for line in text[text.index('next:') :].splitlines()[1:]]
 
   monkeypatch.setattr(shutil, 'which', lambda name: f'/bin/{name}')

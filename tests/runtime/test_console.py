@@ -18,6 +18,36 @@ from exgrpo_jax.runtime import activity, console, hosts
 NEVER = 1e9  # seconds
 
 
+@pytest.mark.parametrize(
+  ('words', 'printed'),
+  [
+    ('exgrpo train --workdir=run', 'exgrpo train --workdir={here}/run'),
+    (
+      'exgrpo train --workdir run --compile_only',
+      'exgrpo train --workdir={here}/run --compile_only',
+    ),
+    ('.venv/bin/python -m x --out=a/b', '{here}/.venv/bin/python -m x --out={here}/a/b'),
+    ('tensorboard --logdir=/tmp/run', 'tensorboard --logdir=/tmp/run'),
+    ('exgrpo export --out=gs://bucket/x', 'exgrpo export --out=gs://bucket/x'),
+    # The name of a shipped config, even next to a folder with that name, and files.
+    ('exgrpo sweep --config=configs', 'exgrpo sweep --config=configs'),
+    (
+      'exgrpo sweep --sweep=a.py --config=b.py:t4',
+      'exgrpo sweep --sweep={here}/a.py --config={here}/b.py:t4',
+    ),
+    # Another path would be another config, to which the workdir does not belong.
+    ('exgrpo train --config.data.train=x.jsonl', 'exgrpo train --config.data.train=x.jsonl'),
+  ],
+)
+def test_a_command_to_copy_has_absolute_paths(words, printed):
+  assert console.to_copy(words.split()) == printed.format(here=os.getcwd())
+
+
+def test_a_recorded_command_gets_the_workdir_of_its_run():
+  words = ['exgrpo', 'train', '--workdir', 'run']
+  assert console.to_copy(words, '/a/my run') == "exgrpo train '--workdir=/a/my run'"
+
+
 @pytest.fixture
 def path(tmp_path):
   return tmp_path / 'console.log'

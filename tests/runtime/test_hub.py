@@ -15,6 +15,7 @@ from tests.helpers import hub_server
 
 WEIGHTS = bytes(range(256)) * 8000  # 2 MB
 DOWN = 'http://127.0.0.1:9'  # the port 'discard', where nothing answers
+TOKEN = 'hf_me'  # its user is me, in the organization lab
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +158,113 @@ def test_a_full_disk(monkeypatch):
 
   monkeypatch.setattr('huggingface_hub.file_download.http_get', full)
   assert re.search(r'cannot be downloaded to \S+ \(OSError: .* No space left on', refusal())
+
+
+# ---- Publishing ----
+
+
+@pytest.fixture
+def account(served, monkeypatch):
+  """The server, with a token to write as me or lab, one to read, and repositories of others."""
+  served.user(TOKEN, 'me', 'lab')
+  served.user('hf_read', 'me', role='read')
+  served.add('model', 'you/open', {})
+  served.add('model', 'you/secret', {}, private=True)
+  served.add('model', 'lab/secret', {}, private=True)
+  monkeypatch.setenv('HF_TOKEN', TOKEN)
+  return served
+
+
+FILES = {'model.safetensors': WEIGHTS, 'README.md': b'---\ntags: [x]\n---\n', 'config.json': b'{}'}
+
+
+def push(name, public=False, files=FILES):
+  hub.check_push(name, public)
+  return hub.publish(files, name, public, ['model*.safetensors', 'tokenizer*'])
+
+
+def files_of(repository):
+  files = dict(repository.commits[repository.branches['main']])
+  assert files.pop('.gitattributes') == b''
+  return files
+
+
+@pytest.mark.parametrize(
+  ('name', 'flag', 'private'),
+  [('me/new', {}, True), ('lab/new', {'public': True}, False), ('lab/secret', {}, True)],
+)
+def test_a_push_is_one_commit_to_a_private_repository_unless_it_is_public(
+  account, tmp_path, name, flag, private
+):
+  weights = tmp_path / 'weights'
+  weights.write_bytes(WEIGHTS)
+  page = push(name, files=FILES | {'model.safetensors': str(weights)}, **flag)
+  assert page == f'{account.url}/{name}'
+  assert files_of(account.repositories['model', name]) == FILES
+  assert account.repositories['model', name].private == private
+  assert [pushed for pushed, _ in account.commits] == [name]
+
+
+def test_a_push_replaces_the_weights_that_are_there_and_keeps_other_files(account):
+  shards = {'model-00001-of-00002.safetensors': b'old', 'tokenizer.json': b'old'}
+  account.add(
+    'model', 'me/policy', shards | {'config.json': b'old', 'LICENSE': b'mine'}, private=True
+  )
+  push('me/policy')
+  assert files_of(account.repositories['model', 'me/policy']) == FILES | {'LICENSE': b'mine'}
+  assert len(account.commits) == 1
+
+
+@pytest.mark.parametrize(
+  ('name', 'public', 'token', 'message'),
+  [
+    ('policy', False, TOKEN, r'the name has no owner\. Write owner/name'),
+    ('me/a--b', False, TOKEN, r'this is not a valid name\. Write owner/name'),
+    ('me/a@v1', False, TOKEN, r'this is not a valid name'),
+    ('me/new', False, '', r"there is no token for the Hub\. Run 'hf auth login', or set HF_TOKEN"),
+    ('me/new', False, 'hf_other', r'nothing was published, because your token is not accepted'),
+    ('me/new', False, 'hf_read', r'your token may only read\. Run'),
+    (
+      'lab/secret',
+      False,
+      'hf_read',
+      r'your token may only read\. Run',
+    ),
+    ('you/new', False, TOKEN, r'your token may not write to you\. Choose one of: me, lab\.'),
+    ('you/secret', False, TOKEN, r'your token may not write to you\.'),
+    ('you/open', True, TOKEN, r'because your token may not write to this repository'),
+    ('lab/secret', True, TOKEN, r'exists and is private\. Leave --public out, or choose another'),
+    ('me/model', False, TOKEN, r'exists and is public\. Add --public, or choose another'),
+  ],
+)
+def test_a_push_is_refused_before_anything_is_written(
+  account, monkeypatch, name, public, token, message
+):
+  monkeypatch.setenv('HF_TOKEN', token)
+  before = set(account.repositories)
+  with pytest.raises(InputError, match=rf'^--push={name}: .*{message}') as refused:
+    hub.check_push(name, public)
+  assert '\n' not in str(refused.value)
+  assert set(account.repositories) == before
+  assert not [path for method, path, _ in account.requests if method == 'POST']
+
+
+@pytest.mark.parametrize('broken', ['preupload', 'objects/batch', 'commit'])
+def test_a_push_that_breaks_off_changes_no_file(account, monkeypatch, broken):
+  account.add('model', 'me/policy', {'config.json': b'old'}, private=True)
+  account.broken = (broken,)
+  monkeypatch.setattr('time.sleep', lambda _: None)  # the library retries
+  with pytest.raises(InputError, match=r'^--push=me/policy: nothing was published, because http'):
+    push('me/policy')
+  assert files_of(account.repositories['model', 'me/policy']) == {'config.json': b'old'}
+
+
+def test_a_push_without_a_network(monkeypatch):
+  monkeypatch.setenv('HF_TOKEN', TOKEN)
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  with pytest.raises(InputError, match=r'^--push=me/new: HF_HUB_OFFLINE is set'):
+    push('me/new')
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+  monkeypatch.setattr(constants, 'ENDPOINT', DOWN)
+  with pytest.raises(InputError, match=rf'^--push=me/new: nothing .* {DOWN} failed .ConnectError'):
+    push('me/new')

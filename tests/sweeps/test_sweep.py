@@ -300,7 +300,7 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
   first, *rest = outcome.out.splitlines()
   assert len(rest) == 3 and not workdir.exists()
   assert shlex.split(first) == [
-    *('python', '-m', 'exgrpo_jax', 'train', '--config=configs/smoke.py'),
+    *('python', '-m', 'exgrpo_jax', 'train', f'--config={os.path.abspath("configs/smoke.py")}'),
     *(f'--workdir={workdir}/ratio=0,seed=0', "--config.data.evaluation=('a.jsonl',)"),
     *('--config.replay.ratio=0.0', '--config.seed=0'),
   ]

@@ -5,21 +5,19 @@ import io
 import json
 import pathlib
 import re
-import shlex
 import types
 
 import jax
 import numpy as np
 import pyarrow as pa
 import pytest
-from etils import epath
 from ml_collections import ConfigDict
 from pyarrow import parquet
 from safetensors.numpy import load_file
 
 from exgrpo_jax.commands import export as command
 from exgrpo_jax.config import overridden
-from exgrpo_jax.data import prompt, tokenizer
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.huggingface import weights
@@ -47,7 +45,14 @@ def write(run, out, dtype=None):
   """What the export command does, in this process."""
   command.main(
     types.SimpleNamespace(
-      checkpoint=str(run), model=None, step=None, out=str(out), dtype=dtype, adapters=False
+      checkpoint=str(run),
+      model=None,
+      step=None,
+      out=str(out),
+      dtype=dtype,
+      adapters=False,
+      push=None,
+      public=False,
     )
   )
 
@@ -83,7 +88,8 @@ def bytes_of(folder):
 def hub(data, tmp_path_factory):
   """A stand-in for the Hub that has the stored checkpoint and the training questions."""
   with hub_server.serving() as served, served.in_use(tmp_path_factory.mktemp('huggingface')):
-    served.add('model', 'tiny/Qwen2', bytes_of(STORED))
+    licence = '---\nlicense: apache-2.0\n---\n'
+    served.add('model', 'tiny/Qwen2', bytes_of(STORED) | {'README.md': licence})
     questions, packed = pathlib.Path(data.train).read_text().splitlines(), io.BytesIO()
     parquet.write_table(pa.Table.from_pylist(list(map(json.loads, questions))), packed)
     served.add('dataset', 'tiny/sums', {'data/train-00000-of-00001.parquet': packed.getvalue()})
@@ -155,15 +161,6 @@ def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported
   assert bytes_of(run / 'export' / 'last') == bytes_of(exported)
 
 
-def test_an_export_says_which_prompt_settings_its_folder_lacks():
-  prompts = prompt.PromptConfig('chat', 'Be brief.', '{"a": "it\'s"}')
-  keywords, system = command._left_out(prompts, epath.Path('/out'))
-  *_, flag, value = shlex.split(keywords)
-  assert (flag, value) == ('--default-chat-template-kwargs', prompts.template_kwargs)
-  assert 'vllm serve /out ' in keywords and system.endswith("this system message: 'Be brief.'")
-  assert command._left_out(prompt.PromptConfig('chat'), epath.Path('/out')) == []
-
-
 def test_training_can_start_from_its_own_export(exported, data, compiled, tmp_path):
   printed = train(exported, tmp_path, data, compiled, '--config.num_steps=1')
   assert f'weights of {exported}' in printed and 'step 1/1' in printed
@@ -208,7 +205,8 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
   best = tmp_path / 'export' / 'best'
   kept = []
   for step, score in ((1, 0.2), (2, 0.1), (3, 0.2), (4, 0.5)):
-    export.keep_best(opened, jax.tree.map(lambda x, step=step: x * step, params), step, score)
+    scaled = jax.tree.map(lambda x, step=step: x * step, params)
+    export.keep_best(opened, scaled, step, {'validation/score': score})
     norm_weight = tensors(best)['model.norm.weight'][0]
     kept.append((json.loads((best / 'evaluation.json').read_text())['step'], norm_weight))
   assert kept == [(1, 1.0), (1, 1.0), (1, 1.0), (4, 4.0)]
@@ -250,7 +248,7 @@ def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, m
   """The command's new folder is not there, and the policy of a former run is."""
   opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
   params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
-  export.keep_last(opened, params)
+  export.keep_last(opened, params, 1)
   before = bytes_of(tmp_path / 'export' / 'last')
 
   def cut_short(*_):
@@ -258,7 +256,7 @@ def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, m
 
   monkeypatch.setattr(export.weights, 'save', cut_short)
   with pytest.raises(KeyboardInterrupt):
-    export.keep_last(opened, params)
+    export.keep_last(opened, params, 2)
   with pytest.raises(KeyboardInterrupt):
     write(recorded.workdir, tmp_path / 'policy')
   assert not (tmp_path / 'policy').exists()

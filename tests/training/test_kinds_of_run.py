@@ -858,7 +858,9 @@ def test_the_kl_term_refers_to_the_base(run):
 def write(run, out, adapters):
   """What the export command writes."""
   flags = dict(checkpoint=str(run.workdir), out=str(out), adapters=adapters)
-  export.main(types.SimpleNamespace(model=None, step=None, dtype=None, **flags))
+  export.main(
+    types.SimpleNamespace(model=None, step=None, dtype=None, push=None, public=False, **flags)
+  )
   return out
 
 

@@ -1,12 +1,12 @@
 """A run's overview, the first page: scores, learning signal, settings and starts."""
 
 import datetime
-import importlib
 import itertools
-import json
 import math
+import os
 import pathlib
 import re
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.reporting.page import charts, evaluations
 from exgrpo_jax.reporting.page.evaluations import Benchmark, Shares
 from exgrpo_jax.reporting.runs import Recorded
-from exgrpo_jax.runtime import environment
+from exgrpo_jax.runtime import console, environment
 
 _SIGNAL = (  # metric and label; shares of a step's groups or tokens
   ('groups/zero_advantage', 'groups that taught nothing'),
@@ -25,7 +25,6 @@ _SIGNAL = (  # metric and label; shares of a step's groups or tokens
   ('groups/solved_by_none', 'groups solved by none'),
   ('policy/clip_fraction', 'fresh tokens clipped'),
 )
-_BASE = 'exgrpo_jax.configs.base'
 _LOG, _WARNING = 'console.log', 'WARNING: '
 _NAMED = re.compile(r'step (\d+):')
 _PROGRESS = re.compile(r'step +(\d+)/\d+ \|')  # the line that follows a step's warnings
@@ -39,16 +38,13 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
   # Earlier versions also recorded a start when a finished run had no steps left.
   starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
   replays = bool(run.config['replay.ratio'])
-  values = importlib.import_module(_BASE).get_config().to_dict()
-  base = runs.flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
   scores = _scores(run.metrics, benchmarks)
   return {
     'facts': _facts(run, starts),
     # Each setting that differs from the base config: name, base value, the run's value.
     'settings': [
-      [name, *('not set' if one is None else str(one) for one in (base.get(name), value))]
-      for name, value in run.config.items()
-      if base.get(name) != value
+      [name, *('not set' if one is None else str(one) for one in (default, value))]
+      for name, default, value in runs.departures(run.config)
     ],
     'starts': list(map(_start, starts)),
     'scores': scores,
@@ -163,7 +159,8 @@ def _next(
   run: Recorded, starts: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
   """Return [advice, command] pairs; the command is '' if the advice needs none."""
-  command = starts[-1]['command'] if starts else ''
+  words = shlex.split(starts[-1]['command']) if starts else []
+  command = console.to_copy(words, os.path.abspath(run.workdir)) if words else ''
   left = run.last_step - round(run.metrics[-1]['step'])
   if left > 0:
     verb = 'is' if left == 1 else 'are'

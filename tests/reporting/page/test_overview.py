@@ -13,7 +13,11 @@ from exgrpo_jax.reporting.runs import Recorded
 from tests.reporting.page.test_comparison import SCORE, benchmark
 
 BEGUN = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
-COMMAND = 'exgrpo train --config=chains --workdir=/tmp/chains'
+COMMAND = 'exgrpo train --config=chains --workdir=chains'  # of a shell in some folder
+
+
+def copied(workdir):
+  return f'exgrpo train --config=chains --workdir={workdir}'
 
 
 def start(first_step, minute=0):
@@ -73,17 +77,19 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
   texts = [text for text, _ in found['next']]
   assert sum(advice in text for text in texts) == 1 and texts[-1].startswith('The run is finished')
   longer = [command for text, command in found['next'] if 'To train longer' in text]
-  assert longer == [f'{COMMAND} --config.num_steps=120'] * (sign == 1)
+  assert longer == [f'{copied(tmp_path)} --config.num_steps=120'] * (sign == 1)
   again = start(0) | {'command': f'{COMMAND} --config.num_epochs=1.5'}
   found = described(tmp_path, records, [again], benchmark(by_step), num_epochs=1.5)
   commands = [command for text, command in found['next'] if 'To train longer' in text]
-  assert commands == [f'{COMMAND} --config.num_epochs=3'] * (sign == 1)
+  assert commands == [f'{copied(tmp_path)} --config.num_epochs=3'] * (sign == 1)
 
 
 @pytest.mark.parametrize(('step', 'left'), [(12, '48 steps are'), (59, '1 step is')])
 def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path, step, left):
   found = described(tmp_path, [{'step': 0}, {'step': step}], [start(0)])
-  assert found['next'] == [[f'{left} left. If the run has stopped, resume it with:', COMMAND]]
+  assert found['next'] == [
+    [f'{left} left. If the run has stopped, resume it with:', copied(tmp_path)]
+  ]
 
 
 def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):

@@ -1,0 +1,255 @@
+"""The model card of an exported policy: README.md, filled in from its run."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import huggingface_hub
+from etils import epath
+
+from exgrpo_jax import __version__
+from exgrpo_jax.data import named_sets, prompt
+from exgrpo_jax.data.questions import spec_name, split_spec
+from exgrpo_jax.datatypes import Message
+from exgrpo_jax.errors import counted
+from exgrpo_jax.experiment.experiment import Experiment, RunConfig
+from exgrpo_jax.huggingface import hub_checkpoint
+from exgrpo_jax.reporting import metrics, runs
+from exgrpo_jax.runtime import environment, hosts
+
+FILE = 'README.md'
+
+_HERE = 'path/to/this/folder'  # stands for the model's name until it is published
+_CODE = 'https://github.com/exgrpo-jax/exgrpo_jax'
+_PAPERS = {
+  'ExGRPO': 'Zhan et al. ExGRPO: Learning to Reason from Experience. 2025. '
+  '[arXiv:2510.02245](https://arxiv.org/abs/2510.02245)',
+  'GRPO': 'Shao et al. DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language '
+  'Models. 2024. [arXiv:2402.03300](https://arxiv.org/abs/2402.03300)',
+}
+_QUESTION = 'What is 12 * 13?'
+# Settings that the card shows elsewhere, or that config.json contains.
+_SHOWN = (*runs.SAME_SETTING, 'model.', 'prompt.system', 'data.train')
+# The folders of a path. A name on the Hub does not begin like this.
+_FOLDERS = re.compile(r'(?<![^\s\'"=,(\[])(\w+:/|~|\.{1,2})?/([^/\s\'",]+/)*')
+
+
+def write(
+  out: epath.PathLike,
+  experiment: Experiment,
+  step: int,
+  evaluated: Mapping[str, float] | None = None,
+  adapters: bool = False,
+) -> None:
+  """Write the card of the policy after `step`.
+
+  `evaluated` are the step's scores if the run has not written them yet. The card contains no
+  folders of this machine, because it may be published.
+  """
+  if not hosts.is_first():
+    return
+  config, base = experiment.config, _base(experiment)
+  local = os.path.basename(experiment.model_name.rstrip('/')) or 'A model from scratch'
+  method = 'ExGRPO' if config.replay.ratio else 'GRPO'
+  link = f'[{base}](https://huggingface.co/{base})' if base else local
+  text = f"""---
+{_metadata(experiment, base, adapters)}
+---
+
+# {base or local}, trained with {method}
+
+{_table('', '', rows=[('base model', link), *_facts(experiment, step)])}
+
+## Scores
+
+{_scores(experiment, step, evaluated or {})}
+
+## Use
+
+{_usage(experiment, base if adapters else '')}
+
+## Settings
+
+The run differs from the [default settings]({_CODE}/blob/main/docs/configuration.md) in these:
+
+{_table('setting', 'value', 'default', rows=_settings(config))}
+
+## Citation
+
+{_PAPERS[method]}
+"""
+  (epath.Path(out) / FILE).write_bytes(text.encode())
+
+
+def named(folder: str, name: str) -> bytes:
+  """Return the card in `folder` with the name of its repository on the Hub."""
+  return pathlib.Path(folder, FILE).read_bytes().replace(_HERE.encode(), name.encode())
+
+
+def _base(experiment: Experiment) -> str:
+  """Return the name on the Hub of the model that the run started from, or ''."""
+  repository = hub_checkpoint.named(experiment.model_name)
+  return repository.name if repository else experiment.config.model.repository.partition('@')[0]
+
+
+def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
+  """Return the YAML that the Hub reads. The base model and the data must be on the Hub."""
+  config = experiment.config
+  readme = os.path.join(config.model.path, FILE)
+  of_base = {}
+  with contextlib.suppress(Exception):  # the base model's card may be missing or damaged
+    of_base = huggingface_hub.metadata_load(readme) or {}
+  split = named_sets.on_hub(config.data.cache_dir, split_spec(config.data.train)[0])
+  return huggingface_hub.ModelCardData(
+    **{key: value for key, value in of_base.items() if key.startswith('license')},
+    library_name='peft' if adapters else 'transformers',
+    pipeline_tag='text-generation',
+    base_model=base or None,
+    datasets=[split.repository.name] if split else None,
+    tags=['exgrpo_jax', 'grpo', *['exgrpo'] * bool(config.replay.ratio)],
+  ).to_yaml()
+
+
+def _facts(experiment: Experiment, step: int) -> Iterator[tuple[str, str]]:
+  """Yield (name, value) for the table at the top."""
+  config = experiment.config
+  ratio = config.replay.ratio
+  yield 'method', f'ExGRPO, `replay.ratio={ratio:g}`' if ratio else 'GRPO'
+  yield 'policy', f'after step {step} of {config.num_steps}'
+  yield 'training data', f'`{_shown(config.data.train)}`'
+  if config.warm_start.num_updates:
+    data = _shown(config.warm_start.data)
+    yield 'warm start', f'{counted(config.warm_start.num_updates, "supervised update")} on `{data}`'
+  if config.environment.name:
+    yield 'environment', f'`{config.environment.name}`, over several turns'
+  start = (environment.read(experiment.workdir) or [{}])[-1]
+  version = start.get('packages', {}).get('exgrpo_jax', __version__)
+  commit = start.get('commit')
+  changed = ' and uncommitted changes' if commit and commit['has_uncommitted_changes'] else ''
+  of_commit = f', commit {commit["hash"]}{changed}' if commit else ''
+  yield 'software', f'[exgrpo_jax]({_CODE}) {version}{of_commit}'
+
+
+def _settings(config: RunConfig) -> Iterator[tuple[str, ...]]:
+  values = json.loads(json.dumps(dataclasses.asdict(config)))
+  for name, default, value in runs.departures(runs.flat(values)):
+    if name == 'seed' or not name.startswith(_SHOWN):
+      yield f'`{name}`', f'`{_shown(value)}`', f'`{_shown(default)}`'
+
+
+# ---- Scores ----
+
+
+def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -> str:
+  """Return a table of the scores before the first step and at `step`, with 95% intervals.
+
+  If the run was not evaluated at `step`, its last evaluation before that step is shown.
+  """
+  config = experiment.config
+  records = [*metrics.read(experiment.workdir), {'step': step, **evaluated}]
+  records = [r for r in records if r['step'] <= step and runs.score_names([[r]])]
+  by_hand = list(_by_hand(experiment.workdir, step))
+  if not records and not by_hand:
+    return 'The run did not evaluate this policy.'
+  last = records[-1] if records else {'step': step}
+  first = next((record for record in records[:-1] if record['step'] == 0), {})
+  validation = list(map(spec_name, config.data.validation))
+  rows = []
+  for source, name in runs.score_names([[last]]).items():
+    kind = ' (validation)' if source.split('/')[0] in validation else ''
+    ends = _interval(first, name), _interval(last, name)
+    rows.append((source + kind, *_measured(last, source, name), *ends))
+  note = 'Shares of correct responses, with 95% confidence intervals, at temperature '
+  note += f'{config.evaluation.temperature:g}.'
+  if evaluated and validation:
+    note += ' This policy has the best validation score of its run, so that score is optimistic.'
+  if last['step'] != step:
+    note += f' The run did not evaluate this policy, which is from step {step}.'
+  titles = 'data', 'questions', 'score', 'before step 1', f'after step {last["step"]:.0f}'
+  return f'{_table(*titles, rows=[*rows, *by_hand])}\n\n{note}'
+
+
+def _by_hand(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
+  """Yield a row for each evaluation of the policy with `exgrpo evaluate`."""
+  path = pathlib.Path(workdir, 'evaluation', 'evaluations.jsonl')
+  lines = path.read_text().splitlines() if path.exists() else []
+  for line in (line for line in map(json.loads, lines) if line['step'] == step):
+    for source, name in runs.score_names([[line['scores']]]).items():
+      title = f'{source}, temperature {line["temperature"]:g}'
+      measured = _measured(line['scores'], source, name)
+      yield title, *measured, '–', _interval(line['scores'], name)
+
+
+def _measured(record: Mapping[str, float], source: str, name: str) -> tuple[str, str]:
+  return f'{record[f"eval/{source}/questions"]:,.0f}', name.rpartition('/')[2]
+
+
+def _interval(record: Mapping[str, float], name: str) -> str:
+  value, low, high = (record.get(name + end, math.nan) for end in ('', '_low', '_high'))
+  if math.isnan(value):
+    return '–'
+  return f'{value:.3f}' + (f' ({low:.3f} to {high:.3f})' if math.isfinite(low) else '')
+
+
+# ---- Use ----
+
+
+def _usage(experiment: Experiment, base: str) -> str:
+  """Return code for transformers and vLLM. `base` is the model that adapters belong to, or ''."""
+  config = experiment.config
+  messages = [{'role': 'system', 'content': config.prompt.system}] * bool(config.prompt.system)
+  messages.append({'role': 'user', 'content': _QUESTION})
+  if config.prompt.template == 'chat':
+    given = f'messages = {json.dumps(messages, indent=2, ensure_ascii=False)}\nprompt = tokenizer.'
+    keywords = prompt.parsed_kwargs(config.prompt.template_kwargs)
+    more = f', **{keywords!r}' if keywords else ''
+    given += f'apply_chat_template(messages, tokenize=False, add_generation_prompt=True{more})'
+    place, request = 'chat/completions', {'messages': messages}
+    request |= {'chat_template_kwargs': keywords} if keywords else {}
+  else:  # the other templates are ours, so the prompt is written out
+    text = prompt.render([Message('user', _QUESTION)], config.prompt, experiment.tokenizer.chat)
+    given = f'prompt = {text!r}'
+    place, request = 'completions', {'prompt': text, 'add_special_tokens': False}
+  temperature, longest = config.evaluation.temperature, config.rollout.max_response
+  how = f'do_sample=True, temperature={temperature:g}' if temperature else 'do_sample=False'
+  library, auto = ('peft', 'AutoPeft') if base else ('transformers', 'Auto')
+  served = f'{base} --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={_HERE}'
+  model = {'model': 'policy' if base else _HERE}
+  body = model | request | {'max_tokens': longest, 'temperature': temperature}
+  return f"""```python
+from {library} import {auto}ModelForCausalLM
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained('{_HERE}')
+model = {auto}ModelForCausalLM.from_pretrained('{_HERE}')
+{given}
+inputs = tokenizer(prompt, add_special_tokens=False, return_tensors='pt')
+tokens = model.generate(**inputs, max_new_tokens={longest}, {how})
+print(tokenizer.decode(tokens[0, inputs.input_ids.shape[1] :], skip_special_tokens=True))
+```
+
+```bash
+vllm serve {served if base else _HERE}
+curl http://localhost:8000/v1/{place} -H 'Content-Type: application/json' \\
+  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}
+```"""
+
+
+# ---- Tables ----
+
+
+def _shown(value: Any) -> str:
+  """Format a value for a table. Paths lose their folders."""
+  return _FOLDERS.sub('', str(value)).replace('|', '\\|').replace('\n', ' ')
+
+
+def _table(*titles: str, rows: Iterable[tuple[str, ...]]) -> str:
+  lines = [titles, ('---',) * len(titles), *rows]
+  return '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
