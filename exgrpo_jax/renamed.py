@@ -56,6 +56,9 @@ REMOVED = {
     'training samples from the full softmax. Remove this key.',
   ),
 }
+# Removed dotted key -> the value that current runs correspond to. A workdir with another value
+# keeps the key, so that resuming it is refused.
+NEUTRAL = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
 # New dotted key -> {old value: current value}.
 VALUES = {
   'objective.old_logprobs': {'sampler': 'rollout'},
@@ -110,7 +113,12 @@ def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, A
     section, _, name = key.rpartition('.')
     if section == place and set(old) <= set(current):
       current[name] = merge(*map(current.pop, old))
-  return {name: v for name, v in current.items() if f'{place}.{name}'.lstrip('.') not in REMOVED}
+
+  def is_removed(name: str, value: Any) -> bool:
+    key = f'{place}.{name}'.lstrip('.')
+    return key in REMOVED and value == NEUTRAL.get(key, value)
+
+  return {name: value for name, value in current.items() if not is_removed(name, value)}
 
 
 def current_metrics(record: Mapping[str, float]) -> dict[str, float]:

@@ -104,7 +104,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
     ('inner.kl_loss_coef', r"verl's kl_loss_coef is config\.objective\.kl_coefficient here"),
     ('num_iterations', r"TRL's num_iterations is config\.optimizer\.epochs here\."),
     ('ppo_epochs', r"verl's ppo_epochs is config\.optimizer\.epochs here\."),
-    ('use_vllm', r"TRL's use_vllm has no setting here; sampling is a separate JAX program"),
+    ('use_vllm', r"TRL's use_vllm has no setting here; sampling is a JAX program"),
   ],
 )
 def test_an_option_of_trl_or_verl_is_answered_with_its_counterpart(key, hint):

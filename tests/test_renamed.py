@@ -34,7 +34,7 @@ def test_a_removed_setting_is_refused_with_the_reason_and_dropped_from_old_workd
   section, _, name = old.rpartition('.')
   with pytest.raises(InputError, match=re.escape(f"no '{name}'; {renamed.REMOVED[old]}")):
     config.overridden(config.defaults(RunConfig), {old: 1})
-  stored = {name: 1, 'other': 2}
+  stored = {name: renamed.NEUTRAL.get(old, 1), 'other': 2}
   assert renamed.current_settings({section: stored} if section else stored) == (
     {section: {'other': 2}} if section else {'other': 2}
   )

@@ -17,7 +17,7 @@ def test_purposes_keep_their_numbers():
   assert ' '.join(purpose.name for purpose in sorted(Purpose)) == (
     'INIT ROLLOUT EVALUATION WARM_START_CHECK STOCHASTIC_ROUNDING PLAN TRAJECTORY QUESTION_STREAM '
     'WARM_START_ORDER SAMPLES ALIGNMENT RECORDED_GROUPS LORA GENERATE PREFILTER TRAINED_ORDER '
-    'ENVIRONMENT DEMONSTRATION'
+    'ENVIRONMENT DEMONSTRATION EPOCH_ORDER'
   )
   assert [purpose.value for purpose in sorted(Purpose)] == list(range(18))
 
