@@ -152,13 +152,14 @@ OTHERS = {
     'logprob_check.every': 1,
   },
   'dynamic': {
-    'rollout.questions': 4,
-    'rollout.dynamic_sampling': 2.0,
-    'replay.start_pass_rate': 0.6,
+    'seed': 9,
+    'rollout.questions': 3,
+    'rollout.dynamic_sampling': 3.0,
+    'replay.start_pass_rate': 0.5,
     'optimizer.minibatches': 1,
     'warm_start.num_updates': 0,
     'checkpoint.every': 4,
-    'num_steps': 10,
+    'num_steps': 8,
   },
   'dynamic_episodes': {
     **_GUESS,

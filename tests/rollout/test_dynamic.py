@@ -1,5 +1,6 @@
-"""Dynamic sampling: which groups a step draws, trains, drops and leaves, in NumPy."""
+"""Dynamic sampling: what a step draws, trains, drops and leaves, computed again in NumPy."""
 
+import contextlib
 import dataclasses
 import math
 import types
@@ -9,11 +10,12 @@ import pytest
 
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.algorithm.settings import ReplayConfig
-from exgrpo_jax.datatypes import Cursor, Question, Questions, QuestionSet, Verdict
+from exgrpo_jax.datatypes import Cursor, Experience, Question, Questions, QuestionSet, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import generation
 from exgrpo_jax.rollout import dynamic, partial, stages
 from exgrpo_jax.rollout.settings import LogprobCheckConfig, RolloutConfig
+from exgrpo_jax.training import loop
 from tests.helpers import buffers
 from tests.helpers.decoding import ScriptedSampler
 
@@ -179,6 +181,30 @@ def test_with_partial_rollouts_no_informative_group_is_lost(in_flight, factor):
     assert max(ages) <= 2
     before, filled = left, filled + measured['groups/filled']
   assert (filled > 0) == (factor < 8)
+
+
+def test_replay_starts_by_the_pass_rate_of_all_fresh_groups():
+  """Of four mixed groups, a third is right; of the step's solved ones, which are dropped, all."""
+  rollout = setup(dynamic_sampling=6.0)
+  _, graded, _ = next(taken_steps(rollout, replay.Buffer(), 1))
+  verdicts = [verdict.correct for group in graded.verdicts for verdict in group]
+  of_trained, of_all = np.mean(verdicts[: Q * K]), np.mean(verdicts)
+  assert of_trained == pytest.approx(1 / 3) and of_all > 0.4
+  config = types.SimpleNamespace(
+    replay=ReplayConfig(ratio=0.5, start_pass_rate=0.4), rollout=rollout.config
+  )
+  run = types.SimpleNamespace(
+    experiment=types.SimpleNamespace(config=config),
+    rollout=rollout,
+    clock=lambda _: contextlib.nullcontext(),
+  )
+  unread = dict(scores=(), batch=None, sampling={}, mismatch={})
+  replays = [None] * len(graded.responses)
+  experience = Experience(**graded._asdict(), replays=replays, **unread)
+  buffer, _ = loop.remember(run, replay.Buffer(), experience)
+  assert buffer.started
+  solved = {row for row in rows_of(graded.plan) if row % 3 == 1}
+  assert {*buffer.retired_epoch} == solved and solved
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_purposes_keep_their_numbers():
     'WARM_START_ORDER SAMPLES ALIGNMENT RECORDED_GROUPS LORA GENERATE PREFILTER TRAINED_ORDER '
     'ENVIRONMENT DEMONSTRATION EPOCH_ORDER'
   )
-  assert [purpose.value for purpose in sorted(Purpose)] == list(range(18))
+  assert [purpose.value for purpose in sorted(Purpose)] == list(range(19))
 
 
 def test_no_two_of_seed_purpose_and_place_share_a_stream_or_a_key():
