@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import re
+import shlex
 import types
 
 import jax
@@ -159,6 +160,65 @@ def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported
   assert end == start | {'torch_dtype': 'float32'}
   # What training exports at its end is the same.
   assert bytes_of(run / 'export' / 'last') == bytes_of(exported)
+
+
+def pushed(hub, name):
+  """File name -> content of what a repository of the Hub received."""
+  repository = hub.repositories['model', name]
+  files = dict(repository.commits[repository.branches['main']])
+  del files['.gitattributes']
+  return files
+
+
+def test_what_is_published_is_the_export_and_loads_again(hub, run, exported, tmp_path):
+  hub.user('hf_me', 'me')
+  printed = run_command('export', f'--checkpoint={run}', '--push=me/policy', HF_TOKEN='hf_me')
+  assert printed.endswith(f'{hub.url}/me/policy: the policy after step 3, private\n')
+  local = bytes_of(exported)
+  card = local['README.md'].replace(b'path/to/this/folder', b'me/policy')
+  assert pushed(hub, 'me/policy') == local | {'README.md': card} and card != local['README.md']
+  assert hub.repositories['model', 'me/policy'].private
+  score = metrics.read(run)[-1]['eval/data_evaluation/pass@1']
+  for phrase in (
+    *('license: apache-2.0', 'base_model: tiny/Qwen2', 'datasets:\n- tiny/sums\n'),
+    *('| data_evaluation (validation) |', f' {score:.3f} (', 'vllm serve me/policy'),
+  ):
+    assert phrase in card.decode(), phrase
+  # From the name alone, as a user of the model; its card goes along, and the best policy has one.
+  for source, name in (('me/policy', 'me/again'), (run / 'export' / 'best', 'me/best')):
+    out = tmp_path / name
+    flags = [f'--model={source}', f'--out={out}', f'--push={name}', '--public']
+    assert f'{name}: {source}, in float32, public' in run_command(
+      'export', *flags, HF_TOKEN='hf_me'
+    )
+    assert not hub.repositories['model', name].private
+    assert f'vllm serve {name}' in pushed(hub, name)['README.md'].decode() or source == 'me/policy'
+  again = tensors(tmp_path / 'me/again')
+  assert all(np.array_equal(value, again[key]) for key, value in tensors(exported).items())
+
+
+def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(hub, run, tmp_path):
+  hub.user('hf_me', 'me')
+  hub.broken = ('/commit/',)
+  out = tmp_path / 'two words'
+  flags = [f'--checkpoint={run}', f'--out={out}', '--push=me/late']
+  outcome = forked.run_one(['export', *flags], HF_TOKEN='hf_me')
+  hub.broken = ()
+  assert outcome.status == 2 and pushed(hub, 'me/late') == {}
+  command = outcome.err.partition('To publish it, run: ')[2]
+  words = shlex.split(command)[-3:]
+  assert words == ['export', f'--model={out}', '--push=me/late']
+  run_command(*words, HF_TOKEN='hf_me')
+  assert b'vllm serve me/late' in pushed(hub, 'me/late')['README.md']
+
+
+@pytest.mark.parametrize('flags', [['--checkpoint={run}', '--step=9'], ['--model=/no/model']])
+def test_nothing_is_created_for_an_export_that_fails(hub, run, flags):
+  hub.user('hf_me', 'me')
+  flags = [flag.format(run=run) for flag in flags]
+  outcome = forked.run_one(['export', *flags, '--push=me/none'], HF_TOKEN='hf_me')
+  assert outcome.status == 2 and re.search('has no step 9|/no/model is not a folder', outcome.err)
+  assert ('model', 'me/none') not in hub.repositories
 
 
 def test_training_can_start_from_its_own_export(exported, data, compiled, tmp_path):
