@@ -35,14 +35,19 @@ def define_flags() -> None:
   flags.DEFINE_bool('serve', False, 'Serve the page on this machine instead of writing a file.')
   flags.DEFINE_integer('port', 8700, 'The port for --serve; 0 chooses a free one.', 0, 65535)
   flags.DEFINE_float(
-    'every', 30.0, 'The minimum time between two versions of the page, in seconds.', 1.0
+    'every',
+    None,
+    'The minimum time between two versions of the page, in seconds. The default is 30, or 5 with '
+    '--serve.',
+    1.0,
   )
 
 
 def main(args: command_line.Args, *workdirs: str) -> None:
   """Write the page, keep writing it, or serve it."""
-  if not math.isfinite(args.every):
-    raise InputError(f'--every={args.every}: the value must be a number of seconds, at least 1.')
+  every = args.every or (5.0 if args.serve else 30.0)
+  if not math.isfinite(every):
+    raise InputError(f'--every={every}: the value must be a number of seconds, at least 1.')
   for name in ('out', 'watch', 'texts'):
     if args.serve and args[name].present:
       raise InputError(
@@ -53,9 +58,9 @@ def main(args: command_line.Args, *workdirs: str) -> None:
   if out.is_dir() or (args.out or '').endswith(('/', os.sep)):
     out /= PAGE
   if args.serve:
-    serve(workdirs, args.port, args.every)
+    serve(workdirs, args.port, every)
   elif args.watch:
-    watch(workdirs, out, args.texts == 'all', args.every)
+    watch(workdirs, out, args.texts == 'all', every)
   else:
     print_written(out, write_report(workdirs, out, args.texts == 'all'))
 
