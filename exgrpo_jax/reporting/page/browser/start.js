@@ -69,6 +69,8 @@ async function show(isUpdate = false) {
   main.dataset.page = name;
   main.replaceChildren(...content.flat(Infinity).filter(Boolean));
   document.title = `${title(name)} · ${page.title}`;
+  const written = page.written && quiet(`Written ${page.written} by exgrpo_jax ${page.by}.`);
+  document.getElementById('footer').replaceChildren(written || '');
   if (comeBack) comeBack();
   else scrollTo(0, 0);
   for (const plot of charts)
@@ -164,9 +166,8 @@ function update() {
 
 // Change the line about the runs only if its words change, because screen readers announce it.
 function say(all) {
-  const lines = all.map(([kind, text]) => h(`span.${kind}`, text));
-  const words = (list) => list.map((one) => one.outerHTML).join();
-  if (words(lines) !== words([...states.children])) states.replaceChildren(...lines);
+  const lines = h('p', ...all.map(([kind, text]) => h(`span.${kind}`, text)));
+  if (lines.innerHTML !== states.innerHTML) states.replaceChildren(...lines.children);
   if (!states.isConnected) document.getElementById('header').append(states);
 }
 
@@ -183,9 +184,6 @@ async function start() {
   system.addEventListener('change', adopt);
   adopt();
   page = await part('page');
-  const more = page.again ? ' It checks for newer steps automatically.' : '';
-  const footer = quiet(`Written ${page.written} by exgrpo_jax ${page.by}.`, more);
-  document.getElementById('footer').replaceChildren(footer);
   addEventListener('hashchange', () => show());
   await show();
   follow();
