@@ -1,4 +1,4 @@
-"""Write, watch and serve the report page for one or more runs."""
+"""Write and serve the report page for one or more runs."""
 
 import contextlib
 import datetime
@@ -206,21 +206,17 @@ PAGE = 'report.html'  # in a finished run's workdir
 
 
 def write_report(
-  workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
+  workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False
 ) -> list[Group]:
   """Write the report page for these runs to `out`, and return the runs as shown on the page.
 
-  With `all_texts`, all recorded texts are written to a folder next to the file. Every `again`
-  seconds, the page of an unfinished run checks for newer steps; 0 means no checks. Missing folders
-  are created. Raises InputError if a folder is not a run's workdir or has no metrics yet, or if
-  writing fails.
+  With `all_texts`, all recorded texts are written to a folder next to the file. Missing folders are
+  created. Raises InputError if a folder is not a run's workdir or has no metrics yet, or if writing
+  fails.
   """
   groups = runs.read(workdirs)
   folder = out.with_name(f'{out.stem}_texts')
-  texts = f'{folder.name}/' if all_texts else None
-  text = contents.render(
-    _describe(groups, texts=texts, again=0.0 if _have_ended(groups) else again)
-  )
+  text = contents.render(_describe(groups, texts=f'{folder.name}/' if all_texts else None))
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
     if all_texts:  # a file for each run and each step with recorded responses
@@ -262,10 +258,6 @@ def _runs(groups: Sequence[Group]) -> list[Recorded]:
   return [run for group in groups for run in group.runs]
 
 
-def _have_ended(groups: Sequence[Group]) -> bool:
-  return all(run.metrics[-1]['step'] >= run.last_step for run in _runs(groups))
-
-
 def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
   """Print the page's path and size, and each run's progress."""
   steps = ', '.join(
@@ -273,29 +265,6 @@ def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
     for run in _runs(groups)
   )
   print(f'{out} ({out.stat().st_size / 1e6:.1f} MB); {steps}', flush=True)
-
-
-# ---- Unfinished runs ----
-
-
-def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:
-  """Write the page whenever the runs have new records, until all of them have ended."""
-  os.nice(19)  # training has priority
-  waiting = [workdir for workdir in workdirs if not runs.read_metrics(workdir)]
-  if waiting:
-    print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
-  while not all(map(runs.read_metrics, waiting)):
-    time.sleep(_POLL)
-  seen = ''
-  while True:
-    started, now = time.monotonic(), _signature(workdirs)
-    if now != seen:
-      groups = write_report(workdirs, out, all_texts, every)
-      print_written(out, groups)
-      if _have_ended(groups):
-        return
-      seen = now
-    time.sleep(max(_POLL, every - (time.monotonic() - started)))
 
 
 def serve(workdirs: Sequence[str], port: int, every: float) -> None:

@@ -119,9 +119,9 @@ function bookmark(isUpdate) {
   return () => steps.forEach((step) => step());
 }
 
-// ---- Updates of a page that is served, or of a file that is rewritten ----
+// ---- Updates of a served page ----
 
-const PAUSE = { file: 60, served: 3 }; // seconds without input before an update, which may disturb
+const PAUSE = 3; // seconds without input before an update, which may disturb a reader
 
 async function follow() {
   let touched = -Infinity;
@@ -131,20 +131,18 @@ async function follow() {
   for (const event of ['pointerdown', 'pointerup', 'keydown', 'wheel', 'touchmove'])
     addEventListener(event, touch, { passive: true });
   addEventListener('pointermove', (event) => event.buttons && touch());
-  const pause = 1000 * PAUSE[page.parts ? 'served' : 'file'];
-  const isBusy = () => performance.now() - touched < pause || !getSelection().isCollapsed;
-  while (page.again) {
+  const isBusy = () => performance.now() - touched < 1000 * PAUSE || !getSelection().isCollapsed;
+  for (;;) {
     await new Promise((wake) => setTimeout(wake, 1000 * page.again));
-    if (document.hidden) continue;
-    const renew = page.parts ? await askForNews() : () => location.reload();
-    if (renew && isBusy()) offer(renew);
-    else if (renew) await renew();
+    if (!document.hidden) await askForNews();
+    if (newer && isBusy()) offerUpdate();
+    else if (newer) await update();
   }
 }
 
 let newer = null; // data that is newer than what is shown
 
-// Show what the runs are doing, and return `update` if there are newer data.
+// Show what the runs are doing, and read newer data if there are any.
 async function askForNews() {
   try {
     const have = encodeURIComponent((newer ?? page).version);
@@ -155,7 +153,6 @@ async function askForNews() {
   } catch {
     say([['stopped', 'The server does not answer. Run exgrpo report --serve again.']]);
   }
-  return newer && update;
 }
 
 function update() {
@@ -171,9 +168,9 @@ function say(all) {
   if (!states.isConnected) document.getElementById('header').append(states);
 }
 
-function offer(renew) {
-  document.getElementById('newer')?.remove();
-  const attributes = { type: 'button', id: 'newer', onclick: renew };
+function offerUpdate() {
+  if (document.getElementById('newer')) return;
+  const attributes = { type: 'button', id: 'newer', onclick: update };
   document.getElementById('header').append(h('button', attributes, 'Show newer steps'));
 }
 
@@ -186,7 +183,7 @@ async function start() {
   page = await part('page');
   addEventListener('hashchange', () => show());
   await show();
-  follow();
+  if (page.parts) follow();
 }
 
 start();
