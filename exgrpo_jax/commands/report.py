@@ -3,9 +3,8 @@
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page needs no network and, without --texts=all, no other file. During a run, --watch keeps
-rewriting it, and --serve serves it to browsers on this machine. Nothing is written into a workdir
-unless --out points there.
+The page needs no network and, without --texts=all, no other file. With --serve, browsers on this
+machine show it and follow the runs. Nothing is written into a workdir unless --out points there.
 """
 
 import math
@@ -16,7 +15,7 @@ from absl import flags
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting.report import PAGE, print_written, serve, watch, write_report
+from exgrpo_jax.reporting.report import PAGE, print_written, serve, write_report
 
 
 def define_flags() -> None:
@@ -31,19 +30,23 @@ def define_flags() -> None:
     'The responses to show with their tokens. sampled shows as many as fit into the page; all '
     'shows all recorded responses, which are written to a folder next to the page.',
   )
-  flags.DEFINE_bool('watch', False, 'Keep rewriting the file until the runs have ended.')
-  flags.DEFINE_bool('serve', False, 'Serve the page on this machine instead of writing a file.')
+  flags.DEFINE_bool(
+    'serve', False, 'Serve the page on this machine and keep it up to date; write no file.'
+  )
   flags.DEFINE_integer('port', 8700, 'The port for --serve; 0 chooses a free one.', 0, 65535)
   flags.DEFINE_float(
-    'every', 30.0, 'The minimum time between two versions of the page, in seconds.', 1.0
+    'every',
+    5.0,
+    'The minimum time between two versions of a served page, in seconds.',
+    1.0,
   )
 
 
 def main(args: command_line.Args, *workdirs: str) -> None:
-  """Write the page, keep writing it, or serve it."""
+  """Write the page, or serve it."""
   if not math.isfinite(args.every):
     raise InputError(f'--every={args.every}: the value must be a number of seconds, at least 1.')
-  for name in ('out', 'watch', 'texts'):
+  for name in ('out', 'texts'):
     if args.serve and args[name].present:
       raise InputError(
         f'--{name}={args[name].value}: this flag cannot be combined with --serve, because a '
@@ -54,8 +57,6 @@ def main(args: command_line.Args, *workdirs: str) -> None:
     out /= PAGE
   if args.serve:
     serve(workdirs, args.port, args.every)
-  elif args.watch:
-    watch(workdirs, out, args.texts == 'all', args.every)
   else:
     print_written(out, write_report(workdirs, out, args.texts == 'all'))
 

@@ -1,33 +1,86 @@
-"""Write, watch and serve the report page for one or more runs."""
+"""Write and serve the report page for one or more runs."""
 
+import contextlib
 import datetime
 import http
 import http.server
+import itertools
+import json
 import os
 import pathlib
 import re
+import socket
+import statistics
 import threading
 import time
+import zlib
 from collections.abc import Sequence
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics, runs, step_records
+from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.reporting.page import contents, evaluations
 from exgrpo_jax.reporting.runs import Group, Recorded
-from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime import activity, clock, hosts
+from exgrpo_jax.runtime.workdir import RUN_LOCK, is_abandoned
 
 # ---- The server of a page ----
 
 ADDRESS = '127.0.0.1'
 _OWN_NAMES = (ADDRESS, 'localhost')
 _TEXTS = re.compile(r'/texts/(\d+)_(\d+)\.js')
+_POLL = 2.0  # seconds between checks of the files
+_SLOW_POLL = 10.0  # the same for runs that have ended or stopped
+_LIVE = {'texts': 'texts/', 'again': _POLL, 'version': '', 'parts': {}}  # of a served page
+
+
+class State(NamedTuple):
+  """What a run is doing: a word for it, which page.css colors, and a sentence."""
+
+  kind: str  # 'waiting', 'running', 'stalled', 'stopped' or 'ended'
+  text: str
+
+
+def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: float) -> State:
+  """Describe what a run is doing at `now`, with the limit of `clock.watched` for a stall.
+
+  Only steps since the latest start count, because it may come long after the last step and has to
+  compile first. Times are in Unix seconds. `is_gone` tells that the run's process has ended.
+  """
+  if not records:
+    if is_gone:
+      return State('stopped', 'The run stopped before its first step. See its output for why.')
+    return State('waiting', 'Waiting for the first step.')
+  config = runs.read_settings(workdir)
+  step, last = round(records[-1]['step']), runs.last_step(config, records)
+  done = f'step {step} of {config["num_steps"]}'
+  if step >= last:
+    return State('ended', f'The run has ended after {done}.')
+  if is_gone:
+    text = (
+      f'The run stopped after {done}: its process is gone. Overview has a command to resume it.'
+    )
+    return State('stopped', text)
+  times = [moment for record in records if (moment := record.get('timestamp', 0.0)) > started]
+  gaps = [after - before for before, after in itertools.pairwise(times)][-clock.RECENT :]
+  if len(gaps) < clock.MEDIAN_STEPS:
+    return State('running', f'The run has finished {done}.')
+  pace, since = statistics.median(gaps), datetime.datetime.fromtimestamp(times[-1])
+  if now - times[-1] > max(clock.FACTOR * pace, clock.LEAST_SECONDS):
+    text = f'No step has finished since {done} at {since:%H:%M:%S on %Y-%m-%d}, although a step '
+    text += f'takes {pace:.1f} s. The run may hang; its output may name the phase.'
+    return State('stalled', text)
+  return State('running', f'The run finished {done} at {since:%H:%M:%S}, at {pace:.1f} s a step.')
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """A loopback server that renders the runs' page at most once every `every` seconds."""
+  """A loopback server that renders the runs' page at most once every `every` seconds.
+
+  It spends at most a tenth of the time on rendering.
+  """
 
   daemon_threads = True
 
@@ -42,27 +95,65 @@ class Server(http.server.ThreadingHTTPServer):
       ) from error
     self._workdirs, self._every = workdirs, every
     self._lock = threading.Lock()
-    self._version, self._document = '', b''
+    self._seen: str | None = None  # the files' signature when the records were read
+    self._records: list[Run] = []
+    self._abandoned: set[tuple[str, float]] = set()  # locks that nobody holds: workdir, since when
     self._next = 0.0
-    # The runs on the newest page, in page order.
+    # The newest page, without runs until all of them have metrics; its parts; its runs, in order.
+    self._page: contents.Parts = {'runs': [], 'title': ', '.join(workdirs), **_LIVE}
+    self._parts: dict[str, str] = {}
     self._shown: list[tuple[Recorded, contents.Pieces | None]] = []
 
-  def version(self) -> str:
-    """Return the version of the page that a reader would get now."""
-    with self._lock:
-      return self._version if time.monotonic() < self._next else _signature(self._workdirs)
-
-  def document(self) -> bytes:
-    """Return the page. Renders it again if it is old enough and there are new records."""
+  def refresh(self) -> list[State]:
+    """Read what is new and return the runs' states; render the page if it is old enough."""
     with self._lock:
       version = _signature(self._workdirs)
-      if version != self._version and time.monotonic() >= self._next:
-        groups = runs.read(self._workdirs)
+      if version != self._seen:
+        self._records = [runs.read_metrics(workdir) for workdir in self._workdirs]
+        self._seen = version
+      states = list(map(self._state, self._workdirs, self._records))
+      are_over = all(state.kind in ('ended', 'stopped') for state in states)
+      is_due = are_over or time.monotonic() >= self._next
+      if all(self._records) and version != self._page['version'] and is_due:
+        begun, groups = time.monotonic(), runs.read(self._workdirs)
         self._shown = [(run, contents.open_pieces(run)) for run in _runs(groups)]
-        page = _render(groups, True, texts='texts/', again=_POLL, version=version)
-        self._document = page.encode()
-        self._version, self._next = version, time.monotonic() + self._every
-      return self._document
+        parts = _describe(groups, True, **_LIVE | {'version': version})
+        self._page = parts.pop('page')
+        self._parts = {name: contents.pack(part) for name, part in parts.items() if part}
+        self._page['parts'] = {name: zlib.crc32(x.encode()) for name, x in self._parts.items()}
+        now = time.monotonic()
+        self._next = now + max(self._every, 9 * (now - begun))
+      return states
+
+  def _state(self, workdir: str, records: Run) -> State:
+    lock = pathlib.Path(workdir, RUN_LOCK)
+    started = lock.stat().st_mtime if lock.exists() else 0.0
+    if (workdir, started) not in self._abandoned and is_abandoned(lock):
+      self._abandoned.add((workdir, started))
+    is_gone = (workdir, started) in self._abandoned
+    return state_of(workdir, records, started, is_gone, time.time())
+
+  def news(self, version: str) -> dict[str, Any]:
+    """Return the runs' states, and the newest page if the reader's page has another version."""
+    try:
+      states = self.refresh()
+    except (InputError, OSError) as error:  # the page that was shown stays
+      states = [State('stopped', str(error))]
+    if len(states) > 1:
+      states = [
+        State(kind, f'{name}: {text}') for name, (kind, text) in zip(self._workdirs, states)
+      ]
+    is_over = all(kind in ('ended', 'stopped') for kind, _ in states)
+    page = None if version == self._page['version'] else contents.pack(self._page)
+    return {'states': states, 'page': page, 'again': _SLOW_POLL if is_over else _POLL}
+
+  def document(self) -> str:
+    """Return the page as a document that requests its other parts when it needs them."""
+    return contents.render({'page': self._page})
+
+  def part(self, name: str) -> str | None:
+    """Return one of the page's other parts as `contents.pack` does, or None if there is none."""
+    return self._parts.get(name)
 
   def texts(self, run: int, step: int) -> str | None:
     """Return the script with a step's texts, or None if there are none."""
@@ -80,51 +171,52 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if urlsplit(f'//{self.headers.get("Host", "")}').hostname not in _OWN_NAMES:
       self.send_error(http.HTTPStatus.FORBIDDEN, 'This page can be read only from this machine.')
       return
-    path = urlsplit(self.path).path
-    texts = _TEXTS.fullmatch(path)
-    if path == '/':
+    url = urlsplit(self.path)
+    texts = _TEXTS.fullmatch(url.path)
+    if url.path == '/':
       self._answer(self.server.document(), 'text/html')
-    elif path == '/version':
-      self._answer(self.server.version().encode(), 'text/plain')
+    elif url.path == '/news':
+      have = parse_qs(url.query).get('have', [''])[0]
+      self._answer(json.dumps(self.server.news(have)), 'application/json')
+    elif part := self.server.part(url.path.removeprefix('/parts/')):
+      self._answer(part, 'text/plain')
     elif texts and (script := self.server.texts(int(texts[1]), int(texts[2]))):
-      self._answer(script.encode(), 'text/javascript')
+      self._answer(script, 'text/javascript')
     else:
       self.send_error(http.HTTPStatus.NOT_FOUND)
 
   def log_message(self, format: str, *args: object) -> None:
     """Log nothing, because a page polls every few seconds."""
 
-  def _answer(self, content: bytes, kind: str) -> None:
+  def _answer(self, text: str, kind: str) -> None:
+    content = text.encode()
     self.send_response(http.HTTPStatus.OK)
     self.send_header('Content-Type', f'{kind}; charset=utf-8')
     self.send_header('Content-Length', str(len(content)))
     self.send_header('Cache-Control', 'no-store')
     self.send_header('X-Content-Type-Options', 'nosniff')
     self.end_headers()
-    self.wfile.write(content)
+    with contextlib.suppress(ConnectionError):  # the reader has closed the page
+      self.wfile.write(content)
 
+
+# ---- Files ----
 
 PAGE = 'report.html'  # in a finished run's workdir
-_POLL = 2.0  # seconds between checks of the files
 
 
 def write_report(
-  workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
+  workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False
 ) -> list[Group]:
   """Write the report page for these runs to `out`, and return the runs as shown on the page.
 
-  With `all_texts`, all recorded texts are written to a folder next to the file. Every `again`
-  seconds, the page of an unfinished run checks for newer steps; 0 means no checks. Missing folders
-  are created. Raises InputError if a folder is not a run's workdir or has no metrics yet, or if
-  writing fails.
+  With `all_texts`, all recorded texts are written to a folder next to the file. Missing folders are
+  created. Raises InputError if a folder is not a run's workdir or has no metrics yet, or if writing
+  fails.
   """
   groups = runs.read(workdirs)
   folder = out.with_name(f'{out.stem}_texts')
-  text = _render(
-    groups,
-    texts=f'{folder.name}/' if all_texts else None,
-    again=0.0 if _have_ended(groups) else again,
-  )
+  text = contents.render(_describe(groups, texts=f'{folder.name}/' if all_texts else None))
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
     if all_texts:  # a file for each run and each step with recorded responses
@@ -150,22 +242,20 @@ def write_at_end(workdir: str) -> None:
     hosts.warn(f'{PAGE} was not written: {error}')
 
 
-def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any) -> str:
-  """Render the document. `options` become part of its 'page' data; see browser/start.js."""
+def _describe(
+  groups: Sequence[Group], all_responses: bool = False, **options: Any
+) -> contents.Parts:
+  """Return the page's parts. `options` become part of its 'page' data; see browser/start.js."""
   parts = contents.describe(groups, all_responses)
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
   parts['page'] |= options
-  return contents.render(parts)
+  return parts
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
   """Return the runs in page order."""
   return [run for group in groups for run in group.runs]
-
-
-def _have_ended(groups: Sequence[Group]) -> bool:
-  return all(run.metrics[-1]['step'] >= run.last_step for run in _runs(groups))
 
 
 def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
@@ -177,42 +267,16 @@ def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
   print(f'{out} ({out.stat().st_size / 1e6:.1f} MB); {steps}', flush=True)
 
 
-# ---- Unfinished runs ----
-
-
-def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:
-  """Write the page whenever the runs have new records, until all of them have ended."""
-  os.nice(19)  # training has priority
-  _await_metrics(workdirs)
-  seen = ''
-  while True:
-    started, now = time.monotonic(), _signature(workdirs)
-    if now != seen:
-      groups = write_report(workdirs, out, all_texts, every)
-      print_written(out, groups)
-      if _have_ended(groups):
-        return
-      seen = now
-    time.sleep(max(_POLL, every - (time.monotonic() - started)))
-
-
 def serve(workdirs: Sequence[str], port: int, every: float) -> None:
-  """Serve the page until Ctrl-C."""
+  """Serve the page until Ctrl-C; raise InputError if a folder is not a run's workdir."""
   os.nice(19)  # training has priority
   with Server(workdirs, port, every) as server:
-    _await_metrics(workdirs)
-    url = f'http://{ADDRESS}:{server.server_address[1]}/'
-    print(f'{url} shows {", ".join(workdirs)}. Press Ctrl-C to stop.', flush=True)
+    server.refresh()  # raises InputError for folders that cannot be shown
+    place = f'{ADDRESS}:{server.server_address[1]}'
+    print(f'http://{place}/ shows {", ".join(workdirs)}. Press Ctrl-C to stop.')
+    tunnel = f'ssh -L {server.server_address[1]}:{place} {socket.gethostname()}'
+    print(f'To open it on another machine, run this there first: {tunnel}', flush=True)
     server.serve_forever()
-
-
-def _await_metrics(workdirs: Sequence[str]) -> None:
-  """Wait until all runs have written metrics; raise InputError for other folders."""
-  waiting = [workdir for workdir in workdirs if not runs.read_metrics(workdir)]
-  if waiting:
-    print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
-  while not all(map(runs.read_metrics, waiting)):
-    time.sleep(_POLL)
 
 
 def _signature(workdirs: Sequence[str]) -> str:

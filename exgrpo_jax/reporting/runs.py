@@ -15,7 +15,7 @@ import pyarrow as pa
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.runtime.workdir import read_config
+from exgrpo_jax.runtime.workdir import RUN_LOCK, read_config
 
 # Runs that differ only in these keys have the same setting: the seed, paths, keys without effect.
 SAME_SETTING = (
@@ -51,8 +51,7 @@ class Recorded:
   @property
   def last_step(self) -> int:
     """Return the step after which the run ends, according to its scores so far."""
-    patience = self.config.get('evaluation.patience', 0)  # missing in configs of older versions
-    return alarms.last_step(alarms.scores_of(self.metrics), self.config['num_steps'], patience)
+    return last_step(self.config, self.metrics)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +95,11 @@ def read(workdirs: Sequence[str]) -> list[Group]:
 
 
 def read_metrics(workdir: str) -> Run:
-  """Read the metrics that a run has written so far; raise InputError if this is not a run."""
-  if not os.path.exists(os.path.join(workdir, 'config.json')):
+  """Read the metrics that a run has written so far; raise InputError if this is not a run.
+
+  A run that is still checking its settings and data has only its lock.
+  """
+  if not any(os.path.exists(os.path.join(workdir, name)) for name in ('config.json', RUN_LOCK)):
     raise InputError(
       f"{workdir}: this is not a run's workdir, because it contains no config.json. Pass the "
       '--workdir of a training run.'
@@ -111,14 +113,25 @@ def _read(workdir: str) -> Recorded:
     raise InputError(
       f'{workdir}: the run has not written any metrics yet. Wait for its first step.'
     )
+  config, tables = read_settings(workdir), step_records.read(workdir)
+  return Recorded(workdir, config, records, tables.responses, tables.questions)
+
+
+def read_settings(workdir: str) -> dict[str, Any]:
+  """Read a run's config as dotted name -> value; raise InputError if it lacks a needed name."""
   config = flat(read_config(workdir))
   if missing := [name for name in _NEEDED if name not in config]:
     raise InputError(
       f"{workdir}/config.json: this is not a run's config, because it lacks {', '.join(missing)}. "
       'Restore this file from a backup.'
     )
-  tables = step_records.read(workdir)
-  return Recorded(workdir, config, records, tables.responses, tables.questions)
+  return config
+
+
+def last_step(config: Mapping[str, Any], records: Run) -> int:
+  """Return the step after which a run ends, according to its scores so far."""
+  patience = config.get('evaluation.patience', 0)  # missing in configs of older versions
+  return alarms.last_step(alarms.scores_of(records), config['num_steps'], patience)
 
 
 def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -33,6 +33,7 @@ from exgrpo_jax.runtime.replacement import replacing
 # An NFS server keeps the locks of a dead host until the host's lease ends, usually after 90 s.
 LEASE_SECONDS = 120.0
 _POLL_SECONDS = 1.0
+RUN_LOCK = 'run.lock'  # in a workdir, held by the process that trains there
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -98,6 +99,19 @@ def _take(file: BinaryIO, refusal: str) -> None:
       is_waiting = True
       print(f'{file.name}: {taken}. Waiting up to {LEASE_SECONDS:.0f} s.', flush=True)
     time.sleep(_POLL_SECONDS)
+
+
+def is_abandoned(path: pathlib.Path) -> bool:
+  """Return True if a process on this machine took the lock last, and nobody holds it any more.
+
+  If True, the file was locked for an instant. Remember the answer as long as the file does not
+  change, because a run that starts in this instant is rejected.
+  """
+  with contextlib.suppress(OSError), open(path, 'rb') as file:
+    if file.read().startswith(f'{_machine()} '.encode()):
+      fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises an OSError if the lock is held
+      return True
+  return False
 
 
 def _machine() -> str:
@@ -287,7 +301,7 @@ def owned(workdir: str) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     if hosts.is_first():
       try:
-        stack.enter_context(folder_held(workdir, 'run.lock', refusal))
+        stack.enter_context(folder_held(workdir, RUN_LOCK, refusal))
       except InputError as error:
         problem = str(error)
     if problem := hosts.broadcast_from_first(problem):

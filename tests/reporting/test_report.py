@@ -1,18 +1,23 @@
 """The command report: the files that it writes, reads and serves, and its errors."""
 
+import base64
+import contextlib
+import gzip
 import http.client
-import itertools
 import json
 import re
 import shutil
 import signal
+import threading
 import types
+import urllib.parse
 
 import pytest
 
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.page import contents
-from exgrpo_jax.reporting.report import write_at_end
+from exgrpo_jax.reporting.report import Server, state_of, write_at_end
+from exgrpo_jax.runtime.workdir import folder_held, is_abandoned
 from tests.helpers import forked, other_runs, tiny
 from tests.helpers.tabs import await_page, go, rows_of, shown, values_of
 
@@ -204,71 +209,271 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
 
 # ---- Runs that go on ----
 
+PARTS = ('visits', 'evaluations', 'texts', 'stored')
+
 
 @pytest.fixture
 def growing(run):
-  """A run with only its first records, and a function that adds the next ones."""
+  """A run that goes on, with its first 20 records, and a function that sets how many it has."""
   lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
-  (run / 'metrics.jsonl').write_text(''.join(lines[:20]))
   (run / 'report.html').unlink()
-  rest = iter(lines[20:])
 
-  def grow(count):
-    with open(run / 'metrics.jsonl', 'a') as file:
-      file.writelines(itertools.islice(rest, count))
+  def have(count):
+    (run / 'metrics.jsonl').write_text(''.join(lines[:count]))
 
-  return types.SimpleNamespace(folder=run, grow=grow, rest=len(lines) - 20)
+  have(20)
+  with contextlib.ExitStack() as process:
+    process.enter_context(folder_held(str(run), 'run.lock', ''))
+    yield types.SimpleNamespace(folder=run, have=have, end=process.close)
+
+
+@pytest.fixture
+def serve():
+  """A function that serves runs, and returns a function that requests a path: status and text."""
+  with contextlib.ExitStack() as stack:
+
+    def start(*workdirs):
+      server = stack.enter_context(Server(list(map(str, workdirs)), 0, 0.0))
+      threading.Thread(target=server.serve_forever, daemon=True).start()
+      stack.callback(server.shutdown)
+
+      def ask(path, host='127.0.0.1', method='GET'):
+        connection = http.client.HTTPConnection(*server.server_address, timeout=60)
+        with contextlib.closing(connection):
+          connection.request(method, path, headers={'Host': host})
+          response = connection.getresponse()
+          return response.status, response.read().decode()
+
+      ask.url = 'http://{}:{}/'.format(*server.server_address)
+      return ask
+
+    yield start
+
+
+def news_of(ask, have=''):
+  """The answer about the runs, its page unpacked."""
+  status, text = ask(f'/news?have={urllib.parse.quote(have)}')
+  assert status == 200
+  found = json.loads(text)
+  return found | {'page': found['page'] and unpacked(found['page'])}
+
+
+def unpacked(text):
+  return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def test_a_served_run_waits_goes_on_goes_back_and_ends(growing, serve):
+  growing.have(0)
+  (growing.folder / 'config.json').rename(growing.folder / 'kept')  # as before its first checks
+  ask = serve(growing.folder)
+  found = news_of(ask)
+  assert found['states'] == [['waiting', 'Waiting for the first step.']] and not found['page']
+  assert ask('/')[0] == 200
+  (growing.folder / 'kept').rename(growing.folder / 'config.json')
+  version, parts = '', {}
+  for count, kind in ((20, 'running'), (21, 'running'), (5, 'running'), (33, 'ended')):
+    growing.have(count)
+    found = news_of(ask, version)
+    ((said, text),) = found['states']
+    step = f'step {count - 1} of {tiny.NUM_STEPS}'
+    assert said == kind and step in text
+    assert found['again'] == (10 if kind == 'ended' else 2)
+    assert found['page']['runs'][0]['progress'] == step
+    version, before, parts = found['page']['version'], parts, found['page']['parts']
+    assert news_of(ask, version)['page'] is None  # which the reader has already
+  assert parts == before and set(parts) == {f'{name}-0' for name in PARTS}  # only metrics changed
+  held = unpacked(ask('/parts/visits-0')[1])
+  assert held['recorded'] and len(held['responses']['length']) > 100
+  growing.have(0)  # started again from the beginning: what was shown stays
+  assert news_of(ask, version)['states'][0][0] == 'waiting' and not news_of(ask, version)['page']
+  (growing.folder / 'metrics.jsonl').write_text('{}\n')
+  assert 'metrics.jsonl:1' in news_of(ask, version)['states'][0][1]
+
+
+def test_a_server_answers_only_get_for_its_own_paths_and_host(growing, serve):
+  ask = serve(growing.folder)
+  news_of(ask)
+  step = step_records.read_file(step_records.files(growing.folder, 'tokens')[0], 'tokens')['step'][
+    0
+  ]
+  for path, status in (
+    ('/', 200),
+    (f'/texts/0_{step.as_py():06d}.js', 200),
+    ('/texts/7_000001.js', 404),
+    ('/texts/0_999999.js', 404),
+    ('/parts/visits-0', 200),
+    ('/parts/visits-1', 404),
+    ('/parts/../metrics.jsonl', 404),
+    ('/parts/%2e%2e/metrics.jsonl', 404),
+    ('/metrics.jsonl', 404),
+    ('/../../../../etc/passwd', 404),
+    ('//etc/passwd', 404),
+  ):
+    assert ask(path)[0] == status, path
+  assert ask('/news', host='example.com')[0] == 403
+  assert ask('/', method='POST')[0] == 501
+
+
+def test_several_runs_are_told_apart_by_name(growing, recorded, serve, tmp_path):
+  other = other_runs.copied(recorded, tmp_path / 'other', seed=5, ratio=0.5, shift=0.0)
+  found = news_of(serve(growing.folder, other))
+  (_, first), (_, second) = found['states']
+  assert first.startswith(f'{growing.folder}: ') and second.startswith(
+    f'{other}: The run has ended'
+  )
+  assert found['again'] == 2 and found['page']['compare']
+
+
+def test_what_a_run_does_is_told_from_its_records_and_its_lock(recorded):
+  """Steps take 20 s, so no step for 200 s is too long."""
+  workdir, started = str(recorded.workdir), 1e6
+  step = [{'step': n, 'timestamp': started + 20 * (n + 1)} for n in range(tiny.NUM_STEPS + 1)]
+  four = step[:4], started, False
+  for (records, begun, is_gone), later, kind in (
+    (([], started, False), 1e5, 'waiting'),
+    (([], started, True), 0, 'stopped'),
+    (four, 0, 'running'),
+    (four, 199, 'running'),
+    (four, 201, 'stalled'),
+    ((step[:3], started, False), 1e5, 'running'),  # two times between steps tell no median
+    ((step[:4], started + 30, False), 1e5, 'running'),  # of these steps, a start repeated one
+    ((step[:4], started, True), 0, 'stopped'),
+    ((step, started, False), 1e5, 'ended'),
+    ((step, started, True), 1e5, 'ended'),
+    (([{'step': 3}], 0.0, False), 1e5, 'running'),  # of an earlier version
+  ):
+    now = (records or step)[-1].get('timestamp', started) + later
+    state = state_of(workdir, records, begun, is_gone, now)
+    assert state.kind == kind, (len(records), begun, is_gone, later)
+  quick = [{'step': n, 'timestamp': started + n} for n in range(1, 9)]
+  for later, kind in ((59, 'running'), (61, 'stalled')):  # a minute is never too long
+    assert state_of(workdir, quick, started, False, started + 8 + later).kind == kind
+
+
+def test_a_run_whose_process_is_gone_has_stopped_until_the_next_starts(growing, serve, tmp_path):
+  lock = growing.folder / 'run.lock'
+  assert not is_abandoned(lock)  # this test holds it
+  assert not is_abandoned(tmp_path / 'none')
+  with folder_held(str(tmp_path), 'run.lock', ''):
+    pass
+  assert is_abandoned(tmp_path / 'run.lock')
+  (tmp_path / 'run.lock').write_text('another machine process 7 on host, at noon')
+  assert not is_abandoned(tmp_path / 'run.lock')
+  ask = serve(growing.folder)
+  assert news_of(ask)['states'][0][0] == 'running'
+  growing.end()
+  ((kind, text),) = news_of(ask)['states']
+  assert kind == 'stopped' and f'after step 19 of {tiny.NUM_STEPS}' in text
+  with folder_held(str(growing.folder), 'run.lock', ''):
+    assert news_of(ask)['states'][0][0] == 'running'
 
 
 @pytest.mark.full
-def test_watch_waits_for_metrics_and_writes_the_page_until_the_run_has_ended(growing, tmp_path):
-  out = tmp_path / 'page.html'
-  kept = (growing.folder / 'metrics.jsonl').rename(tmp_path / 'kept')
-  with forked.start(['report', growing.folder, f'--out={out}', '--watch', '--every=1']) as process:
-    assert 'waiting for the first metrics' in process.readline()
-    shutil.copy(kept, growing.folder / 'metrics.jsonl')
-    assert 'step 19 of' in process.readline()
-    growing.grow(growing.rest)
-    assert f'step {tiny.NUM_STEPS} of {tiny.NUM_STEPS}' in process.readline()
-    assert process.wait().status == 0
-
-
-@pytest.mark.full
-def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab):
+def test_the_command_serves_a_run_and_writes_nothing(growing, tab):
   before = set(files_of(growing.folder))
   with forked.start(['report', growing.folder, '--serve', '--port=0', '--every=1']) as process:
     url = process.readline().split()[0]
     assert re.fullmatch(r'http://127\.0\.0\.1:\d+/', url)
+    port = url.split(':')[-1].strip('/')
+    assert f'ssh -L {port}:127.0.0.1:{port} ' in process.readline()
     tab.goto(f'{url}#page=overview')
     await_page(tab)
-    assert 'step 19 of' in tab.locator('h1').inner_text()
-    growing.grow(1)
+    tab.locator('#states', has_text=f'finished step 19 of {tiny.NUM_STEPS}').wait_for()
+    growing.have(21)
     tab.locator('h1', has_text='step 20 of').wait_for()
-    tab.keyboard.press('Tab')  # who is at work in the page is asked first
-    growing.grow(1)
-    tab.locator('#newer').wait_for()
-    assert 'step 20 of' in tab.locator('h1').inner_text()
-    tab.locator('#newer').click()
-    tab.locator('h1', has_text='step 21 of').wait_for()
-    table = step_records.read_file(step_records.files(growing.folder, 'tokens')[0], 'tokens')
-    step = table['step'][0].as_py()
-    assert tab.evaluate(f'textsOf(0, {step}).then(found => Object.keys(found.groups).length > 0)')
-    for host, path, status in (
-      ('example.com', '/', 403),
-      ('127.0.0.1', '/etc/passwd', 404),
-      ('localhost', '/texts/7_000001.js', 404),
-      ('localhost', '/version', 200),
-    ):
-      connection = http.client.HTTPConnection(url.split('/')[2])
-      connection.request('GET', path, headers={'Host': host})
-      assert connection.getresponse().status == status, (host, path)
-      connection.close()
-    busy = report(growing.folder, '--serve', f'--port={url.split(":")[-1].strip("/")}')
+    busy = report(growing.folder, '--serve', f'--port={port}')
     assert busy.status == 2 and 'cannot be bound on 127.0.0.1' in busy.err
     tab.goto('about:blank')  # the page asks each second, and its console says when no one answers
     process.send_signal(signal.SIGTERM)
     assert process.wait().status == -signal.SIGTERM
   assert set(files_of(growing.folder)) == before
+
+
+@pytest.mark.full
+def test_an_update_leaves_a_reader_where_they_are(growing, serve, tab):
+  def arrive(count):
+    growing.have(count)
+    tab.locator('h1', has_text=f'step {count - 1} of').wait_for()
+
+  def where():
+    return tab.evaluate(
+      """() => [scrollY, document.querySelector('[aria-label="Settings"]').scrollTop,
+      document.activeElement.ariaLabel, location.hash,
+      document.querySelector('figure[data-title="Reward"] .readout').innerText.split(',')[0]]"""
+    )
+
+  ask = serve(growing.folder)
+  news_of(ask)
+  tab.goto(f'{ask.url}#page=overview&zoom_step=2_9')
+  await_page(tab)
+  tab.evaluate('window.isSame = true')  # lost by a reload
+  figure = tab.locator('figure[data-title="Reward"]')
+  figure.locator('summary').click()
+  tab.locator('[aria-label="Settings"]').evaluate('box => { box.scrollTop = 30; }')
+  figure.locator('.plot').focus()
+  for _ in range(3):
+    tab.keyboard.press('ArrowRight')
+  tab.evaluate('scrollBy(0, 50)')
+  before = where()
+  assert before[0] > 0 and before[1] == 30 and 'step 3' in before[4]
+  growing.have(22)
+  tab.locator('#newer').wait_for()  # a reader at work may ask for the update at once
+  assert 'step 19 of' in tab.locator('h1').inner_text() and where() == before
+  tab.locator('h1', has_text='step 21 of').wait_for()  # comes by itself after a pause
+  await_page(tab)
+  assert where() == before
+  assert figure.locator('tbody tr').count() == 21
+  assert figure.locator('.plot').evaluate('area => area.plot.scales.x.max') == 9
+  tab.keyboard.press('ArrowRight')
+  assert 'step 4' in figure.locator('.readout').inner_text()
+  tab.locator('nav a', has_text='Responses').click()
+  tab.locator('[name=words]').fill('a')
+  arrive(23)
+  assert tab.evaluate('document.activeElement.name') == 'words'
+  assert tab.locator('[name=words]').input_value() == 'a'
+  tab.locator('nav a', has_text='Question').click()
+  tab.locator('#find').press_sequentially('1')
+  arrive(5)  # the run goes back
+  assert tab.locator('#find').input_value() == '1'
+  growing.have(33)
+  tab.locator('#states .ended', has_text=f'ended after step {tiny.NUM_STEPS}').wait_for()
+  assert tab.evaluate('isSame')
+
+
+@pytest.mark.full
+def test_a_response_stays_open_with_its_colours_when_the_page_is_updated(growing, serve, tab):
+  ask = serve(growing.folder)
+  news_of(ask)
+  row = step_records.read_file(
+    step_records.files(growing.folder, 'tokens')[0], 'tokens'
+  ).to_pylist()[0]
+  tab.goto(f'{ask.url}#page=responses&group={row["step"]}/{row["group"]}')
+  tab.wait_for_selector('.tokens')
+  folds = tab.locator('main > div > details')
+  folds.nth(0).locator('> summary').click()  # is open at first
+  folds.nth(1).locator('> summary').click()
+  folds.nth(1).locator('select').select_option('logp')
+  folds.nth(1).locator('.tokens').focus()
+  tab.keyboard.press('ArrowRight')
+  growing.have(21)
+  tab.locator('h1', has_text='step 20 of').wait_for()
+  assert folds.nth(0).get_attribute('open') is None
+  assert folds.nth(1).locator('select').input_value() == 'logp'
+  tab.keyboard.press('ArrowRight')
+  assert 'token 2 of' in folds.nth(1).locator('.readout').inner_text()
+
+
+@pytest.mark.full
+def test_a_page_opened_before_the_first_step_shows_it_when_it_comes(growing, serve, tab):
+  growing.have(0)
+  ask = serve(growing.folder)
+  news_of(ask)
+  tab.goto(ask.url)
+  tab.locator('main', has_text='appears here after the first step').wait_for()
+  tab.locator('#states .waiting').wait_for()
+  growing.have(2)
+  tab.locator('h1', has_text='step 1 of').wait_for()
+  await_page(tab)
 
 
 # ---- Refusals ----
@@ -287,11 +492,12 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path):
       [run, '--serve', f'--out={tmp_path}/x.html'],
       'x.html: this flag cannot be combined with --serve',
     ),
-    ([run, '--serve', '--watch'], '--watch=True: '),
+    ([run, '--serve', '--texts=all'], '--texts=all: '),
+    ([run, run, '--serve', '--port=0'], 'is given twice'),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999: the value must be'),
-    ([run, '--watch', '--every=nan'], '--every=nan: the value must be'),
+    ([run, '--serve', '--every=nan'], '--every=nan: the value must be'),
     ([broken], "config.json: this is not a run's config"),
   )
   for arguments, words in refused:

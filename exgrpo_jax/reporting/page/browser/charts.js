@@ -36,7 +36,7 @@ function chart(panel, marks, extent) {
     h('figcaption', h('h3', panel.title), h('span.unit', panel.unit)),
     area,
     readout,
-    unfold('Values', () => valuesTable(panel, made)),
+    unfold(`values ${panel.title}`, 'Values', () => valuesTable(panel, made)),
   );
   const show = (index) => readout.replaceChildren(...made.legend(index));
   show(null);
@@ -88,10 +88,27 @@ function draw(area, panel, made, marks, show, extent) {
     made.data,
     area,
   );
-  Object.assign(plot, { kind: key, extent, show });
+  Object.assign(plot, { kind: key, extent, show, title: panel.title });
   if (leads(key)) openByClick(plot);
   area.plot = plot;
   charts.add(plot);
+  const at = plot.data[0].indexOf(pointed[panel.title]);
+  if (at >= 0) queueMicrotask(() => point(area, at)); // after uPlot has set its scales
+}
+
+let pointed = {}; // the step under the pointer by chart, when an update replaced the charts
+
+function rememberPointed() {
+  const all = [...charts].filter(({ cursor }) => cursor.left >= 0);
+  pointed = Object.fromEntries(all.map((plot) => [plot.title, plot.data[0][plot.cursor.idx]]));
+}
+
+// Move the pointer of a chart to one of its steps.
+function point(area, index) {
+  const { plot } = area;
+  area.index = index;
+  plot.setCursor({ left: plot.valToPos(plot.data[0][index], 'x'), top: 10 });
+  plot.show(index);
 }
 
 function axis(more) {
@@ -185,9 +202,7 @@ function steer(event, area) {
     location.hash = stepAddress(steps[area.index]);
   } else if (event.key in ARROWS) {
     const from = area.index ?? (event.key === 'ArrowLeft' ? steps.length : -1);
-    area.index = Math.min(Math.max(from + ARROWS[event.key], 0), steps.length - 1);
-    plot.setCursor({ left: plot.valToPos(steps[area.index], 'x'), top: 10 });
-    plot.show(area.index);
+    point(area, Math.min(Math.max(from + ARROWS[event.key], 0), steps.length - 1));
   } else {
     return;
   }

@@ -103,14 +103,19 @@ function section(title, ...content) {
   return h('section', h('h2', title), ...content);
 }
 
-// A collapsible section. Its content is created when it is first opened.
-function unfold(summary, make, open = false) {
+// A collapsible section. Its content is created when it is first opened. The key is unique in a
+// view; `make` gets one that is unique on all pages.
+function unfold(key, summary, make, open = false) {
+  const own = keyInView(key);
   const details = h('details', h('summary', summary));
   const fill = () => {
-    if (details.open && details.childElementCount === 1) details.append(make());
+    if (details.open && details.childElementCount === 1) details.append(make(own));
   };
-  details.addEventListener('toggle', fill);
-  details.open = open;
+  details.addEventListener('toggle', () => {
+    kept.set(own, details.open);
+    fill();
+  });
+  details.open = kept.get(own) ?? open;
   fill();
   return details;
 }

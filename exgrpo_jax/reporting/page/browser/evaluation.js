@@ -69,6 +69,7 @@ function changes(benchmark, before, after) {
     summary,
     Object.entries(kinds).map(([kind, indices]) =>
       unfold(
+        kind,
         `${{ gained: '▲ ', lost: '▼ ' }[kind] || ''}${kind}: ${number(indices.length)}`,
         () => questionList(benchmark, indices, [before, after]),
         kind === 'gained' || kind === 'lost',
@@ -101,11 +102,12 @@ function written(evaluation, index) {
   if (!responses) return `${evaluation.correct[index]} of ${evaluation.samples} correct`;
   return h(
     'div.text',
-    responses.map((response) => {
+    responses.map((response, sample) => {
       const got = h('b', response.extracted ?? 'nothing');
       const words = 'extracted' in response ? [', extracted ', got] : [];
       const verdict = h('span', outcome(response.outcome), words);
-      return unfold(verdict, () => h('div.tokens', response.text));
+      const key = `${evaluation.step} ${evaluation.made} ${index}/${sample}`;
+      return unfold(key, verdict, () => h('div.tokens', response.text));
     }),
   );
 }

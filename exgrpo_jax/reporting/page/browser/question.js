@@ -18,10 +18,10 @@ function search(rows, wanted, isOpen) {
   const input = h('input', { type: 'search', id: 'find', value: wanted, placeholder });
   const update = () =>
     results.replaceChildren(...(input.value || isOpen ? found(rows, input.value) : []));
-  input.addEventListener('input', update);
-  input.addEventListener('change', () =>
-    history.replaceState(null, '', address({ find: input.value })),
-  );
+  input.addEventListener('input', () => {
+    history.replaceState(null, '', address({ find: input.value }));
+    update();
+  });
   update();
   const label = h('label', { for: 'find' }, 'Find a question by its text, row or answer ');
   return h('search', label, input, results);

@@ -118,7 +118,7 @@ function responseRow(rows, i) {
     step,
     h('a', { href: groupAddress(rows, visit), 'aria-label': label }, `group\u00a0${group}`),
     h('div.text', questionLink(question), ' ', excerpt(text, 'text not recorded')),
-    h('div.text', responseText(rows.texts[i])),
+    h('div.text', responseText(`${step}/${group}/${i - rows.visits.first[visit]}`, rows.texts[i])),
     kindOf(responses.replayed[i]),
     h('span', outcome(outcomeOf(rows, i)), cutMark(rows, i)),
     ...[answerOf(rows, i), responses.reward[i], signed(responses.advantage[i])],
@@ -127,10 +127,10 @@ function responseRow(rows, i) {
 }
 
 // A response in the table: its beginning, and the full text on demand.
-function responseText(text) {
+function responseText(key, text) {
   return text === null || text.length <= EXCERPT
     ? excerpt(text, 'not in this file')
-    : unfold(excerpt(text), () => h('div.tokens', text));
+    : unfold(key, excerpt(text), () => h('div.tokens', text));
 }
 
 // The beginning of a text, or the part around the searched words, which are highlighted.
@@ -189,9 +189,9 @@ async function groupView(run, rows, step, group) {
   const tokensOf = (i, sample) => {
     if (!texts.has(sample)) return null;
     const isReplayed = Boolean(rows.responses.replayed[i]);
-    const make = () => tokensView(texts.get(sample), isReplayed ? 'ratio' : 'entropy');
+    const make = (key) => tokensView(texts.get(sample), isReplayed ? 'ratio' : 'entropy', key);
     const title = h('span', `Sample ${sample}, ${kindOf(isReplayed)}: `, why(rows, i));
-    return unfold(title, make, sample === 0 || isReplayed);
+    return unfold(sample, title, make, sample === 0 || isReplayed);
   };
   return [
     h('p', h('a', { href: address({ group: null }) }, '← all responses')),

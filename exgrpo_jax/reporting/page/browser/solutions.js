@@ -3,7 +3,7 @@
 async function solutions(run, rows, row, visits, recordings, replays) {
   const all = await part(`stored-${run}`);
   const stored = (all && all.questions[row]) || [];
-  const items = stored.map((solution) => {
+  const items = stored.map((solution, place) => {
     const own = withTexts(solution, all.pieces);
     const replay = replays.find((other) => other.written === solution.step && isSame(own, other));
     const words = [
@@ -12,8 +12,9 @@ async function solutions(run, rows, row, visits, recordings, replays) {
       `replayed ${plural(solution.times, 'time')}`,
     ];
     return unfold(
+      `stored ${place}`,
       words.join(', ') + (replay ? `; values from the replay in step ${replay.step}` : ''),
-      () => tokensView(replay || own, 'ratio'),
+      (key) => tokensView(replay || own, 'ratio', key),
       stored.length < 3,
     );
   });
@@ -79,8 +80,10 @@ function replayed(replays) {
   return section(
     `Replays (${replays.length} recorded)`,
     replays.map((replay) =>
-      unfold(`Step ${replay.step}: the solution from step ${replay.written}`, () =>
-        tokensView(replay, 'ratio'),
+      unfold(
+        `replay ${replay.step}`,
+        `Step ${replay.step}: the solution from step ${replay.written}`,
+        (key) => tokensView(replay, 'ratio', key),
       ),
     ),
     !replays.length && quiet('No replay was recorded token by token.'),
@@ -92,8 +95,10 @@ function mistakes(rows, visits, recordings) {
   return section(
     `Incorrect (${wrong.length} recorded)`,
     wrong.map((response) =>
-      unfold(h('span', `Step ${response.step}: `, why(rows, response.index)), () =>
-        tokensView(response, 'entropy'),
+      unfold(
+        `wrong ${response.step}/${response.sample}`,
+        h('span', `Step ${response.step}: `, why(rows, response.index)),
+        (key) => tokensView(response, 'entropy', key),
       ),
     ),
     !wrong.length && quiet('No incorrect response was recorded token by token.'),

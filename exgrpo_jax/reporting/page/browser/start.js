@@ -1,4 +1,4 @@
-// The frame around the pages: run and page selection, light and dark mode, and reloading.
+// The frame around the pages: run and page selection, light and dark mode, and updates.
 
 const PAGES = {
   overview: overviewPage,
@@ -19,7 +19,10 @@ function shownPage() {
   return wanted in PAGES && (wanted !== 'compare' || page.compare) ? wanted : fallback;
 }
 
+const states = h('p', { id: 'states', role: 'status' }); // what the runs are doing, if served
+
 function header() {
+  if (!page.runs.length) return [h('h1', page.title), states];
   const [run, shown] = [currentRun(), shownPage()];
   const names = Object.keys(PAGES).filter((name) => name !== 'compare' || page.compare);
   const isCompared = shown === 'compare';
@@ -39,6 +42,7 @@ function header() {
     runs.length > 1 && !isCompared && select('run', { id: 'run', onchange }, runs, run),
     h('nav', { 'aria-label': 'Pages' }, names.map(tab)),
     h('button', { type: 'button', id: 'theme', onclick, 'aria-label': label }, '◐'),
+    states.hasChildNodes() && states,
   ];
 }
 
@@ -49,20 +53,26 @@ function setTheme(isDark) {
 
 let showing = 0;
 
-async function show() {
+async function show(isUpdate = false) {
   const turn = ++showing;
   const name = shownPage();
-  const content = await PAGES[name](currentRun());
+  const content = page.runs.length
+    ? await PAGES[name](currentRun())
+    : [quiet('The report appears here after the first step.')];
   if (turn !== showing) return; // another page was requested meanwhile
-  document.getElementById('header').replaceChildren(...header().filter(Boolean));
   const main = document.getElementById('main');
   const isSame = main.dataset.page === name;
-  const focused = isSame && document.activeElement ? document.activeElement.name : '';
+  const comeBack = isSame && bookmark(isUpdate);
+  if (isUpdate) rememberPointed();
+  else pointed = {};
+  document.getElementById('header').replaceChildren(...header().filter(Boolean));
   main.dataset.page = name;
   main.replaceChildren(...content.flat(Infinity).filter(Boolean));
   document.title = `${title(name)} · ${page.title}`;
-  if (focused) main.querySelector(`[name="${CSS.escape(focused)}"]`)?.focus();
-  else if (!isSame) scrollTo(0, 0);
+  const written = page.written && quiet(`Written ${page.written} by exgrpo_jax ${page.by}.`);
+  document.getElementById('footer').replaceChildren(written || '');
+  if (comeBack) comeBack();
+  else scrollTo(0, 0);
   for (const plot of charts)
     if (!plot.root.isConnected) {
       plot.destroy();
@@ -71,38 +81,96 @@ async function show() {
   main.dataset.ready = turn;
 }
 
-// Check for newer steps if the page is rewritten or served. Reload immediately if nobody has
-// touched the page for a while; otherwise offer a button.
-const UNTOUCHED = 60; // seconds
+// Remember what has the focus and, for an update, how far everything is scrolled. The function that
+// is returned restores it in the new content.
+function bookmark(isUpdate) {
+  const label = (one) =>
+    one.id || one.name || one.ariaLabel || one.getAttribute('href') || one.textContent;
+  // An element of the new content is the same if it has the same label and place among those.
+  const finder = (old) => {
+    const alike = () =>
+      [...document.querySelectorAll(old.tagName)].filter((one) => label(one) === label(old));
+    const place = alike().indexOf(old);
+    return () => alike()[place];
+  };
+  const steps = [];
+  const focused = document.activeElement;
+  if (focused !== document.body) {
+    const [again, caret] = [finder(focused), focused.selectionStart ?? null];
+    steps.push(() => {
+      again()?.focus({ preventScroll: true });
+      if (caret !== null) again()?.setSelectionRange?.(caret, focused.selectionEnd);
+    });
+  }
+  const main = document.getElementById('main');
+  for (const box of isUpdate ? main.querySelectorAll('[tabindex]') : []) {
+    const [again, { scrollLeft, scrollTop }] = [finder(box), box];
+    if (scrollLeft || scrollTop)
+      steps.push(() => Object.assign(again() ?? {}, { scrollLeft, scrollTop }));
+  }
+  // What is above may grow, so the first title in the window stays where it is.
+  const top = (one) => one.getBoundingClientRect().top;
+  const first =
+    isUpdate && [...main.querySelectorAll('h2, h3, summary')].find((one) => top(one) >= 0);
+  if (first) {
+    const [again, before] = [finder(first), top(first)];
+    steps.push(() => again() && scrollBy(0, top(again()) - before));
+  }
+  return () => steps.forEach((step) => step());
+}
 
-function follow() {
-  if (!page.again) return;
+// ---- Updates of a served page ----
+
+const PAUSE = 3; // seconds without input before an update, which may disturb a reader
+
+async function follow() {
   let touched = -Infinity;
   const touch = () => {
     touched = performance.now();
   };
-  for (const event of ['pointerdown', 'keydown', 'wheel'])
+  for (const event of ['pointerdown', 'pointerup', 'keydown', 'wheel', 'touchmove'])
     addEventListener(event, touch, { passive: true });
-  setInterval(async () => {
-    if (document.hidden || !(await isNewer())) return;
-    if (performance.now() - touched > 1000 * UNTOUCHED) location.reload();
-    else offerReload();
-  }, 1000 * page.again);
-}
-
-// Return true if there may be newer steps. Only a server can tell; a file always returns true.
-async function isNewer() {
-  if (!page.version) return true;
-  try {
-    return (await (await fetch('version')).text()) !== page.version;
-  } catch {
-    return false;
+  addEventListener('pointermove', (event) => event.buttons && touch());
+  const isBusy = () => performance.now() - touched < 1000 * PAUSE || !getSelection().isCollapsed;
+  for (;;) {
+    await new Promise((wake) => setTimeout(wake, 1000 * page.again));
+    if (!document.hidden) await askForNews();
+    if (newer && isBusy()) offerUpdate();
+    else if (newer) await update();
   }
 }
 
-function offerReload() {
+let newer = null; // data that is newer than what is shown
+
+// Show what the runs are doing, and read newer data if there are any.
+async function askForNews() {
+  try {
+    const have = encodeURIComponent((newer ?? page).version);
+    const news = await (await fetch(`news?have=${have}`)).json();
+    if (news.page) newer = await unpack(news.page);
+    page.again = news.again;
+    say(news.states);
+  } catch {
+    say([['stopped', 'The server does not answer. Run exgrpo report --serve again.']]);
+  }
+}
+
+function update() {
+  if (newer) adopt(newer);
+  newer = null;
+  return show(true);
+}
+
+// Change the line about the runs only if its words change, because screen readers announce it.
+function say(all) {
+  const lines = h('p', ...all.map(([kind, text]) => h(`span.${kind}`, text)));
+  if (lines.innerHTML !== states.innerHTML) states.replaceChildren(...lines.children);
+  if (!states.isConnected) document.getElementById('header').append(states);
+}
+
+function offerUpdate() {
   if (document.getElementById('newer')) return;
-  const attributes = { type: 'button', id: 'newer', onclick: () => location.reload() };
+  const attributes = { type: 'button', id: 'newer', onclick: update };
   document.getElementById('header').append(h('button', attributes, 'Show newer steps'));
 }
 
@@ -113,12 +181,9 @@ async function start() {
   system.addEventListener('change', adopt);
   adopt();
   page = await part('page');
-  const more = page.again ? ' It checks for newer steps automatically.' : '';
-  const footer = quiet(`Written ${page.written} by exgrpo_jax ${page.by}.`, more);
-  document.getElementById('footer').replaceChildren(footer);
-  addEventListener('hashchange', show);
+  addEventListener('hashchange', () => show());
   await show();
-  follow();
+  if (page.parts) follow();
 }
 
 start();

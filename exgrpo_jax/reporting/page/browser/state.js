@@ -3,13 +3,37 @@
 
 const parts = {};
 
-// A part of the data: compressed JSON in base64, read when it is first needed.
+// A part of the data: compressed JSON in base64, read from this file or from the server when it is
+// first needed.
 function part(name) {
-  if (!(name in parts)) {
-    const element = document.getElementById(`part-${name}`);
-    parts[name] = element ? unpack(element.textContent) : Promise.resolve(null);
-  }
+  if (!(name in parts)) parts[name] = load(name);
   return parts[name];
+}
+
+async function load(name) {
+  const element = document.getElementById(`part-${name}`);
+  if (element) return unpack(element.textContent);
+  if (!page.parts?.[name]) return null;
+  try {
+    return await unpack(await (await fetch(`parts/${name}`)).text());
+  } catch {
+    delete parts[name]; // the server has stopped; it may come back
+    return null;
+  }
+}
+
+// Show newer data. Of the other parts, only those that have changed will be read again.
+function adopt(newer) {
+  for (const name of Object.keys(parts))
+    if (!newer.parts[name] || newer.parts[name] !== page.parts[name]) delete parts[name];
+  page = newer;
+}
+
+// What the reader opened and chose besides the URL's choices, so that it outlasts an update.
+const kept = new Map();
+
+function keyInView(key) {
+  return ['run', 'page', 'question', 'group', 'benchmark'].map((name) => choice().get(name)) + key;
 }
 
 async function unpack(text) {

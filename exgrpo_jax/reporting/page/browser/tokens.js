@@ -62,9 +62,9 @@ function turnsOf(response) {
 }
 
 // Coloured tokens, with a menu for the colours' meaning. Arrow keys move from token to token.
-function tokensView(response, wanted) {
+function tokensView(response, wanted, key) {
   const possible = Object.keys(MEANINGS).filter((name) => response[MEANINGS[name].of]);
-  let meaning = possible.includes(wanted) ? wanted : possible[0];
+  let meaning = kept.get(`${key} colour`) ?? (possible.includes(wanted) ? wanted : possible[0]);
   const status = h('p.readout', { 'aria-live': 'polite' });
   const legend = h('div');
   const spans = response.texts.map((text) => h('span.token', text.replace(/\n/g, '↵\n')));
@@ -86,6 +86,7 @@ function tokensView(response, wanted) {
   const go = (index) => {
     if (spans[at]) spans[at].classList.remove('at');
     at = index;
+    kept.set(`${key} token`, at);
     spans[at].classList.add('at');
     status.textContent = describeToken(response, at, isOwn(at));
   };
@@ -100,8 +101,10 @@ function tokensView(response, wanted) {
     event.preventDefault();
   });
   paint();
+  if (spans[kept.get(`${key} token`)]) go(kept.get(`${key} token`));
   const choose = (event) => {
     meaning = event.target.value;
+    kept.set(`${key} colour`, meaning);
     paint();
   };
   const options = possible.map((name) => [name, MEANINGS[name].title]);
