@@ -42,7 +42,7 @@ function header() {
     runs.length > 1 && !isCompared && select('run', { id: 'run', onchange }, runs, run),
     h('nav', { 'aria-label': 'Pages' }, names.map(tab)),
     h('button', { type: 'button', id: 'theme', onclick, 'aria-label': label }, '◐'),
-    states.hasChildNodes() && states,
+    page.parts && states,
   ];
 }
 
@@ -86,10 +86,11 @@ async function show(isUpdate = false) {
 function bookmark(isUpdate) {
   const label = (one) =>
     one.id || one.name || one.ariaLabel || one.getAttribute('href') || one.textContent;
+  const isShown = (one) => !one.closest('details:not([open]) > :not(summary)');
   // An element of the new content is the same if it has the same label and place among those.
   const finder = (old) => {
-    const alike = () =>
-      [...document.querySelectorAll(old.tagName)].filter((one) => label(one) === label(old));
+    const all = () => [...document.querySelectorAll(old.tagName)].filter(isShown);
+    const alike = () => all().filter((one) => label(one) === label(old));
     const place = alike().indexOf(old);
     return () => alike()[place];
   };
@@ -133,10 +134,10 @@ async function follow() {
   addEventListener('pointermove', (event) => event.buttons && touch());
   const isBusy = () => performance.now() - touched < 1000 * PAUSE || !getSelection().isCollapsed;
   for (;;) {
-    await new Promise((wake) => setTimeout(wake, 1000 * page.again));
     if (!document.hidden) await askForNews();
     if (newer && isBusy()) offerUpdate();
     else if (newer) await update();
+    await new Promise((wake) => setTimeout(wake, 1000 * page.again));
   }
 }
 
@@ -165,7 +166,6 @@ function update() {
 function say(all) {
   const lines = h('p', ...all.map(([kind, text]) => h(`span.${kind}`, text)));
   if (lines.innerHTML !== states.innerHTML) states.replaceChildren(...lines.children);
-  if (!states.isConnected) document.getElementById('header').append(states);
 }
 
 function offerUpdate() {
