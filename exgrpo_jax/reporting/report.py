@@ -38,7 +38,7 @@ _LIVE = {'texts': 'texts/', 'again': _POLL, 'version': '', 'parts': {}}  # of a 
 
 
 class State(NamedTuple):
-  """What a run is doing: a word for it, which page.css colors, and a sentence."""
+  """A run's activity: a word for it, which page.css colors, and a sentence."""
 
   kind: str  # 'waiting', 'running', 'stalled', 'stopped' or 'ended'
   text: str

@@ -191,7 +191,9 @@ def test_replay_starts_by_the_pass_rate_of_all_fresh_groups():
   of_trained, of_all = np.mean(verdicts[: Q * K]), np.mean(verdicts)
   assert of_trained == pytest.approx(1 / 3) and of_all > 0.4
   config = types.SimpleNamespace(
-    replay=ReplayConfig(ratio=0.5, start_pass_rate=0.4), rollout=rollout.config
+    replay=ReplayConfig(ratio=0.5, start_pass_rate=0.4),
+    objective=objective.ObjectiveConfig(),
+    rollout=rollout.config,
   )
   run = types.SimpleNamespace(
     experiment=types.SimpleNamespace(config=config),
