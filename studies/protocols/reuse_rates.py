@@ -9,7 +9,8 @@ Arms, each with one change:
   dynamic: no replay; a step draws questions until 16 of them have unequal rewards, at most 48.
   exgrpo: as in the paper; fresh rows are unclipped once replay has started.
   unit_slope: ExGRPO, clipped, with a shaping whose slope is 1 at w = 1.
-  headroom_drift: the same, with the questions chosen by headroom and drift (arXiv:2609.03941).
+  headroom_drift: the same, with the questions chosen by headroom and drift (arXiv:2609.03941). The
+  drift limit is .02 instead of .001, because these learning rates are a hundred times larger.
   unit_slope_epochs_2: arm `unit_slope`, but each step's rows are used twice.
 Starts: `weak`, chains of 9 terms, and `usual`, the default questions of chains, both from the base
 policy of `replay_pays` (pass@1 .05 and .43); `guess`, episodes of up to seven turns, as in study
@@ -38,7 +39,11 @@ ARMS = {
   'dynamic': {**_GRPO, 'rollout.dynamic_sampling': 3.0},
   'exgrpo': {'objective.clip_schedule': 'until_replay'},
   'unit_slope': _UNIT_SLOPE,
-  'headroom_drift': {**_UNIT_SLOPE, 'replay.question_selection': 'headroom_drift'},
+  'headroom_drift': {
+    **_UNIT_SLOPE,
+    'replay.question_selection': 'headroom_drift',
+    'replay.max_drift': 0.02,
+  },
   'unit_slope_epochs_2': {**_UNIT_SLOPE, 'optimizer.epochs': 2},
 }
 STARTS = {
