@@ -302,7 +302,7 @@ def minibatches(batch: Batch, count: int, order_Q: np.ndarray | None = None) -> 
 
 
 def packed(spec: UpdateSpec, batch: Batch) -> list[Stack]:
-  """Pack a minibatch's rows into microbatches, and stack the microbatches by shape, in NumPy."""
+  """Pack a minibatch's rows into microbatches, stacked by shape, in NumPy."""
   inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
   _, num_shards = sharding.split(spec.mesh, 'batch')
   return stack_by_shape(microbatches(spec, batch, inputs, num_shards), len(batch.advantage_B))
