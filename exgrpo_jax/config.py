@@ -203,6 +203,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'it counts questions over all devices; TRL counts responses',
   ),
   ('num_generations', 'actor_rollout_ref.rollout.n', 'rollout.group_size', ''),
+  (
+    '',
+    'algorithm.filter_groups.enable algorithm.filter_groups.max_num_gen_batches',
+    'rollout.dynamic_sampling',
+    'it bounds the questions of a step, as a multiple of those that it trains',
+  ),
   ('', 'data.max_prompt_length', 'rollout.max_prompt', ''),
   ('max_completion_length', 'data.max_response_length', 'rollout.max_response', ''),
   ('temperature', 'actor_rollout_ref.rollout.temperature', 'rollout.temperature', ''),
@@ -287,7 +293,7 @@ def counterpart_hint(key: str) -> str:
   typed = key.split('.')
   for depth in range(len(typed), 0, -1):  # the longest matching end of the key
     end = typed[-depth:]
-    if end in (['path'], ['name']):  # too many options end in these
+    if end in (['path'], ['name'], ['enable']):  # too many options end in these
       continue
     for trl, verl, ours, note in ROWS:
       for system, names in (('TRL', trl), ('verl', verl)):
