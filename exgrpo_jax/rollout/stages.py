@@ -182,24 +182,7 @@ def generate(
     if not response.is_complete
   ]
   assert places, 'a step must be able to train or to go on'
-  drawn = partial.drawn_in(plan)
-  requests = [
-    Request(
-      prompt=plan.prompts[group],
-      question=plan.questions[group].row,
-      sample=sample,
-      step=drawn[group],
-      limit=config.max_response,
-      prefix=groups[group][sample],
-      episode_question=plan.questions[group],
-      # These are all in checkpoints, so a resumed run drafts the same tokens.
-      past=(
-        *(stored.tokens for stored in plan.candidates[group]),
-        *(one.tokens for one in groups[group] if one.is_complete),
-      ),
-    )
-    for group, sample in places
-  ]
+  requests = _requests(config, plan, groups, places)
 
   def keep(index: int, response: Response) -> None:
     group, sample = places[index]
@@ -218,6 +201,29 @@ def generate(
   for index, response in enumerate(responses):
     keep(index, response)
   return groups, metrics
+
+
+def _requests(
+  config: RolloutConfig, plan: Plan, groups: Responses, places: Sequence[tuple[int, int]]
+) -> list[Request]:
+  drawn = partial.drawn_in(plan)
+  return [
+    Request(
+      prompt=plan.prompts[group],
+      question=plan.questions[group].row,
+      sample=sample,
+      step=drawn[group],
+      limit=config.max_response,
+      prefix=groups[group][sample],
+      episode_question=plan.questions[group],
+      # These are all in checkpoints, so a resumed run drafts the same tokens.
+      past=(
+        *(stored.tokens for stored in plan.candidates[group]),
+        *(one.tokens for one in groups[group] if one.is_complete),
+      ),
+    )
+    for group, sample in places
+  ]
 
 
 def _submission(rollout: RolloutSetup, question: Question, response: Response) -> pool.Submission:

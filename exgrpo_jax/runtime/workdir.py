@@ -128,7 +128,7 @@ _ADDED = {
   'replay': dict(include_trajectory=True, store='successes', max_age=math.inf, age_decay=math.inf),
   'objective': dict(replay_advantage='group', m2po_threshold=math.inf, balance_coefficient=0.0),
   'environment': dict(keep_caches=False),
-  'rollout': dict(router_replay=False, drafts='0'),
+  'rollout': dict(router_replay=False, drafts='0', dynamic_sampling=1.0),
   'mesh.training': dict(expert=1),
   'mesh.decoding': dict(expert=1),
   'model': dict(
