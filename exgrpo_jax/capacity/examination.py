@@ -215,6 +215,9 @@ def _print_alternatives(
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
   if config.rollout.partial:
     print(f'  {_ages(estimate)}')
+  if config.rollout.is_dynamic:
+    factor = config.rollout.dynamic_sampling
+    print(f'  the time is without dynamic sampling, which generates up to {factor:g} times as much')
   known = dict(modules)
   for name, rollout in _alternatives(config.rollout):
     changed = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=rollout))

@@ -52,7 +52,7 @@ RESPONSES = pa.schema(
     # for a fresh response, now for a replayed one.
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
-    pa.field('advantage', pa.float32(), nullable=False),
+    pa.field('advantage', pa.float32(), nullable=False),  # 0 in groups that were dropped
     # The step in which its first token was written.
     pa.field('policy_step', pa.int32(), nullable=False),
     pa.field('has_code_block', pa.bool_(), nullable=False),

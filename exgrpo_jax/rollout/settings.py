@@ -67,7 +67,7 @@ class RolloutConfig:
     1.0,
     '[1, inf)',
     'dynamic sampling (DAPO): a step draws questions until enough fresh groups have different '
-    'rewards, and at most this many times the fresh questions that it trains; 1 turns it off',
+    'rewards, up to this multiple of the fresh groups that it trains; 1 turns it off',
   )
   router_replay: bool = setting(
     False,

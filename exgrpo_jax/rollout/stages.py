@@ -14,8 +14,9 @@ Where each stage does its work, with default settings:
   assemble          advantages.group_advantages, packing.right_padded -> Batch
 
 Responses are submitted for grading as they finish, while others are still being decoded. SlotEngine
-only schedules, and the functions of partial.py do nothing without partial rollouts. loop.learn then
-calls objective.clips_fresh_ratios and gradients.minibatches, and computes the loss of each:
+only schedules, and the functions of partial.py do nothing without partial rollouts. dynamic.sample
+calls generate once, or several times with dynamic sampling. loop.learn then calls
+objective.clips_fresh_ratios and gradients.minibatches, and computes the loss of each:
 
   gradients.minibatch_gradient -> objective.loss_inputs (all normalisers), packing.pack
   gradients.accumulate (differentiates) -> model.hidden_states_and_balance, logprobs.fused_loss
