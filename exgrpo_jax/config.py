@@ -275,6 +275,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'an epoch has (number of questions) / config.rollout.questions steps',
   ),
   ('output_dir', 'trainer.default_local_dir', '', 'use the flag --workdir'),
+  ('push_to_hub hub_model_id', '', '', 'after training, run exgrpo export --push=owner/name'),
   ('peft_config', 'model.lora_rank model.lora_alpha', 'lora.rank lora.alpha lora.targets', ''),
 )
 
