@@ -72,6 +72,13 @@ CARRY = (  # flags of a run whose responses span steps
   '--config.rollout.max_groups_in_flight=10',
   '--config.rollout.slots=7',
 )
+DYNAMIC = (  # the same with dynamic sampling; there are 12 questions
+  '--config.rollout.partial=True',
+  '--config.rollout.slots=7',
+  '--config.rollout.questions=2',
+  '--config.rollout.max_groups_in_flight=6',
+  '--config.rollout.dynamic_sampling=3',
+)
 
 
 class Pod:

@@ -24,7 +24,7 @@ from exgrpo_jax.learner import buffer_files, checkpoint
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
-from tests.helpers.devices import CARRY, Pod, free_port, in_two_processes, on_two_hosts
+from tests.helpers.devices import CARRY, DYNAMIC, Pod, free_port, in_two_processes, on_two_hosts
 
 pytestmark = pytest.mark.full
 
@@ -250,10 +250,11 @@ RULES = (  # stored responses are gated by the policy, and groups compared with 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('more', [(), RULES], ids=['', 'rules'])
-def test_responses_span_steps_in_the_same_way_on_more_processes(more, data, compiled, tmp_path):
-  expected, found = on_one_and_two(tmp_path, data, compiled, *CARRY, *more)
+@pytest.mark.parametrize('flags', [CARRY, (*CARRY, *RULES), DYNAMIC], ids=['', 'rules', 'dynamic'])
+def test_responses_span_steps_in_the_same_way_on_more_processes(flags, data, compiled, tmp_path):
+  expected, found = on_one_and_two(tmp_path, data, compiled, *flags)
   assert sum(record.get('staleness/token_share', 0) for record in expected.values()) > 0.5
+  assert any(record.get('groups/dropped') for record in expected.values()) == (flags is DYNAMIC)
   assert_close(found, expected, range(ON_HOSTS + 1))
   last = (stored_buffers(tmp_path / name)[ON_HOSTS] for name in ('two', 'one'))
   buffers.assert_same(*last, atol=1e-5)
@@ -380,7 +381,7 @@ def results(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('more', [(), CARRY], ids=['', 'carry'])
+@pytest.mark.parametrize('more', [(), CARRY, DYNAMIC], ids=['', 'carry', 'dynamic'])
 def test_twenty_kills_at_random_moments_change_nothing(more, data, compiled, tmp_path):
   undisturbed, killed = tmp_path / 'undisturbed', tmp_path / 'killed'
   with Pod(undisturbed, (1, 1), data, compiled, *FLAGS, *more) as pod:
