@@ -167,7 +167,7 @@ def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -
     ends = _interval(first, name), _interval(last, name)
     rows.append((source + kind, *_measured(last, source, name), *ends))
   note = 'Shares of correct responses, with 95% confidence intervals, at temperature '
-  note += f'{config.evaluation.temperature:g}.'
+  note += f'{config.evaluation.temperature:g}{" unless stated otherwise" * bool(by_hand)}.'
   if evaluated and validation:
     note += ' This policy has the best validation score of its run, so that score is optimistic.'
   if last['step'] != step:

@@ -66,6 +66,10 @@ def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card,
   lines = [line, line | {'step': 4}]
   (workdir / 'evaluation' / 'evaluations.jsonl').write_text('\n'.join(map(json.dumps, lines)))
   known = {'eval/new/pass@1': 0.5, 'eval/new/questions': 9.0}
+  # There was no evaluation before step 1, and one after step 2 is not one.
+  (workdir / 'metrics.jsonl').write_text(
+    json.dumps({'step': 2, **known, 'eval/new/pass@1': 0.1}) + '\n'
+  )
   text = card(3, {'data.validation': ('new',)}, known, workdir=str(workdir))
   assert rows(text, 'Scores') == {
     'data': ['questions', 'score', 'before step 1', 'after step 3'],
@@ -74,7 +78,7 @@ def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card,
     'sums, temperature 0.5': ['8', 'pass@1', '–', '0.250 (0.100 to 0.500)'],
   }
   assert 'that score is optimistic' in text
-  assert 'The run did not evaluate this policy.' in card(5, workdir=str(workdir))
+  assert 'The run did not evaluate this policy.' in card(1, workdir=str(workdir))
 
 
 def test_the_settings_are_those_that_differ_and_name_no_folder_of_the_machine(card):
