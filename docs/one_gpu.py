@@ -35,7 +35,8 @@ most 1,024 tokens with GSM8K, and at most 3,072 tokens with MATH.
 
 ## What fits?
 
-**None of these configs has been run yet.** This command computes the memory with a formula:
+**None of these configs has been run yet.** The table contains estimates from a formula. This
+command prints them:
 
 ```bash
 exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
@@ -45,8 +46,8 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- **GiB needed** is the memory for the program in parentheses, which needs the most memory of all
-  programs. This number includes everything else that stays in memory while this program runs. JAX
+- **GiB needed** is the peak memory. The program that reaches this peak is in parentheses. The
+  number includes everything else that is in memory while this program runs. JAX
   uses nine tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
 - **Training the whole model** takes 16 bytes per parameter: the parameter, AdamW's two moments in
   bfloat16, the gradient, and the accumulated gradient of the previous microbatches. With moments in

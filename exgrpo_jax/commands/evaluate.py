@@ -99,7 +99,7 @@ def main(args: command_line.Args) -> None:
 
 
 def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
-  """Open the table of --suite. Returns None if the flag is not given."""
+  """Open the table for --suite, or return None if the flag is not given."""
   if not args.suite:
     if args.name is not None:
       raise InputError(

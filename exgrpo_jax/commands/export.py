@@ -158,7 +158,7 @@ def new_folder(name: str | None) -> epath.Path:
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise InputError(
       f'--out={name}: this is not an empty folder. Choose a new or empty folder, so that the '
-      'export does not mix with files of another model.'
+      "export is not mixed with another model's files."
     )
   return out
 

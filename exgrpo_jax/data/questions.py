@@ -184,10 +184,10 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
     raise InputError(
       f"the data spec '{spec}' cannot be read. It must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
-      f'{", ".join(ENDINGS)}, a task in Python (mine.py:train) or of reasoning_gym '
-      '(reasoning_gym:chain_sum:train), or a split of the Hub (owner/name:config:split) or of TFDS '
-      '(name:split). Columns such as {question=problem,answer=key} and a slice such as [:640] may '
-      'follow.'
+      f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
+      '(reasoning_gym:chain_sum:train), or a split of a Hub data set (owner/name:config:split) or '
+      'a TFDS data set (name:split). Columns such as {question=problem,answer=key} and a slice '
+      'such as [:640] may follow.'
     )
   return [row_files.row_file(path) for path in paths], source
 

@@ -109,7 +109,7 @@ class Tokenizer(abc.ABC):
 class SentencePieceTokenizer(Tokenizer):
   """A SentencePiece model, from `train` or from a checkpoint.
 
-  `save` also writes a tokenizer.json if the model can be converted, see `tokenizer_json`.
+  `save` also writes a tokenizer.json if the model can be converted (see `tokenizer_json`).
   `content` is the model file's content; `path` is for error messages.
   """
 

@@ -168,7 +168,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   if is_warm and not _is_kept(experiment):
     if data is None:
       raise InputError(
-        'The warm-start weights that this run was trained on are missing from '
+        'The warm-start weights that this run started from are missing from '
         f'{_directory(experiment)}. The LoRA adapters need these weights. Restore the folder.'
       )
     rows = load_solutions(experiment)  # so that errors in them come before any computation

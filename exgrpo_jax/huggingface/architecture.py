@@ -93,7 +93,7 @@ def _by_type(
   if old and 'rope_theta' not in old and lost not in (None, theta):
     raise InputError(
       f'{path}: rope_scaling={old} replaces rope_parameters, so rope_theta={theta} '
-      f'overrides {lost} of rope_parameters. Put all fields in rope_parameters.'
+      f'overrides rope_theta={lost} in rope_parameters. Put all fields in rope_parameters.'
     )
   return given, given
 

@@ -67,8 +67,8 @@ def library(path: str) -> Any:
     package = None
   if not hasattr(package, 'GGUFReader'):  # a folder gguf/ can be imported too
     raise InputError(
-      f'{path}: a GGUF needs the package gguf, which is not installed. Run pip install '
-      "'exgrpo_jax[gguf]', or name a Hugging Face folder."
+      f'{path}: reading a GGUF file needs the package gguf, which is not installed. Run pip '
+      "install 'exgrpo_jax[gguf]', or name a Hugging Face folder."
     )
   return package
 

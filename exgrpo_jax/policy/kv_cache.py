@@ -280,7 +280,7 @@ def _copy_own_rows(
   sequence_R: jax.Array,
   first_R: jax.Array,
 ) -> jax.Array:
-  """Run `_copy_rows` on the device with rows `number_B`; positions are along `axis`."""
+  """Run `_copy_rows` on the device that holds rows `number_B`. Positions are on axis `axis`."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
   own_first_R = jnp.argsort(~is_own_R)

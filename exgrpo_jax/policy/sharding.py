@@ -282,7 +282,7 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
 
 
 def platform() -> str:
-  """Return the platform of the mesh of `jax.set_mesh` or JAX's default: 'cpu', 'gpu' or 'tpu'."""
+  """Return the platform of the active mesh, or JAX's default: 'cpu', 'gpu' or 'tpu'."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
 

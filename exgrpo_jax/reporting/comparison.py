@@ -66,8 +66,8 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
-  error is 0 and carries no information. None of the G clusters shows another value, so another
-  value has a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains
+  error is 0 and carries no information. Since none of the G clusters has another value, the
+  probability of another value is at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains
   every mean that is possible if a share b of the differences takes any value in [-1, 1].
 
   Args:

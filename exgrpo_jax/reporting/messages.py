@@ -168,7 +168,7 @@ def _axes(mesh: Mesh) -> str:
 
 
 def _learnt(records: Run) -> str:
-  """List each source's first and last score with 95% intervals. Returns '' without evaluations.
+  """List each source's first and last score with 95% intervals; '' if there are no evaluations.
 
   The score is avg@k, or pass@1 if each question has one response.
   """

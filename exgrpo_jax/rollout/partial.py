@@ -96,9 +96,9 @@ def ready(
   dropped: Sequence[int] = (),
   fillers: int = 0,
 ) -> list[int] | None:
-  """Choose the groups to train from their responses; see `trained`.
+  """Choose which groups to train on, based on their responses; see `trained`.
 
-  The groups `dropped` are never chosen, except the first `fillers` if too few others are complete.
+  Groups in `dropped` are never chosen, except the first `fillers` if too few others are complete.
   """
   groups = [group for group in range(len(responses)) if group not in dropped]
   begun = [min(one.first_step(step) for one in responses[group]) for group in groups]

@@ -287,7 +287,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
   if trace.logp is not None and len(trace.logp) != len(tokens):
     raise InputError(
       f'{trace.place}: logp has {len(trace.logp)} numbers, but the response has {len(tokens)} '
-      'tokens, including the end token. Add the field tokens with these tokens, or leave logp out.'
+      "tokens, including the end token. Add a field 'tokens' with these tokens, or leave out logp."
     )
   return tokens
 

@@ -159,7 +159,7 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
     size, at_once = len(rollout.data.questions), config.rollout.questions_at_once
     if question_stream.reads_retired(next_plan.epoch, size, buffer.retired_epoch, at_once):
       print(
-        f'epoch {next_plan.epoch}: fewer than {at_once} questions are not retired, so retired '
+        f'epoch {next_plan.epoch}: fewer than {at_once} active questions are left, so retired '
         'questions are asked again (but never replayed)',
         flush=True,
       )

@@ -165,7 +165,9 @@ def test_a_big_endian_file_is_refused(tmp_path, mesh):
 def test_a_missing_package_is_named(tmp_path, mesh, monkeypatch, stand_in):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA)
   monkeypatch.setitem(sys.modules, 'gguf', stand_in)
-  refused(path, r"a GGUF needs the package gguf, .* Run pip install 'exgrpo_jax\[gguf\]'", mesh)
+  refused(
+    path, r"a GGUF file needs the package gguf, .* Run pip install 'exgrpo_jax\[gguf\]'", mesh
+  )
 
 
 # ---- What a GGUF's metadata says becomes config.json ----

@@ -82,8 +82,8 @@ def _in_bold(tree: Any, names: set[str]) -> Any:
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
   """Return the letters in two trees whose order in a product can matter; often there are none.
 
-  A capital letter that the truth divides by counts as a number, and so does a lowercase letter that
-  either side divides by.
+  A capital letter counts as a number if the truth divides by it. A lowercase letter does if either
+  side divides by it.
   """
   names = symbols(given) | symbols(truth)
   found = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
