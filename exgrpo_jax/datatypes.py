@@ -275,9 +275,9 @@ class Plan:
   # The first groups, as the previous step left them or, with dynamic sampling, as the step's
   # previous round did.
   partial_groups: tuple[PartialGroup, ...] = ()
-  # Of the buffer, see `Buffer`; dynamic sampling draws more questions within the step.
+  # `Buffer.retired_epoch`; dynamic sampling needs it to draw more questions during the step.
   retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)
-  # The part of `Buffer.history` for these questions, by question row.
+  # `Buffer.history` of the plan's questions.
   history: Mapping[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
   @property

@@ -92,7 +92,7 @@ def setting_hint(key: str, value: Any = None) -> str:
   section, _, name = key.rpartition('.')
   for new, (old, example, _) in MERGED.items():
     if new.startswith(f'{section}.') and name in old:
-      return f'it is now part of config.{new}, such as {example}.'
+      return f'it is now part of config.{new}, for example config.{new}={example}.'
   if isinstance(value, str) and value in VALUES.get(key, {}):
     return f'{value!r} is now called {VALUES[key][value]!r}.'
   return ''

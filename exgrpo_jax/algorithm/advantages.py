@@ -83,8 +83,8 @@ def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> 
 def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 'off') -> Array:
   """Subtract the mean of each question's discounted Beta-Bernoulli posterior from its rewards.
 
-  arXiv:2603.18444, eq. 12; with `normalize_std`, also divides by the posterior's standard deviation
-  (eq. 13), which is never 0. So a group of equal rewards still gets advantages.
+  arXiv:2603.18444, eq. 12; with `normalize_std`, also divides by the standard deviation of a reward
+  with this mean (eq. 13), which is never 0. So a group of equal rewards still gets advantages.
 
   >>> history_advantages(np.float32([[1, 1, 1, 1]]), np.float32([[6, 2]])).tolist()
   [[0.25, 0.25, 0.25, 0.25]]

@@ -190,7 +190,7 @@ def token_loss(
   *,
   clip: Flag,
   is_first: Flag,
-  measures_drift: bool = False,
+  measures_kl: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Compute the contribution of some tokens to their minibatch's loss and metric sums.
 
@@ -207,7 +207,7 @@ def token_loss(
     config: the loss terms and their coefficients.
     clip: True if fresh ratios are clipped in this step.
     is_first: True in the step's first minibatch.
-    measures_drift: add the sums of `_drift_sums`.
+    measures_kl: add the sums of `_kl_sums`.
 
   Returns:
     (loss, sums), float32 scalars. Add up the loss over slices, and combine the sums over slices
@@ -233,8 +233,8 @@ def token_loss(
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
   sums = _metric_sums(now_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
-  if measures_drift:
-    sums |= _drift_sums(now_BT, inputs, is_first)
+  if measures_kl:
+    sums |= _kl_sums(now_BT, inputs, is_first)
   if config.kl_coefficient > 0:
     gap_BT = _given(inputs.reference_logp_BT) - logp_BT
     kl_BT = losses.k3(jnp.where(inputs.kl_weight_BT > 0, gap_BT, 0.0))
@@ -243,12 +243,12 @@ def token_loss(
   return loss, sums
 
 
-def zero_sums(config: ObjectiveConfig, measures_drift: bool = False) -> dict[str, jax.Array]:
+def zero_sums(config: ObjectiveConfig, measures_kl: bool = False) -> dict[str, jax.Array]:
   """Return the sums of `token_loss` for no tokens: all 0, including the *_max entries."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
   inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
-  flags = {'clip': False, 'is_first': True, 'measures_drift': measures_drift}
+  flags = {'clip': False, 'is_first': True, 'measures_kl': measures_kl}
   return token_loss(zero, zero, inputs, config, **flags)[1]
 
 
@@ -298,7 +298,7 @@ def _metric_sums(
   }
 
 
-def _drift_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, jax.Array]:
+def _kl_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, jax.Array]:
   """Sum the ratios and k3 of tokens that this step wrote, to measure the policy's drift since.
 
   The ratios are per token at any `importance_level`.

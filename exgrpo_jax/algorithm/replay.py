@@ -240,7 +240,8 @@ def has_drifted(log_ratio_T: np.ndarray, limit: float) -> bool:
   """Return True if the policy has moved too far from the one that wrote a trajectory.
 
   Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of their squared log-ratio to that
-  policy, in nats squared. Squares don't cancel, unlike an estimate of the KL divergence.
+  policy, in nats squared. Squares don't cancel, unlike an estimate of the KL divergence. NaN counts
+  as drifted.
   """
   return not np.mean(np.square(log_ratio_T)) <= limit
 

@@ -226,7 +226,7 @@ class ObjectiveConfig:
     'off',
     ('off', 'population', 'sample'),
     "divide advantages by the standard deviation of their group's rewards, averaged over K "
-    '(population) or K - 1 (sample)',
+    "(population) or K - 1 (sample); with the baseline 'history', of the question's history",
     PAPER,
   )
   aggregation: str = setting(
@@ -238,8 +238,8 @@ class ObjectiveConfig:
   mask_truncated: bool = setting(
     False,
     None,
-    'give the tokens of truncated responses no weight in the loss, and store none of these '
-    'responses for replay (DAPO, arXiv:2503.14476). Their rewards still count in the mean and the '
+    'leave truncated responses out of the loss, and do not store them for replay (DAPO, '
+    'arXiv:2503.14476). Their rewards still count in the mean and the '
     'standard deviation of their group',
   )
   entropy_bonus: float = setting(

@@ -47,8 +47,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'push',
     None,
-    'The name of a repository on the Hugging Face Hub, owner/name, to publish the folder in. It is '
-    'created as a private repository if it does not exist.',
+    'The Hugging Face Hub repository (owner/name) to publish to. It is created as a private '
+    'repository if it does not exist.',
   )
   flags.DEFINE_bool('public', False, 'Create the repository of --push as a public one.')
   flags.DEFINE_enum(
@@ -86,7 +86,7 @@ def _folder(args: command_line.Args) -> Iterator[epath.Path]:
   Without --out, it is a temporary folder.
   """
   if args.push and '://' in (args.out or ''):
-    raise InputError(f'--out={args.out}: --push needs a local folder. Leave --out out.')
+    raise InputError(f'--out={args.out}: --push needs a local folder. Remove --out.')
   out = new_folder(args.out) if args.out or not args.push else None
   if args.push and hosts.is_first():
     hub.check_push(args.push, args.public)

@@ -157,8 +157,9 @@ class RunConfig:
   num_epochs: float = setting(
     0.0,
     '[0, inf)',
-    'length in epochs: num_epochs / `rollout.questions` steps per question of config.data.train, '
-    'rounded up to whole steps. Replayed questions count like fresh ones; 0 uses `num_steps`',
+    'length in epochs: the run takes num_epochs * (number of training questions) / '
+    '`rollout.questions` steps, rounded up. Replayed questions count like fresh ones; 0 uses '
+    '`num_steps`',
   )
   compilation_cache: str = setting(
     '~/.cache/exgrpo_jax/compiled',

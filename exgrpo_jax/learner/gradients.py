@@ -101,8 +101,8 @@ def minibatch_gradient(
   `batch` has all rows of the minibatch as NumPy arrays. `clip` is True if fresh ratios are clipped
   in this step, `is_first` for the step's first minibatch. `initial` has the run's initial
   parameters. They are needed only for LoRA, as the base of the adapters, and for a KL term, as the
-  reference policy. If `stopped` (see `going_on`) is 1, nothing is computed, and the results are 0.
-  `stacks` are the batch's `packed` rows, if known.
+  reference policy. If `stopped` (see `not_stopped`) is 1, nothing is computed and the results are
+  0. `stacks` are the batch's `packed` rows, if known.
 
   Returns (gradient, sums), both still being computed on the device. The gradient is laid out like
   the parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
@@ -122,7 +122,7 @@ def minibatch_gradient(
 @functools.partial(jax.jit, static_argnums=0)
 def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
   """Return the zero gradient and zero sums that `accumulate` starts from."""
-  sums = objective.zero_sums(spec.objective, spec.optimizer.measures_drift)
+  sums = objective.zero_sums(spec.objective, spec.optimizer.measures_kl)
   sums |= mlp.zero_balance_sums(spec.model)
   sums['loss'] = jnp.float32(0)
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
@@ -162,7 +162,7 @@ def accumulate(
           config=spec.objective,
           clip=clip,
           is_first=is_first,
-          measures_drift=spec.optimizer.measures_drift,
+          measures_kl=spec.optimizer.measures_kl,
         ),
         temperature=spec.temperature,
         chunk=spec.logit_chunk,
@@ -185,8 +185,8 @@ def accumulate(
   return jax.lax.fori_loop(0, trips, add, accumulator)
 
 
-def going_on(spec: UpdateSpec) -> jax.Array | None:
-  """Return 0, which a step's updates replace with 1 once `optimizer.max_kl` stops the step.
+def not_stopped(spec: UpdateSpec) -> jax.Array | None:
+  """Return the initial `stopped` flag of a step: 0. Updates return 1 once `max_kl` stops the step.
 
   The value stays on the device, so the host doesn't wait for it. Without a limit, it is None.
   """
@@ -204,7 +204,7 @@ def apply_gradient(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Apply one AdamW update, or skip it; see `optimizer.apply_gradient`.
 
-  `state` is donated; use the returned state. With `stopped` (see `going_on`), the update is also
+  `state` is donated; use the returned state. With `stopped` (see `not_stopped`), the update is also
   skipped if the KL in the minibatch's `sums` exceeds `optimizer.max_kl`. The returned dict then has
   'skipped_by_kl', the new value of `stopped`, and 'updates', 0 if nothing was computed.
   """
@@ -289,7 +289,7 @@ def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
 def minibatches(batch: Batch, count: int, order_Q: np.ndarray | None = None) -> Iterator[Batch]:
   """Split a step's rows into `count` equal parts; groups stay whole.
 
-  The parts are consecutive, or consecutive in the order `order_Q` of the step's Q groups.
+  The step's Q groups are split in their order or, if given, in the order `order_Q`.
   """
   row_B = np.arange(len(batch.advantage_B))
   if order_Q is not None:

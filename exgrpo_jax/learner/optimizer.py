@@ -78,7 +78,7 @@ class OptimizerConfig:
     return self.epochs * self.minibatches
 
   @property
-  def measures_drift(self) -> bool:
+  def measures_kl(self) -> bool:
     """Return True if updates measure how far the policy has moved since the step began."""
     return self.epochs > 1 or self.max_kl < float('inf')
 

@@ -29,7 +29,7 @@ class Setup:
 
   num_steps: int
   pool: int  # number of training questions
-  questions: int  # per step: Q, or see `RolloutConfig.questions_at_once`
+  questions: int  # per step: `RolloutConfig.questions_at_once`
   max_response: int  # tokens
 
 

@@ -58,22 +58,21 @@ def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: flo
   step, last = round(records[-1]['step']), runs.last_step(config, records)
   done = f'step {step} of {config["num_steps"]}'
   if step >= last:
-    return State('ended', f'The run has ended after {done}.')
+    return State('ended', f'The run ended after {done}.')
   if is_gone:
-    text = (
-      f'The run stopped after {done}: its process is gone. Overview has a command to resume it.'
-    )
-    return State('stopped', text)
+    text = f'The run stopped after {done}: its process is gone. The Overview page shows the '
+    return State('stopped', text + 'command to resume it.')
   times = [moment for record in records if (moment := record.get('timestamp', 0.0)) > started]
   gaps = [after - before for before, after in itertools.pairwise(times)][-clock.RECENT :]
   if len(gaps) < clock.MEDIAN_STEPS:
-    return State('running', f'The run has finished {done}.')
+    return State('running', f'{done.capitalize()} has finished.')
   pace, since = statistics.median(gaps), datetime.datetime.fromtimestamp(times[-1])
   if now - times[-1] > max(clock.FACTOR * pace, clock.LEAST_SECONDS):
     text = f'No step has finished since {done} at {since:%H:%M:%S on %Y-%m-%d}, although a step '
-    text += f'takes {pace:.1f} s. The run may hang; its output may name the phase.'
+    text += f'takes {pace:.1f} s. The run may be stuck; its output may say where.'
     return State('stalled', text)
-  return State('running', f'The run finished {done} at {since:%H:%M:%S}, at {pace:.1f} s a step.')
+  text = f'{done.capitalize()} finished at {since:%H:%M:%S}; a step takes {pace:.1f} s.'
+  return State('running', text)
 
 
 class Server(http.server.ThreadingHTTPServer):

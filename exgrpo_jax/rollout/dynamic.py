@@ -2,10 +2,10 @@
 
 A fresh group whose rewards are all equal gives no gradient. A step drops such groups and draws more
 questions, until it can train Q groups that are replayed or have different rewards. Questions are
-drawn in rounds, because a round's verdicts decide how many are still missing. If a step has
-finished `dynamic_sampling` times the fresh groups that it trains, dropped groups fill it.
+drawn in rounds, because a round's verdicts decide how many are still missing. Once a step has
+finished `dynamic_sampling` times the fresh groups that it trains, dropped groups fill it up.
 
-Surplus groups wait for the next step, as partial rollouts do (partial.py).
+Surplus groups wait for the next step, as in partial rollouts (partial.py).
 """
 
 import collections
@@ -47,7 +47,7 @@ def next_round(
   """Plan the next round, or return None if the step can train.
 
   A round finishes as many groups as are missing, divided by the share of informative groups in the
-  step so far, but at most Q. So less than Q groups are left over without partial rollouts. With
+  step so far, but at most Q. So fewer than Q groups are left over without partial rollouts. With
   partial rollouts, new questions take the places of dropped groups. `waiting` is the number of
   fresh groups that had finished before the step.
   """

@@ -103,7 +103,7 @@ def ready(
   groups = [group for group in range(len(responses)) if group not in dropped]
   begun = [min(one.first_step(step) for one in responses[group]) for group in groups]
   complete = [are_complete(responses[group]) for group in groups]
-  # No more than are missing, because dropped groups are not in flight.
+  # Only as many as are missing: a dropped group cannot wait for the next step.
   extra = dropped[: max(0, min(fillers, config.questions - sum(complete)))]
   groups, begun = [*groups, *extra], [*begun, *[step] * len(extra)]
   complete += [True] * len(extra)

@@ -119,7 +119,7 @@ def plan_step(
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
   free = partial.without(buffer, begun)
   among = count
-  if config.is_dynamic:  # some places were a dropped group's, but a step trains Q groups
+  if config.is_dynamic:  # dropped groups leave places, but a step trains Q groups
     among = min(count, config.questions) if config.partial else config.questions
   replayed = replay.draw_questions(replay_config, free, among, config.group_size, step, rng)
   fresh, cursor = question_stream.take(
@@ -530,7 +530,7 @@ def assemble(
 
 
 def _is_masked(config: objective.ObjectiveConfig, member: Response | Trajectory) -> bool:
-  """Return True for a truncated response under `mask_truncated`, which stores no such response."""
+  """Return True if `mask_truncated` masks this row. Stored responses are never truncated then."""
   return config.mask_truncated and isinstance(member, Response) and member.truncated
 
 

@@ -88,9 +88,9 @@ def program() -> list[str]:
 def to_copy(words: Sequence[str], workdir: str = '') -> str:
   """Format a command for the user to copy. Paths in its flags are absolute.
 
-  So the command works from any folder. Every command that is printed must come from here. Settings
-  (--config.…) keep their paths, because a run's workdir belongs to one config. `workdir` replaces
-  the value of --workdir.
+  So the command works from any folder. Every command that is printed must come from here. Paths in
+  settings (--config.…) are unchanged, because an absolute path would count as a changed setting
+  when the run resumes. `workdir` replaces the value of --workdir.
   """
   program, *rest = words
   written = [os.path.abspath(program) if os.sep in program else program]

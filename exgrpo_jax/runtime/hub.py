@@ -219,7 +219,7 @@ def check_push(name: str, public: bool) -> None:
       user = api.whoami()
       owners = [user['name'], *(group['name'] for group in user.get('orgs', ()))]
       if user.get('auth', {}).get('accessToken', {}).get('role') == 'read':
-        problem = f'your token may only read. {_LOGIN}'
+        problem = f'your token is read-only. {_LOGIN}'
       elif owner not in owners:
         problem = f'your token may not write to {owner}. Choose one of: {", ".join(owners)}.'
     else:
@@ -270,7 +270,8 @@ def _push_refusals(name: str) -> Iterator[None]:
   except errors.OfflineModeIsEnabled as error:
     raise InputError(f'--push={name}: HF_HUB_OFFLINE is set. Unset it to publish.') from error
   except Exception as error:  # from the network, the disk, or the library's own checks
-    why = f'{constants.ENDPOINT} failed ({_reason(error.__cause__ or error)}). Try again later.'
+    reason = _reason(error.__cause__ or error)
+    why = f'the request to {constants.ENDPOINT} failed ({reason}). Try again later.'
     if isinstance(error, errors.HfHubHTTPError):
       status = error.response.status_code
       refused = 'may not write to this repository' if status in (403, 404) else 'is not accepted'

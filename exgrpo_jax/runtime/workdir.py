@@ -104,8 +104,8 @@ def _take(file: BinaryIO, refusal: str) -> None:
 def is_abandoned(path: pathlib.Path) -> bool:
   """Return True if a process on this machine took the lock last, and nobody holds it any more.
 
-  If True, the file was locked for an instant. Remember the answer as long as the file does not
-  change, because a run that starts in this instant is rejected.
+  Checking takes the lock for an instant, and a run that starts just then is rejected. So after
+  True, do not check again until the file changes.
   """
   with contextlib.suppress(OSError), open(path, 'rb') as file:
     if file.read().startswith(f'{_machine()} '.encode()):

@@ -42,7 +42,7 @@ def check_options(text: str) -> list[str]:
 def submit(
   planned: Sequence[Trial], workdir: str, options: Sequence[str], at_once: int | None
 ) -> Collection[str]:
-  """Submit the unfinished trials that are not in the queue yet; return the names of all in it.
+  """Submit the unfinished trials that are not queued yet; return the names of all queued trials.
 
   The trials are one array job: index n is the sweep's trial n. At most `at_once` run at a time;
   None sets no limit. `options` are passed to sbatch. slurm.json in the workdir records the jobs.
@@ -63,9 +63,10 @@ def submit(
       array = f'--array={",".join(left)}' + (f'%{at_once}' if at_once else '')
       job = _submit(left, workdir, [*options, '--parsable', array])
       jobs[job] = {index: trial.name for index, trial in left.items()}
+      active |= {trial.name for trial in left.values()}
       print(f'submitted {counted(len(left), "trial")} as job {job}; output: {workdir}/TRIAL/{LOG}')
     write_json(os.fspath(path), jobs)
-  waiting = len({*active, *(trial.name for trial in left.values())} - finished)
+  waiting = len(active - finished)
   print(f'{len(finished)} of {counted(len(planned), "trial")} finished, {waiting} in the queue')
   if jobs:
     watched = ','.join(job.partition(';')[0] for job in jobs)
@@ -74,7 +75,7 @@ def submit(
       'submit the trials that have ended without finishing.',
       flush=True,
     )
-  return active | {trial.name for trial in left.values()}
+  return active
 
 
 def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> str:

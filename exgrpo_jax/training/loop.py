@@ -121,7 +121,7 @@ def learn(
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
   batch, count = experience.batch, config.optimizer.minibatches
-  by_epoch, order_Q, stacks, stopped = [], None, None, gradients.going_on(run.update)
+  by_epoch, order_Q, stacks, stopped = [], None, None, gradients.not_stopped(run.update)
   for epoch in range(config.optimizer.epochs):
     if epoch and count > 1:
       rng = randomness.generator(config.seed, Purpose.EPOCH_ORDER, experience.plan.step, epoch)

@@ -77,7 +77,7 @@ def write(
 
 ## Settings
 
-The run differs from the [default settings]({_CODE}/blob/main/docs/configuration.md) in these:
+Settings that differ from the [defaults]({_CODE}/blob/main/docs/configuration.md):
 
 {_table('setting', 'value', 'default', rows=_settings(config))}
 
@@ -128,7 +128,7 @@ def _facts(experiment: Experiment, step: int) -> Iterator[tuple[str, str]]:
     data = _shown(config.warm_start.data)
     yield 'warm start', f'{counted(config.warm_start.num_updates, "supervised update")} on `{data}`'
   if config.environment.name:
-    yield 'environment', f'`{config.environment.name}`, over several turns'
+    yield 'environment', f'`{config.environment.name}` (multi-turn)'
   start = (environment.read(experiment.workdir) or [{}])[-1]
   version = start.get('packages', {}).get('exgrpo_jax', __version__)
   commit = start.get('commit')
@@ -188,7 +188,8 @@ def _by_hand(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
 
 
 def _measured(record: Mapping[str, float], source: str, name: str) -> tuple[str, str]:
-  return f'{record[f"eval/{source}/questions"]:,.0f}', name.rpartition('/')[2]
+  questions = record.get(f'eval/{source}/questions')
+  return '–' if questions is None else f'{questions:,.0f}', name.rpartition('/')[2]
 
 
 def _interval(record: Mapping[str, float], name: str) -> str:

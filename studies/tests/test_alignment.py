@@ -152,9 +152,9 @@ def train(values, workdir, compiled, callbacks):
       compared.append((len(applied) + 1, batch, flat(gradient)))
       return gradient
 
-    def note_applied(spec, state, gradient):
+    def note_applied(spec, state, gradient, *measured):
       applied.append(flat(gradient))
-      return apply_gradient(spec, state, gradient)
+      return apply_gradient(spec, state, gradient, *measured)
 
     patch.setattr(alignment, 'policy_gradient', note_compared)
     patch.setattr(gradients, 'apply_gradient', note_applied)

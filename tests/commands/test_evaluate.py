@@ -295,7 +295,7 @@ def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monke
   config.data.evaluation = ()
   monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
   opened = experiment.open_experiment(config, str(tmp_path))
-  assert 'evaluation' not in messages.banner(recorded.rollout, (), 1, 0, 2, str(tmp_path))
+  assert 'evaluation' not in messages.banner(recorded.rollout, (), 1, 0, '2', str(tmp_path))
   with recorded.compiling():
     recording.run_training(opened, values=config, draws=True)
   records = metrics.read(tmp_path)
