@@ -321,7 +321,7 @@ def test_several_runs_are_told_apart_by_name(growing, recorded, serve, tmp_path)
   found = news_of(serve(growing.folder, other))
   (_, first), (_, second) = found['states']
   assert first.startswith(f'{growing.folder}: ') and second.startswith(
-    f'{other}: The run has ended'
+    f'{other}: The run ended'
   )
   assert found['again'] == 2 and found['page']['compare']
 
