@@ -45,7 +45,8 @@ def test_a_merged_setting_is_refused_with_its_new_name_and_an_example(key):
   old_names, example, _ = renamed.MERGED[key]
   section = key.partition('.')[0]
   for name in old_names:
-    with pytest.raises(InputError, match=re.escape(f'; it is now part of config.{key}, for example config.{key}=(')):
+    hint = f'; it is now part of config.{key}, for example config.{key}=('
+    with pytest.raises(InputError, match=re.escape(hint)):
       config.overridden(config.defaults(RunConfig), {f'{section}.{name}': 1})
   config.build(RunConfig, config.overridden(config.defaults(RunConfig), {key: example}), 'config')
 
