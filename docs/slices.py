@@ -98,13 +98,13 @@ _PARTS_TAIL = """
 | … reading weights | | 4.7 ms |
 | … reading the written part of the cache | | 2 ms |
 | evaluation, every ten steps | the longest of 2,259 responses | 74 s |
-| resume, packed: 1.02 tokens computed per token | matrix products | 3.8 s |
-| … with padded rows, for comparison: 1.63 tokens computed per token | | 6.7 s |
+| resume, packed: 1.02 tokens computed per real token | matrix products | 3.8 s |
+| … with padded rows, for comparison: 1.63 tokens computed per real token | | 6.7 s |
 | host | an assumption | 1.0 s |
 
 - **update**: Recomputing the forward pass adds a third to the number of FLOPs. The products that
   `microbatch.remat=all_but_products` keeps in memory take 22 GB. With packing, 1.11 tokens are
-  computed per token.
+  computed for each real token.
 - **resume**: A sixth of the time is spent on sums over the tensor axis of four chips. The packing
   takes .1 s on a CPU.
 
@@ -152,7 +152,7 @@ longest length, on 64 shards:
   about a sixth.
 
 **More padded lengths for resumed rows.** With eight lengths, 1.38 tokens would still be computed
-per token.
+for each real token.
 
 The table underestimates an update by half a second. Scaled by its tokens, the pass with short
 sequences takes 1.00 s, but compiled by itself it takes 1.15 s, because the time spent waiting for

@@ -217,7 +217,7 @@ def _print_alternatives(
     print(f'  {_ages(estimate)}')
   if config.rollout.is_dynamic:
     factor = config.rollout.dynamic_sampling
-    print(f'  the time is without dynamic sampling, which generates up to {factor:g} times as much')
+    print(f'  without dynamic sampling, which may generate up to {factor:g} times as much')
   known = dict(modules)
   for name, rollout in _alternatives(config.rollout):
     changed = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=rollout))

@@ -65,7 +65,7 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
   for message in found:
     if set(message) != {'role', 'content'} or not all(isinstance(v, str) for v in message.values()):
       raise ValueError(
-        f'{message!r} is not a message, such as {{"role": "user", "content": "higher"}}'
+        f'{message!r} is not a message. A valid one is {{"role": "user", "content": "higher"}}'
       )
   return found
 

@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 def scores_at_once(T: int) -> int:
-  """Return how many scores per head exist at the same time in a backward pass over T tokens."""
+  """Return how many scores per head are in memory at once in a backward pass over T tokens."""
   if T > _LONGEST_WHOLE:
     return _BLOCK * T
   return sum(_STRIP * min(T, start + _STRIP) for start in range(0, T, _STRIP))

@@ -102,7 +102,7 @@ def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
 
 
 def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
-  """Compute yarn's weight of the unscaled frequency, interpolated over the pair index."""
+  """Compute YaRN's weight on the unscaled frequency, interpolated over the pair index."""
   P = len(plain_P)
 
   def pair(turns: float) -> float:

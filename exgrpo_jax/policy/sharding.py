@@ -372,7 +372,7 @@ _Result = TypeVar('_Result')
 
 
 class TrainingJit(Generic[_Arguments, _Result]):
-  """A jitted function that gets the platform from the mesh of `jax.set_mesh` at each call."""
+  """A jitted function that takes the platform from the mesh set by `jax.set_mesh`, at each call."""
 
   def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
     functools.update_wrapper(self, function)

@@ -37,8 +37,8 @@ _FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 def width(setting: str, slots: int, mesh: Mesh) -> int:
   """Return how many tokens each of `slots` rows drafts per pass; `setting` is one of CHOICES.
 
-  'auto' chooses the most drafts that keep the rows of a device's products within a bound, which
-  depends on the platform.
+  'auto' chooses the largest number of drafts for which a device's matrix products stay within a
+  number of rows that depends on the platform.
   """
   if setting != 'auto':
     return int(setting)

@@ -63,7 +63,7 @@ class Row:
 
   @functools.cached_property
   def origin(self) -> Origin:
-    """Return a key that is equal for rows that share a prefill."""
+    """Return a key that is the same for all rows that share a prefill."""
     return self.request.question, self.request.prompt.tobytes()
 
   def response(

@@ -24,7 +24,7 @@ _compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its 
 
 @contextlib.contextmanager
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
-  """Show `what` in the status line while the block runs, after any enclosing blocks.
+  """While the block runs, show `what` in the status line, after the text of enclosing blocks.
 
   `what` may be a function that reports progress. Another thread calls this function, so the
   function must not block.

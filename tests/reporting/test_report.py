@@ -380,7 +380,7 @@ def test_the_command_serves_a_run_and_writes_nothing(growing, tab):
     assert f'ssh -L {port}:127.0.0.1:{port} ' in process.readline()
     tab.goto(f'{url}#page=overview')
     await_page(tab)
-    tab.locator('#states', has_text=f'step 19 of {tiny.NUM_STEPS} finished').wait_for()
+    tab.locator('#states', has_text=f'step 19 of {tiny.NUM_STEPS}').wait_for()
     growing.have(21)
     tab.locator('h1', has_text='step 20 of').wait_for()
     busy = report(growing.folder, '--serve', f'--port={port}')

@@ -254,7 +254,8 @@ def test_a_push_that_breaks_off_changes_no_file(account, monkeypatch, broken):
   account.add('model', 'me/policy', {'config.json': b'old'}, private=True)
   account.broken = (broken,)
   monkeypatch.setattr('time.sleep', lambda _: None)  # the library retries
-  with pytest.raises(InputError, match=r'^--push=me/policy: nothing was published, because http'):
+  refused = r'^--push=me/policy: nothing was published, because the request to http'
+  with pytest.raises(InputError, match=refused):
     push('me/policy')
   assert files_of(account.repositories['model', 'me/policy']) == {'config.json': b'old'}
 
