@@ -180,7 +180,7 @@ def test_what_tfds_knows_is_read_from_tfds(served, config):
   with pytest.raises(InputError, match=re.escape("TFDS could not prepare 'math_dataset/sums'")):
     questions.load(config, 'math_dataset/sums:train')
   with pytest.raises(
-    InputError, match=re.escape('a split of the Hub (owner/name:config:split) or ')
+    InputError, match=re.escape('a split of a Hub data set (owner/name:config:split) or ')
   ):
     questions.load(config, 'math_dataset/sums')
   assert served.requests == []

@@ -166,7 +166,9 @@ def test_a_missing_package_is_named(tmp_path, mesh, monkeypatch, stand_in):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA)
   monkeypatch.setitem(sys.modules, 'gguf', stand_in)
   refused(
-    path, r"a GGUF file needs the package gguf, .* Run pip install 'exgrpo_jax\[gguf\]'", mesh
+    path,
+    r"reading a GGUF file needs the package gguf, .* Run pip install 'exgrpo_jax\[gguf\]'",
+    mesh,
   )
 
 
