@@ -128,7 +128,7 @@ def test_chat_templates_render_as_in_transformers(name, folder):
   assert loaded.render(messages, CHAT) == expected
 
 
-# The end is that of Qwen3's template.
+# The end is copied from Qwen3's template.
 THINKING = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}

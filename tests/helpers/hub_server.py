@@ -197,7 +197,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     return user and name.partition('/')[0] in [one['name'] for one in (user, *user['orgs'])]
 
   def _may_write(self, name):
-    """Whether the token may write to a repository; refuses the request if not."""
+    """Return True if the token may write to a repository; otherwise refuse the request."""
     if not self._user():
       return self._refuse(401, '')
     role = self._owns(name) and self._user()['auth']['accessToken']['role']

@@ -184,7 +184,7 @@ def test_with_partial_rollouts_no_informative_group_is_lost(in_flight, factor):
 
 
 def test_replay_starts_by_the_pass_rate_of_all_fresh_groups():
-  """Of four mixed groups, a third is right; of the step's solved ones, which are dropped, all."""
+  """A third of the four mixed groups' responses are right, and all of the dropped groups'."""
   rollout = setup(dynamic_sampling=6.0)
   _, graded, _ = next(taken_steps(rollout, replay.Buffer(), 1))
   verdicts = [verdict.correct for group in graded.verdicts for verdict in group]

@@ -207,7 +207,7 @@ def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_al
 
 
 def check_csv(runs):
-  """Of TWO_BY_TWO: step 2 is the last and the best, but for truncated: there 0 is."""
+  """For TWO_BY_TWO: step 2 is the last and the best, except that step 0 is best for truncated."""
   with open(runs / 'sweep.csv', newline='') as file:
     rows = list(csv.DictReader(file))
   scores = [f'{end}/sums/{name}' for end in ('best', 'final') for name in MEASURES]

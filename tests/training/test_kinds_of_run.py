@@ -81,7 +81,7 @@ def groups(step):
 
 
 def trained_groups(step):
-  """Those of them that are trained, which come first."""
+  """The trained groups, which come first."""
   return [*groups(step)][: len(step.responses) - step.num_dropped]
 
 

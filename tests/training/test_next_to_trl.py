@@ -26,7 +26,7 @@ STEPS, ITERATIONS, ROWS, LIMIT, RATE = 2, 2, 8, 40, 0.01
 
 @dataclasses.dataclass
 class Theirs:
-  """What TRL computed: the inputs and the loss of each update, and its last model's folder."""
+  """TRL's inputs and loss for each update, and the folder of its last model."""
 
   inputs: list
   losses: list

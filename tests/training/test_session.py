@@ -172,7 +172,7 @@ def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, m
 
 
 def test_epochs_become_steps_once_the_data_is_read_and_other_data_is_refused(config, tmp_path):
-  """Of 12 questions, 6 at a time: 1 epoch is 2 steps, 1.6 epochs are 3.2."""
+  """With 12 questions and 6 per step, 1 epoch is 2 steps, and 1.6 epochs are 3.2 steps."""
   workdir = str(tmp_path)
   config.num_epochs = 1.0
   opened, *_ = session.load(config, workdir)
