@@ -45,6 +45,10 @@ class Study:
   # Setting -> arm -> overrides tuned for this arm in this setting, such as its learning rate.
   tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
   takes_off: float = 0.0  # a run takes off when its measure reaches this value; 0: not reported
+  # The data spec on which each run's last policy is evaluated with `last_samples` responses per
+  # question, once all runs have ended; '': none. May differ between settings.
+  last_data: str | Mapping[str, str] = ''
+  last_samples: int = 32
   # Steps between two gradient comparisons (alignment.py); 0: none. May differ between settings.
   align_every: int | Mapping[str, int] = 0
 
@@ -65,6 +69,11 @@ class Study:
     """Return the number of steps between two gradient comparisons in a setting, or 0 for none."""
     every = self.align_every
     return every[setting] if isinstance(every, Mapping) else every
+
+  def last_data_of(self, setting: str) -> str:
+    """Return the data spec of the last policies' evaluation in a setting, or '' for none."""
+    spec = self.last_data
+    return spec[setting] if isinstance(spec, Mapping) else spec
 
   def overrides_of(self, setting: str, arm: str) -> list[tuple[str, Any]]:
     """List the (config key, value) overrides, in this order: setting, arm, tuned values."""
@@ -254,7 +263,7 @@ def _check_comparison(study: Study) -> None:
     raise InputError(
       f"baseline='{study.baseline}' must be one of two or more arms: {', '.join(study.arms)}."
     )
-  for field in ('measure', 'tokens', 'align_every'):
+  for field in ('measure', 'tokens', 'align_every', 'last_data'):
     value = getattr(study, field)
     if isinstance(value, Mapping) and set(value) != set(study.settings):
       raise InputError(
@@ -262,6 +271,11 @@ def _check_comparison(study: Study) -> None:
       )
   for setting in study.settings:
     _check_measured(study, setting)
+  if type(study.last_samples) is not int or study.last_samples < 1:
+    raise InputError(
+      f'last_samples={study.last_samples!r} must be a whole number of at least 1, the responses '
+      'per question in the evaluation on last_data.'
+    )
   if not 0 <= study.takes_off < math.inf:
     raise InputError(f'takes_off={study.takes_off!r} must be a finite number of at least 0.')
   if not 0 < study.smallest_difference < math.inf:
@@ -279,6 +293,8 @@ def _check_measured(study: Study, setting: str) -> None:
       f'measure={measure!r} must be the name of an evaluation, such as '
       "'eval/arithmetic_test_to_1000/pass@1'."
     )
+  if not isinstance(study.last_data_of(setting), str):
+    raise InputError(f"last_data={study.last_data!r} must be a data spec, or '' for none.")
   counts = {'tokens': study.tokens_of(setting), 'align_every': study.align_every_of(setting)}
   for field, count in counts.items():
     if type(count) is not int or count < 0:

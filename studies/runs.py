@@ -68,7 +68,10 @@ class StudyRun:
 
 
 def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
-  """Read the evaluations of a run with `questions` per step, or () if the run has not begun."""
+  """Read the evaluations of a run with `questions` per step, or () if the run has not begun.
+
+  Scores that only `exgrpo evaluate` measured, such as avg@32, are added to the last evaluation.
+  """
   found, fresh, tokens, seconds = [], 0, 0, 0.0
   distinct, since = _distinct_questions(workdir), []
   for record in metrics.read(workdir):
@@ -86,6 +89,11 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
         Evaluation(step, fresh, tokens, seconds, distinct.get(step), _explaining(since), scores)
       )
       since = []
+  if found:
+    later = {}
+    for line in metrics.read_evaluations(workdir, found[-1].step):
+      later |= line['scores']
+    found[-1] = dataclasses.replace(found[-1], scores=later | dict(found[-1].scores))
   return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,10 @@ from ml_collections import ConfigDict
 from exgrpo_jax import config
 from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import config_files, warm_start
+from exgrpo_jax.evaluation import scores
+from exgrpo_jax.experiment import config_files, policies, warm_start
 from exgrpo_jax.experiment.experiment import model_config, parse_config, with_folders
-from exgrpo_jax.reporting import comparison
+from exgrpo_jax.reporting import comparison, metrics
 from exgrpo_jax.sweeps import sweep
 from exgrpo_jax.sweeps.sweep import Trial
 from studies import drawing, protocol, results_figures, runs, tables
@@ -82,8 +84,26 @@ def _shared_warm_start(
   return {'warm_start.path': str(pathlib.Path(workdir, 'warm_starts', digest))}
 
 
+def evaluate_last(chosen: Protocol, planned: Mapping[Cell, Trial]) -> None:
+  """Evaluate the last policy of each finished run on the study's `last_data`.
+
+  Runs that already have this evaluation are skipped, so an interrupted study can go on.
+  """
+  samples = chosen.study.last_samples
+  for cell, trial in planned.items():
+    spec, folder = chosen.study.last_data_of(cell.setting), trial.workdir
+    done = [
+      (line['data'], line['samples'])
+      for line in metrics.read_evaluations(folder, trial.values.num_steps)
+    ]
+    if spec and sweep.is_finished(trial) and (spec, samples) not in done:
+      values = config.overridden(trial.values, {'evaluation.samples': samples})
+      scores.of_one(policies.at(folder), values, [spec], os.path.join(folder, 'evaluation'))
+
+
 def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:
   """Print the finished runs' results, and write them and their curves to `workdir`."""
+  evaluate_last(chosen, planned)
   found = [
     StudyRun(
       *cell,

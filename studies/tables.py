@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
+from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.reporting import comparison
 from exgrpo_jax.reporting.comparison import Estimate
 from studies.protocol import Study
@@ -32,6 +33,10 @@ def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
   for tokens in dict.fromkeys((study.tokens_of(name), 0)):
     at = f'mean over the first {tokens:,} generated tokens' if tokens else 'at the last evaluation'
     parts += [f'`{measure}`, {at}:', *_compared(scored, measure, tokens, seeds, study)]
+  spec = study.last_data_of(name)
+  for kind in ('avg', 'pass') if spec else ():
+    at_many = f'eval/{spec_name(spec)}/{kind}@{study.last_samples}'
+    parts += [f'`{at_many}` of the last policy:', *_compared(scored, at_many, 0, seeds, study)]
   if study.takes_off:
     said = (
       f'Number of runs in which `{measure}` reaches {study.takes_off:g}, and medians over seeds:'

@@ -330,7 +330,7 @@ def _write_by_hand(
     'scores': scores,
   }
   if hosts.is_first():
-    with open(os.path.join(out, 'evaluations.jsonl'), 'a', encoding='utf-8') as file:
+    with open(os.path.join(out, metrics.EVALUATIONS), 'a', encoding='utf-8') as file:
       file.write(json.dumps(line) + '\n')
   return path
 

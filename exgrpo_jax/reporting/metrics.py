@@ -24,6 +24,7 @@ from exgrpo_jax.runtime.replacement import replacing
 # ---- metrics.jsonl ----
 
 FILE = 'metrics.jsonl'
+EVALUATIONS = 'evaluations.jsonl'  # one line for each use of `exgrpo evaluate`
 
 Run = Sequence[Mapping[str, float]]  # the records in its metrics.jsonl, oldest first
 
@@ -72,6 +73,13 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
       ) from error
     records.append(step | renamed.current_metrics(values))
   return records
+
+
+def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, Any]]:
+  """Read what `exgrpo evaluate` recorded about a run's policy after `step`, oldest first."""
+  path = pathlib.Path(workdir, 'evaluation', EVALUATIONS)
+  lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else ()
+  return [line for line in map(json.loads, lines) if line['step'] == step]
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:

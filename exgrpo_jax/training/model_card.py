@@ -178,9 +178,7 @@ def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -
 
 def _by_hand(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
   """Yield a row for each evaluation of the policy with `exgrpo evaluate`."""
-  path = pathlib.Path(workdir, 'evaluation', 'evaluations.jsonl')
-  lines = path.read_text().splitlines() if path.exists() else []
-  for line in (line for line in map(json.loads, lines) if line['step'] == step):
+  for line in metrics.read_evaluations(workdir, step):
     for source, name in runs.score_names([[line['scores']]]).items():
       title = f'{source}, temperature {line["temperature"]:g}'
       measured = _measured(line['scores'], source, name)

@@ -68,6 +68,22 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
   )
 
 
+def test_scores_of_later_evaluations_are_added_to_the_last(tmp_path):
+  """Not scores of another step, and not a score that the run has measured itself."""
+  write_metrics(tmp_path, [scored(0.1), scored(0.2)])
+  (tmp_path / 'evaluation').mkdir()
+  later = [
+    {'step': 0, 'scores': {'eval/sums/avg@4': 0.3}},
+    {'step': 1, 'scores': {'eval/sums/avg@4': 0.4, 'eval/sums/avg@8': 0.5}},
+    {'step': 1, 'scores': {'eval/sums/pass@1': 0.6, 'eval/sums/avg@4': 0.7}},
+  ]
+  lines = ''.join(json.dumps(line) + '\n' for line in later)
+  (tmp_path / 'evaluation' / 'evaluations.jsonl').write_text(lines)
+  before, last = runs.evaluations(str(tmp_path), 8)
+  assert before.scores == scored(0.1)
+  assert last.scores == {**scored(0.2), 'eval/sums/avg@4': 0.7, 'eval/sums/avg@8': 0.5}
+
+
 @pytest.mark.parametrize(
   ('second', 'first_step', 'counted'),
   [

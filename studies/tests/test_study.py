@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import pathlib
 import re
 import signal
 import time
@@ -17,6 +18,7 @@ import types
 import pytest
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.evaluation import scores
 from exgrpo_jax.sweeps import sweep
 from studies import commands, protocol, runs, study
 from tests.helpers import forked
@@ -134,6 +136,34 @@ def test_the_results_are_those_by_hand(finished):
   assert float(gained['mean']) == pytest.approx(0.55) and gained['low'] == 'nan'
   for name in ('curves', 'differences'):
     assert (finished / 'runs' / f'{name}.png').stat().st_size > 1000
+
+
+def test_last_policies_are_evaluated_once_with_many_samples(
+  write_study, start, tmp_path, monkeypatch
+):
+  evaluated = []
+
+  def evaluate(source, values, specs, out):
+    evaluated.append(os.path.basename(source.path))
+    samples, score = values.evaluation.samples, len(evaluated) / 10
+    measured = {f'eval/sums_to_2/avg@{samples}': score, f'eval/sums_to_2/pass@{samples}': 1.0}
+    line = {'data': specs[0], 'samples': samples, 'step': 2, 'scores': measured}
+    pathlib.Path(out).mkdir()
+    pathlib.Path(out, 'evaluations.jsonl').write_text(json.dumps(line) + '\n')
+
+  monkeypatch.setattr(scores, 'of_one', evaluate)
+  path = write_study(last_data="'sums.jsonl[:2]'", last_samples='16')
+  assert start(path) == start(path) == 0
+  assert evaluated == RUNS
+  text = (tmp_path / 'runs' / 'results.md').read_text()
+  assert '`eval/sums_to_2/avg@16` of the last policy:' in text
+  assert '`eval/sums_to_2/pass@16` of the last policy:' in text
+  seeds = [row for row in tables(text) if row[0] == 'grpo' and len(row) == 3]
+  assert seeds == [  # pass@1, avg@16 and pass@16
+    ['grpo', '0.0200', '0.1200'],
+    ['grpo', '0.3000', '0.4000'],
+    ['grpo', '1.0000', '1.0000'],
+  ]
 
 
 def test_runs_share_a_warm_start_where_they_would_train_the_same(write_study, tmp_path):
@@ -280,6 +310,12 @@ def test_results_older_than_the_protocol_are_refused(finished):
       r"tokens=\{'other': 8\} must have one value for each setting: sums",
     ),
     ({'align_every': '1.5'}, r'align_every=1\.5 must be a whole number of at least 0'),
+    ({'last_samples': '0'}, r'last_samples=0 must be a whole number of at least 1'),
+    ({'last_data': "('sums',)"}, r"last_data=\('sums',\) must be a data spec, or '' for none"),
+    (
+      {'last_data': "{'other': 'sums'}"},
+      r"last_data=\{'other': 'sums'\} must have one value for each setting: sums",
+    ),
     ({'takes_off': '-.1'}, r'takes_off=-0\.1 must be a finite number'),
     ({'tuned': '1'}, 'tuned must map setting -> arm -> overrides, not 1'),
     ({'tuned': "{'other': {}}"}, r"tuned names the unknown setting 'other'. Use one of: sums"),
