@@ -1,6 +1,7 @@
 """The learning rates of study `reuse`, chosen on seeds that it does not report.
 
 python -m studies run reuse_rates --workdir=/tmp/reuse_rates --parallel=2
+python -m studies run reuse_rates:5e-5 --workdir=/tmp/reuse_rates_5e-5 --parallel=2
 
 Question: which of four learning rates suits each arm, from each of three starts?
 Arms, and how each differs:
@@ -19,7 +20,8 @@ Primary measure: pass@1 on 500 held-out questions (200 of guess), its mean over 
 and 60 thousand generated tokens. Tokens of dropped groups count too.
 Rule: for each arm and start, study `reuse` uses the rate with the highest mean of the measure over
 the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of two, is run
-for all arms at that start. This repeats until no best rate is at the edge.
+for all arms at that start. This repeats until no best rate is at the edge. So 5e-5 was added for
+`weak` and `usual`, where `epochs_4` was best at 1e-4; `reuse_rates:5e-5` has only these runs.
 Seeds: two, used only for this choice.
 Stopping rule: every run takes all of its steps, and no run is left out.
 Looked at before: nothing with these arms, except `grpo`, `exgrpo` and `unit_slope` in the studies
@@ -64,8 +66,15 @@ MEASURES = {
 }
 
 
-def get_study():
-  settings = {f'{start}-{rate:g}': start for start in STARTS for rate in (1e-4, 2e-4, 4e-4, 8e-4)}
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+ADDED = {'5e-5': ('weak', 'usual')}  # a rate that the rule added later, and where
+
+
+def get_study(added=''):
+  """Return the study of all rates, or only the runs of a rate that was added later."""
+  settings = {} if added else {f'{start}-{rate:g}': start for start in STARTS for rate in RATES}
+  for rate in [added] if added else ADDED:
+    settings |= {f'{start}-{float(rate):g}': start for start in ADDED[rate]}
   return Study(
     config='chains_from_scratch',
     arms=ARMS,
