@@ -44,6 +44,8 @@ class Study:
   tokens: int | Mapping[str, int] = 0  # a single value, or one for each setting
   # Setting -> arm -> overrides tuned for this arm in this setting, such as its learning rate.
   tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
+  # Another arm with which all other arms are compared, as a separate decision; '': none.
+  second_baseline: str = ''
   takes_off: float = 0.0  # a run takes off when its measure reaches this value; 0: not reported
   # The data spec on which each run's last policy is evaluated with `last_samples` responses per
   # question, once all runs have ended; '': none. May differ between settings.
@@ -54,7 +56,7 @@ class Study:
 
   @property
   def num_comparisons(self) -> int:
-    """Count the comparisons between an arm and the baseline over all settings."""
+    """Count the comparisons between an arm and one baseline over all settings."""
     return len(self.settings) * (len(self.arms) - 1)
 
   def measure_of(self, setting: str) -> str:
@@ -262,6 +264,11 @@ def _check_comparison(study: Study) -> None:
   if study.baseline not in study.arms or len(study.arms) < 2:
     raise InputError(
       f"baseline='{study.baseline}' must be one of two or more arms: {', '.join(study.arms)}."
+    )
+  if study.second_baseline and study.second_baseline not in {*study.arms} - {study.baseline}:
+    raise InputError(
+      f"second_baseline='{study.second_baseline}' must be another arm than the baseline: "
+      f"{', '.join(arm for arm in study.arms if arm != study.baseline)}. '' means none."
     )
   for field in ('measure', 'tokens', 'align_every', 'last_data'):
     value = getattr(study, field)

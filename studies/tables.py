@@ -98,13 +98,11 @@ def _compared(
   step_of = {
     arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
   }
-  return [
-    _arms(value_of, step_of, len(seeds)),
-    f'Difference from `{study.baseline}`, seed by seed:',
-    _differences(value_of, study),
-    'Every seed:',
-    _seeds(value_of, seeds),
-  ]
+  parts = [_arms(value_of, step_of, len(seeds))]
+  for baseline in filter(None, (study.baseline, study.second_baseline)):
+    said = f'Difference from `{baseline}`, seed by seed:'
+    parts += [said, _differences(value_of, study, baseline)]
+  return [*parts, 'Every seed:', _seeds(value_of, seeds)]
 
 
 def _taking_off(scored: Mapping[str, Scored], measure: str, bound: float) -> str:
@@ -139,14 +137,14 @@ def _arms(
   return comparison.markdown(rows)
 
 
-def _differences(value_of: Mapping[str, Mapping[int, float]], study: Study) -> str:
+def _differences(value_of: Mapping[str, Mapping[int, float]], study: Study, baseline: str) -> str:
   head = ('arm', 'pairs', 'mean', '95% interval', 'interquartile mean', '95% interval')
   rows: list[tuple[str, ...]] = [
     (*head, 't interval, corrected', f'against {study.smallest_difference:g}')
   ]
   for arm, values in value_of.items():
-    if arm != study.baseline:
-      found = comparison.compare(value_of[study.baseline], values).difference
+    if arm != baseline:
+      found = comparison.compare(value_of[baseline], values).difference
       interval = said = '-'
       if len(found):
         estimate = student_t(found, study.num_comparisons)

@@ -310,6 +310,7 @@ def test_results_older_than_the_protocol_are_refused(finished):
       r"tokens=\{'other': 8\} must have one value for each setting: sums",
     ),
     ({'align_every': '1.5'}, r'align_every=1\.5 must be a whole number of at least 0'),
+    ({'second_baseline': "'grpo'"}, r"second_baseline='grpo' must be another arm .*: exgrpo\. "),
     ({'last_samples': '0'}, r'last_samples=0 must be a whole number of at least 1'),
     ({'last_data': "('sums',)"}, r"last_data=\('sums',\) must be a data spec, or '' for none"),
     (
@@ -356,7 +357,7 @@ def test_what_was_tuned_for_an_arm_in_a_setting_holds_there_alone():
   assert [cell for cell, overrides in found.items() if rate in overrides] == [('hard', 'grpo')]
 
 
-NAMES = [*protocol.names(), 'collapse:4e-4', 'lake:6']
+NAMES = [*protocol.names(), 'collapse:4e-4', 'lake:6', 'reuse:usual', 'reuse_rates:5e-5']
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -369,8 +370,12 @@ def test_every_study_of_the_folder_can_be_run(name, tmp_path):
   assert f'python -m studies run {name} ' in chosen.words
 
 
-# `smoke` is only a check, and `reuse_rates` has not been run yet.
-@pytest.mark.parametrize('name', [name for name in NAMES if name not in ('smoke', 'reuse_rates')])
+# `smoke` is only a check, the CSV of `reuse_rates` has the runs of its part, and the other two have
+# not been run yet.
+UNMEASURED = ('smoke', 'reuse_rates:5e-5', 'reuse_rates', 'reuse', 'reuse:usual')
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if name not in UNMEASURED])
 def test_what_was_measured_is_what_the_protocol_asks_for(name):
   chosen = protocol.load(name)
   found = study.read(chosen.name)

@@ -51,6 +51,16 @@ def test_three_seeds_have_intervals_and_a_conclusion():
   assert seeds[0] == ['exgrpo', '0.2500', '0.5000', '0.7500']
 
 
+def test_arms_can_be_compared_with_a_second_baseline():
+  _, from_grpo, from_exgrpo, _ = tables(
+    *(run('exgrpo', seed, 0.25 * seed) for seed in (0, 1, 2)),
+    *(run('grpo', seed, 0.0) for seed in (0, 1, 2)),
+    second_baseline='exgrpo',
+  )
+  assert from_grpo[0][:3] == ['exgrpo', '3', '+0.2500']
+  assert from_exgrpo[0][:3] == ['grpo', '3', '-0.2500']
+
+
 def test_intervals_that_decide_are_wider_the_more_comparisons_there_are():
   runs = [
     *(run('exgrpo', seed, 0.5 + 0.01 * seed) for seed in (0, 1, 2)),
