@@ -37,7 +37,7 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
   """
   if platform == 'tpu':
     return 'splash'
-  takes = dtype == 'bfloat16' and head_size <= 128 and not cap
+  takes = dtype == 'bfloat16' and head_size % 8 == 0 and head_size <= 128 and not cap
   return 'cudnn' if platform in ('gpu', 'cuda') and takes else 'blockwise'
 
 

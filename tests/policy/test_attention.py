@@ -22,9 +22,10 @@ from tests.helpers.tiny import ROPE
     ('cpu', 'bfloat16', {}, 'blockwise'),
     ('gpu', 'bfloat16', {}, 'cudnn'),
     ('cuda', 'bfloat16', {}, 'cudnn'),
-    # cuDNN's flash attention has no float32, no wide heads and no cap.
+    # cuDNN's flash attention has no float32, no head size above 128 or not a multiple of 8, and no cap.
     ('gpu', 'float32', {}, 'blockwise'),
     ('gpu', 'bfloat16', {'head_size': 256}, 'blockwise'),
+    ('gpu', 'bfloat16', {'head_size': 100}, 'blockwise'),
     ('gpu', 'bfloat16', {'cap': 50.0}, 'blockwise'),
     ('tpu', 'float32', {}, 'splash'),
   ],
