@@ -22,7 +22,7 @@ from tests.helpers.tiny import ROPE
     ('cpu', 'bfloat16', {}, 'blockwise'),
     ('gpu', 'bfloat16', {}, 'cudnn'),
     ('cuda', 'bfloat16', {}, 'cudnn'),
-    # cuDNN's flash attention has no float32, no head size above 128 or not a multiple of 8, and no cap.
+    # cuDNN has no float32, no cap, and only head sizes up to 128 that are multiples of 8.
     ('gpu', 'float32', {}, 'blockwise'),
     ('gpu', 'bfloat16', {'head_size': 256}, 'blockwise'),
     ('gpu', 'bfloat16', {'head_size': 100}, 'blockwise'),
