@@ -77,7 +77,8 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
   for record in metrics.read(workdir):
     if 'replay/rows' in record:  # a training step; step 0 is the evaluation before the first one
       # In earlier versions, each replayed question had a replayed row.
-      fresh += questions - int(record.get('replay/questions', record['replay/rows']))
+      planned = questions - record.get('replay/questions', record['replay/rows'])
+      fresh += int(record.get('groups/drawn', planned))  # dynamic sampling may draw more
       tokens += int(record['length/total'])
       apart = sum(record.get(f'time/{phase}', 0.0) for phase in _APART)
       seconds += record['time/step'] - apart

@@ -68,6 +68,14 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
   )
 
 
+def test_fresh_questions_include_those_of_dropped_groups(tmp_path):
+  """Of 8 questions a step, 2 are replays in step 1; step 2 draws 11 until it has its 6 groups."""
+  replays = {'replay/questions': 2}
+  write_metrics(tmp_path, [{}, replays, replays | {'groups/drawn': 11} | scored(0.5)])
+  (only,) = runs.evaluations(str(tmp_path), 8)
+  assert only.fresh_questions == 6 + 11
+
+
 def test_scores_of_later_evaluations_are_added_to_the_last(tmp_path):
   """Not scores of another step, and not a score that the run has measured itself."""
   write_metrics(tmp_path, [scored(0.1), scored(0.2)])
