@@ -267,7 +267,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _check_names(args: Sequence[str]) -> None:
-  """Reject flags with wrong characters or given twice, because absl would use the last one."""
+  """Reject flags with non-ASCII names, and flags given twice (absl would use the last one)."""
   typed = {}
   for arg in args:
     name = arg.partition('=')[0]

@@ -50,7 +50,7 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
 
 
 def _is_finished(config: RunConfig, workdir: str, done: int) -> bool:
-  """Return True, and print why, if the run has taken more steps than the config wants."""
+  """Return True, and print why, if the run has taken more steps than the config specifies."""
   if done > config.num_steps:
     print(messages.finished(workdir, done, config.length), flush=True)
   return done > config.num_steps

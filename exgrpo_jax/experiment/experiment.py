@@ -116,7 +116,7 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
 def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   """Return the model's shape, from the checkpoint if there is one, otherwise from the config.
 
-  A dtype of 'auto' depends on `platform`, where the model will run; JAX's backend by default.
+  A dtype of 'auto' depends on `platform`, on which the model will run (default: JAX's backend).
   """
   own = parsed.model
   if own.dtype == 'auto':
@@ -241,7 +241,7 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  # Without a config.json, it is left over from a rejected start and may come from other texts.
+  # Without config.json, this is left over from a rejected start, perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
     found = questions.load(parsed.data, _tokenizer_data(parsed))

@@ -171,7 +171,7 @@ def held(workdir: str) -> contextlib.AbstractContextManager[int]:
 def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ()) -> None:
   """Print a table of the finished trials; write the table, the curves and a CSV to `workdir`.
 
-  `active` are the names of trials that a cluster's queue still has.
+  `active` contains the names of trials that are still in a cluster's queue.
   """
   write_csv(planned, workdir, active)
   runs, wanted = {}, {}
