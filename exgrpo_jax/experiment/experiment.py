@@ -116,7 +116,7 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
 def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   """Return the model's shape, from the checkpoint if there is one, otherwise from the config.
 
-  A dtype of 'auto' depends on `platform`, on which the model will run (default: JAX's backend).
+  A dtype of 'auto' depends on the `platform` that the model will run on (JAX's backend if '').
   """
   own = parsed.model
   if own.dtype == 'auto':

@@ -48,8 +48,8 @@ RESPONSES = pa.schema(
     pa.field('answer', pa.string()),
     pa.field('length', pa.int32(), nullable=False),  # tokens
     pa.field('truncated', pa.bool_(), nullable=False),  # cut at the limit, without an end token
-    # Means over tokens of the entropy in nats and of the probability exp(logp): as sampled for a
-    # fresh response, and under the policy now for a replayed one.
+    # Means over tokens of the entropy in nats and of the probability exp(logp): from the sampler if
+    # the response is fresh, computed now if it is replayed.
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
     pa.field('advantage', pa.float32(), nullable=False),  # 0 in groups that were dropped
@@ -95,7 +95,7 @@ TOKENS = pa.schema(
   [
     *_KEYS,
     pa.field('tokens', pa.list_(pa.int32()), nullable=False),  # ids
-    # As sampled for a fresh response, and under the policy now for a replayed one.
+    # From the sampler if the response is fresh, computed now if it is replayed.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
     # Under the policy that wrote the replayed response; null for a fresh one.

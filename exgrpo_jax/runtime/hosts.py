@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _MEETING_SECONDS = 300
-_ABORT_SECONDS = 60  # between then and the moment when XLA aborts the process
+_ABORT_SECONDS = 60  # XLA aborts the process this long after _MEETING_SECONDS
 HEARTBEAT_SECONDS = 20  # a host without a heartbeat for this long is dead; JAX ends the others
 # A failing host waits this long before it exits. If another host's death is the cause, JAX will
 # have reported it by then.

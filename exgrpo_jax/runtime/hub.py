@@ -70,7 +70,7 @@ def parse(kind: str, text: str) -> Repository | None:
 
 
 def recall(workdir: str) -> None:
-  """From now on, resolve names to the commits recorded in `workdir`, if it contains a run."""
+  """Use the commits recorded in `workdir` from now on, if it contains a run."""
   _commits.clear()
   _recorded.clear()
   path = os.path.join(workdir, FILE)

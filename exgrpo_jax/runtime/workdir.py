@@ -104,8 +104,8 @@ def _take(file: BinaryIO, refusal: str) -> None:
 def is_abandoned(path: pathlib.Path) -> bool:
   """Return True if a process on this machine took the lock last, and nobody holds it any more.
 
-  Checking takes the lock for an instant, and a run that starts just then is rejected. So once this
-  has returned True, do not check again until the file changes.
+  Checking takes the lock for an instant, and a run that starts just then is rejected. After this
+  returns True, do not check again until the file changes.
   """
   with contextlib.suppress(OSError), open(path, 'rb') as file:
     if file.read().startswith(f'{_machine()} '.encode()):
