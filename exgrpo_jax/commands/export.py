@@ -81,7 +81,7 @@ def main(args: command_line.Args) -> None:
 
 @contextlib.contextmanager
 def _folder(args: command_line.Args) -> Iterator[epath.Path]:
-  """Yield the folder to write, after checking that --push will be possible.
+  """Yield the folder to write, after checking that --push can succeed.
 
   Without --out, it is a temporary folder.
   """

@@ -57,7 +57,7 @@ def _is_finished(config: RunConfig, workdir: str, done: int) -> bool:
 
 
 def _train(args: command_line.Args, done: int, callbacks: Sequence[Callback]) -> None:
-  """Take the remaining steps, or only compile the programs."""
+  """Run the remaining training steps, or only compile the programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
   config = experiment.config  # with the number of steps, which may depend on the data

@@ -177,10 +177,10 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def with_counted_length(parsed: RunConfig) -> RunConfig:
-  """Return the config with its number of steps; for commands that do not load the data otherwise.
+  """Return the config with its number of steps, for commands that do not load the data anyway.
 
-  With num_epochs, reads the training questions and prints the length. It is an upper bound if
-  `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
+  With num_epochs, reads the training questions and prints the length, which is an upper
+  bound if `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
   """
   if not parsed.num_epochs:
     return parsed
@@ -257,6 +257,6 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 def _tokenizer_data(parsed: RunConfig) -> str:
   """Return the data spec whose text trains the tokenizer.
 
-  With a warm start, it is independent of config.data.train, so that runs can share a warm start.
+  With a warm start, it does not depend on config.data.train, so that runs can share a warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

@@ -80,7 +80,7 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """When and how to evaluate on config.data.validation and .evaluation."""
+  """Settings for evaluations on config.data.validation and config.data.evaluation."""
 
   every: int = setting(
     10,
@@ -124,7 +124,7 @@ class EvaluationConfig:
     return Distribution(self.temperature, self.top_k, self.top_p, self.min_p)
 
   def steps(self, num_steps: int) -> list[int]:
-    """Return the steps after which the policy is evaluated, excluding the one at the start."""
+    """Return the steps after which the policy is evaluated; step 0 is not included."""
     return sorted({*range(self.every, num_steps, self.every), num_steps} - {0})
 
 

@@ -160,7 +160,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   """Return the run's initial parameters, from a checkpoint or random, after any warm start.
 
   With LoRA, these are the adapters' base and are frozen (see `model.shapes`). `data` are the
-  training questions, used to check the warm start. If None, the result must already be stored.
+  training questions, used to check the warm start; None requires a stored result.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
@@ -196,9 +196,9 @@ def run(
 ) -> model.Params:
   """Return the parameters after the warm start: load a stored result, or train and store it.
 
-  `data` are the training questions for checking `stop_at_pass_rate`, needed only for training.
-  `rows` are the rows to learn from, loaded if None. Raises InputError if the folder contains the
-  result of a different config.
+  `data` are the training questions that `stop_at_pass_rate` is checked on; only training needs
+  them. `rows` are the rows to learn from; None loads them. Raises InputError if the folder contains
+  the result of a different config.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
@@ -347,7 +347,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Return the pass rate on the first 256 questions: one response each, training temperature."""
+  """Return the pass rate on the first 256 questions, from one response each at run temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response

@@ -109,8 +109,8 @@ def read(folder: str) -> list[dict[str, Any]]:
 def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
   """Raise InputError unless a row has the same settings and questions as all other rows.
 
-  A row that has not been evaluated yet needs only `settings`, and `benchmarks` with `content` and
-  `responses`. Benchmarks missing from either row are not compared.
+  A row that has not been evaluated yet needs only two entries: `settings`, and `benchmarks` with
+  `content` and `responses`. Benchmarks missing from either row are not compared.
   """
   for other in others:
     where = f"{row_path(folder, other['name'])} ('{other['name']}')"
@@ -187,7 +187,7 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
 
 
 def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
-  """Return group -> its benchmarks, in column order, without empty groups."""
+  """Map each non-empty group to its benchmarks, in column order."""
   grouped = {group: [item for item in benchmarks if item.group == group] for group in GROUPS}
   return {group: members for group, members in grouped.items() if members}
 

@@ -147,9 +147,9 @@ def compare(
 ) -> Comparison:
   """Compare the scores of two policies, or of two settings, pair by pair.
 
-  Pairing cancels the effect of the seed or question on both scores. Keys are seeds; with
-  `of_questions` they are (row, question), and rows with the same question (AIME lists each question
-  32 times) count as one pair.
+  Pairing cancels the effect of the seed or question on both scores. Keys are seeds or, with
+  `of_questions`, (row, question). Rows with the same question (AIME lists each question 32 times)
+  count as one pair.
   """
   keys = sorted(first.keys() & second.keys())
   difference = np.array([second[key] - first[key] for key in keys], np.float64)

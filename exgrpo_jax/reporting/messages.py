@@ -90,7 +90,7 @@ def progress_line(
 
 
 def finished(workdir: str, done: int, length: str) -> str:
-  """Return the message for a run that has taken more steps than its `RunConfig.length`."""
+  """Return the message for a run that has taken more steps than `RunConfig.length` allows."""
   return (
     f'{workdir}: the run is already finished. It has taken {counted(done, "step")}, and '
     f'{length}. Nothing was changed. Set a larger --{length.partition("=")[0]} to continue the run.'

@@ -118,7 +118,7 @@ def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_wandb(project: str) -> None:
-  """Raise InputError if wandb is not installed or not logged in; '' means no project.
+  """Raise InputError if wandb is not installed or not logged in. Does nothing if `project` is ''.
 
   Call this before any slow work. In a terminal, wandb asks for the API key.
   """

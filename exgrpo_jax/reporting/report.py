@@ -76,7 +76,7 @@ def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: flo
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """A loopback server that renders the runs' page at most once every `every` seconds.
+  """A loopback server that renders the runs' page at most once per `every` seconds.
 
   It spends at most a tenth of the time on rendering.
   """

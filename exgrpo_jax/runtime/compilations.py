@@ -106,7 +106,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Show the name of the program that JAX is compiling in the status line, during the block."""
+  """Make the status line show which program JAX is compiling, during the block."""
 
   def show(event: str, duration_secs: float, **details: str | int) -> None:
     del duration_secs

@@ -160,7 +160,7 @@ def run(
 
 
 def held(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Lock a sweep's workdir, like `folder_held`. Raises InputError if trials run there."""
+  """Lock a sweep's workdir, like `folder_held`. Raises InputError if trials are running there."""
   reason = (
     f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
     'running there. Wait for them to finish, or stop them.'
@@ -236,7 +236,7 @@ def _state(trial: Trial, active: Collection[str]) -> str:
 
 
 def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
-  """Group trials that differ only in their seed; return shared name -> trials."""
+  """Group trials that differ only in their seed, and return the groups by shared name."""
   keys, groups = [], []
   for trial in planned:
     key = {**trial.values.to_dict(), 'seed': None}

@@ -227,7 +227,7 @@ def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[floa
 def _phases(run: Run) -> list[Panel]:
   """Plot each step's seconds by phase: the longest phases, and all other phases combined.
 
-  The axis covers only 98% of the steps, because the first steps compile and take far longer.
+  The axis ends above the 98th percentile, because the first steps compile and take far longer.
   """
   timed = [record for record in run if 'time/step' in record]
   if not timed:

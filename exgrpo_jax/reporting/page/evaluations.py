@@ -103,7 +103,7 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
-  """Return step -> each question's share of correct responses, for one source.
+  """Map each step to the questions' shares of correct responses, for one source.
 
   Manual evaluations are left out.
   """
