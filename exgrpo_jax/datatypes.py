@@ -255,7 +255,7 @@ class PartialGroup:
   question_row: int
   drawn: int  # the step that first planned the group
   is_drawn: bool  # True if the question was drawn from the buffer
-  responses: tuple[Response, ...]  # K, or K - 1 with replay; empty ones have not been started
+  responses: tuple[Response, ...]  # K, or K - 1 with replay; an empty one has not been started
   verdicts: tuple[Verdict, ...]  # for the complete responses, in the same order
 
 

@@ -55,16 +55,16 @@ def right_padded(
   return tokens_BT, mask_BT
 
 
-# If the longest rows are short, a long sequence has room for two of them. Otherwise rows longer
+# If the longest rows are short, a long sequence has room for two of them. Otherwise, rows longer
 # than half a sequence could not be paired. With longer rows, attention costs more than this saves.
 _PAIRED = 256  # the most tokens that two such rows have together
 # With prefixes, a long sequence has room for three short rows of the longest length, which is about
 # what a group of eight needs. With room for four, the longest row would fit into a short sequence,
 # which must not happen.
 _GROUPED = 320  # the most tokens that three such rows have together
-# A short sequence is 1 / _SHORT_PART of a long one. Shorter sequences waste less in a pass that is
-# not full, but then too many rows only fit long sequences: with 1/8, padding grows by half at 64
-# shards.
+# A short sequence is 1 / _SHORT_PART of a long one. Shorter ones would waste less in a pass that
+# is not full, but too many rows would then fit only long sequences: with 1/8, padding grows by half
+# at 64 shards.
 _SHORT_PART = 4
 # Aim for at least this many passes per minibatch, even if the budget allows fewer: every pass has
 # full size, so with few passes most tokens are padding.
@@ -99,7 +99,7 @@ class Prefixes(NamedTuple):
   """The rows' prefixes; rows of a sequence that have the same prefix share it."""
 
   name_R: np.ndarray  # int, identifies the prefix: equal only if rows begin with the same tokens
-  length_R: np.ndarray  # int, the prefix's tokens: fewer than the row's, equal for equal names
+  length_R: np.ndarray  # int, tokens in the prefix: fewer than in the row, equal for equal names
 
 
 class Segments(NamedTuple):
@@ -139,8 +139,8 @@ def shapes(
   Args:
     num_shards: number of shards over which sequences are split evenly.
     tokens_per_shard: token budget of a shard in a long pass; a shard gets at least one sequence.
-    longest_row: tokens of the longest possible row, at least 2.
-    max_response: response tokens of the longest possible row.
+    longest_row: number of tokens in the longest possible row, at least 2.
+    max_response: number of response tokens in the longest possible row.
     num_rows: approximate number of rows packed together.
     has_prefixes: True if rows with the same prompt share it, so that a sequence has room for more
       responses.

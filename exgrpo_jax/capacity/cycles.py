@@ -206,7 +206,7 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'col
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """The time of a program or of a part of it, split by the source of the estimate."""
+  """The time of a program or a part of a program, split by the source of the estimate."""
 
   operations: float = 0.0  # the compiler's estimate
   kernels: float = 0.0  # by formula: Pallas kernels

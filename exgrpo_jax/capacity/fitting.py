@@ -1,7 +1,7 @@
 """A search for the numbers of slots and microbatch tokens that fit one GPU, by formula.
 
 Both settings only affect memory, time and rounding. The search treats them independently, because
-each setting affects other programs.
+they affect different programs.
 """
 
 import dataclasses

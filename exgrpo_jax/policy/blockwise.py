@@ -255,7 +255,7 @@ _mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
 
 
 def pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
-  """Pad on the right to a multiple; causality hides the padding from real queries."""
+  """Pad `axis` on the right to a multiple; causality hides the padding from real queries."""
   widths = [(0, 0)] * x.ndim
   widths[axis] = 0, -x.shape[axis] % multiple
   return jnp.pad(x, widths)
