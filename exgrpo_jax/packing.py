@@ -3,9 +3,8 @@
 A row is a prompt and its response. A sequence consists of whole rows, one after another. Attention
 keeps rows apart by their segment numbers, and each row's positions start at 0. If the attention
 backend supports it (`attention.has_prefixes`), rows of a sequence that have the same prompt share
-the prompt as a prefix. A forward pass has a fixed number of sequences of one length. So only two
-shapes are compiled for rows of any length, or only one shape if the model is tiny
-(`model.is_tiny`).
+the prompt as a prefix. A forward pass has a fixed number of sequences of one length. Rows of any
+length therefore need only two compiled shapes, or one if the model is tiny (`model.is_tiny`).
 
 Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of a
 sequence. Logits are computed only for the response tokens.
@@ -134,7 +133,7 @@ def shapes(
   has_prefixes: bool = False,
   are_equal: bool = False,
 ) -> tuple[Shape, Shape]:
-  """Choose the (long, short) pass shapes, independent of the rows' actual lengths.
+  """Choose the (long, short) pass shapes, which do not depend on the rows' actual lengths.
 
   Args:
     num_shards: number of shards over which sequences are split evenly.

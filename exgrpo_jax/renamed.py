@@ -1,6 +1,6 @@
 """Old names of settings and metrics, and their current names.
 
-A config that uses an old name is rejected with a hint at the new name. An old workdir's
+A config that uses an old name is rejected with a hint that gives the new name. An old workdir's
 config.json and metrics.jsonl are read as if they used the new names.
 """
 
@@ -84,7 +84,7 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return a hint at what replaces a dotted key or its value; '' if neither was replaced."""
+  """Return a hint about what replaces a dotted key or its value; '' if neither was replaced."""
   if key in REMOVED:
     return REMOVED[key]
   if key in SETTINGS:

@@ -261,7 +261,7 @@ def _ages(estimate: Estimate) -> str:
 
 
 def _print_assumptions(work: Workload, described: str) -> None:
-  """Print the assumptions behind an estimate; `described` is the source of its lengths."""
+  """Print the assumptions behind an estimate; `described` says where its lengths come from."""
   links, hop = cycles.LINKS, 1e6 * cycles.HOP_SECONDS
   mean = sum(work.fresh) / len(work.fresh)
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS

@@ -18,7 +18,7 @@ from exgrpo_jax.runtime.compilations import Program
 
 _SPARE = 0.05  # fraction of memory to keep free, because the formula is incomplete
 _FEWEST_SLOTS, _MOST_SLOTS = 8, 1024
-_MOST_TOKENS = 32768  # of a microbatch; larger microbatches are no faster
+_MOST_TOKENS = 32768  # per microbatch; larger microbatches are no faster
 
 
 class Fitted(NamedTuple):

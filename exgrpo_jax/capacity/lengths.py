@@ -24,8 +24,8 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
 
   Args:
     spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', whose 99th percentile is 8 medians and
-      whose mean before truncation is 1.5 medians. Or a run's workdir, whose generated responses
-      are drawn from with replacement. '' means lognormal with a median of limit / 8.
+      whose mean before truncation is 1.5 medians. Or a run's workdir, to sample from the
+      run's generated responses with replacement. '' means lognormal with median limit / 8.
     count: number of lengths.
     limit: number of tokens at which responses are truncated. The LIMIT in `spec` may be lower.
 

@@ -201,7 +201,7 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
 
 
 class _Layer(NamedTuple):
-  """Sizes that several programs share."""
+  """Sizes that the estimates of several programs share."""
 
   projections: int  # entries of a token's queries, keys and values
   hidden: int  # a token's hidden units in a layer, summed over its experts

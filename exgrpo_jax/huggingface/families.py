@@ -31,7 +31,7 @@ class Family(NamedTuple):
   # If local_rope has its own base: (the base's name in config.json or '', its default).
   local_theta: tuple[str, float] | None = None
   defaults: Mapping[str, Any] = _NOTHING  # config.json defaults that differ from DEFAULTS
-  any_head_size: bool = True  # otherwise it must be width / num_heads
+  any_head_size: bool = True  # if False, head_size is width / num_heads
   heads_divide_width: bool = False  # whether num_heads must divide width for any head size
   has_gguf: bool = False  # whether its GGUF files are supported
 

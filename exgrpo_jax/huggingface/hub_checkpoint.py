@@ -50,7 +50,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   GGUF contains its own weights, so with `weights` its path is returned instead of a folder.
 
   Raises InputError, which names the setting `key`, if the model cannot be fetched or read as a
-  GGUF, or no such model ships.
+  GGUF, or no model with this name ships.
   """
   if is_shipped(path):
     models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())

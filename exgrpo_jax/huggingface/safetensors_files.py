@@ -1,8 +1,8 @@
 """Find, check, open and write a checkpoint's safetensors files.
 
-A checkpoint contains either model.safetensors, or several files and an index of the tensors
-in each. The folder may be remote (gs://). safetensors needs local files, so remote files
-are copied to the machine's temporary folder one at a time.
+A checkpoint contains either model.safetensors, or several files and an index that lists the tensors
+in each file. The folder may be remote (gs://). safetensors needs local files, so remote files are
+copied to the machine's temporary folder one at a time.
 """
 
 import contextlib

@@ -56,8 +56,8 @@ def token_logprobs(
     unembedding_DV: the unembedding, of the same dtype.
     tokens_BT: int32.
     temperature: the sampling temperature; logits are divided by it.
-    chunk: the most tokens per shard of rows whose logits may exist at the same time. A chunk covers
-      at least one position per row.
+    chunk: maximum number of tokens, per shard of rows, whose logits exist at the same time. A chunk
+      covers at least one position per row.
     cap: see `capped`.
 
   Returns:
@@ -269,7 +269,7 @@ def _constrain_logits(x_BSV: jax.Array) -> jax.Array:
 
 
 def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
-  """Return (number of chunks, positions per chunk), as even as possible."""
+  """Choose (number of chunks, positions per chunk) so that chunks are as even as possible."""
   # Split by position, not by row, so that rows stay on their devices and each device only computes
   # logits for its own rows.
   rows_per_shard = num_rows // sharding.num_shards('batch', num_rows)

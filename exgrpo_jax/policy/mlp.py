@@ -167,7 +167,7 @@ _permuted.defvjp(
 )
 
 
-# Hidden activations are the widest ones, so only `gate` and `up` are kept for the backward pass.
+# Hidden activations are the widest, so only `gate` and `up` are kept for the backward pass.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
   return _ACTIVATIONS[activation](gate) * up
@@ -186,7 +186,7 @@ _ACTIVATIONS = {
 # The sequence-wise auxiliary loss of DeepSeek-V3 (arXiv:2412.19437, eq. 17 to 20): for each row,
 # each expert's share of the choices times its mean probability, summed over experts and scaled so
 # that even routing gives 1. A row's loss is independent of other rows, so it does not depend on how
-# rows are packed or minibatches split. The loss of Switch Transformers (arXiv:2101.03961) does
+# rows are packed or minibatches are split. The loss of Switch Transformers (arXiv:2101.03961) does
 # depend on them, because it is computed over all tokens of a batch.
 
 

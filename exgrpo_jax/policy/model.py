@@ -1,4 +1,4 @@
-"""The decoder as pure functions with a key/value cache, for every model family in shape.py.
+"""The decoder as pure functions with a key/value cache, for all shapes that shape.py describes.
 
 Parameters are a nested dict of arrays, with the same names and shapes as in the modules of
 layers.py. The training layout stacks each layer parameter along a leading axis, so that a single
@@ -95,7 +95,7 @@ Params = dict[str, Any]  # nested; leaves are float32 arrays; for LoRA see lora.
 # Matrix that may become an `OutputMajor` -> how many of its leading dimensions are inputs.
 _NUM_INPUTS = {name: count for _, name, count in lora.TARGETS.values()} | {'unembedding_DV': 1}
 
-# The parts of a layer's forward pass that the backward pass recomputes.
+# Parts of a layer's forward pass that the backward pass recomputes -> `jax.checkpoint` policy.
 REMAT = {
   'none': None,
   'all_but_products': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

@@ -140,7 +140,7 @@ def _call_kernel(
     pair_BSCH.reshape(B * pages, PAGE, C, H),
     kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    # Where each row's queries begin, and where the last row's end.
+    # Where each row's queries begin, and where the last row's queries end.
     cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T
     if T > 1
     else jnp.arange(B + 1, dtype=jnp.int32),

@@ -12,7 +12,7 @@ heads on a tensor axis of four, each device on that axis holds both heads. This 
 always correct.
 
 Experts are split over their own axis, which also splits rows: a layer's experts see the rows of all
-devices along it (`over_experts`).
+devices along this axis (`over_experts`).
 """
 
 import dataclasses
@@ -221,8 +221,8 @@ def bytes_per_device(tree: Any) -> int:
 def restore_layout(tree: Any, layout: Any) -> Any:
   """Give the arrays in `tree` the shardings in `layout`, a tree of the same structure.
 
-  The shardings of a program's results may lack mesh axes of size one. As inputs of the
-  next call, they would lead to another program, which is not in the compilation cache.
+  The shardings of a program's results may lack mesh axes of size one. If such results were passed
+  to the next call, JAX would compile another program that is not in the compilation cache.
   """
 
   def restore(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -372,7 +372,7 @@ _Result = TypeVar('_Result')
 
 
 class TrainingJit(Generic[_Arguments, _Result]):
-  """A jitted function that, at each call, compiles for the platform of `jax.set_mesh`'s mesh."""
+  """A jitted function that uses compiler options for the platform of `jax.set_mesh`'s mesh."""
 
   def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
     functools.update_wrapper(self, function)
@@ -392,7 +392,7 @@ class TrainingJit(Generic[_Arguments, _Result]):
 def jit_for_training(
   *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
-  """Return a decorator that makes a `TrainingJit`; arguments are as for `jax.jit`."""
+  """Return a decorator that makes a `TrainingJit`; the arguments are as in `jax.jit`."""
   return lambda function: TrainingJit(
     function, static_argnums=static_argnums, donate_argnums=donate_argnums
   )
