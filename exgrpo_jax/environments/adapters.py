@@ -6,7 +6,7 @@ contains the arguments for creating it:
   {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
 
 The column's seed decides the board, so all episodes of a question start from the same board. The
-episode's seed decides everything random after that.
+episode's seed decides everything random after the start.
 """
 
 import contextlib

@@ -12,10 +12,10 @@ from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.grading import verifier
 
 # Error rates of the warm start's players.
-_FORGETS = 0.25  # Guess: share of turns that forget all answers
+_FORGETS = 0.25  # Guess: share of turns on which the player forgets all replies
 _HALVES = 0.3  # Guess: share of the others that halve the interval; the rest pick any number in it
 _SKIPS = 0.15  # Calculator: share of turns that answer before the sum is complete
-_SLIPS = 0.1  # Calculator: share of the other turns that take a wrong number
+_SLIPS = 0.1  # Calculator: share of the other turns that use a wrong number
 _STRAYS = 0.35  # Lake: share of turns that make a random move
 
 _CALL = re.compile(r'(\d{1,12})([+-])(\d{1,12})', re.ASCII)
@@ -25,7 +25,7 @@ MISSING = 'I find no answer in that. Try again.'
 
 
 class Guess:
-  """A guessing game: find a hidden number with the help of the replies 'higher' and 'lower'.
+  """A guessing game: find a hidden number from the replies 'higher' and 'lower'.
 
   Anything that isn't a number is answered with '?'. The task's answer is the number.
   """

@@ -2,8 +2,8 @@
 
 programs.py builds the setup, and ../workers/server.py delivers these requests:
 
-  {'config', 'required', 'row',     the setup: the fields of both configs; a row of the data, to try
-   'is_batched'}                    the rewards that read a row; and True to call batched rewards.
+  {'config', 'required', 'row',     the setup: the fields of both configs; a row of the data if the
+   'is_batched'}                    rewards that read one should be tried; True for batched rewards.
                                     The reply is {'asks': names of the values that the verifier and
                                     the rewards need besides `OWN`}
   [kind]                            the reply is {} once the package that judges this kind has been
