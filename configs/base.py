@@ -1,7 +1,7 @@
 """The defaults of all settings, which are the paper's values. All other configs start from these.
 
-Each component's `Config` class defines its settings and explains them. docs/configuration.md lists
-them all.
+Each component's config class, such as `RolloutConfig`, defines and explains its settings.
+docs/configuration.md lists all settings.
 """
 
 from exgrpo_jax import config

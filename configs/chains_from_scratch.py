@@ -1,12 +1,12 @@
-"""Trains the base policy of chains with supervised learning, then runs ExGRPO from it.
+"""Supervised training of the base policy of chains, followed by ExGRPO.
 
 exgrpo train --config=chains_from_scratch --workdir=/tmp/chains_from_scratch
 To create only the base policy (exgrpo_jax/huggingface/shipped/chains), in /tmp/base/export/last:
 exgrpo train --config=chains_from_scratch --workdir=/tmp/base --config.num_steps=0 \
   --config.export.last=True
-The supervised training takes five minutes on two AVX2 cores. The config chains skips this part. The
-studies use this config because some of them change the supervised training. After this training,
-held-out pass@1 at temperature 1 is .45.
+The supervised training takes five minutes on two AVX2 cores; the config chains skips it. The
+studies use chains_from_scratch because some of them change the supervised training. After this
+training, held-out pass@1 at temperature 1 is .45.
 """
 
 from exgrpo_jax.configs import arithmetic

@@ -20,8 +20,8 @@ Differences from TRL:
 - Prompts of more than 512 tokens are rejected. TRL accepts prompts of any length.
 - Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16. Parameters are
   float32.
-- The newest 2 checkpoints are kept. TRL keeps all checkpoints. The same seed gives random numbers
-  that differ from torch's.
+- The newest 2 checkpoints are kept. TRL keeps all checkpoints.
+- With the same seed, the random numbers differ from torch's.
 """
 
 from exgrpo_jax.configs import base

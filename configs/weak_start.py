@@ -1,4 +1,4 @@
-"""A weak base policy from which replay helps in our studies. Stored successes get full weight.
+"""A weak base policy for which replay helps in our studies. Stored successes get full weight.
 
 exgrpo train --config=weak_start --workdir=/tmp/weak_start
 For GRPO, add --config.replay.ratio=0 --config.optimizer.learning_rate=2e-4.

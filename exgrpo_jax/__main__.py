@@ -30,7 +30,7 @@ COMMANDS = {
     'export': "write a run's policy or a GGUF file as a Hugging Face folder",
   },
 }
-# Removed command -> its replacement in a clone.
+# Removed command -> its replacement in a clone of the repository.
 MOVED = {
   'study': 'python -m studies run NAME --workdir=FOLDER',
   'figures': 'python -m studies figures WORKDIR … --out=FOLDER',

@@ -215,8 +215,8 @@ def counterparts() -> list[Counterpart]:
 def counterpart_hint(key: str) -> str:
   """Return a sentence that names our counterpart of a TRL or verl key; '' for any other key.
 
-  For 'num_generations', it is "TRL's num_generations is config.rollout.group_size here." If several
-  rows match, the longest match counts, then TRL's, then the first row.
+  For 'num_generations': "TRL's num_generations is config.rollout.group_size here." If several
+  rows match, the longest match is used; ties go to TRL, then to the first row.
   """
   typed = key.split('.')
   ends = [typed[start:] for start in range(len(typed))]

@@ -59,7 +59,7 @@ class Questions(Sequence[Question]):
 
   @abc.abstractmethod
   def read(self, rows: Sequence[int]) -> list[Question]:
-    """Read several questions together, which takes hardly longer than reading one."""
+    """Read several questions together, which takes barely longer than reading one."""
 
   @abc.abstractmethod
   def select(self, rows: np.ndarray) -> 'Questions':
@@ -255,7 +255,7 @@ class PartialGroup:
   question_row: int
   drawn: int  # the step that first planned the group
   is_drawn: bool  # True if the question was drawn from the buffer
-  responses: tuple[Response, ...]  # K, or K - 1 with replay; empty ones have not been started
+  responses: tuple[Response, ...]  # K, or K - 1 with replay; an empty one has not been started
   verdicts: tuple[Verdict, ...]  # for the complete responses, in the same order
 
 
@@ -333,7 +333,7 @@ class Batch:
 class Experience:
   """The data of one step: groups in the plan's order, and batch rows group by group.
 
-  The batch has no rows of the last `num_dropped` groups, which dynamic sampling drops.
+  The batch leaves out the last `num_dropped` groups, which dynamic sampling drops.
   """
 
   plan: Plan

@@ -3,9 +3,8 @@
 A row is a prompt and its response. A sequence consists of whole rows, one after another. Attention
 keeps rows apart by their segment numbers, and each row's positions start at 0. If the attention
 backend supports it (`attention.has_prefixes`), rows of a sequence that have the same prompt share
-the prompt as a prefix. A forward pass has a fixed number of sequences of one length. So only two
-shapes are compiled for rows of any length, or only one shape if the model is tiny
-(`model.is_tiny`).
+the prompt as a prefix. A forward pass has a fixed number of sequences of one length. Rows of any
+length therefore need only two compiled shapes, or one if the model is tiny (`model.is_tiny`).
 
 Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of a
 sequence. Logits are computed only for the response tokens.
@@ -55,16 +54,16 @@ def right_padded(
   return tokens_BT, mask_BT
 
 
-# If the longest rows are short, a long sequence has room for two of them. Otherwise rows longer
+# If the longest rows are short, a long sequence has room for two of them. Otherwise, rows longer
 # than half a sequence could not be paired. With longer rows, attention costs more than this saves.
 _PAIRED = 256  # the most tokens that two such rows have together
 # With prefixes, a long sequence has room for three short rows of the longest length, which is about
 # what a group of eight needs. With room for four, the longest row would fit into a short sequence,
 # which must not happen.
 _GROUPED = 320  # the most tokens that three such rows have together
-# A short sequence is 1 / _SHORT_PART of a long one. Shorter sequences waste less in a pass that is
-# not full, but then too many rows only fit long sequences: with 1/8, padding grows by half at 64
-# shards.
+# A short sequence is 1 / _SHORT_PART of a long one. Shorter ones would waste less in a pass that
+# is not full, but too many rows would then fit only long sequences: with 1/8, padding grows by half
+# at 64 shards.
 _SHORT_PART = 4
 # Aim for at least this many passes per minibatch, even if the budget allows fewer: every pass has
 # full size, so with few passes most tokens are padding.
@@ -99,7 +98,7 @@ class Prefixes(NamedTuple):
   """The rows' prefixes; rows of a sequence that have the same prefix share it."""
 
   name_R: np.ndarray  # int, identifies the prefix: equal only if rows begin with the same tokens
-  length_R: np.ndarray  # int, the prefix's tokens: fewer than the row's, equal for equal names
+  length_R: np.ndarray  # int, tokens in the prefix: fewer than in the row, equal for equal names
 
 
 class Segments(NamedTuple):
@@ -134,13 +133,13 @@ def shapes(
   has_prefixes: bool = False,
   are_equal: bool = False,
 ) -> tuple[Shape, Shape]:
-  """Choose the (long, short) pass shapes, independent of the rows' actual lengths.
+  """Choose the (long, short) pass shapes, which do not depend on the rows' actual lengths.
 
   Args:
     num_shards: number of shards over which sequences are split evenly.
     tokens_per_shard: token budget of a shard in a long pass; a shard gets at least one sequence.
-    longest_row: tokens of the longest possible row, at least 2.
-    max_response: response tokens of the longest possible row.
+    longest_row: number of tokens in the longest possible row, at least 2.
+    max_response: number of response tokens in the longest possible row.
     num_rows: approximate number of rows packed together.
     has_prefixes: True if rows with the same prompt share it, so that a sequence has room for more
       responses.

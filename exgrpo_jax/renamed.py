@@ -1,6 +1,6 @@
 """Old names of settings and metrics, and their current names.
 
-A config that uses an old name is rejected with a hint at the new name. An old workdir's
+A config that uses an old name is rejected with a hint that gives the new name. An old workdir's
 config.json and metrics.jsonl are read as if they used the new names.
 """
 
@@ -30,7 +30,7 @@ SETTINGS = {
   'warm_start.enough': 'warm_start.stop_at_pass_rate',
 }
 # New dotted key -> its old keys in the same section, an example of its value, and the function that
-# computes the value from theirs.
+# computes the value from the old values.
 MERGED: dict[str, tuple[tuple[str, ...], Any, Callable[..., Any]]] = {
   f'{section}.require': (
     ('require_think', 'require_box'),
@@ -56,8 +56,8 @@ REMOVED = {
     'training samples from the full softmax. Remove this key.',
   ),
 }
-# Removed dotted key -> the value that current runs correspond to. A workdir with another value
-# keeps the key, so that resuming it is refused.
+# Removed dotted key -> the value with which runs behaved as they do now. A workdir with another
+# value keeps the key, so that resuming it is refused.
 NEUTRAL = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
 # New dotted key -> {old value: current value}.
 VALUES = {
@@ -84,7 +84,7 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return a hint at what replaces a dotted key or its value; '' if neither was replaced."""
+  """Return a hint about what replaces a dotted key or its value; '' if neither was replaced."""
   if key in REMOVED:
     return REMOVED[key]
   if key in SETTINGS:

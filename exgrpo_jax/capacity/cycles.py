@@ -27,7 +27,7 @@ _ELEMENT['bf16'] = 2
 
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$')
 _END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # ends a computation; v6e names its thread
-# A Pallas kernel's metadata breaks its line, and the rest of the line is not indented.
+# A Pallas kernel's metadata contains a line break, and the rest of the line is not indented.
 _BREAK = re.compile(rf'\n(?!  |%|ENTRY |{_END.pattern}$)', re.MULTILINE)
 _OPERATION = re.compile(
   r'(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[\w\-]+)\((?P<operands>.*?)\)'
@@ -125,7 +125,7 @@ def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> M
 def known_trips(module: Module, loop: Operation) -> int | None:
   """Return how often a `while` loop runs its body; None if that depends on data.
 
-  The compiler states the count for some loops. In others the condition compares a counter that
+  The compiler states the count for some loops. In others, the condition compares a counter that
   starts at 0 with a constant, and the body increments it by a constant. If the increment cannot be
   determined, it is assumed to be 1.
   """
@@ -206,7 +206,7 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'col
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """The time of a program or of a part of it, split by the source of the estimate."""
+  """The time of a program or a part of a program, split by the source of the estimate."""
 
   operations: float = 0.0  # the compiler's estimate
   kernels: float = 0.0  # by formula: Pallas kernels

@@ -71,7 +71,7 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
 
 # ---- GPUs ----
 
-# Name -> memory in GB (10^9 bytes) according to the data sheet; drivers report about as much.
+# Memory in GB (10^9 bytes) on the data sheet -> GPU names; drivers report about as much.
 _NAMES = {
   180: 'b200',
   141: 'h200',

@@ -122,7 +122,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
     'moments': whole.state.opt_state,
     'frozen base' if uses_lora else 'reference policy': whole.initial,
   }
-  # Each of these exists during a part of a step, but never both at the same time.
+  # Each of these two exists during a part of a step, but never at the same time.
   transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
   sizes = {
     name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
@@ -217,7 +217,7 @@ def _print_alternatives(
     print(f'  {_ages(estimate)}')
   if config.rollout.is_dynamic:
     factor = config.rollout.dynamic_sampling
-    print(f'  without dynamic sampling, which may generate up to {factor:g} times as much')
+    print(f'  not counted: dynamic sampling, which may generate up to {factor:g} times as much')
   known = dict(modules)
   for name, rollout in _alternatives(config.rollout):
     changed = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=rollout))
@@ -240,7 +240,7 @@ def _print_alternatives(
 
 
 def _alternatives(rollout: RolloutConfig) -> Iterator[tuple[str, RolloutConfig]]:
-  """Yield settings that may shorten the rollout and are off, and the config with them."""
+  """Yield settings that are off but may shorten the rollout, and the config with them."""
   partial, name = programs.with_partial_rollouts(rollout), 'config.rollout.partial=True'
   drafts = {'drafts': step.DRAFTS}
   if not rollout.partial:
@@ -261,7 +261,7 @@ def _ages(estimate: Estimate) -> str:
 
 
 def _print_assumptions(work: Workload, described: str) -> None:
-  """Print the assumptions behind an estimate; `described` is the source of its lengths."""
+  """Print the assumptions behind an estimate; `described` says where its lengths come from."""
   links, hop = cycles.LINKS, 1e6 * cycles.HOP_SECONDS
   mean = sum(work.fresh) / len(work.fresh)
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS

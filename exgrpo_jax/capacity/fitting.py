@@ -1,7 +1,7 @@
 """A search for the numbers of slots and microbatch tokens that fit one GPU, by formula.
 
 Both settings only affect memory, time and rounding. The search treats them independently, because
-each setting affects other programs.
+they affect different programs.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from exgrpo_jax.runtime.compilations import Program
 
 _SPARE = 0.05  # fraction of memory to keep free, because the formula is incomplete
 _FEWEST_SLOTS, _MOST_SLOTS = 8, 1024
-_MOST_TOKENS = 32768  # of a microbatch; larger microbatches are no faster
+_MOST_TOKENS = 32768  # per microbatch; larger microbatches are no faster
 
 
 class Fitted(NamedTuple):

@@ -23,9 +23,9 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
   """Draw `count` response lengths in tokens, int [count]; every call returns the same lengths.
 
   Args:
-    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with a 99th percentile of 8 medians and,
-      before truncation, a mean of 1.5 medians; or a run's workdir, to draw with replacement from
-      its generated responses. '' means lognormal with a median of an eighth of the limit.
+    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', whose 99th percentile is 8 medians and
+      whose mean before truncation is 1.5 medians. Or a run's workdir, to sample from the
+      run's generated responses with replacement. '' means lognormal with median limit / 8.
     count: number of lengths.
     limit: number of tokens at which responses are truncated. The LIMIT in `spec` may be lower.
 

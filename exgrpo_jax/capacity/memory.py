@@ -51,7 +51,7 @@ def of_compiled(executable: jax.stages.Compiled) -> Need:
 
 
 def other_arrays(program: Program, held: Any) -> int:
-  """Return the bytes that other arrays take on a device while a program runs.
+  """Return how many bytes other arrays take on a device while a program runs.
 
   `held` is a tree of the arrays that exist during the whole run.
   """
@@ -93,7 +93,7 @@ def print_peaks(
 
 
 def size_of(tree: Any) -> int:
-  """Return the bytes that a tree of arrays or shapes takes on one device."""
+  """Return how many bytes a tree of arrays or shapes takes on one device."""
   return sum(map(_size, _arrays(tree)))
 
 
@@ -113,7 +113,7 @@ def _size(leaf: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-  """The differences in memory use between two compilers' programs."""
+  """The properties of a platform's compiled programs that affect their memory use."""
 
   # If True, attention scores are stored in float32. If False, attention only stores a mask that
   # separates the rows of a sequence: one number per pair of tokens, in the activations' dtype.
@@ -201,11 +201,11 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
 
 
 class _Layer(NamedTuple):
-  """Sizes that several programs share."""
+  """Sizes that the estimates of several programs share."""
 
   projections: int  # entries of a token's queries, keys and values
   hidden: int  # a token's hidden units in a layer, summed over its experts
-  unembedding: int  # bytes of its copy, which is transposed or cast from float32
+  unembedding: int  # bytes of the unembedding's copy, transposed or cast from float32
   pairs: int  # bytes for all pairs of tokens: the scores of all heads, or the mask
   logits: Callable[[int], int]  # window of a sequence -> logits that exist at once
 

@@ -1,8 +1,8 @@
 """Compilation of all of a run's programs on its devices, without taking a step.
 
 The rollout and the learner list their programs with arrays of the same shapes and layouts as in
-training. So a run finds all programs in the compilation cache, and their memory is known before the
-first step.
+training. A run therefore finds all programs in the compilation cache, and their memory is known
+before the first step.
 """
 
 import functools
@@ -25,7 +25,7 @@ from exgrpo_jax.training.run import first_params
 
 
 def run(experiment: Experiment) -> None:
-  """Compile every program that a run may call. Must be called on the training mesh.
+  """Compile every program that a run may call. Call this with the training mesh set.
 
   Raises InputError if a program needs more memory than a device has.
   """

@@ -31,8 +31,8 @@ HOST_SECONDS = 1.0  # in a step, for verdicts, the batch and logging
 PROMPT = 150  # tokens
 CANDIDATES = 4  # stored responses of a replayed question
 EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
-# Drafted per row and pass, and the tokens per pass that this gives, measured with
-# Qwen2.5-Coder-0.5B on GSM8K (eight responses to a question, drafts from each other).
+# Drafts per row and pass, and the resulting tokens per pass, measured with Qwen2.5-Coder-0.5B on
+# GSM8K (eight responses per question, each drafting from the others).
 DRAFTS, TOKENS_PER_PASS = '3', 1.7
 
 _TOKENIZER: Any = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token works
@@ -170,7 +170,7 @@ def listed(step: Step, work: Workload) -> list[Program]:
 
 
 def needed(programs: Iterable[Program]) -> list[Program]:
-  """Keep the programs that a step runs, and each name's largest program for its peak memory."""
+  """Keep the programs that a step runs and, for peak memory, the largest program of each name."""
   found = list(programs)
   by_size = sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
   largest = {one.name: one for one in by_size}

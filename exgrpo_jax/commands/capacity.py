@@ -5,8 +5,8 @@ exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
     --lengths=lognormal:1000,8192
 exgrpo capacity --config=one_gpu --device=l4 --fit
 
-For a slice, it compiles a step's programs, which needs libtpu (pip install -e '.[tpu]'), and prints
-memory and time. For a GPU, it prints memory, computed by formula. Exit status: 0 if everything
+For a slice, the command compiles a step's programs and prints memory and time; it needs libtpu (pip
+install -e '.[tpu]'). For a GPU, it computes the memory by formula. Exit status: 0 if everything
 fits, 1 if it does not, 2 if the command cannot run.
 """
 

@@ -267,7 +267,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _check_names(args: Sequence[str]) -> None:
-  """Reject flags with wrong characters or given twice, because absl would use the last one."""
+  """Reject flags with non-ASCII names, and flags given twice (absl would use the last one)."""
   typed = {}
   for arg in args:
     name = arg.partition('=')[0]
@@ -360,6 +360,6 @@ def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
 
 
 def given_overrides(args: Args) -> dict[str, Any]:
-  """Return dotted key -> value for each config override on the command line."""
+  """Return the config overrides on the command line, as dotted key -> value."""
   is_given = getattr(args, 'config', None)  # some commands have no such flag
   return config_flags.get_override_values(args['config']) if is_given else {}

@@ -48,7 +48,7 @@ def _define_prefilter() -> None:
 
 
 def _prefilter(args: command_line.Args) -> None:
-  """Try all training questions, and write the questions to keep."""
+  """Sample responses to all training questions, and write the questions to keep."""
   check_given(
     {'--out': args.out, '--config or --checkpoint': args.config or args.checkpoint},
     '--config=one_gpu --out=filtered',

@@ -50,7 +50,7 @@ def define_flags() -> None:
     'The Hugging Face Hub repository (owner/name) to publish to. It is created as a private '
     'repository if it does not exist.',
   )
-  flags.DEFINE_bool('public', False, 'Create the repository of --push as a public one.')
+  flags.DEFINE_bool('public', False, 'With --push: create a public repository.')
   flags.DEFINE_enum(
     'dtype',
     None,
@@ -81,7 +81,7 @@ def main(args: command_line.Args) -> None:
 
 @contextlib.contextmanager
 def _folder(args: command_line.Args) -> Iterator[epath.Path]:
-  """Yield the folder to write, after checking that --push will be possible.
+  """Yield the folder to write, after checking that --push can succeed.
 
   Without --out, it is a temporary folder.
   """
@@ -166,7 +166,7 @@ def new_folder(name: str | None) -> epath.Path:
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
   """Write a model from a folder, a GGUF file or the Hub, and return its weights' dtype.
 
-  The model card of the original folder, if there is one, is copied.
+  Copies the original folder's model card if there is one.
   """
   experiment = open_experiment(policies.suited_to(path), path)
   card = epath.Path(experiment.config.model.path) / model_card.FILE

@@ -75,7 +75,7 @@ def _summary(response: Response) -> str:
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
   """Decode a response, or format an episode as a dialogue with one line per message.
 
-  With `by_token`, each line has a log-probability in nats and a token.
+  With `by_token`, each line shows a token and its log-probability in nats.
   """
   if by_token:
     pieces = tokenizer.pieces(response.tokens)

@@ -4,8 +4,8 @@ exgrpo sweep --sweep=ratio --config=arithmetic --workdir=/tmp/ratio --parallel=2
 
 Each trial runs `exgrpo train` in a folder named after it. Run the same command again to resume
 unfinished trials. Exit status: 0 if all trials have finished, 1 if some have failed, 2 if the
-command cannot run, 130 if it was interrupted. With --launcher=slurm, 0 if all trials that are left
-are in the queue.
+command cannot run, 130 if it was interrupted. With --launcher=slurm, 0 means that all unfinished
+trials are in the queue.
 """
 
 import functools

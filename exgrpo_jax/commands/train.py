@@ -50,14 +50,14 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
 
 
 def _is_finished(config: RunConfig, workdir: str, done: int) -> bool:
-  """Return True, and print why, if the run has taken more steps than the config wants."""
+  """Return True, and print why, if the run has taken more steps than the config specifies."""
   if done > config.num_steps:
     print(messages.finished(workdir, done, config.length), flush=True)
   return done > config.num_steps
 
 
 def _train(args: command_line.Args, done: int, callbacks: Sequence[Callback]) -> None:
-  """Take the remaining steps, or only compile the programs."""
+  """Run the remaining training steps, or only compile the programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
   config = experiment.config  # with the number of steps, which may depend on the data

@@ -23,7 +23,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hub
 
 _CONVERTED = 'refs/convert/parquet'
-_ONLY = 'default'  # the Hub's name for the config of a data set that does not name one
+_ONLY = 'default'  # the Hub's name for the config of a data set without named configs
 _SPLIT = re.compile(r'(?P<name>[^:]+/[^:]+):((?P<config>[^:]+):)?(?P<split>[^:/]+)')
 _SHARD = re.compile(r'(?P<split>\w[\w.]*?)([-_.]\d+-of-\d+(-\w+)?)?')
 _BATCH = 1000  # TFDS rows per read
@@ -70,8 +70,8 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
 def settle(split: HubSplit) -> None:
   """Make all hosts agree on the commit to read a split from. Every host calls this before `files`.
 
-  Raises InputError if the split cannot be fetched or does not exist. The message lists the splits
-  that do.
+  Raises InputError if the split cannot be fetched or does not exist. The message then lists the
+  splits that exist.
   """
   _locate(split)
 
@@ -229,7 +229,7 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
         )
     except OSError:
       builder = _builder(cache_dir, name)
-      if not builder.is_prepared():  # otherwise another process renamed its folder first
+      if not builder.is_prepared():  # otherwise, another process has prepared it first
         raise
   except _tfds().core.DatasetNotFoundError as error:
     raise InputError(

@@ -28,9 +28,9 @@ THINK = '<think>\n'  # every prompt of the template 'paper' ends with this
 
 _TURN = 'the-turn-before'  # placeholder for a turn's content while a template is applied
 
-# Arguments that every prompt passes to the chat template, as well as the special tokens.
+# Arguments that every prompt passes to the chat template, in addition to the special tokens.
 _PASSED = ('messages', 'tools', 'documents', 'add_generation_prompt')
-_FUNCTIONS = {'raise_exception', 'strftime_now'}  # which transformers provides to templates
+_FUNCTIONS = {'raise_exception', 'strftime_now'}  # transformers provides these to templates
 
 # The paper's instructions, reworded. A system message from the data or config takes precedence.
 SYSTEM = (
@@ -176,8 +176,8 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   """Render `messages` that follow a model turn, up to the beginning of the model's next turn.
 
   The text starts right after the turn's content, with the template's end-of-turn text. Templates
-  work as in `render`. Raises what `render` raises, plus InputError if a chat template omits the
-  turn.
+  work as in `render`. Raises the same errors as `render`, and InputError if a chat template omits
+  the turn.
   """
   if config.template == 'plain':
     return ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
@@ -221,7 +221,7 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
 
 
 def last_user_message(messages: Sequence[Message]) -> str:
-  """Return the last user message, stripped. External responses are matched to questions by it."""
+  """Return the last user message, stripped. External responses are matched by this text."""
   return next((m.content.strip() for m in reversed(messages) if m.role == 'user'), '')
 
 

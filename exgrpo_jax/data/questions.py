@@ -73,8 +73,8 @@ class DataConfig:
   default_kind: str = setting(
     '',
     ('', 'math', 'choice', 'text'),
-    "how to compare answers if a row does not specify it: '' means math, and rejects verl rows "
-    'with an unknown data_source',
+    "how to compare answers if a row does not specify it: '' means math, except that verl rows "
+    'with an unknown data_source are rejected',
   )
   on_unverifiable: str = setting(
     'refuse',
@@ -102,11 +102,11 @@ class DataConfig:
 def load_set(
   config: DataConfig, spec: str, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """Load the questions of `spec` with their prompts, preparing both if needed. All hosts call it.
+  """Load the questions and prompts of `spec`, preparing both if needed. All hosts must call it.
 
   `max_prompt` is the prompt limit in tokens. config.on_overlong decides what happens to longer
   prompts. Raises InputError if the data does not exist, a row is unusable or too long, or hosts
-  disagree.
+  have different data.
   """
   settle(config, spec)
   with hosts.first_host_first('load_questions'):  # prepared data may be in a shared folder
@@ -121,7 +121,7 @@ def load_set(
 def settle(config: DataConfig, spec: str) -> None:
   """Make all hosts agree on the commit to read if `spec` names a Hub data set.
 
-  All hosts call it before `load`. Raises InputError if neither Hub nor cache has the data.
+  All hosts must call it before `load`. Raises InputError if the Hub and the cache lack the data.
   """
   if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
     named_sets.settle(found)
@@ -130,7 +130,7 @@ def settle(config: DataConfig, spec: str) -> None:
 def load(config: DataConfig, spec: str) -> Dataset:
   """Load the questions that `spec` names, preparing the data first if necessary.
 
-  Several processes may call it concurrently, like `store.prepared`. Raises InputError if the data
+  Concurrent calls are safe, as with `store.prepared`. Raises InputError if the data
   does not exist or contains an unusable row.
   """
   base, named = split_spec(spec)[0], spec_columns(spec)
@@ -167,7 +167,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files and the source to use if no column contains one ('': the file name).
+  """Return a spec's files and their source ('': the file name), used if no column contains one.
 
   The spec must not name an embedded task.
   """
@@ -346,7 +346,7 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """Raise InputError if a spec is in both lists, or two would be reported under one name."""
+  """Raise InputError if a spec is in both lists or two specs would be reported under one name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(

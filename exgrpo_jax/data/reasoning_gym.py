@@ -7,10 +7,10 @@ A spec is reasoning_gym:TASKS:SPLIT. TASKS is written like Python but never eval
   reasoning_gym:chain_sum(level=2)*2+gcd+products(max_digits=1):train
 
 Arguments are fields of the task's config, or `level`, a curriculum level. `size` is the number of
-different questions in train. validation and test each have a quarter of that, and *2 doubles it.
+different questions in train; validation and test each get a quarter as many. *2 doubles the size.
 
 A hash of the question's text decides its split and row. So no two splits share a question,
-whatever their tasks, arguments and seeds, and a slice is a fair sample.
+whatever their tasks, arguments and seeds, and a slice is a random sample.
 
 Every host must get the same questions, but some tasks draw from global random number generators
 or iterate over sets in hash order. The questions are therefore generated in a separate process.
@@ -52,7 +52,7 @@ _SIXTHS = (*['train'] * 4, 'validation', 'test')  # the split of each sixth of a
 _SIZE = 2000  # default number of train questions
 _TRIES = 1000  # a task is exhausted after this many tries in a row without a new question
 _CHUNK = 500  # questions per reasoning_gym seed
-_APART = 1_000_000  # reasoning_gym seeds per seed of ours: most tasks add the row to the seed
+_APART = 1_000_000  # reasoning_gym seeds between two of ours; most tasks add the row to the seed
 _FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with keyword arguments'
 
 
@@ -111,7 +111,7 @@ def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Write JSON with each split's records and one line about each task, or with the error."""
+  """Write JSON that contains each split's records and a line about each task, or the error."""
   spec, text = sys.argv[1:]
   out, sys.stdout = sys.stdout, sys.stderr
   warnings.simplefilter('ignore')
@@ -178,13 +178,13 @@ def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int
 
 
 def _unusable(entry: dict[str, Any]) -> str:
-  """Return why a question cannot be used, or ''."""
+  """Return the reason why a question cannot be used, or ''."""
   for text in ('?', 'nan'):
     if reasoning_gym.score(text, entry) >= 1:
-      return f"score_answer gives 1 to the answer '{text}'"
+      return f"score_answer returns 1 for the answer '{text}'"
   own = _solution(entry)
   if own and reasoning_gym.judge(own, {reasoning_gym.COLUMN: entry})[0] != 'correct':
-    return f"score_answer gives less than 1 to the task's own answer, {own!r}"
+    return f"score_answer returns less than 1 for the task's own answer, {own!r}"
   return ''
 
 

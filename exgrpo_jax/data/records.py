@@ -29,7 +29,7 @@ def task_record(question: str, answer: int, solution: str, source: str) -> Recor
   return {'messages': messages} | fields
 
 
-# Text in place of an answer: NuminaMath and its derivatives, or a missing value written as text.
+# Text in place of an answer: markers in NuminaMath-like data, or a missing value as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
 # Common column names. A data set may have at most one name from each line.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
@@ -65,7 +65,7 @@ class Layout:
 
   name: str  # the data set's name in messages
   question: str  # text, or chat messages
-  known_by: tuple[str, ...] = ()  # columns that identify a known set, which may have others too
+  known_by: tuple[str, ...] = ()  # columns that identify a known set; it may have more
   answer: str = ''  # '' extracts it from the solution or the last assistant turn
   solution: str = ''  # a worked solution; '' if none
   worked: bool = False  # solutions are always worked, with the answer in a box or after ####
@@ -144,7 +144,7 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
   """Choose how to read rows with these columns; `fields` take precedence.
 
   Raises InputError, which names the file or data spec `place`, if a column named by the user is
-  missing, or if no column is recognized as the question or the answer.
+  missing or no column is recognized as the question or the answer.
   """
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
   if known is PREFILTERED and not fields.of_spec:
@@ -194,7 +194,7 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
 
 
 def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
-  """Return the one name that is a column, or '' if none is; several raise InputError."""
+  """Return the only name that is a column, or '' if none is; raise InputError if several are."""
   found = [name for name in names if name in columns]
   if len(found) > 1:
     raise InputError(
@@ -238,8 +238,8 @@ def of_file(
 ) -> tuple[Layout | None, Callable[[], Records]]:
   """Return a file's layout (None if the file is empty) and a function that reads its records.
 
-  `source` is the source of the questions if no column contains it. This function and the function
-  that reads records raise InputError if the file is damaged, its columns are not recognized, or a
+  `source` is the source of the questions if no column contains it. Both this function and the
+  returned function raise InputError if the file is damaged, its columns are not recognized, or a
   column contains an invalid value.
   """
   table = file.opened()
@@ -335,7 +335,7 @@ def _conclusion(text: str, worked: bool) -> tuple[str, str]:
 
 
 def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str) -> str:
-  """Return why an answer cannot be checked, or ''."""
+  """Return the reason why an answer cannot be checked, or ''."""
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
@@ -355,7 +355,7 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
   style = _value(row, layout.style, 'answer', place) or 'rule'
   if style in KINDS:
     return style
-  # DAPO-Math-17k has 'rule-lighteval/MATH_v2'.
+  # DAPO-Math-17k uses 'rule-lighteval/MATH_v2'.
   if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
       f'{place}: reward_model.style={reprlib.repr(style)} is not a way to compare answers. '

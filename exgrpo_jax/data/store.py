@@ -1,12 +1,12 @@
 """Prepared data: a data set's records and prompt tokens, written once and then memory-mapped.
 
-A data set has one folder. Its name contains a hash of everything that shapes the records:
+A data set has one folder, named with a hash of everything that shapes the records. It contains:
 
   facts.json     each split's row count, and how the rows were read
   SPLIT.arrow    a split's records
   prompts/HASH   prompt tokens; the hash covers everything that shapes them
 
-So any existing file is up to date, and files from before a change do no harm.
+So any file with the right name is up to date, and files from before a change are not used.
 """
 
 import functools
@@ -69,15 +69,15 @@ class Store:
     facts: Facts = json.loads((folder / _FACTS).read_text())
     self.folder = folder
     self.sizes: dict[str, int] = facts['sizes']  # split -> row count, including `excluded` rows
-    # Lines on how the columns were read (usually one for all files) or on the rows of each task.
+    # Lines that say how columns were read (usually one for all files) or count each task's rows.
     self.layouts: list[str] = facts.get('layouts', [])
     # Reason -> rows of files whose answer cannot be checked.
     self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
-    # Rows stored but left out. Conflicting answers are known only after all rows are written.
+    # Rows that are stored but not used: conflicts are known only after all rows are written.
     self.excluded: list[int] = facts.get('excluded', [])
 
   def reader(self, split: str) -> Callable[[Sequence[int]], list[Record]]:
-    """Return a function that reads a split's rows. It still works if the cache is cleared."""
+    """Return a function that reads a split's rows, even after the cache has been cleared."""
     with pa.ipc.open_file(pa.memory_map(os.fspath(_file(self.folder, split)))) as file:
       batches = [file.get_batch(number) for number in range(file.num_record_batches)]
     size = batches[0].num_rows if batches else 1  # rows in every batch except the last
@@ -96,7 +96,7 @@ class Store:
 def prepared(
   cache_dir: str, name: str, key: str, make: Callable[[Facts], Mapping[str, Iterable[Record]]]
 ) -> Store:
-  """Return the data set with this key, preparing it if needed.
+  """Return the data set with this key, preparing it first if needed.
 
   Concurrent calls and killed processes are safe: each process writes to its own folder, and the
   first to finish renames it. Raises InputError if the data cannot be stored.
@@ -105,8 +105,8 @@ def prepared(
     cache_dir: the cache folder; '' means TFDS's folder.
     name: the data set's name, used as a prefix of its folder's name.
     key: everything that shapes the records.
-    make: returns the records of each split. It may add to its argument, which is written after all
-      records. Its exceptions propagate.
+    make: returns the records of each split. It may add facts to its argument, which are written
+      after all records. Its exceptions propagate.
   """
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
@@ -175,7 +175,7 @@ def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: s
 def _records(
   files: Sequence[RowFile], digests: Sequence[str], fields: Fields, source: str, facts: Facts
 ) -> Iterator[Record]:
-  """Yield the files' records, then add to `facts` how they were read."""
+  """Yield the files' records. At the end, add to `facts` how the files were read."""
   found = [(file, *records.of_file(fields, file, source)) for file in files]
   first = files[0].path
   named = first if len(files) == 1 else f'{first} and {len(files) - 1} more'
@@ -218,7 +218,7 @@ CONFLICT = 'conflicting answers to the same question'
 
 
 class Answers:
-  """Answers in a data set, added row by row, used to find conflicts.
+  """A data set's answers, which are added row by row to find conflicts.
 
   The verifier may treat answers as equal even if their texts differ, such as 1/2 and 0.5.
   """
@@ -245,7 +245,7 @@ class Answers:
 
 
 def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
-  """Hash the messages, because a large data set's texts take too much memory."""
+  """Hash the messages, because a large data set's texts would take too much memory."""
   return hashlib.sha256(repr(messages).encode()).digest()[:16]
 
 
@@ -264,7 +264,7 @@ class Dataset(Questions):
     return len(self.rows)
 
   def __iter__(self) -> Iterator[Question]:
-    # One by one, this would take several times as long.
+    # Reading rows one by one would take several times as long.
     for start in range(0, len(self), _BATCH):
       yield from self[start : start + _BATCH]
 

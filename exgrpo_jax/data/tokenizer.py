@@ -77,13 +77,13 @@ class Tokenizer(abc.ABC):
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """Return the text of `ids`, including end, padding and other special tokens if `special`.
 
-    Graders see the text without special tokens, people see it with them. Tags such as </think>
+    Graders see the text without special tokens; people see it with them. Tags such as </think>
     always appear, even if the vocabulary marks them as special. Ids outside the vocabulary are
     skipped because a model's embedding may be padded beyond it. Invalid UTF-8 becomes U+FFFD.
     """
 
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Return each token's text, see `token_texts`. Joined, they equal `decode` with `special`."""
+    """Return each token's text (see `token_texts`). Joined, they equal `decode` with `special`."""
     places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
     found = token_texts([int(ids[place]) for place in places], lambda some: self.decode(some, True))
     texts = dict(zip(places, found))
@@ -169,8 +169,8 @@ class SentencePieceTokenizer(Tokenizer):
 class JsonTokenizer(Tokenizer):
   """A `tokenizers` tokenizer.json, as in Hugging Face checkpoints.
 
-  `files` are tokenizer.json and any files next to it. `path` is tokenizer.json's path, for error
-  messages.
+  `files` contains tokenizer.json and any files next to it. `path` is the path of
+  tokenizer.json, for error messages.
   """
 
   def __init__(self, files: Mapping[str, bytes], path: str) -> None:
@@ -372,7 +372,7 @@ def observed_tokens(
 ) -> np.ndarray:
   """Tokenize the `messages` that follow a policy turn, up to the beginning of its next turn.
 
-  `turn` are the turn's tokens. If the turn was truncated, the result begins with an end token. Each
+  `turn` contains the turn's tokens. If it was truncated, the result begins with an end token. Each
   message has a role and a content; `prompt.following` renders them. Returns int32 [T].
   """
   said = [Message(**message) for message in messages]

@@ -45,9 +45,9 @@ _AUTO_TOKENIZER = {
 def of_sentencepiece(content: bytes) -> dict[str, bytes]:
   """Convert a SentencePiece model to tokenizer.json, tokenizer_config.json and tokenization.py.
 
-  Returns file contents by name. The dict is empty if a tokenizer.json could not give the same ids
-  for every text, because the model isn't BPE with byte fallback or it changes text before encoding
-  (for example by adding a dummy prefix).
+  Returns file contents by name. The dict is empty if a tokenizer.json could not produce the same
+  ids for every text, because the model isn't BPE with byte fallback or it changes text before
+  encoding (for example by adding a dummy prefix).
   """
   # Digits, spaces and newlines don't need pre-splitting because no piece spans them.
   proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]  # generated code without types
@@ -87,7 +87,7 @@ def _is_convertible(proto: Any) -> bool:
     and trainer.byte_fallback
     and not changes_text
     and not _names(proto, 'UNUSED')
-    # Longer ones are matched before any merge. A single character is not part of another piece.
+    # Longer ones are matched before any merge. A single character never takes part in a merge.
     and all(len(name) == 1 for name in _names(proto, 'USER_DEFINED'))
   )
 

@@ -1,12 +1,12 @@
 """TextArena and Gymnasium games as environments.
 
-The question is the game's name. The column `seed` selects an instance, and `options` are the
-arguments to create it with:
+The question is the game's name. The column `seed` selects an instance, and the column `options`
+contains the arguments for creating it:
 
   {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
 
 The column's seed decides the board, so all episodes of a question start from the same board. The
-episode's seed decides everything random after that.
+episode's seed decides everything random after the start.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ _MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # Taxi's passenger, destination
 
 
 class TextArena:
-  """A single-player TextArena game, won at a reward of 1.
+  """A single-player TextArena game, won if its reward is at least 1.
 
-  The policy sees the game's messages to the player, but not its own moves repeated.
+  The policy sees the game's messages to the player, except those that echo the policy's moves.
   """
 
   def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Gymnasium:
 
   A turn is an action's number, or its name if the column `actions` lists the names in order. The
   prompt begins with the text in the column `rules`. The game is won if it ends with a reward of at
-  least `won`, another column (default 1).
+  least the value in the column `won` (default 1).
   """
 
   def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Gymnasium:
     return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
 
   def _shown(self, seen: Any) -> str:
-    """Return the board as text, with marks instead of colors, or else the observation as text."""
+    """Return the board as text, with marks instead of colors; without a board, the observation."""
     if self._game.render_mode != 'ansi':
       return str(seen)
 

@@ -1,4 +1,4 @@
-"""The protocol of environments. Imports no jax so that a worker starts in an instant."""
+"""The protocol of environments. This file must not import jax: workers must start instantly."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from exgrpo_jax.grading.reward_functions import LARGEST
 
 # {'role': 'user', 'content': 'higher'}, as in chat templates; plain text is a user message.
 Messages = str | Sequence[Mapping[str, str]]
-# Metrics under environment/ that every episode has; see rollout/episodes.py.
+# Metrics under environment/ that are always reported; see rollout/episodes.py.
 TAKEN = ('turns_mean', 'turns_max', 'tokens_mean', 'seconds', 'idle_seconds')
 
 
@@ -28,8 +28,8 @@ class Observation(NamedTuple):
 
   messages: Messages = ()  # for the policy to read before its next turn
   reward: float = 0.0  # for this turn
-  done: bool = False  # whether the episode ends here
-  success: bool = False  # whether it was solved; only this decides what is stored and replayed
+  done: bool = False  # True if the episode ends here
+  success: bool = False  # True if solved; only this decides what is stored and replayed
   # This turn's counts by name. The step's metrics contain their sums.
   counts: Mapping[str, float] = MappingProxyType({})
 
@@ -48,17 +48,17 @@ class Environment(Protocol):
   def reset(self, task: Task, seed: int) -> Messages:
     """Begin the episode and return the prompt.
 
-    The prompt must depend only on the task. The seed is for everything after it.
+    The prompt must depend only on the task. The seed is for everything after the prompt.
     """
     ...
 
   def step(self, response: str) -> Observation:
-    """Process the policy's turn, without its end token and other special tokens."""
+    """Process the policy's turn: its text, without the end token and other special tokens."""
     ...
 
 
 def as_messages(messages: Messages) -> list[dict[str, str]]:
-  """Convert to a list of messages. Raises ValueError for anything else."""
+  """Convert `messages` to a list of dicts. Raises ValueError if one is not a message."""
   if isinstance(messages, str):
     return [{'role': 'user', 'content': messages}]
   found = [dict(message) for message in messages]
@@ -71,7 +71,7 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
 
 
 def checked(observation: Observation) -> Observation:
-  """Convert the fields to JSON values. Raises ValueError if one cannot be converted."""
+  """Convert the fields to JSON values. Raises ValueError if a field is invalid."""
   messages, reward, done, success, counts = observation
   reward = float(reward)
   if not abs(reward) <= LARGEST:  # also rejects NaN

@@ -37,7 +37,7 @@ class Answer(NamedTuple):
   seconds: float  # taken by the environment
 
   def as_json(self) -> list[Any]:
-    """Convert to JSON values, to send to another host."""
+    """Convert to JSON values for sending to another host."""
     return [self.key, isinstance(self.result, Failure), list(self.result), self.seconds]
 
   @staticmethod
@@ -155,7 +155,7 @@ class _Holder:
       late=f'no answer after {config.time_limit:g} s',
       memory_limit=config.memory_limit,
     )
-    self.pool = workers.Pool(program)  # of one worker
+    self.pool = workers.Pool(program)  # one worker
     self.waiting = 0  # submitted turns without an answer
     self._time_limit = config.time_limit
     self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
@@ -188,7 +188,7 @@ class _Holder:
       self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
   def _reply(self, worker: Worker, make: Callable[[], Values]) -> Values | Failure:
-    """Send a request in worker.py's format and return the reply. `make` runs for each process."""
+    """Send the request that `make` builds, again for each new process, and return the reply."""
 
     def request() -> tuple[Any, float]:
       made = make()

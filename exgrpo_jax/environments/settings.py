@@ -24,14 +24,14 @@ class EnvironmentConfig:
     '',
     None,
     f"{', '.join(BUILT_IN)}, or your own 'package.module:Class'; '' means single-turn responses, "
-    'which are graded',
+    'graded according to `grading`',
   )
   tools: tuple[str, ...] = setting(
     (),
     None,
-    "functions that the model may call, 'package.module:function', such as "
-    "exgrpo_jax.environments.expressions:calculate, or a class, 'package.module:Class', whose "
-    'methods it may call; needs `environment.name=tools` or your own class that takes tools',
+    "functions that the model may call, as 'package.module:function', such as "
+    'exgrpo_jax.environments.expressions:calculate, or classes whose methods it may call, as '
+    "'package.module:Class'; needs `environment.name=tools` or your own class that takes tools",
   )
   max_turns: int = setting(
     8, '[1, inf)', 'the maximum number of turns in an episode; an unfinished episode then fails'
@@ -56,9 +56,9 @@ class EnvironmentConfig:
   keep_caches: bool = setting(
     True,
     None,
-    'keep the KV caches of episodes that wait for their environment and so have no slot, for at '
-    "most as many episodes as there are slots. This doubles the slots' memory. Without it, "
-    'and for further episodes, a cache is computed again at each turn',
+    'keep the KV caches of episodes that have given up their slot while their environment answers, '
+    "up to as many caches as there are slots. This doubles the slots' memory. An episode whose "
+    'cache is not kept recomputes it at each turn',
   )
 
   @property
@@ -68,7 +68,7 @@ class EnvironmentConfig:
 
   @property
   def keeps_caches(self) -> bool:
-    """Return True if episodes are run and some of their caches are kept between turns."""
+    """Return True if there is an environment and caches are kept between turns."""
     return bool(self.name) and self.keep_caches
 
 

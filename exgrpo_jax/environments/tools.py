@@ -1,10 +1,10 @@
 """Tools: Python functions that a model calls until it answers without a call.
 
-Our verifier compares this answer with the question's, as for a single turn. If a call cannot be
-read or a tool fails, the model gets the error and may try again.
+Our verifier compares this answer with the ground truth, as in single-turn training. If a call
+cannot be read or a tool fails, the model sees the error and may try again.
 
 Tools that share state are the public methods of a class, which is created without arguments for
-each episode, as in TRL's `environment_factory`. A method `reset` isn't a tool. It receives the
+each episode, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
 prompt. An attribute `reward`, a number from 0 to 1, becomes the episode's reward when the model
 answers. A reward of 1 counts as a success, and the answer is not compared.
@@ -12,7 +12,7 @@ answers. A reward of 1 counts as a success, and the answer is not compared.
 Two call formats are supported. Calls follow the reasoning; nothing inside the reasoning is a call:
 
   Qwen2.5, Qwen3: text, and any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>
-  Llama 3: {"name": …, "parameters": {…}} and nothing else, after <|python_tag|> or not
+  Llama 3: {"name": …, "parameters": {…}} and nothing else, optionally after <|python_tag|>
 
 For functions with simple types, chat templates receive the same description that
 `transformers.utils.get_json_schema` returns.
@@ -32,7 +32,7 @@ from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.workers.user_code import ERRORS, on_a_line
 
 _ERROR = 'error: '  # prefix of the reply to a failed call
-_LONGEST = 4000  # characters of a result; the middle of a longer one is left out
+_LONGEST = 4000  # characters of a result; longer results lose their middle
 _QWEN = re.compile(r'<tool_call>(.*?)</tool_call>', re.DOTALL)
 _LLAMA = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*', re.DOTALL)
 _TYPES = {str: 'string', int: 'integer', float: 'number', bool: 'boolean', dict: 'object'}
@@ -70,7 +70,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls, or end with the classes' mean reward, or else 1 for the right answer."""
+    """Run the calls. If there are none, end with the classes' mean reward or the verifier's."""
     try:
       calls = calls_of(response)
     except ValueError as error:
@@ -112,7 +112,7 @@ def methods(state: object) -> list[Callable[..., Any]]:
 
 def _answered(results: Sequence[str]) -> Observation:
   failed = sum(text.startswith(_ERROR) for text in results)
-  # JSON allows lone surrogates in a call, but no tokenizer reads them in an answer.
+  # JSON allows lone surrogates in a call, but no tokenizer can encode them in a result.
   texts = [text.encode(errors='replace').decode() for text in results]
   return Observation(
     [{'role': 'tool', 'content': text} for text in texts],
@@ -123,7 +123,7 @@ def _answered(results: Sequence[str]) -> Observation:
 def calls_of(text: str) -> list[Call]:
   """Return the calls that follow a turn's reasoning, in order; empty if there are none.
 
-  Raises ValueError if a call cannot be read. The message says what a call looks like.
+  Raises ValueError, whose message shows the expected format, if a call cannot be read.
   """
   text = extraction.solution(text) or ''
   found = _QWEN.findall(text)
@@ -151,7 +151,7 @@ def _call(text: str, key: str) -> Call:
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-  """Describe a function with type hints and a Google-style docstring as JSON schema.
+  """Describe a function as a JSON schema, based on its type hints and Google-style docstring.
 
   Raises ValueError if the function has no docstring, or if a parameter has no type hint, no
   description, or a type that JSON cannot represent.
@@ -196,7 +196,7 @@ def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
 
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
-  """Convert a type hint to JSON schema."""
+  """Convert a type hint to a JSON schema."""
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if hint in _TYPES:
     return {'type': _TYPES[hint]}

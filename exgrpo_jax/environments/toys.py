@@ -12,10 +12,10 @@ from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.grading import verifier
 
 # Error rates of the warm start's players.
-_FORGETS = 0.25  # Guess: share of turns that forget all answers
+_FORGETS = 0.25  # Guess: share of turns on which the player forgets all replies
 _HALVES = 0.3  # Guess: share of the others that halve the interval; the rest pick any number in it
 _SKIPS = 0.15  # Calculator: share of turns that answer before the sum is complete
-_SLIPS = 0.1  # Calculator: share of the other turns that take a wrong number
+_SLIPS = 0.1  # Calculator: share of the other turns that use a wrong number
 _STRAYS = 0.35  # Lake: share of turns that make a random move
 
 _CALL = re.compile(r'(\d{1,12})([+-])(\d{1,12})', re.ASCII)
@@ -25,7 +25,7 @@ MISSING = 'I find no answer in that. Try again.'
 
 
 class Guess:
-  """Find a hidden number from the replies 'higher' and 'lower'; one turn is not enough.
+  """A guessing game: find a hidden number from the replies 'higher' and 'lower'.
 
   Anything that isn't a number is answered with '?'. The task's answer is the number.
   """
@@ -39,7 +39,7 @@ class Guess:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Compare a guess with the number. The number ends the episode with reward 1."""
+    """Compare a guess with the number. A correct guess ends the episode with reward 1."""
     if not re.fullmatch(r'\d{1,9}', guess := response.strip(), re.ASCII):
       return Observation('?')
     guessed = int(guess)
@@ -61,7 +61,7 @@ class Guess:
 
 
 class Calculator:
-  """Use a calculator to add numbers that are too large for a small policy.
+  """A sum of numbers that are too large for a small policy, which may use a calculator.
 
   A turn such as '4821+377' is answered with the total. '=4286' ends the episode with an answer.
   Anything else is answered with '?'.
@@ -95,9 +95,9 @@ class Calculator:
 
 
 class Lake:
-  """Cross a frozen lake. A hole ends the episode, and the goal solves it.
+  """A frozen lake to cross. A hole ends the episode, and the goal solves it.
 
-  A move is answered with the new map, and a turn that isn't one of MOVES with '?'.
+  A move is answered with the new map. A turn that isn't one of MOVES is answered with '?'.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
@@ -135,7 +135,7 @@ class Lake:
 
 
 class Attempts:
-  """Answer a question in several attempts: after a wrong answer, the policy may try again.
+  """A question with several attempts: after a wrong answer, the policy may try again.
 
   Each turn is judged like a single-turn response. reasoning_gym tasks use their own score_answer.
   """
@@ -147,7 +147,7 @@ class Attempts:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Judge an answer: reward 1 if it is right. environment.discount lowers late rewards."""
+    """Judge an answer. A right one gets reward 1; environment.discount lowers late rewards."""
     outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
     if outcome == 'correct':
       return Observation(reward=1.0, done=True, success=True)

@@ -1,18 +1,18 @@
 """The worker process, which runs environments and answers turns.
 
-pool.py sends the requests; ../workers/server.py has the protocol:
+pool.py sends the requests; ../workers/server.py describes the protocol:
 
-  {'spec', 'tools'}         the class and the tools to create it with, if any, each as
+  {'spec', 'tools'}         the class and any tools to create it with, each written as
                             'package.module:name'. The reply is {'tools': descriptions}
   {'key', 'begin', 'said'}  the reply answers the last turn of `said`: an Observation's fields, or
                             {'messages': the prompt} if there are no turns. `begin` contains the
-                            fields of a `Beginning`, and all turns are played. It is None if the
-                            worker already has the episode. Then `said` contains only the new
-                            turn; if empty, the episode is dropped
-  {'begin', 'turns'}        the reply is {'episode': [[text, observation], …]}, played by the
-                            environment's own `demonstrate`, at most `turns` turns
+                            fields of a `Beginning`, and all turns are played. If the worker
+                            already runs the episode, `begin` is None and `said` contains only the
+                            new turn; an empty `said` then drops the episode
+  {'begin', 'turns'}        the reply is {'episode': [[text, observation], …]}, at most `turns`
+                            turns played by the environment's own `demonstrate`
 
-An episode is dropped if answering a turn raises.
+An episode is dropped if answering a turn raises an exception.
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ def _answer(
 
 
 def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
-  """Begin an episode. Raises ValueError if its prompt differs from the task's."""
+  """Begin an episode and return its prompt. Raises ValueError if `begin.prompt` differs."""
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(

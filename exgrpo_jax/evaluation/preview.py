@@ -33,7 +33,7 @@ class Prompts(NamedTuple):
   """The lengths of all prompts in a data set, and the texts of the first few."""
 
   unit: str
-  lengths: np.ndarray  # int [questions], in units
+  lengths: np.ndarray  # int [questions], in `unit`
   first: list[str]  # the texts that are shown
 
 

@@ -159,7 +159,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 
 
 def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
-  """Return the config's value of every key that the suite sets, as JSON reads it in other rows."""
+  """Return the config's value for every key that the suite sets, as it is read back from JSON."""
   values = {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
   return json.loads(json.dumps(values))
 
@@ -232,7 +232,7 @@ def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
 
 
 def _content(questions: Sequence[Question]) -> str:
-  """Compute a digest of questions and answers, regardless of their order and of duplicates."""
+  """Compute a digest of questions and answers that ignores order and duplicates."""
   asked = sorted({repr((question.messages, question.answer)) for question in questions})
   return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
 

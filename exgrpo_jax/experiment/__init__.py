@@ -1,1 +1,1 @@
-"""Turning a config into frozen settings, a model, a tokenizer and data."""
+"""A config's settings, model, tokenizer and data, and the policy that a run starts from."""

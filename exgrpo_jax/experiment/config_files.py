@@ -148,7 +148,7 @@ def _overridden_key(arg: str) -> str:
 
 
 def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
-  """Return dotted key -> arguments that set it. A value may be a separate argument."""
+  """Map each overridden key to the arguments that set it. A value may be a separate argument."""
   found: dict[str, list[str]] = {}
   for number, arg in enumerate(argv):
     if key := _overridden_key(arg):

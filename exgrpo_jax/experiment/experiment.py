@@ -116,7 +116,7 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
 def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   """Return the model's shape, from the checkpoint if there is one, otherwise from the config.
 
-  A dtype of 'auto' depends on `platform`, where the model will run; JAX's backend by default.
+  A dtype of 'auto' depends on the `platform` that the model will run on (JAX's backend if '').
   """
   own = parsed.model
   if own.dtype == 'auto':
@@ -177,10 +177,10 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def with_counted_length(parsed: RunConfig) -> RunConfig:
-  """Return the config with its number of steps; for commands that do not load the data otherwise.
+  """Return the config with its number of steps, for commands that do not load the data anyway.
 
-  With num_epochs, reads the training questions and prints the length. It is an upper bound if
-  `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
+  With num_epochs, reads the training questions and prints the length, which is an upper
+  bound if `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
   """
   if not parsed.num_epochs:
     return parsed
@@ -241,7 +241,7 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  # Without a config.json, it is left over from a rejected start and may come from other texts.
+  # Without config.json, this is left over from a rejected start, perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
     found = questions.load(parsed.data, _tokenizer_data(parsed))
@@ -257,6 +257,6 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 def _tokenizer_data(parsed: RunConfig) -> str:
   """Return the data spec whose text trains the tokenizer.
 
-  With a warm start, it is independent of config.data.train, so that runs can share a warm start.
+  With a warm start, it does not depend on config.data.train, so that runs can share a warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

@@ -1,4 +1,4 @@
-"""Building the sampler of an experiment's policy and the stages of its steps."""
+"""Constructors for an experiment's sampler and for the stages of its steps."""
 
 import dataclasses
 import functools
@@ -85,8 +85,8 @@ def make_sampler(
 ) -> Sampler:
   """Make a slot engine for an experiment's model, wrapped in the environment if there is one.
 
-  `config.rollout` sets the number of slots and the limits. `purpose` and `seed`, by default the
-  run's seed, determine the random numbers. `distribution` is by default the softmax at the training
+  `config.rollout` sets the number of slots and the limits. `purpose` and `seed` (default: the run's
+  seed) determine the random numbers. `distribution` defaults to the softmax at the training
   temperature. For `resumes`, see `SlotEngine`.
   """
   parsed = experiment.config

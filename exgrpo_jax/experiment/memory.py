@@ -24,7 +24,7 @@ _TRAINED_BYTES, _FROZEN_BYTES = 16, 2
 class Need:
   """An array that a run allocates, and the setting that determines its size."""
 
-  setting: str  # config.rollout.max_response=8192
+  setting: str  # e.g. config.rollout.max_response=8192
   what: str
   size: int  # bytes, on all devices combined or on the host
   is_on_host: bool = False

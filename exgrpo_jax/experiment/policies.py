@@ -36,7 +36,7 @@ _CACHE_BYTES = 4 * 2**30
 
 
 class Source(NamedTuple):
-  """Where to load a policy from."""
+  """The location of a policy."""
 
   kind: str  # 'run' or 'model'
   path: str  # the run's workdir, or the model's folder or name on the Hub

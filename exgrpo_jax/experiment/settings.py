@@ -80,7 +80,7 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """When and how to evaluate on config.data.validation and .evaluation."""
+  """Settings for evaluations on config.data.validation and config.data.evaluation."""
 
   every: int = setting(
     10,
@@ -114,8 +114,8 @@ class EvaluationConfig:
   require: tuple[str, ...] = setting(
     (),
     verifier.REQUIREMENTS,
-    "the parts that a response needs to be correct: '</think>' (think, only if prompts end in "
-    "'<think>'), \\boxed{...} (box); the paper requires both; training uses config.verifier",
+    "the parts without which a response is not correct: '</think>' (think, only if prompts end "
+    "in '<think>'), \\boxed{...} (box); the paper requires both; training uses config.verifier",
   )
 
   @property
@@ -124,7 +124,7 @@ class EvaluationConfig:
     return Distribution(self.temperature, self.top_k, self.top_p, self.min_p)
 
   def steps(self, num_steps: int) -> list[int]:
-    """Return the steps after which the policy is evaluated, excluding the one at the start."""
+    """Return the steps after which the policy is evaluated; step 0 is not included."""
     return sorted({*range(self.every, num_steps, self.every), num_steps} - {0})
 
 
@@ -190,7 +190,7 @@ class RunConfig:
   metrics: metrics.MetricsConfig
 
   def with_length(self, num_questions: int) -> 'RunConfig':
-    """Return the config with the number of steps that `num_epochs` means for this much data."""
+    """Return the config with `num_steps` computed from `num_epochs` and the number of questions."""
     if not self.num_epochs:
       return self
     steps = steps_of(self.num_epochs, num_questions, self.rollout.questions)
@@ -223,7 +223,7 @@ def steps_of(num_epochs: float, num_questions: int, per_step: int) -> int:
   """Return the number of steps in `num_epochs` epochs of `num_questions`, `per_step` at a time.
 
   An epoch's last step may also read the next epoch's first questions. The decimal value is used,
-  because in binary .07 * 100 is above 7.
+  because in binary, .07 * 100 is above 7.
 
   >>> steps_of(num_epochs=1.5, num_questions=10, per_step=4)
   4
@@ -334,7 +334,7 @@ def check_algorithm(
   Called before training starts. `num_questions` (Q) is per step, `num_rollouts` (K) per question.
   """
   ratio = replay_config.ratio
-  # The most successes of a group that is recorded.
+  # The highest number of successes in a group that can be recorded.
   most = num_rollouts - replay.retires(replay_config)
   recorded = [replay.is_recorded(replay_config, k / num_rollouts) for k in range(1, most + 1)]
   if ratio > 0 and not any(recorded):

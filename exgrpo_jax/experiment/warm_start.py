@@ -152,7 +152,7 @@ CHECK_ROWS = 256  # responses per check
 # Files in a warm start's folder: the settings it depends on, written last, and the lock that a run
 # holds while it trains.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
-# Name in origin.json -> setting in the config, where they differ.
+# Name in origin.json -> name of the setting, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
 
@@ -160,7 +160,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   """Return the run's initial parameters, from a checkpoint or random, after any warm start.
 
   With LoRA, these are the adapters' base and are frozen (see `model.shapes`). `data` are the
-  training questions, used to check the warm start. If None, the result must already be stored.
+  training questions, used to check the warm start; None requires a stored result.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
@@ -171,7 +171,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
         'The warm-start weights that this run started from are missing from '
         f'{_directory(experiment)}. The LoRA adapters need these weights. Restore the folder.'
       )
-    rows = load_solutions(experiment)  # so that errors in them come before any computation
+    rows = load_solutions(experiment)  # first, so that errors in them are found early
   if name:
     params = load_weights(experiment, frozen=is_frozen and not is_warm)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -196,9 +196,9 @@ def run(
 ) -> model.Params:
   """Return the parameters after the warm start: load a stored result, or train and store it.
 
-  `data` are the training questions for checking `stop_at_pass_rate`, needed only for training.
-  `rows` are the rows to learn from, loaded if None. Raises InputError if the folder contains the
-  result of a different config.
+  `data` are the training questions that `stop_at_pass_rate` is checked on; only training needs
+  them. `rows` are the rows to learn from; None loads them. Raises InputError if the folder contains
+  the result of a different config.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
@@ -257,7 +257,7 @@ def _is_kept(experiment: Experiment) -> bool:
 
 
 def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
-  """Return the settings that determine the warm start's result, after a round trip through JSON."""
+  """Return the settings that determine the warm start's result, as JSON values."""
   settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
   del settings['seed']
   found = {
@@ -334,7 +334,7 @@ def rehearse(experiment: Experiment) -> None:
 def _update_on(
   experiment: Experiment, state: TrainState, arrays: tuple[np.ndarray, np.ndarray]
 ) -> tuple[TrainState, jax.Array]:
-  """Update on this host's (tokens_BT, mask_BT); return (state, loss). Donates `state`."""
+  """Run an update on this host's (tokens_BT, mask_BT); return (state, loss). Donates `state`."""
   config = experiment.config
   rows = sharding.batch(experiment.meshes.training, config.warm_start.batch_size)
   layout, put = sharding.layout_of(state), sharding.put(arrays, rows)
@@ -347,7 +347,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Return the pass rate on the first 256 questions, with one response each at run temperature."""
+  """Return the pass rate on the first 256 questions, from one response each at run temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response

@@ -1,4 +1,4 @@
-"""Batched rewards, such as a small model or a service, which run in a separate process.
+"""Batched rewards, computed in a separate process, for example by a model or a service.
 
 Each host batches the responses that it judges, in submission order, so runs with the same seed form
 the same batches. A batch is sent as soon as its responses are judged, while other responses are
@@ -26,7 +26,7 @@ class BatchItem(NamedTuple):
 
 
 class Batches:
-  """The batches of one round of responses, whose verdicts are collected together."""
+  """The batches of one round: responses whose verdicts are collected together."""
 
   def __init__(self, config: GradingConfig, scorer: Pool) -> None:
     """Start empty. `scorer` is a pool of one process, which calls the rewards (programs.py)."""

@@ -56,8 +56,8 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
   """Judge the cases in a JSON Lines file, whose format commands/verify.py describes.
 
   `kind` applies to cases without a kind, and `chosen` is a value of config.grading.verifier.
-  Returns one line per unexpected verdict, followed by the totals. Raises InputError with the file
-  and the line if the file or a case is invalid.
+  Returns one line per unexpected verdict, followed by the totals. Raises InputError, which names
+  the file and the line, if the file or a case is invalid.
   """
   lines, judges = [], verifier.load(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
@@ -90,7 +90,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """Return the first of these fields that the row has, else `default`, else raise InputError."""
+    """Return the first field present, or `default`; raise InputError if there is neither."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       has = ', '.join(map(repr, row)) or 'nothing'

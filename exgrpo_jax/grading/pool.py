@@ -69,11 +69,11 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return this host's progress since the last `collect`: '3 of 8 graded', or '' without work."""
+    """Return this host's progress since `collect`, as in '3 of 8 graded'; '' if it has no work."""
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
-    """Wait for the verdicts on all responses since the last call; return them as submitted."""
+    """Wait for all verdicts since the last call and return them by key, in submission order."""
     keys, self._keys = self._keys, {}
     submitted, self._round = self._round, self._new_round()
     return dict(zip(keys, submitted.verdicts(), strict=True))
@@ -109,7 +109,7 @@ class Grader:
     text, facts = submission.text(), submission.facts()
 
     def request() -> tuple[Any, float]:
-      if submission.kind == reasoning_gym.KIND:  # importing does not use up its time limit
+      if submission.kind == reasoning_gym.KIND:  # the time limit excludes this import
         worker.ask([submission.kind], START_TIMEOUT)
       known = programs.asked(worker, facts)
       return [text, submission.answer, submission.kind, known], self._config.time_limit

@@ -1,4 +1,4 @@
-"""Programs for the grading workers, and the facts about a response that they receive."""
+"""Programs that grading workers run, and the facts about a response that workers receive."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ def program(
 ) -> Program:
   """Return the program that judges single responses or, if `is_batched`, calls batched rewards.
 
-  With a `row` of the data, the program tries the rewards that read a row; with None, the others.
+  With a `row` of the data, the program tries only rewards that read a row; with None, the others.
   """
   known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
   setup = {**known, 'row': row, 'is_batched': is_batched}

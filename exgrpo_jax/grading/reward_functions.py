@@ -111,7 +111,7 @@ def load(spec: str) -> RewardFunction:
 
 def _checked(value: Any) -> float:
   """Return a reward as a Python float; raises ValueError if it is not a number or too large."""
-  # NumPy's bool is the one scalar that does not count as a real number.
+  # numbers.Real does not include NumPy's bool.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
     raise ValueError(f'it returned {value!r}, not a number')
   number = float(value)

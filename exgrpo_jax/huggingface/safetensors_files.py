@@ -1,8 +1,8 @@
 """Find, check, open and write a checkpoint's safetensors files.
 
-A checkpoint contains either model.safetensors, or several files and an index of the tensors
-in each. The folder may be remote (gs://). safetensors needs local files, so remote files
-are copied to the machine's temporary folder one at a time.
+A checkpoint contains either model.safetensors, or several files and an index that lists the tensors
+in each file. The folder may be remote (gs://). safetensors needs local files, so remote files are
+copied to the machine's temporary folder one at a time.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def check_names(
 def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
   """Return the file that lists a checkpoint's tensors, and a map from tensor name to file name.
 
-  Raises InputError if one of these files is missing.
+  Raises InputError if one of these files is missing or the index is invalid.
   """
   index = folder / _INDEX
   if index.is_file():
@@ -114,14 +114,14 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A tensor in a file. Indexing it reads that part."""
+  """A tensor in a file; indexing it reads only the indexed part."""
 
   file: str
   name: str
 
   def __getitem__(self, index: Any) -> np.ndarray:
     # Open the file for each read: pages read through a mapping count as this process's memory until
-    # it is closed, so they would amount to a second copy of the weights.
+    # the file is closed, so they would amount to a second copy of the weights.
     with safe_open(self.file, 'np') as reader:
       return reader.get_slice(self.name)[index]
 
@@ -204,7 +204,7 @@ def write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
       mode = os.stat(file.fileno()).st_mode
     # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
     save_file(arrays, local, {'format': 'pt'})
-    os.chmod(local, mode)  # safetensors lets only the owner read it, regardless of the umask
+    os.chmod(local, mode)  # safetensors lets only the owner read the file, regardless of the umask
     if is_remote:
       epath.Path(local).copy(path, overwrite=True)
 

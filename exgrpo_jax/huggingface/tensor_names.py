@@ -17,7 +17,7 @@ class Tensor(NamedTuple):
   num_inputs: int  # number of our leading dimensions that are projection inputs, or 0
 
 
-# By `ShapeConfig.norms`: our norm of a layer -> its name.
+# By `ShapeConfig.norms`: our name for a layer's norm -> its name in the file.
 _NORMS = {
   'before': {'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm'},
   'after': {
@@ -55,8 +55,8 @@ def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
 def text_name(name: str) -> str | None:
   """Return a tensor's name in a text-only checkpoint, or None for the image tensors.
 
-  transformers wrote `language_model.model.layers` up to 4.51 and `model.language_model.layers`
-  since then.
+  transformers writes `model.language_model.layers`, but up to version 4.51 it wrote
+  `language_model.model.layers`.
   """
   if name.removeprefix('model.').startswith(('vision_tower.', 'multi_modal_projector.')):
     return None

@@ -72,8 +72,8 @@ def _slices(
 ) -> Iterator[tuple[str, Any]]:
   """Yield each tensor's name and slice, from one file at a time.
 
-  The largest tensors come first. Reading a tensor briefly takes a few times its memory, which is
-  then reused for the others.
+  The largest tensors come first. Reading a tensor briefly takes a few times its size in memory,
+  which is then reused for the other tensors.
   """
 
   def size(item: tuple[str, Any]) -> int:
@@ -105,7 +105,7 @@ def _set(stack: jax.Array, value: jax.Array, index: Index) -> jax.Array:
 
 
 def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
-  """Read a parameter shaped and sharded as `like` from a `Slice`, one device at a time."""
+  """Read a parameter with the shape and sharding of `like` from a `Slice`, device by device."""
 
   def read_shard(index: tuple[slice, ...] | None) -> np.ndarray:
     assert index is not None
@@ -185,7 +185,7 @@ def save(
     files = {tensor.name: file for file, shard in zip(names, shards) for tensor in shard.values()}
     size = sum(math.prod(tensor.shape) for shard in shards for tensor in shard.values())
     safetensors_files.write_index(folder, files, size * itemsize)
-  # Write both names: transformers reads 'dtype' since version 5 and 'torch_dtype' before.
+  # Write both names: transformers reads 'dtype' from version 5 on, and 'torch_dtype' before.
   (folder / 'config.json').write_text(
     json.dumps(dict(values) | {'torch_dtype': dtype, 'dtype': dtype}, indent=2)
   )
@@ -261,7 +261,7 @@ def save_adapters(
 def adapter_tensors(
   config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
-  """Return A and B of each target in the format of `tensor_names.of`, with adapter-tree paths."""
+  """Return each target's A and B like `tensor_names.of`, with paths in the adapters' tree."""
   layout = {}
   for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')

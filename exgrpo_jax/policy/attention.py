@@ -22,7 +22,7 @@ from exgrpo_jax.policy import blockwise, sharding
 from exgrpo_jax.policy.blockwise import Seen, in_segments, pad_right
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
-# Backends in which a segment can continue another one. Splash supports one segment per token.
+# Backends in which a segment can continue another segment. Splash supports one segment per token.
 _WITH_PREFIXES = ('blockwise', 'cudnn')
 
 # Splash attention's block sizes are multiples of the number of lanes in a TPU's vector unit.

@@ -165,7 +165,7 @@ def _attend(
 
 
 def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
-  """Return how many keys, up to the last query, the queries can see, rounded up to whole strips."""
+  """Return how many of the latest keys the queries can see, rounded up to whole strips."""
   if not window or seen.prefix_BT is not None:  # a prefix may be anywhere earlier
     return T
   return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))
@@ -255,7 +255,7 @@ _mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
 
 
 def pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
-  """Pad on the right to a multiple; causality hides the padding from real queries."""
+  """Pad `axis` on the right to a multiple; causality hides the padding from real queries."""
   widths = [(0, 0)] * x.ndim
   widths[axis] = 0, -x.shape[axis] % multiple
   return jnp.pad(x, widths)

@@ -79,7 +79,7 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
 def attend_transposed(
   query_BNH: jax.Array, position_B: Array, layer: Transposed, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B in plain JAX; read all positions."""
+  """Attend from each row's query to positions 0 .. position_B, reading the whole cache."""
   key_BGHS, value_BGSH = (from_bits(x) for x in layer)
   return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, key_BGHS, value_BGSH, cap)
 
@@ -87,7 +87,7 @@ def attend_transposed(
 def attend_dense(
   query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B in plain JAX; read all positions."""
+  """Attend from each row's query to positions 0 .. position_B, reading the whole cache."""
   return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH, cap)
 
 
@@ -99,14 +99,14 @@ def attend_new(
   window: int = 0,
   cap: float = 0.0,
 ) -> jax.Array:
-  """Attend from T new tokens of each row to the cache and to the new ones, in plain JAX.
+  """Attend from each row's T new tokens to the cache and to the new tokens, in plain JAX.
 
   Args:
     query_BTNH: rotated queries; token t is at position_B + t.
-    new_BTGH: rotated keys and values of the new tokens. The cache does not have them.
-    position_B: int32, tokens in the cache.
+    new_BTGH: rotated keys and values of the new tokens. The cache does not contain them.
+    position_B: int32, each row's number of tokens in the cache.
     layer: the cache; with a window, token p is in slot p % window.
-    window: tokens that a token attends to, including itself; 0 means all.
+    window: number of tokens that a token attends to, including itself; 0 means no limit.
     cap: see `kv_cache.attend`.
 
   Returns:
@@ -150,7 +150,7 @@ def _seen(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array
     seen_BTS = jnp.broadcast_to(place_S < position_B[:, None, None], (len(position_B), T, S))
     return seen_BTS, (ahead_TT >= 0)[None]
   last_B1 = position_B[:, None] - 1
-  held_BS = last_B1 - (last_B1 - place_S) % window  # the position of the token in each place
+  held_BS = last_B1 - (last_B1 - place_S) % window  # the position of the token in each slot
   seen_BS = (held_BS >= 0) & (place_S < window)
   first_BT = position_B[:, None] + number_T - window + 1
   seen_BTS = seen_BS[:, None] & (held_BS[:, None] >= first_BT[:, :, None])

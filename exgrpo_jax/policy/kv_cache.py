@@ -33,7 +33,7 @@ Cache = tuple[LayerCache, ...]  # one per layer
 
 
 class NewTokens(NamedTuple):
-  """A layer's rotated keys and values of T tokens per row that the cache does not have yet."""
+  """A layer's rotated keys and values for T tokens per row that are not in the cache yet."""
 
   key_BTGH: jax.Array
   value_BTGH: jax.Array
@@ -46,8 +46,8 @@ _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
 def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> str:
   """Choose one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  `cap` is the cap on the scores, or 0; the layout never depends on it. On TPU the choice depends on
-  the mesh of `jax.set_mesh`. Plain JAX handles shapes that the platform's kernel does not support.
+  `cap` is the cap on the scores, or 0 for none; the layout never depends on it. On TPU, the choice
+  depends on the mesh of `jax.set_mesh`. Plain JAX handles shapes that the kernel does not support.
   """
   if platform == 'cpu':
     return 'transposed'
@@ -118,7 +118,7 @@ def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = No
   """
   place_W = jnp.arange(window)
   last_BW = length_B[:, None] - 1 - (length_B[:, None] - 1 - place_W) % window
-  source_BW = jnp.maximum(last_BW, 0)  # places of rows shorter than the window are never read
+  source_BW = jnp.maximum(last_BW, 0)  # unused slots of short rows are never read
   if start_B is not None:
     source_BW += start_B[:, None]
 
@@ -167,7 +167,7 @@ def unpack_rows(
     row_R: int32, rows of the cache; out-of-range rows are not written.
     start_R: int32, index of each row's first token among the P * T tokens.
     length_R: int32, number of tokens in each row, at least 1.
-    size: the number of a row's tokens that the layer keeps: T, or the layer's window.
+    size: how many of a row's tokens the layer keeps: T, or the layer's window.
   """
   chex.assert_rank([row_R, start_R, length_R], 1)
   sequence_R, first_R = jnp.divmod(start_R, length(packed))
@@ -193,7 +193,7 @@ def write_token(
 
 
 def room_for(drafts: int) -> int:
-  """Return the positions that a cache needs after its last token for passes with this many drafts.
+  """Return how many positions a cache needs after its last token for passes with `drafts` drafts.
 
   Only the TPU's kernel writes drafts to the cache before they are accepted.
   """
@@ -222,11 +222,11 @@ def attend_new(
   window: int = 0,
   cap: float = 0.0,
 ) -> tuple[jax.Array, LayerCache | NewTokens]:
-  """Attend from T > 1 new tokens of each row to the cache and the new ones: [B, T, N, H].
+  """Attend from T > 1 new tokens per row to the cache and the new tokens: [B, T, N, H].
 
-  The cache has each row's first `position_B` tokens. Usually the new ones are not written, and
-  `new` is returned too: a window's ring must not lose what rejected drafts would overwrite. The
-  TPU's kernel finds them in the cache, which is returned instead.
+  The cache contains each row's first `position_B` tokens. Usually, new tokens are not written to it
+  and `new` is returned, because rejected drafts would overwrite tokens that a window still needs.
+  The TPU's kernel requires them in the cache, so it returns the cache with the new tokens.
   """
   if isinstance(layer, Ragged) and not window:
     return ragged_cache.attend_several(query_BTNH, new, position_B, layer, cap)

@@ -67,9 +67,9 @@ class Attention(nnx.Module):
     position_BT: Array | None,
     segments: Segments | None,
   ) -> tuple[jax.Array, LayerCache | NewTokens]:
-    """Return the attention output and the layer's keys and values.
+    """Return the attention output and the layer's cache.
 
-    Decoding several tokens usually returns their keys and values: see `kv_cache.attend_new`.
+    When decoding several tokens, the second value may be `NewTokens`: see `kv_cache.attend_new`.
 
     Args:
       x_BTD: normalised activations.
@@ -110,15 +110,15 @@ class Attention(nnx.Module):
     cache: LayerCache,
     is_local: bool,
   ) -> tuple[jax.Array, LayerCache | NewTokens]:
-    """Attend to the cache from one token per row, which is written to it, or from several."""
+    """Attend to the cache from one token per row, which is also written to it, or from several."""
     cap, window = self.config.attention_cap, self.config.window
     if query_BTNH.shape[1] > 1:
       window = window if is_local else 0
       return kv_cache.attend_new(query_BTNH, new, position_B, cache, window, cap)
     place_B = position_B
     if is_local:
-      # A ring buffer of the window: new tokens overwrite those that leave it. Attention reads
-      # all of it, in any order, because the keys are already rotated by their positions.
+      # The cache is a ring buffer: each new token overwrites the token that leaves the window.
+      # Attention reads slots in any order, because keys are already rotated by their positions.
       place_B, position_B = position_B % window, jnp.minimum(position_B, window - 1)
     cache = kv_cache.write_token(cache, new.key_BTGH[:, 0], new.value_BTGH[:, 0], place_B)
     return kv_cache.attend(query_BTNH[:, 0], position_B, cache, cap)[:, None], cache

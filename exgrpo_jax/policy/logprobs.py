@@ -47,7 +47,7 @@ def token_logprobs(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute each token's log-probability given the previous tokens, and the predicted entropy.
+  """Compute each token's log-probability given the previous tokens, and the prediction's entropy.
 
   The backward pass recomputes each chunk's logits, which `fused_loss` avoids.
 
@@ -56,8 +56,8 @@ def token_logprobs(
     unembedding_DV: the unembedding, of the same dtype.
     tokens_BT: int32.
     temperature: the sampling temperature; logits are divided by it.
-    chunk: the most tokens per shard of rows whose logits may exist at the same time; at least one
-      position per row is computed at a time.
+    chunk: maximum number of tokens, per shard of rows, whose logits exist at the same time. A chunk
+      covers at least one position per row.
     cap: see `capped`.
 
   Returns:
@@ -141,7 +141,7 @@ def target_logprobs(
   chunk: int,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute each target's log-probability and the predicted entropy; state w predicts target w.
+  """Compute each target's log-probability and the prediction's entropy; state w predicts target w.
 
   [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, in nats. See `token_logprobs`
   for `temperature`, `chunk` and `cap`.
@@ -269,7 +269,7 @@ def _constrain_logits(x_BSV: jax.Array) -> jax.Array:
 
 
 def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
-  """Return (number of chunks, positions per chunk), as even as possible."""
+  """Choose (number of chunks, positions per chunk) so that chunks are as even as possible."""
   # Split by position, not by row, so that rows stay on their devices and each device only computes
   # logits for its own rows.
   rows_per_shard = num_rows // sharding.num_shards('batch', num_rows)

@@ -1,8 +1,8 @@
 """LoRA (arXiv:2106.09685): train a product of two thin matrices on top of each frozen matrix W.
 
-A forward pass computes x W + s (x A) B, with s = alpha / rank, without adding the matrices.
-Sampling and exports use each matrix often, so they do add the matrices (`merged`). A starts random
-and B at zero, so training starts from the frozen model. There are three parameter trees, all in the
+A forward pass computes x W + s (x A) B, with s = alpha / rank, and does not merge the matrices.
+Sampling and exports merge them (`merged`), because they use each matrix often. A starts random and
+B at zero, so training starts from the frozen model. There are three parameter trees, all in the
 training layout:
 
   base      the whole model, which is never updated (see `model.shapes`)

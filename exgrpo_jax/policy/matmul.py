@@ -84,7 +84,7 @@ def project_output_major(x_BTI: jax.Array, kernel_OI: jax.Array) -> jax.Array:
   if len(x_MI) > _FEW_ROWS:
     out_MO = jnp.einsum('MI,OI->MO', x_MI, kernel_OI)
   else:
-    # The barrier keeps XLA from rewriting this as the product above, which it considers equal.
+    # The barrier keeps XLA from rewriting this as the product above, which it considers equivalent.
     out_MO = jax.lax.optimization_barrier(jnp.einsum('OI,MI->OM', kernel_OI, x_MI)).T
   return out_MO.reshape(*x_BTI.shape[:2], -1)
 
@@ -126,12 +126,12 @@ project.defvjp(_forward, _backward)
 # ---- bfloat16 as raw bits, for arrays that are indexed in a loop on CPU ----
 
 # XLA:CPU lacks bfloat16 gathers, scatters and slice updates: inside a loop it converts the whole
-# array to float32, and often back, in every iteration. With integers it only touches indexed
+# array to float32, and often back, in every iteration. With integers, it only touches the indexed
 # entries.
 
 
 def storage_dtype(dtype: str) -> str:
-  """Return the dtype that stores values of `dtype`: uint16 for bfloat16, else `dtype`."""
+  """Return the dtype that stores values of `dtype`: uint16 for bfloat16, otherwise `dtype`."""
   return 'uint16' if dtype == 'bfloat16' else dtype
 
 

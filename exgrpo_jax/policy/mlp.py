@@ -2,7 +2,7 @@
 
 Routing follows Qwen3 MoE, after arXiv:2101.03961: the router computes a softmax over all experts
 and chooses the most probable experts, weighted by their probabilities. No tokens are dropped: the
-products are ragged, and an expert has one row for each token that chose it. Further shape letters:
+products are ragged, with one row for each token that is routed to an expert. Further shape letters:
 F hidden units, E experts, C experts chosen for a token, M tokens, P pairs of a token and one of its
 experts.
 """
@@ -130,7 +130,7 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """Compute the part of one device, whose experts start at `first`; see `sharding.over_experts`."""
+  """Compute a device's part of the sum; its experts start at `first` (`sharding.over_experts`)."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
@@ -167,7 +167,7 @@ _permuted.defvjp(
 )
 
 
-# Hidden activations are the widest ones, so only `gate` and `up` are kept for the backward pass.
+# Hidden activations are the widest, so only `gate` and `up` are kept for the backward pass.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
   return _ACTIVATIONS[activation](gate) * up
@@ -186,7 +186,7 @@ _ACTIVATIONS = {
 # The sequence-wise auxiliary loss of DeepSeek-V3 (arXiv:2412.19437, eq. 17 to 20): for each row,
 # each expert's share of the choices times its mean probability, summed over experts and scaled so
 # that even routing gives 1. A row's loss is independent of other rows, so it does not depend on how
-# rows are packed or minibatches split. The loss of Switch Transformers (arXiv:2101.03961) does
+# rows are packed or minibatches are split. The loss of Switch Transformers (arXiv:2101.03961) does
 # depend on them, because it is computed over all tokens of a batch.
 
 
@@ -201,7 +201,7 @@ class Balance(NamedTuple):
   """The experts' load balance in one layer, or stacked over layers."""
 
   loss: jax.Array  # float32, the weighted mean over tokens of their rows' losses
-  count_E: jax.Array  # float32, how often counted tokens chose each expert
+  count_E: jax.Array  # float32, number of counted tokens routed to each expert
 
 
 def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) -> Balance:

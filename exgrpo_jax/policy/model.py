@@ -1,9 +1,9 @@
-"""The decoder as pure functions with a key/value cache, for every model family in shape.py.
+"""The decoder as pure functions with a key/value cache, for all shapes that shape.py describes.
 
-Parameters are a nested dict of arrays, with the names and shapes of the modules in layers.py. The
-training layout stacks each layer parameter along a leading axis, so that a single layer is compiled
-and scanned. In the decode layout, each layer has its own arrays, because a loop over tokens would
-copy every layer out of the stack for every token.
+Parameters are a nested dict of arrays, with the same names and shapes as in the modules of
+layers.py. The training layout stacks each layer parameter along a leading axis, so that a single
+layer is compiled and scanned. In the decode layout, each layer has its own arrays. Otherwise, a
+loop over tokens would copy every layer out of the stack for every token.
 
 Rows are padded on the right or packed into sequences (see packing.py). Causality hides the padding
 from the tokens, so no length mask is needed: `hidden_states` is meaningless at padding positions,
@@ -36,7 +36,7 @@ from exgrpo_jax.policy.shape import Kind, ShapeConfig
 def abstract_module(
   module: Callable[[ShapeConfig, nnx.Rngs], nnx.Module], config: ShapeConfig
 ) -> tuple[nnx.GraphDef, nnx.State]:
-  """Return a module's structure and its variables, which have shapes instead of values."""
+  """Return a module's structure and its variables, with shapes in place of values."""
   return nnx.split(nnx.eval_shape(lambda: module(config, nnx.Rngs(0))))
 
 
@@ -95,7 +95,7 @@ Params = dict[str, Any]  # nested; leaves are float32 arrays; for LoRA see lora.
 # Matrix that may become an `OutputMajor` -> how many of its leading dimensions are inputs.
 _NUM_INPUTS = {name: count for _, name, count in lora.TARGETS.values()} | {'unembedding_DV': 1}
 
-# The parts of a layer's forward pass that the backward pass recomputes.
+# Parts of a layer's forward pass that the backward pass recomputes -> `jax.checkpoint` policy.
 REMAT = {
   'none': None,
   'all_but_products': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -142,7 +142,7 @@ def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
 
 
 def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
-  """Return True if compiling for another shape takes longer than a run loses to padding.
+  """Return True if compiling another shape costs more time than padding costs a run.
 
   This is the case below a million parameters on one CPU device: compiling takes 5 s, and a step's
   padding costs milliseconds.
@@ -192,9 +192,9 @@ def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[
 def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
   """Convert parameters to the decode layout and delete the originals.
 
-  The result is the same as from `decode_layout`, but parameters are converted one at a time, so
-  that memory only needs to hold the model and a copy of its largest parameter. Using an original
-  afterwards raises JAX's error for deleted arrays.
+  The result is the same as with `decode_layout`, but parameters are converted one at a time.
+  Memory only needs room for the model and a copy of its largest parameter. Using an original
+  parameter afterwards raises JAX's error for deleted arrays.
   """
 
   def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
@@ -338,7 +338,7 @@ def hidden_states_and_balance(
 
 
 def copied(params: Params) -> Params:
-  """Copy parameters, because updates donate their input. No program is compiled for this."""
+  """Copy parameters, because updates donate their input. This compiles no program."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
@@ -420,12 +420,12 @@ def decode(
 def decode_new(
   config: ShapeConfig, params: Params, tokens_BT: Array, position_B: Array, cache: Cache
 ) -> tuple[jax.Array, tuple[LayerCache | NewTokens, ...], jax.Array | None]:
-  """Decode T > 1 tokens per row, from each row's own position on.
+  """Decode T > 1 tokens per row, starting at each row's own position.
 
-  Arguments as for `decode`.
+  The arguments are as in `decode`.
 
   Returns:
-    ([B, T, D], each layer's input to `keep`, the experts of the tokens [B, T, L, C] or None).
+    (hidden states [B, T, D], each layer's input to `keep`, chosen experts [B, T, L, C] or None).
   """
   chex.assert_rank([tokens_BT, position_B], [2, 1])
   position_BT = jnp.asarray(position_B)[:, None] + jnp.arange(tokens_BT.shape[1])
@@ -439,13 +439,13 @@ def keep(
   position_B: jax.Array,
   count_B: jax.Array,
 ) -> Cache:
-  """Write each row's first `count_B` tokens of `decode_new` to the cache; at least one, at most T.
+  """Write each row's first `count_B` tokens from `decode_new`, between 1 and T, to the cache.
 
   Position position_B + count_B - 1 must be below the cache's length.
   """
 
   def write(number: jax.Array, cache: Cache) -> Cache:
-    number_B = jnp.minimum(number, count_B - 1)  # rows with fewer tokens write their last again
+    number_B = jnp.minimum(number, count_B - 1)  # rows with fewer tokens rewrite their last
     place_B = position_B + number_B
 
     def chosen(x_BTGH: jax.Array) -> jax.Array:

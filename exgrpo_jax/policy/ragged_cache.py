@@ -74,7 +74,7 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
   """Attend from each row's query to positions 0 .. position_B, reading few other positions.
 
-  A row at position 0, such as a free slot's, costs one block.
+  A row at position 0, as in a free slot, costs one block.
   """
   B, N, H = query_BNH.shape
   G = layer.pair_BSCH.shape[2] // 2
@@ -93,10 +93,10 @@ def attend_several(
   layer: Ragged,
   cap: float = 0.0,
 ) -> tuple[jax.Array, Ragged]:
-  """Write T tokens of each row from position_B on, and attend from each to itself and earlier ones.
+  """Write T tokens per row from position_B on; each attends to itself and to earlier tokens.
 
-  Returns the result, [B, T, N, H], and the layer. S must be at least position_B + T. Tokens that
-  turn out to be rejected drafts lie after the row's position, where nobody reads.
+  Returns the result, [B, T, N, H], and the layer. S must be at least position_B + T. Drafts
+  that are rejected later remain after the row's position, where nothing reads them.
   """
   B, T, N, H = query_BTNH.shape
   G = layer.pair_BSCH.shape[2] // 2
@@ -132,7 +132,7 @@ def _write_several(pair_BSCH: jax.Array, new_BTCH: jax.Array, position_B: jax.Ar
 def _call_kernel(
   cap: float, T: int, query: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
 ) -> jax.Array:
-  """Attend from T queries of each row, the first at `position_B`: [B, T or not, G, R, H]."""
+  """Attend from T queries per row, the first at `position_B`; the result is shaped like `query`."""
   B, S, C, H = pair_BSCH.shape
   pages = S // PAGE
   mixed_MNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
@@ -140,7 +140,7 @@ def _call_kernel(
     pair_BSCH.reshape(B * pages, PAGE, C, H),
     kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    # Where each row's queries begin, and where the last row's end.
+    # Where each row's queries begin, and where the last row's queries end.
     cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T
     if T > 1
     else jnp.arange(B + 1, dtype=jnp.int32),

@@ -1,8 +1,7 @@
 """The shape of a decoder: its sizes, and what distinguishes its model family.
 
-This file is the only description of model families. layers.py and model.py implement what
-`ShapeConfig` describes, and huggingface/architecture.py converts it to and from Hugging Face's
-config.json.
+`ShapeConfig` describes everything in which model families differ. layers.py and model.py implement
+it, and huggingface/architecture.py converts it to and from Hugging Face's config.json.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ heads on a tensor axis of four, each device on that axis holds both heads. This 
 always correct.
 
 Experts are split over their own axis, which also splits rows: a layer's experts see the rows of all
-devices along it (`over_experts`).
+devices along this axis (`over_experts`).
 """
 
 import dataclasses
@@ -157,7 +157,7 @@ def make_mesh(
 def spec(
   axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int]
 ) -> PartitionSpec:
-  """Return the mesh axes that split each dimension of an array of `shape` on `mesh.shape`.
+  """Return the mesh axes that split each dimension of an array; `axis_sizes` is `mesh.shape`.
 
   Unknown names raise KeyError. Dimensions that their mesh axes do not divide are replicated.
   """
@@ -211,7 +211,7 @@ def layout_of(tree: Any) -> Any:
 
 
 def bytes_per_device(tree: Any) -> int:
-  """Return the bytes that a tree of arrays or shapes takes on one device; 0 for None."""
+  """Return how many bytes a tree of arrays or shapes takes on one device; 0 for None."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -221,8 +221,8 @@ def bytes_per_device(tree: Any) -> int:
 def restore_layout(tree: Any, layout: Any) -> Any:
   """Give the arrays in `tree` the shardings in `layout`, a tree of the same structure.
 
-  The shardings of a program's results may lack mesh axes of size one. With such inputs, the next
-  call would compile another program, which is not in the compilation cache.
+  The shardings of a program's results may lack mesh axes of size one. If such results were passed
+  to the next call, JAX would compile another program that is not in the compilation cache.
   """
 
   def restore(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -249,8 +249,8 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
 def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -> jax.Array:
   """Move a parameter from the training layout to the decoding layout, inside jit.
 
-  The move is split into steps of one collective each, because XLA gives up on the whole move with a
-  warning.
+  The move is split into steps of one collective each. If asked for the whole move at once, XLA
+  gives up with a warning.
   """
   training, decoding = meshes
   target = spec(decoding.shape, logical_axes, x.shape)
@@ -258,9 +258,9 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
   if training.shape['fsdp'] == training.size and any(
     wide and size % training.size == 0 for wide, size in zip(is_width, x.shape, strict=True)
   ):
-    # First each device has a part of the width. Then an all-to-all runs along each axis that splits
-    # another dimension, and an all-gather along the other axes. No device ever holds the whole
-    # array.
+    # First, each device gets a part of the width. Then an all-to-all runs along each axis that
+    # splits another dimension, and an all-gather along the other axes. No device ever holds the
+    # whole array.
     steps, width, moved = [], ['data', 'expert', 'tensor'], [list[str]() for _ in target]
     steps.append((decoding, [tuple(width) if wide else None for wide in is_width]))
     for axis in ('tensor', 'expert'):
@@ -363,7 +363,7 @@ def _describe(config: TrainingConfig | DecodingConfig) -> str:
 
 _OPTIONS: dict[str, dict[str, str]] = {  # by platform, because compilers reject unknown options
   # Keeps XLA from turning a product with weights that are split over all chips into a loop over
-  # shards too thin for the matrix units. In MiB; no product is this large.
+  # shards too thin for the matrix units. The value is in MiB; no product is this large.
   'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 }
 
@@ -372,7 +372,7 @@ _Result = TypeVar('_Result')
 
 
 class TrainingJit(Generic[_Arguments, _Result]):
-  """A jitted function that takes the platform from the mesh set by `jax.set_mesh`, at each call."""
+  """A jitted function that uses compiler options for the platform of `jax.set_mesh`'s mesh."""
 
   def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
     functools.update_wrapper(self, function)
@@ -392,7 +392,7 @@ class TrainingJit(Generic[_Arguments, _Result]):
 def jit_for_training(
   *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
-  """Return a decorator that makes a `TrainingJit`; arguments are as for `jax.jit`."""
+  """Return a decorator that makes a `TrainingJit`; the arguments are as in `jax.jit`."""
   return lambda function: TrainingJit(
     function, static_argnums=static_argnums, donate_argnums=donate_argnums
   )
@@ -406,7 +406,7 @@ def per_shard(
   in_axes: Sequence[Sequence[str | None]],
   out_axes: Sequence[str | None],
 ) -> Callable[..., jax.Array]:
-  """Make each device apply `function` to its own shards, on the mesh of `jax.set_mesh`.
+  """Wrap `function` so that each device of `jax.set_mesh`'s mesh applies it to its own shards.
 
   Use this for functions that GSPMD cannot partition, such as Pallas kernels. `function` must not
   need data from other shards. On a mesh of one device, returns `function` itself.

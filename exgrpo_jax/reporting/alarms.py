@@ -17,7 +17,7 @@ from exgrpo_jax.reporting.metrics import Run
 WINDOW = 20  # steps that a warning covers
 PAUSE = 100  # steps between two warnings of the same kind
 SILENT_STEPS = 10  # warn after every 10 consecutive steps without a learning signal
-# The share of failed gradings without a warning. A few timeouts on a busy machine barely change the
+# Warn if a larger share of the gradings fails. A few timeouts on a busy machine barely change the
 # rewards; above 1%, something is usually wrong with a reward function or the limits.
 MAX_FAILURES = 0.01
 _SHARES = ('groups/zero_advantage', 'groups/solved_by_all', 'groups/solved_by_none')
@@ -38,8 +38,8 @@ class History:
   """State that the next warnings depend on; a resumed run restores it from metrics.jsonl."""
 
   recent: Run = ()  # metrics of the last WINDOW steps, oldest first
-  silent_steps: int = 0  # latest consecutive steps with equal rewards in every group
-  warned: Mapping[str, float] = dataclasses.field(default_factory=dict)  # kind -> its last step
+  silent_steps: int = 0  # steps in a row, up to now, with equal rewards in every group
+  warned: Mapping[str, float] = dataclasses.field(default_factory=dict)  # kind -> last step
 
 
 def history(setup: Setup, records: Run) -> History:
@@ -71,7 +71,7 @@ def observe(
 
 
 def of_step(setup: Setup, metrics: Mapping[str, float], silent_steps: int) -> str:
-  """Return a warning if this step, or many steps in a row, gave no learning signal, else ''.
+  """Return a warning if all responses were truncated or many steps taught nothing, else ''.
 
   `silent_steps` is the number of consecutive steps, including this one, in which every group had
   equal rewards.
@@ -108,9 +108,9 @@ def empty_pool(setup: Setup, recent: Run) -> str:
     return ''
   since = f'From about step {empty:.0f} of {setup.num_steps} on,' if wait >= 0 else 'Now'
   return (
-    f'{retired:,.0f} of {setup.pool:,} training questions are retired, and {pace:.1f} more retired '
-    f'per step over the last {WINDOW} steps. {since} fewer than the {setup.questions} questions '
-    'that a step needs are left, so retired questions are used again. Use a larger '
+    f'{retired:,.0f} of {setup.pool:,} training questions are retired, and {pace:.1f} more were '
+    f'retired per step over the last {WINDOW} steps. {since} fewer than the {setup.questions} '
+    'questions that a step needs are left, so retired questions are used again. Use a larger '
     'config.data.train, fewer steps, or config.replay.retire=never.'
   )
 
@@ -148,9 +148,9 @@ def grading(step: int, verdicts: Sequence[Sequence[Verdict]]) -> str:
 
 # ---- When a run stops ----
 
-# A single update whose gradient is not finite or too large is skipped and counted, and the run goes
-# on. The run ends if the parameters no longer give finite probabilities, because no later gradient
-# would be finite either. It also ends if most updates are skipped, because then nothing is learned.
+# A single update whose gradient is too large or not finite is skipped and counted; the run goes on.
+# The run ends if the parameters no longer produce finite probabilities, because later gradients
+# would not be finite either. It also ends if most updates are skipped, because nothing is learned.
 # Both decisions depend only on a step's metrics, which are the same on all hosts.
 
 SCORE = 'validation/score'  # see evaluation.score_all
@@ -159,15 +159,15 @@ MAX_SKIPPED = 0.5  # share of the updates in the last BREAKDOWN_WINDOW steps
 
 
 def scores_of(records: Iterable[Mapping[str, float]]) -> dict[int, float]:
-  """Return step -> validation score."""
+  """Map each evaluated step to its validation score."""
   return {int(record['step']): record[SCORE] for record in records if SCORE in record}
 
 
 def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int) -> int:
   """Return the step after which the run ends: `num_steps`, or an earlier step.
 
-  The run ends early after `patience` consecutive evaluations without improvement; with a patience
-  of 0, it never does. `score_by_step` contains all scores so far, earliest first.
+  The run ends early after `patience` consecutive evaluations without improvement; a patience of 0
+  disables early stopping. `score_by_step` contains all scores so far, earliest first.
   """
   best, since = float('-inf'), 0
   for step, score in score_by_step.items():
@@ -187,7 +187,7 @@ def no_probabilities(config: optimizer.OptimizerConfig) -> str:
 
 
 def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
-  """Return why the run must stop after the last of these steps, or '' if it can continue."""
+  """Return the reason to stop the run after the last of these steps, or '' if it can continue."""
   last = recent[-1]
   if not math.isfinite(last['entropy']):
     if last['step'] == 1 and last['optimizer/skipped'] == config.updates_per_step:

@@ -29,7 +29,7 @@ class Benchmark:
   data: str  # default data spec for its questions
   source: str  # the questions' source
   group: str  # key in GROUPS: the average that includes this benchmark
-  samples: int  # responses per question, including its copies: k in avg@k
+  samples: int  # responses per question, over all its copies: k in avg@k
 
   @property
   def measure(self) -> str:
@@ -109,8 +109,8 @@ def read(folder: str) -> list[dict[str, Any]]:
 def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
   """Raise InputError unless a row has the same settings and questions as all other rows.
 
-  A row that has not been evaluated yet needs only `settings`, and `benchmarks` with `content` and
-  `responses`. Benchmarks missing from either row are not compared.
+  A row that has not been evaluated yet needs only two entries: `settings`, and `benchmarks` with
+  `content` and `responses`. Benchmarks missing from either row are not compared.
   """
   for other in others:
     where = f"{row_path(folder, other['name'])} ('{other['name']}')"
@@ -169,7 +169,7 @@ def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
 
 
 def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Return CSV: each column's value and interval in percent, and benchmark counts of averages."""
+  """Return a CSV table: values and intervals in percent, and each average's benchmark count."""
   header, text = ['name'], io.StringIO(newline='')
   for group, members in _grouped(benchmarks).items():
     for column in (*(benchmark.label for benchmark in members), f'average {GROUPS[group]}'):
@@ -187,7 +187,7 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
 
 
 def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
-  """Return group -> its benchmarks, in column order, without empty groups."""
+  """Map each non-empty group to its benchmarks, in column order."""
   grouped = {group: [item for item in benchmarks if item.group == group] for group in GROUPS}
   return {group: members for group, members in grouped.items() if members}
 
@@ -195,8 +195,8 @@ def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None, int, int]]:
   """Return the cells of a row: for each group, its benchmarks and then their average.
 
-  A cell is the score (None if it was not evaluated), the number of benchmarks in an average, and
-  the number of benchmarks in its group. The numbers are 0 for a single benchmark.
+  A cell is the score (None if it was not evaluated) and, for an average, the numbers of benchmarks
+  in the average and in its group. For a single benchmark, both numbers are 0.
   """
   cells: list[tuple[Score | None, int, int]] = []
   for members in _grouped(benchmarks).values():
@@ -209,7 +209,7 @@ def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None
 
 
 def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Explain the numbers, and list the missing ones."""
+  """Explain the table's numbers, and list the benchmarks that each row lacks."""
   measures: dict[str, list[str]] = {}
   for benchmark in benchmarks:
     measures.setdefault(benchmark.measure, []).append(benchmark.label)

@@ -1,7 +1,7 @@
 """Matplotlib figures: style, axes over steps, saving, and the curves of a sweep.
 
-The colours are from Okabe and Ito's palette, which is safe for all kinds of colour vision. Lines
-also differ in their dashes.
+The colours are from Okabe and Ito's palette, which readers with any type of colour vision can tell
+apart. Lines also differ in their dashes.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _COLORS = (BLUE, ORANGE, GREEN, PURPLE, '#E69F00', '#56B4E9', '#000000')
 _DASHES = ('-', '--', '-.', ':')
 _PANEL = (3.3, 2.5)  # inches
 _INCHES_OF_HANDLE, INCH = 0.65, 0.07  # widths of a legend's line sample and of a small character
-_TITLE = 38  # characters per line of a panel's title, which the axis labels push right
+_TITLE = 38  # characters per line of a panel's title; the axis labels shift the title right
 _SPARSE = 20  # points; a line with fewer points is never smoothed, however many steps it spans
 _DOTS_PER_INCH = 150
 _TRAINING_METRICS = ('reward', 'entropy', 'length/mean')  # plotted for a sweep
@@ -49,7 +49,7 @@ _STYLE: Any = {
   'pdf.fonttype': 42,
   'svg.hashsalt': 'exgrpo_jax',
 }
-# No date, so that equal runs give identical files.
+# No date, so that the same data always produces identical files.
 _METADATA = {'png': None, 'svg': {'Date': None}, 'pdf': {'CreationDate': None}}
 
 

@@ -3,8 +3,8 @@
 Intervals over questions are cluster-robust; intervals over seeds are percentile bootstraps by SciPy
 (Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
 normal values they cover the true mean 95% of the time in the limit, about 91% with 16 seeds, 87%
-with 8 and 83% with 5. Two seeds would give 50%, so no interval is computed for two seeds, nor for
-equal values, whose resamples would all be equal.
+with 8 and 83% with 5. With two seeds it would be 50%, so no interval is computed. Equal values have
+no interval either, because all their resamples would be equal.
 """
 
 import math
@@ -18,7 +18,7 @@ import numpy as np
 from exgrpo_jax.reporting.metrics import Run
 
 Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
-_ROUNDING = 1e-15  # a variance of a mean up to this counts as 0
+_ROUNDING = 1e-15  # a variance of a mean up to this value counts as 0
 _Clusters = Sequence[Any] | np.ndarray
 
 
@@ -66,9 +66,9 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
-  error is 0 and carries no information. Since none of the G clusters has another value, the
-  probability of another value is at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains
-  every mean that is possible if a share b of the differences takes any value in [-1, 1].
+  error is 0 and carries no information. Because all G clusters have the same value, another value
+  has a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains every mean
+  that is possible if a share b of the differences may be anywhere in [-1, 1].
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].
@@ -147,9 +147,9 @@ def compare(
 ) -> Comparison:
   """Compare the scores of two policies, or of two settings, pair by pair.
 
-  Pairing cancels the effect of the seed or question on both scores. Keys are seeds; with
-  `of_questions` they are (row, question), and rows with the same question (AIME lists each question
-  32 times) count as one pair.
+  Pairing cancels the effect of the seed or question on both scores. Keys are seeds or, with
+  `of_questions`, (row, question). Rows with the same question (AIME lists each question 32 times)
+  count as one pair.
   """
   keys = sorted(first.keys() & second.keys())
   difference = np.array([second[key] - first[key] for key in keys], np.float64)
@@ -178,17 +178,17 @@ class Spread(NamedTuple):
 
 
 class Summary(NamedTuple):
-  """A summary of the scores of a setting's runs."""
+  """A summary of one setting's scores over its runs."""
 
   seeds: int
   last_steps: Sequence[int]  # distinct steps of the runs' last evaluations, ascending
-  common: Spread | None  # at the last step common to all settings; None if there is none
+  common: Spread | None  # at the last step that all settings share; None if they share no step
   last: Spread
   best: Spread
 
 
 def scores_of(run: Run, name: str) -> dict[int, float]:
-  """Return step -> value of a metric, from the records that contain it."""
+  """Map steps to a metric's values, for the records that contain the metric."""
   return {int(record['step']): record[name] for record in run if name in record}
 
 
@@ -239,7 +239,7 @@ def best(name: str, values: Iterable[float]) -> float:
 
 
 def at_best(name: str, points: Run) -> Mapping[str, float]:
-  """Return the first record with the best score, or the last if none is finite."""
+  """Return the first record with the best score, or the last record if no score is finite."""
   value = best(name, (record[name] for record in points))
   return next((record for record in points if record[name] == value), points[-1])
 
@@ -266,10 +266,10 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Return a Markdown table with the final and best scores of a sweep's evaluations over seeds.
 
   A run's final score is from its last evaluation, at the step shown in the preceding column. Its
-  best score is `best`, which includes the evaluation before training.
+  best score is chosen by `best` and may come from the evaluation before training.
 
-  `runs` is setting -> its finished runs. `wanted` is setting -> number of planned runs, in the
-  order of the rows.
+  `runs` maps each setting to its finished runs. `wanted` maps each setting to its number of planned
+  runs, in the order of the rows.
   """
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in tabulated(runs):

@@ -63,7 +63,7 @@ def banner(
 def progress_line(
   step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None
 ) -> str:
-  """Format one line about a step, in columns of fixed width; '-' marks an unknown value."""
+  """Format a step as one line with columns of fixed width; '-' marks an unknown value."""
 
   def show(name: str, spec: str, width: int) -> str:
     return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
@@ -90,7 +90,7 @@ def progress_line(
 
 
 def finished(workdir: str, done: int, length: str) -> str:
-  """Return the message for a run that has taken more steps than its `RunConfig.length`."""
+  """Return the message for a run that has taken more steps than `RunConfig.length` allows."""
   return (
     f'{workdir}: the run is already finished. It has taken {counted(done, "step")}, and '
     f'{length}. Nothing was changed. Set a larger --{length.partition("=")[0]} to continue the run.'
@@ -116,7 +116,7 @@ def farewell(
 ) -> str:
   """Return the closing message: results, output files and suggested next commands.
 
-  `program` are the words that start a command, such as ['exgrpo']. A run with a checkpoint can be
+  `program` lists the words that start a command, such as ['exgrpo']. A run with a checkpoint can be
   evaluated if its config names evaluation data, and exported if its model can be exported.
   """
   files = {
@@ -135,9 +135,9 @@ def farewell(
 def summary_table(run: Run) -> str:
   """Return a text table of the first, last and best values of a run's metrics and evaluations.
 
-  First and last are means over the first and last tenth of the records that have the metric, but
-  at least one record. Best is `comparison.best`, with its step; entropy and length have no best
-  value. Metrics that appear in no record are left out.
+  First and last are means over the first and last tenth (at least one) of the records with the
+  metric. Best is `comparison.best`, followed by its step; entropy and length have no best value.
+  Metrics that appear in no record are left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
   evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]

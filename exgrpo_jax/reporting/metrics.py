@@ -26,7 +26,7 @@ from exgrpo_jax.runtime.replacement import replacing
 FILE = 'metrics.jsonl'
 EVALUATIONS = 'evaluations.jsonl'  # one line for each use of `exgrpo evaluate`
 
-Run = Sequence[Mapping[str, float]]  # the records in its metrics.jsonl, oldest first
+Run = Sequence[Mapping[str, float]]  # the records in a run's metrics.jsonl, oldest first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +52,13 @@ class MetricsConfig:
 def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
   """Read the records in metrics.jsonl, oldest first. Returns [] if the file does not exist.
 
-  Skips a last line without a newline, left by a killed process. Raises InputError for any other
-  line that is not a record.
+  Skips a last line without a newline, which a killed process may leave. Raises InputError for any
+  other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
   if not path.exists():
     return []
-  # Bytes that are not UTF-8 are escaped, and then the line cannot be parsed as a record.
+  # Escape bytes that are not UTF-8, so that parsing the line as a record fails.
   lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
   records = []
   for number, line in enumerate(lines, 1):
@@ -118,7 +118,7 @@ def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_wandb(project: str) -> None:
-  """Raise InputError if wandb is not installed or not logged in; '' means no project.
+  """Raise InputError if wandb is not installed or not logged in. Does nothing if `project` is ''.
 
   Call this before any slow work. In a terminal, wandb asks for the API key.
   """
@@ -190,13 +190,13 @@ _TAGS = {
   'epoch': 'update/epoch',
 }
 _PREFIX = 'patient:'  # begins the paths passed to tensorboardX, but not the paths on disk
-_BOUNDS = ('_low', '_high')  # suffixes of the ends of an evaluation's interval
+_BOUNDS = ('_low', '_high')  # suffixes of the bounds of an evaluation's interval
 
 
 def tag(name: str) -> str:
-  """Return a metric's TensorBoard tag, which is always in a group.
+  """Return a metric's TensorBoard tag, which always has a group as its prefix.
 
-  The ends of intervals are in a separate group.
+  The bounds of intervals have a separate group.
   """
   if name.endswith(_BOUNDS):
     name = name.replace('eval/', 'eval_interval/', 1)
@@ -226,8 +226,8 @@ def _code(text: str) -> str:
 class _EventFile:
   """A file that ignores write errors.
 
-  An error would end tensorboardX's thread, and the run would wait for it forever. A failing disk is
-  noticed anyway when the same values are written to metrics.jsonl.
+  An error would end tensorboardX's thread, and the run would wait for it forever. A failing disk
+  still raises an error when the same values are written to metrics.jsonl.
   """
 
   def __init__(self, path: str) -> None:

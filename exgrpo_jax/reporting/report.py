@@ -34,25 +34,25 @@ _OWN_NAMES = (ADDRESS, 'localhost')
 _TEXTS = re.compile(r'/texts/(\d+)_(\d+)\.js')
 _POLL = 2.0  # seconds between checks of the files
 _SLOW_POLL = 10.0  # the same for runs that have ended or stopped
-_LIVE = {'texts': 'texts/', 'again': _POLL, 'version': '', 'parts': {}}  # of a served page
+_LIVE = {'texts': 'texts/', 'again': _POLL, 'version': '', 'parts': {}}  # served page
 
 
 class State(NamedTuple):
-  """A run's activity: a word for it, which page.css colors, and a sentence."""
+  """A run's state: a keyword, which page.css maps to a color, and a sentence."""
 
   kind: str  # 'waiting', 'running', 'stalled', 'stopped' or 'ended'
   text: str
 
 
 def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: float) -> State:
-  """Describe what a run is doing at `now`, with the limit of `clock.watched` for a stall.
+  """Describe what a run is doing at `now`; a stall has the same limit as in `clock.watched`.
 
-  Only steps since the latest start count, because it may come long after the last step and has to
-  compile first. Times are in Unix seconds. `is_gone` tells that the run's process has ended.
+  Only steps since the latest start count, because a run may resume long after its last step and has
+  to compile first. Times are in Unix seconds. `is_gone` means that the run's process has ended.
   """
   if not records:
     if is_gone:
-      return State('stopped', 'The run stopped before its first step. See its output for why.')
+      return State('stopped', 'The run stopped before its first step. Its output shows the reason.')
     return State('waiting', 'Waiting for the first step.')
   config = runs.read_settings(workdir)
   step, last = round(records[-1]['step']), runs.last_step(config, records)
@@ -76,7 +76,7 @@ def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: flo
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """A loopback server that renders the runs' page at most once every `every` seconds.
+  """A loopback server that renders the runs' page at most once per `every` seconds.
 
   It spends at most a tenth of the time on rendering.
   """
@@ -96,15 +96,15 @@ class Server(http.server.ThreadingHTTPServer):
     self._lock = threading.Lock()
     self._seen: str | None = None  # the files' signature when the records were read
     self._records: list[Run] = []
-    self._abandoned: set[tuple[str, float]] = set()  # locks that nobody holds: workdir, since when
+    self._abandoned: set[tuple[str, float]] = set()  # locks without an owner: workdir, start time
     self._next = 0.0
-    # The newest page, without runs until all of them have metrics; its parts; its runs, in order.
+    # The newest page (empty until all runs have metrics), its parts, and its runs in page order.
     self._page: contents.Parts = {'runs': [], 'title': ', '.join(workdirs), **_LIVE}
     self._parts: dict[str, str] = {}
     self._shown: list[tuple[Recorded, contents.Pieces | None]] = []
 
   def refresh(self) -> list[State]:
-    """Read what is new and return the runs' states; render the page if it is old enough."""
+    """Read new records, return the runs' states, and render a new page if it is due."""
     with self._lock:
       version = _signature(self._workdirs)
       if version != self._seen:
@@ -133,10 +133,10 @@ class Server(http.server.ThreadingHTTPServer):
     return state_of(workdir, records, started, is_gone, time.time())
 
   def news(self, version: str) -> dict[str, Any]:
-    """Return the runs' states, and the newest page if the reader's page has another version."""
+    """Return the runs' states, and the newest page unless the reader already has this version."""
     try:
       states = self.refresh()
-    except (InputError, OSError) as error:  # the page that was shown stays
+    except (InputError, OSError) as error:  # keep showing the last page
       states = [State('stopped', str(error))]
     if len(states) > 1:
       states = [
@@ -151,7 +151,7 @@ class Server(http.server.ThreadingHTTPServer):
     return contents.render({'page': self._page})
 
   def part(self, name: str) -> str | None:
-    """Return one of the page's other parts as `contents.pack` does, or None if there is none."""
+    """Return one of the page's other parts, packed by `contents.pack`, or None if it is missing."""
     return self._parts.get(name)
 
   def texts(self, run: int, step: int) -> str | None:
@@ -166,7 +166,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   server: Server
 
   def do_GET(self) -> None:
-    # A foreign page must not read the runs by making its host name resolve to this machine.
+    # Prevent DNS rebinding: a foreign page must not read the runs via a name that resolves here.
     if urlsplit(f'//{self.headers.get("Host", "")}').hostname not in _OWN_NAMES:
       self.send_error(http.HTTPStatus.FORBIDDEN, 'This page can be read only from this machine.')
       return
@@ -207,7 +207,7 @@ PAGE = 'report.html'  # in a finished run's workdir
 def write_report(
   workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False
 ) -> list[Group]:
-  """Write the report page for these runs to `out`, and return the runs as shown on the page.
+  """Write the report page for these runs to `out`, and return the runs grouped as on the page.
 
   With `all_texts`, all recorded texts are written to a folder next to the file. Missing folders are
   created. Raises InputError if a folder is not a run's workdir or has no metrics yet, or if writing

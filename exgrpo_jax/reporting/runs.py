@@ -17,7 +17,7 @@ from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import RUN_LOCK, read_config
 
-# Runs that differ only in these keys have the same setting: the seed, paths, keys without effect.
+# Runs have the same setting if only these keys differ: the seed, paths and keys without effect.
 SAME_SETTING = (
   'seed',
   'compilation_cache',
@@ -97,7 +97,7 @@ def read(workdirs: Sequence[str]) -> list[Group]:
 def read_metrics(workdir: str) -> Run:
   """Read the metrics that a run has written so far; raise InputError if this is not a run.
 
-  A run that is still checking its settings and data has only its lock.
+  A run that is still checking its settings and data has a lock but no config.json yet.
   """
   if not any(os.path.exists(os.path.join(workdir, name)) for name in ('config.json', RUN_LOCK)):
     raise InputError(
@@ -118,7 +118,7 @@ def _read(workdir: str) -> Recorded:
 
 
 def read_settings(workdir: str) -> dict[str, Any]:
-  """Read a run's config as dotted name -> value; raise InputError if it lacks a needed name."""
+  """Read a run's config as dotted name -> value; raise InputError if a required name is missing."""
   config = flat(read_config(workdir))
   if missing := [name for name in _NEEDED if name not in config]:
     raise InputError(
@@ -177,7 +177,7 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def score_names(found: Sequence[Run]) -> dict[str, str]:
-  """Return evaluation source -> name of its score metric: avg@k, or pass@1 if k is 1."""
+  """Map each evaluation source to the name of its score: avg@k, or pass@1 if k is 1."""
   names = {name for run in found for record in run for name in record}
   of_source: dict[str, str] = {}
   for name in sorted(names, reverse=True):  # pass@1 first, then avg@k replaces it
@@ -188,7 +188,7 @@ def score_names(found: Sequence[Run]) -> dict[str, str]:
 
 # ---- Metrics over steps ----
 
-SMOOTHED_FROM = 40  # points; a shorter line is drawn unsmoothed, with a marker at each point
+SMOOTHED_FROM = 40  # points, or steps in canvas.py; a shorter line is drawn unsmoothed
 _SMOOTHED_SHARE = 1 / 40  # share of a line's points averaged on either side
 
 
@@ -226,7 +226,7 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
   """Return the moving average over a fortieth of all points on either side, or fewer at the ends.
 
-  `points` overrides the number of `values`, so that several lines get the same window.
+  `points` replaces the number of `values`, so that several lines can have the same window.
   """
   array = np.asarray(values, np.float64)
   reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))

@@ -23,11 +23,11 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
 
 FOLDER = 'records'  # in the workdir
-# Steps per file. Fewer would leave thousands of files in a long run's folder; more would make the
-# report of a running run lag further behind.
+# Steps per file. With fewer, a long run would write thousands of files; with more, the report of an
+# active run would lag further behind.
 STEPS_PER_FILE = 10
-# A question's row in the data; its index in the step, from 0; and a response's index in the group,
-# 0 … K - 1, where a replayed response comes last.
+# `question` is a row in the data, `group` is the question's index in the step, from 0, and `sample`
+# is the response's index in the group, 0 … K - 1, where a replayed response comes last.
 _KEYS = [pa.field(n, pa.int32(), nullable=False) for n in ('step', 'question', 'group', 'sample')]
 
 # One response in a step, generated or replayed. Its tokens include the end token.
@@ -40,7 +40,7 @@ RESPONSES = pa.schema(
     # Name -> value of each function in config.grading.rewards, before weighting. Null if grading
     # failed, and for replayed responses, which keep only the weighted sum.
     pa.field('components', pa.map_(pa.string(), pa.float64())),
-    # The verdict's outcome; 'correct' or 'wrong' if replayed.
+    # The verdict's outcome; 'correct' or 'wrong' for a replayed response.
     pa.field('outcome', pa.string(), nullable=False),
     pa.field('reason', pa.string()),  # why grading failed; null if it succeeded
     # The answer that the verifier extracted, cut to worker.MAX_ANSWER characters. Null if there is
@@ -48,18 +48,18 @@ RESPONSES = pa.schema(
     pa.field('answer', pa.string()),
     pa.field('length', pa.int32(), nullable=False),  # tokens
     pa.field('truncated', pa.bool_(), nullable=False),  # cut at the limit, without an end token
-    # Means over tokens of the entropy in nats and of the probability exp(logp): from the sampler
-    # for a fresh response, now for a replayed one.
+    # Means over tokens of the entropy in nats and of the probability exp(logp): from the sampler if
+    # the response is fresh, computed now if it is replayed.
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
     pa.field('advantage', pa.float32(), nullable=False),  # 0 in groups that were dropped
-    # The step in which its first token was written.
+    # The step that wrote the response's first token.
     pa.field('policy_step', pa.int32(), nullable=False),
     pa.field('has_code_block', pa.bool_(), nullable=False),
     pa.field('valid_steps', pa.bool_()),  # null if the task cannot check steps
     # All columns below are null for fresh responses.
-    # Mean token entropy, now, of each stored trajectory of its question, oldest first. Null if
-    # replay.trajectory_selection does not need them.
+    # Mean token entropy, now, of each stored trajectory for the question, oldest first. Null if
+    # replay.trajectory_selection does not need the entropies.
     pa.field('candidate_entropies', pa.list_(pa.float32())),
     # Statistics over tokens of w = pi_now / pi_past; w = 1 without objective.importance_correction.
     pa.field('ratio_mean', pa.float32()),
@@ -76,7 +76,7 @@ RESPONSES = pa.schema(
 QUESTIONS = pa.schema(
   [
     *_KEYS[:3],
-    # Its user messages, separated by blank lines, without system prompt and chat template.
+    # The user messages, separated by blank lines, without the system prompt and chat template.
     pa.field('text', pa.string()),
     pa.field('answer', pa.string()),  # the ground truth
     pa.field('is_replay', pa.bool_(), nullable=False),
@@ -95,13 +95,13 @@ TOKENS = pa.schema(
   [
     *_KEYS,
     pa.field('tokens', pa.list_(pa.int32()), nullable=False),  # ids
-    # From the sampler for a fresh response, now for a replayed one.
+    # From the sampler if the response is fresh, computed now if it is replayed.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
     # Under the policy that wrote the replayed response; null for a fresh one.
     pa.field('past_logp', pa.list_(pa.float32())),
-    # The turns of an episode, see datatypes.Turn; the values at the environment's tokens are 0.
-    # Null for single-turn responses.
+    # The turns of an episode (see datatypes.Turn), null for single-turn responses. At the
+    # environment's tokens, logp, entropy and past_logp are 0.
     pa.field('turns', pa.list_(_TURN)),
   ]
 )
@@ -215,7 +215,7 @@ class Writer:
   def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     if not self._writes:
       return
-    # An error while flushing must not hide the one that ends the run.
+    # An error while flushing must not hide the error that ends the run.
     with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
       self.flush()
     self._thread.shutdown()
@@ -244,7 +244,7 @@ class Writer:
     if window != self._window:
       self._write()
       self._window, self._tables = window, {}
-      for name in rows:  # with the rows already on disk, in case the run resumes within the window
+      for name in rows:  # start with the rows on disk, because a run may resume within a window
         path = path_of(self._workdir, name, window)
         is_present = path.exists()
         self._tables[name] = read_file(path, name) if is_present else SCHEMAS[name].empty_table()

@@ -205,7 +205,7 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
 
 
 def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
-  """Draw at most `count` rows: a response from each of some random groups, and its replay, if any.
+  """Draw up to `count` rows: a fresh response per random group, and the group's replayed response.
 
   Prompts and responses include special tokens, so that you can check the chat template. The draw
   depends only on the seed and the step.
@@ -244,7 +244,7 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
 
 
 OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # all possible results of grading a response
-_PER_EPOCH = 'policy/', 'replay/ratio'  # prefixes of metrics that several epochs also have singly
+_PER_EPOCH = 'policy/', 'replay/ratio'  # prefixes of metrics that are also reported per epoch
 _PER_UPDATE = ('loss', 'gradient_norm', 'learning_rate')  # means over the step's updates
 
 
@@ -253,9 +253,9 @@ def measure_step(
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  `after` is the buffer after the step, `rows` are the step's records, and `sums` are the sums of
-  each epoch, as returned by the loop's `learn`, copied to the host. With several epochs, names of
-  metrics that end in '/epoch_1', … are for one epoch; epochs that `max_kl` skipped have none.
+  `after` is the buffer after the step, `rows` are the step's records, and `sums` are each epoch's
+  sums from the loop's `learn`, copied to the host. With several epochs, metrics whose names end in
+  '/epoch_1', … describe one epoch; an epoch that `max_kl` skipped has no such metrics.
   """
   arrays = objective.merge_epochs(sums)
   totals = _scalars(arrays)
@@ -292,12 +292,12 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
 
   'reward_std' is over all fresh responses. 'reward_std_within' is the mean over groups of the
   within-group standard deviation, including the replayed reward, because advantages include it.
-  'groups/zero_advantage' is the share of groups whose rewards, including the replayed one, are
-  equal in float32 and give advantages of 0: they give no learning signal. These two metrics leave
-  out the groups that dynamic sampling drops. 'rewards/…' are the
-  means of the unweighted reward components over the responses that have them. 'grading/…' are the
-  shares of the outcomes. Timeouts depend on the clock, so runs with the same seed may differ here.
-  Lengths are in tokens, ages in steps.
+  'groups/zero_advantage' is the share of groups without a learning signal: all rewards, including
+  the replayed one, are equal in float32, and all advantages are 0. These two metrics leave out the
+  groups that dynamic sampling drops. 'rewards/…' are the means of the unweighted reward components
+  over the responses that have them. 'grading/…' are the shares of responses with each outcome; they
+  may differ between runs with the same seed, because timeouts depend on the clock. Lengths are in
+  tokens, ages in steps.
   """
   plan, replays, verdicts = experience.plan, experience.replays, experience.verdicts
   fresh = [verdict for group in verdicts for verdict in group]
@@ -386,7 +386,7 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
 
 
 def buffer_metrics(bucketed: Bucketed, num_rollouts: int) -> dict[str, float]:
-  """Return buffer metrics, including the question counts of its K = `num_rollouts` buckets."""
+  """Return buffer metrics, including the number of questions in each of `num_rollouts` buckets."""
   buffer = bucketed.buffer
   count_K = np.bincount(list(bucketed.bucket_of.values()), minlength=num_rollouts)
   stored = (one for entry in buffer.entries.values() for one in entry.trajectories)

@@ -34,7 +34,7 @@ class Now(NamedTuple):
 
 
 class Clock:
-  """Seconds spent in each phase and with an idle device since the last `restart`."""
+  """A timer for the current step: seconds in each phase, and seconds with an idle device."""
 
   def __init__(self) -> None:
     self._steps: list[float] = []  # seconds of each finished step

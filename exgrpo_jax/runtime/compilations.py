@@ -23,7 +23,7 @@ _READ = '/jax/compilation_cache/cache_hits'  # precedes _COMPILED for the same p
 class Program:
   """A jitted function at one of the input sizes used in a run.
 
-  The code that runs the function also lists its programs. A program contains everything needed to
+  The module that runs the function also lists its programs. A program contains everything needed to
   compile it, and is compiled once, on the first access to `executable`.
   """
 
@@ -106,7 +106,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Show in the status line which program JAX is compiling, during the block."""
+  """Make the status line show which program JAX is compiling, during the block."""
 
   def show(event: str, duration_secs: float, **details: str | int) -> None:
     del duration_secs

@@ -40,8 +40,8 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
   """Show the current activity during the block, and append the block's output to the file `path`.
 
   The file receives standard output, standard error and the error that ends the block, without
-  terminal escape sequences. If `path` is '', no file is written. With several hosts, only
-  the first one shows and logs anything. Calls must not be nested.
+  terminal escape sequences. If `path` is '', no file is written. With several hosts, only the first
+  host shows and logs anything. Calls must not be nested.
   """
   if not hosts.is_first():
     yield
@@ -86,9 +86,9 @@ def program() -> list[str]:
 
 
 def to_copy(words: Sequence[str], workdir: str = '') -> str:
-  """Format a command for the user to copy. Paths in its flags are absolute.
+  """Format a command for the user to copy. Paths in flags become absolute.
 
-  So the command works from any folder. Every command that is printed must come from here. Paths in
+  The command then works from any folder. Use this function for every printed command. Paths in
   settings (--config.…) are unchanged, because an absolute path would count as a changed setting
   when the run resumes. `workdir` replaces the value of --workdir.
   """
@@ -112,7 +112,7 @@ def to_copy(words: Sequence[str], workdir: str = '') -> str:
 
 
 class _Log:
-  """A log file of whole lines, and the time of the last one."""
+  """A log file of whole lines, and the time of the last line."""
 
   def __init__(self, file: IO[bytes]) -> None:
     self._file = file
@@ -153,7 +153,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """Send library logs to the current standard error, not to the stream it was at import time."""
+  """Send library logs to the current standard error, not to the stream from import time."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:

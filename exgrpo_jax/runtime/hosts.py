@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _MEETING_SECONDS = 300
-_ABORT_SECONDS = 60  # from there until XLA aborts the process
+_ABORT_SECONDS = 60  # XLA aborts the process this long after _MEETING_SECONDS
 HEARTBEAT_SECONDS = 20  # a host without a heartbeat for this long is dead; JAX ends the others
 # A failing host waits this long before it exits. If another host's death is the cause, JAX will
 # have reported it by then.
@@ -47,7 +47,7 @@ def joined(meeting: Meeting) -> Iterator[None]:
   """Run the block as one of the run's hosts. Enter it before any other use of JAX.
 
   On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If neither
-  names any, this is the only host. With several hosts, only the first host prints to standard
+  does, this is the only host. With several hosts, only the first host prints to standard
   output. A host that fails exits without waiting for the other hosts, which end within a minute.
 
   Raises:
@@ -99,14 +99,14 @@ def _join(meeting: Meeting) -> None:
 
 
 def _connect(meeting: Meeting) -> None:
-  """Call `jax.distributed.initialize`. Raises TimeoutError where XLA would abort the process."""
+  """Call `jax.distributed.initialize`. Raises TimeoutError before XLA aborts the process."""
   raised: list[Exception] = []
 
   def initialize() -> None:
     try:
       jax.distributed.initialize(
         **meeting._asdict(),
-        # When it expires, XLA aborts the process. So this process must report and exit before.
+        # XLA aborts the process when this expires, so this process must report and exit earlier.
         initialization_timeout=_MEETING_SECONDS + _ABORT_SECONDS,
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
       )
@@ -192,7 +192,7 @@ def all_gather(value: Any) -> list[Any]:
     return [value]
   encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
   lengths = multihost_utils.process_allgather(np.int32(len(encoded)))
-  # A power of two, so that few shapes are compiled.
+  # Round up to a power of two, so that few shapes are compiled.
   padded = np.zeros(1 << int(lengths.max() - 1).bit_length(), np.uint8)
   padded[: len(encoded)] = encoded
   rows = multihost_utils.process_allgather(padded)
@@ -225,7 +225,7 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def first_host_first(name: str) -> Iterator[None]:
-  """Run the block on the first host, then on the others, which can reuse its results."""
+  """Run the block on the first host before the other hosts, which can reuse its results."""
   if not is_first():
     barrier(name)
   yield

@@ -70,7 +70,7 @@ def parse(kind: str, text: str) -> Repository | None:
 
 
 def recall(workdir: str) -> None:
-  """Resolve names to the commits recorded in `workdir` from now on, if it contains a run."""
+  """Use the commits recorded in `workdir` from now on, if it contains a run."""
   _commits.clear()
   _recorded.clear()
   path = os.path.join(workdir, FILE)
@@ -198,9 +198,9 @@ _LOGIN = "Run 'hf auth login', or set HF_TOKEN to a token with write permission.
 def check_push(name: str, public: bool) -> None:
   """Check that `publish` may write to the model repository `name`, which need not exist yet.
 
-  Changes nothing on the Hub. Raises InputError if the name is invalid, if there is no token or it
-  may not write there, if an existing repository is private although `public` is wanted or the
-  reverse, or if the Hub cannot be reached.
+  Changes nothing on the Hub. Raises InputError if the name is invalid, if the token is missing or
+  may not write there, if the repository exists with a visibility other than `public` requests, or
+  if the Hub cannot be reached.
   """
   owner, slash, _ = name.partition('/')
   problem = '' if slash else 'the name has no owner. Write owner/name with your user name as owner.'
@@ -236,9 +236,9 @@ def publish(
 ) -> str:
   """Upload files to a model repository, in one commit; return the URL of its page.
 
-  `files` is name -> local path or content. Creates the repository if it is missing. Deletes its
-  files that match the patterns `replaced` but are not in `files`, because weights of an earlier
-  upload could be loaded instead of these. Raises InputError if the upload fails.
+  `files` maps names to local paths or contents. Creates the repository if it is missing. Deletes
+  its files that match the patterns `replaced` but are not in `files`, because the weights of an
+  earlier upload could be loaded instead. Raises InputError if the upload fails.
   """
   if not sys.stderr.isatty():
     utils.disable_progress_bars()

@@ -93,7 +93,7 @@ def keep_pages() -> None:
   if not hasattr(library, 'gnu_get_libc_version') or platforms():
     return
   library.mallopt(_MMAP_MAX, 0)  # allocate large arrays on the heap too
-  library.mallopt(_TRIM_THRESHOLD, _INT_MAX)  # return its free end only above 2 GiB
+  library.mallopt(_TRIM_THRESHOLD, _INT_MAX)  # return the heap's free end only above 2 GiB
   library.mallopt(_ARENA_MAX, 1)  # other arenas are too small for large arrays
 
 

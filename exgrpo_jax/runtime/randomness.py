@@ -32,7 +32,7 @@ class Purpose(enum.IntEnum):
   LORA = 12  # initial LoRA adapters
   GENERATE = 13  # responses to the user's own prompts
   PREFILTER = 14  # responses that measure how hard the training questions are
-  TRAINED_ORDER = 15  # order of a step's trained groups if it carries over others; by step
+  TRAINED_ORDER = 15  # order of a step's trained groups if other groups are carried over; by step
   ENVIRONMENT = 16  # seeds of episodes; by purpose, step, question and sample
   DEMONSTRATION = 17  # episodes to warm-start on; by question row
   EPOCH_ORDER = 18  # order of a step's groups after the first epoch; by step and epoch
@@ -43,7 +43,7 @@ def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
 
   `place` may be traced.
   """
-  # int64, because JAX casts an untraced seed to it: bits beyond 32 are dropped.
+  # Use int64, as JAX does for an untraced seed; bits beyond 32 are dropped.
   return _key(np.int64(seed), int(purpose), place)
 
 
@@ -60,7 +60,7 @@ def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
 
 def generator(seed: int, purpose: Purpose, place: int = 0, *more: int) -> np.random.Generator:
   """Return the NumPy generator for a purpose at a place, e.g. a step, or a step and a question."""
-  # A spawn key, because SeedSequence ignores trailing zeros in an entropy tuple.
+  # Use a spawn key, because SeedSequence ignores trailing zeros in an entropy tuple.
   return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place, *more)))
 
 
@@ -68,8 +68,8 @@ def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
   """Return pseudo-random uint64 [N] for int [N] places; distinct places get distinct values.
 
   Uses the output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number
-  generators, OOPSLA 2014, https://doi.org/10.1145/2660193.2660195). One generator per place would
-  take a hundred times as long, and with JAX the host would wait for the device.
+  generators, OOPSLA 2014, https://doi.org/10.1145/2660193.2660195). Creating a generator
+  per place would take a hundred times as long. With JAX, the host would wait for the device.
   """
   start = np.random.SeedSequence(seed, spawn_key=(int(purpose),)).generate_state(1, np.uint64)
   rank_N = start + place_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64

@@ -19,7 +19,7 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
 
   Creates the parent folder. If the block raises or writes nothing, `path` does not change and the
   temporary path is removed. With `shared`, several processes may write the same path at the same
-  time, and an existing folder is kept, because the process that was first may be reading it. Files
+  time, and an existing folder is kept, because the process that wrote it may be reading it. Files
   in buckets are written in place, because they appear only once they are complete.
   """
   if '://' in os.fspath(path):

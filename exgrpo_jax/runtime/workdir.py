@@ -26,9 +26,9 @@ from exgrpo_jax.runtime.replacement import replacing
 
 # ---- The lock of a folder ----
 
-# An flock on a file in the folder. The kernel holds it, so stale locks never need cleaning up. On
-# NFS it applies to all hosts. A file system without flock, such as some mounted buckets, does not
-# keep out other hosts or even other processes.
+# An flock on a file in the folder. The kernel releases it when its holder ends, so stale locks do
+# not need cleaning up. On NFS, it applies to all hosts. A file system without flock, such as some
+# mounted buckets, does not keep out other hosts or even other processes.
 
 # An NFS server keeps the locks of a dead host until the host's lease ends, usually after 90 s.
 LEASE_SECONDS = 120.0
@@ -104,8 +104,8 @@ def _take(file: BinaryIO, refusal: str) -> None:
 def is_abandoned(path: pathlib.Path) -> bool:
   """Return True if a process on this machine took the lock last, and nobody holds it any more.
 
-  Checking takes the lock for an instant, and a run that starts just then is rejected. So after
-  True, do not check again until the file changes.
+  Checking takes the lock for an instant, and a run that starts just then is rejected. After this
+  returns True, do not check again until the file changes.
   """
   with contextlib.suppress(OSError), open(path, 'rb') as file:
     if file.read().startswith(f'{_machine()} '.encode()):
@@ -132,7 +132,7 @@ FREE = (
   'rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat',
 )  # fmt: skip
 
-# Settings newer than some runs, by section, with the values that match what those runs did.
+# Settings that older runs lack, by section, with the values that match how those runs behaved.
 _MODEL_SWITCHES = ('output_bias', 'mlp_bias', 'norm_offset', 'norm_all_heads', 'scaled_embeddings')
 _MODEL_NUMBERS = ('query_scale', 'query_beta', 'attention_cap', 'logit_cap')
 _ADDED = {
@@ -162,7 +162,7 @@ _ADDED = {
   ),
   'model.rope': dict(beta_fast=32.0, beta_slow=1.0, attention_factor=1.0),
 }
-# Newer sections, with values that mean single turns and no sliding window.
+# Sections that older runs lack, with values for single turns and no sliding window.
 _ENVIRONMENT = dict(
   name='', tools=[], max_turns=8, max_turn_tokens=0, keep_caches=True,
   discount=1.0, workers=0, time_limit=5.0, memory_limit=1024,
@@ -199,7 +199,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
 def _changes(
   values: ConfigDict, workdir: str, sections: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
-  """Return the differences from the workdir's config.json: the allowed and the rejected ones."""
+  """Return the allowed and the rejected differences from the workdir's config.json."""
   given = _as_json(values)
   free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
   allowed, refused, before = [], [], read_config(workdir)
@@ -231,7 +231,7 @@ def has_begun(workdir: str) -> bool:
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
-  """Remove the files of an earlier start whose config differs and which never finished a step.
+  """Remove the files of an earlier start that never finished a step and has another config.
 
   The caller must hold the workdir's lock (see `owned`). A warm start is kept, because a run
   with the same warm-start settings can reuse it.
@@ -312,8 +312,7 @@ def owned(workdir: str) -> Iterator[None]:
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Claim the workdir for this config by writing config.json.
 
-  With num_epochs, num_steps must be the resulting number of steps, because readers of the run use
-  it.
+  With num_epochs, `values` must include the resulting num_steps, because readers of the run use it.
 
   Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """

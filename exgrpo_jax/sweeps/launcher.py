@@ -48,9 +48,9 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   """Run `jobs`, at most `parallel` at a time, and report their progress on stdout.
 
   On the first SIGINT, SIGTERM or SIGHUP, this function sends SIGTERM to the running jobs and waits
-  for them to exit. A second signal kills them. Concurrent jobs run on separate cores, because
-  this is faster: two SmolLM2 steps that run one after the other on two cores take 1.3 times as
-  long. Every job inherits the file descriptors in `kept_open`.
+  for them to exit. A second signal kills them. Concurrent jobs run on separate cores, because this
+  is faster: two SmolLM2 steps take 1.3 times as long if they run one after the other, each on both
+  cores. Every job inherits the file descriptors in `kept_open`.
   """
   waiting = collections.deque(enumerate(jobs, 1))
   running: list[_RunningJob] = []
@@ -86,7 +86,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
           else:
             failed[name] = _failure_reason(status, ended.job.log, ended.log_start)
             print(f'{ended.label}: failed after {elapsed}: {failed[name]}', flush=True)
-    finally:  # no job outlives an exception here
+    finally:  # so that no job outlives an exception
       for entry in running:
         os.killpg(entry.process.pid, signal.SIGKILL)
         entry.process.wait()

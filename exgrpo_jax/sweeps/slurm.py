@@ -16,7 +16,7 @@ from exgrpo_jax.sweeps import sweep
 from exgrpo_jax.sweeps.sweep import LOG, Trial
 
 _JOBS, _SCRIPT = 'slurm.json', 'slurm.sh'
-# squeue may list ended jobs for some minutes. Any other state counts as queued or running.
+# squeue may list ended jobs for some minutes. All other states count as queued or running.
 _ENDED = (
   'BOOT_FAIL', 'CANCELLED', 'COMPLETED', 'DEADLINE', 'FAILED', 'LAUNCH_FAILED', 'NODE_FAIL',
   'OUT_OF_MEMORY', 'PREEMPTED', 'RECONFIG_FAIL', 'REVOKED', 'TIMEOUT',
@@ -26,15 +26,15 @@ Jobs = dict[str, dict[str, str]]  # 'job' or 'job;cluster' -> {array index: tria
 
 
 def check_options(text: str) -> list[str]:
-  """Split the value of --sbatch into options. Raises InputError if they set the array."""
+  """Split the value of --sbatch into options. Raises InputError if they set --array."""
   try:
     options = shlex.split(text)
   except ValueError as error:
     raise InputError(f'--sbatch={text}: {error}. Close the quotation mark.') from error
   if any(option.startswith(('-a', '--array')) for option in options):
     raise InputError(
-      f'--sbatch={text}: the sweep itself sets --array. Remove it. To limit the number of trials '
-      'that run at a time, set --parallel.'
+      f'--sbatch={text}: the sweep itself sets --array. Remove this option. To limit the number '
+      'of trials that run at a time, set --parallel.'
     )
   return options
 
@@ -82,12 +82,12 @@ def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> 
   """Submit the array of `left` (index -> trial) and return its job id."""
   lines = ['#!/bin/bash', 'case "$SLURM_ARRAY_TASK_ID" in']
   for index, trial in left.items():
-    # A trial runs on one host, even if the environment names the hosts of a job around it.
+    # A trial runs on one host, even if the environment lists the hosts of an enclosing job.
     command = [sys.executable, *trial.arguments, '--num_processes=1']
     folder, log = map(shlex.quote, (trial.workdir, os.path.join(trial.workdir, LOG)))
     lines.append(f'{index}) mkdir -p {folder} && exec {shlex.join(command)} >>{log} 2>&1 ;;')
   path = os.path.join(workdir, _SCRIPT)
-  with replacing(path) as unfinished:  # sbatch copies it, so a later call may replace it
+  with replacing(path) as unfinished:  # sbatch copies the file, so it can be replaced later
     unfinished.write_text('\n'.join([*lines, 'esac', '']))
   defaults = [f'--job-name={os.path.basename(os.path.abspath(workdir))}']
   defaults.append(f'--output={os.path.join(workdir, "slurm-%A_%a.out")}')  # Slurm's own messages

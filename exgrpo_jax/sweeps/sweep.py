@@ -160,7 +160,7 @@ def run(
 
 
 def held(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Lock a sweep's workdir, like `folder_held`. Raises InputError if trials run there."""
+  """Lock a sweep's workdir, like `folder_held`. Raises InputError if trials are running there."""
   reason = (
     f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
     'running there. Wait for them to finish, or stop them.'
@@ -171,7 +171,7 @@ def held(workdir: str) -> contextlib.AbstractContextManager[int]:
 def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ()) -> None:
   """Print a table of the finished trials; write the table, the curves and a CSV to `workdir`.
 
-  `active` are the names of trials that a cluster's queue still has.
+  `active` contains the names of trials that are still in a cluster's queue.
   """
   write_csv(planned, workdir, active)
   runs, wanted = {}, {}
@@ -236,7 +236,7 @@ def _state(trial: Trial, active: Collection[str]) -> str:
 
 
 def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
-  """Group trials that differ only in their seed; return shared name -> trials."""
+  """Group trials that differ only in their seed, and return the groups by shared name."""
   keys, groups = [], []
   for trial in planned:
     key = {**trial.values.to_dict(), 'seed': None}

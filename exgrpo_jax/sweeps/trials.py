@@ -20,7 +20,7 @@ _FOLDER_NAME = re.compile(r'\w[\w.,=+-]{0,199}', re.ASCII)
 def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
   """Return a trial for each combination of the axes' values; the last axis varies fastest.
 
-  `axes` is dotted config key -> values. Trials are named after their values, for example
+  `axes` maps dotted config keys to values. Trials are named after their values, for example
   'ratio=0.25,seed=1'. Raises InputError if two trials have the same name.
   """
 

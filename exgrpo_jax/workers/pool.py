@@ -33,24 +33,24 @@ class Program:
   setup: Mapping[str, Any]
   noun: str  # for messages: 'a grading process'
   late: str  # failure reason for a request that times out: 'no verdict after 5 s'
-  memory_limit: int = 0  # MiB above the worker's use when it is ready; 0 is no limit
+  memory_limit: int = 0  # MiB on top of a ready worker's memory use; 0 means no limit
   starts: int = 1  # attempts to start a worker before giving up
   timeout: float = START_TIMEOUT  # seconds until the worker must be ready
-  timeout_note: str = ''  # for messages: how the timeout is made up
-  # Seconds after which a request may hang, so that another worker is started ahead.
+  timeout_note: str = ''  # for messages: an explanation of the timeout
+  # Seconds after which a request may be hanging, so a standby process is started.
   standby_delay: float = math.inf
 
 
 class Failure(NamedTuple):
-  """Why a request has no reply."""
+  """The reason why a request has no reply."""
 
   outcome: str  # one of datatypes.FAILURES
   reason: str
-  is_lost: bool = False  # the request hung or killed its worker
+  is_lost: bool = False  # True if the request hung or killed its worker
 
 
 def command(module: str) -> tuple[str, ...]:
-  """Return the command to run one of our modules. -P keeps the current folder off its path."""
+  """Return the command to run one of our modules. -P keeps the current folder off sys.path."""
   return sys.executable, '-P', '-m', module
 
 
@@ -75,8 +75,8 @@ class Worker:
   ) -> dict[str, Any] | Failure:
     """Return the reply to a request, or a Failure. Raises the same errors as `ready`.
 
-    `request` returns the request and its limit in seconds. It is called again for the next process
-    when one dies, until `deaths` processes have died.
+    `request` returns the request and its limit in seconds. If a process dies, it is called again
+    for the next process, until `deaths` processes have died.
     """
     reason = ''
     for _ in range(deaths):
@@ -104,9 +104,9 @@ class Worker:
   def start(self) -> None:
     """Replace the process, with the standby if there is one, and wait until it is ready.
 
-    Raises InputError if the user's code is rejected, or if trying it hangs or ends the process; and
-    RuntimeError if no process got ready for another reason. If the time ran out, the error's cause
-    is a TimeoutError.
+    Raises InputError if the user's code is rejected, hangs or ends the process, and RuntimeError if
+    no process got ready for another reason. If the time ran out, the error's cause is a
+    TimeoutError.
     """
     failure = None
     for _ in range(self._program.starts):
@@ -208,8 +208,8 @@ class Worker:
 class Pool:
   """A program's workers, with one thread per worker.
 
-  Processes start with the first calls. They end with the thread that started them, and so with
-  this object or with this process.
+  Processes start on the first calls. A process ends when `close` is called or the thread that
+  started it ends, and so at the latest when this process ends.
   """
 
   def __init__(self, program: Program, count: int = 1) -> None:

@@ -1,6 +1,6 @@
 """A process that answers lines of JSON with lines of JSON and can be killed at any time.
 
-JSON replies cannot contain code that runs here. The process's side is server.py.
+JSON replies cannot contain code that runs here. server.py is the process's side.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ class WorkerProcess:
     self._buffer = b''  # received bytes of an incomplete line
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with child_socket:
-      # In a session of its own, Ctrl-C reaches only the parent, and a kill reaches the worker's
-      # children too. The worker's standard output goes to our standard error, because our standard
-      # output may be a result that somebody reads.
+      # Because the worker has its own session, Ctrl-C reaches only the parent, and a kill reaches
+      # the worker's children too. The worker's standard output goes to our standard error, because
+      # our standard output may be a result that another program reads.
       self._process = subprocess.Popen(
         command,
         stdin=child_socket.fileno(),
@@ -44,7 +44,7 @@ class WorkerProcess:
       self.send(first, time.monotonic() + timeout)
 
   def is_idle(self) -> bool:
-    """Return True if the process is alive and has no unread output: it is between requests."""
+    """Return True if the process is alive and has no unread output, so it is between requests."""
     self._socket.setblocking(False)
     try:
       self._socket.recv(1, socket.MSG_PEEK)
@@ -60,7 +60,7 @@ class WorkerProcess:
       self._socket.sendall(json.dumps(value).encode() + b'\n')
 
   def receive(self, deadline: float) -> dict[str, Any]:
-    """Return the next line. Can be called again after a TimeoutError."""
+    """Return the next line, parsed. May be called again after a TimeoutError."""
     while b'\n' not in self._buffer:
       with self._until(deadline):
         data = self._socket.recv(_MAX_REPLY)
@@ -71,7 +71,7 @@ class WorkerProcess:
     return json.loads(line)
 
   def kill(self) -> None:
-    """Kill the process and all its children. Does nothing if it has ended."""
+    """Kill the process and all its children. Does nothing if the process has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it is a zombie
       if self._process.returncode is None:
         os.killpg(self._process.pid, signal.SIGKILL)

@@ -2,14 +2,14 @@
 
 Both sides send lines of JSON over a socket, which is the worker's standard input:
 
-  {'parent', 'memory_limit', 'setup'}   answered by {'trying': a setting, 'how': …} before any of a
-                                        user's code is imported or tried; then by the greeting, or
-                                        by {'refused': the error}
-  a request                             answered by the reply, or by {'reason': …} if it raised,
-                                        with 'must_be_replaced' if the worker may be inconsistent
+  {'parent', 'memory_limit', 'setup'}   answered by {'trying': a setting, 'how': …} each time before
+                                        user code is imported or tried; then by the greeting, or by
+                                        {'refused': the error}
+  a request                             answered by the reply or, if it raised, by {'reason',
+                                        'must_be_replaced': true if the worker may be inconsistent}
 
-Output of the user's code goes to standard error, so it cannot be mistaken for a reply. This module
-does not import jax: a worker must start in an instant and must not touch the accelerator.
+Output of the user's code goes to standard error, where it cannot be mistaken for a reply. This
+module must not import jax: a worker must start instantly and must not touch the accelerator.
 """
 
 import ctypes

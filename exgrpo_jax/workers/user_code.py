@@ -1,4 +1,4 @@
-"""Load user code named in a config, and describe its errors."""
+"""Loading of user code named in a config, and summaries of its errors."""
 
 import contextlib
 import importlib
@@ -68,7 +68,7 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 
 def summarize(error: BaseException) -> str:
-  """Summarize an error in one line with the file and line in user code; may quote the response."""
+  """Summarize an error on one line, with the place in user code; it may quote the response."""
   frames = traceback.extract_tb(error.__traceback__)
   own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
   place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code

@@ -170,9 +170,9 @@ def test_what_cannot_be_is_refused_in_one_line(tasks, message):
     ('gcd(size=4):ood', r"gcd\(size=4\) has no split 'ood' \(has: train, validation, test\)"),
     (
       'complex_arithmetic(size=4):train',
-      "complex_arithmetic: none of the questions can be used: score_answer gives 1 to .* 'nan'",
+      "complex_arithmetic: none of the questions can be used: score_answer returns 1 for .* 'nan'",
     ),
-    ('game_of_life_halting(size=4):train', r"score_answer gives 1 to the answer '\?'"),
+    ('game_of_life_halting(size=4):train', r"score_answer returns 1 for the answer '\?'"),
   ],
 )
 def test_a_split_that_cannot_be_had_is_refused(config, spec, message):
@@ -184,7 +184,7 @@ def test_a_split_that_cannot_be_had_is_refused(config, spec, message):
 def test_what_its_own_answer_does_not_solve_is_left_out_and_counted(config):
   data = questions.load(config, 'reasoning_gym:ab(size=200):train')
   assert all(question.answer for question in data)  # nothing remains of some rows of tokens
-  reason = "left out, the first because score_answer gives less than 1 to the task's own answer"
+  reason = "left out, the first because score_answer returns less than 1 for the task's own answer"
   assert reason in data.store.layouts[0]
 
 

@@ -1,14 +1,14 @@
 r"""Chains of additions and subtractions, with solutions in styles that differ in reliability.
 
-A question is a chain such as '48+3-9+7'. In a language model's corpus, some solutions write out
-more than others, and some are wrong. The split 'pretraining' imitates this, with one style per row:
+A question is a chain such as '48+3-9+7'. In a language model's corpus, some solutions show more
+steps than others, and some are wrong. The split 'pretraining' imitates this, one style per row:
 
   written   48+3=51 -9=42 +7=49 \boxed{49}   one term per step
   skipped   48+3-9=42 +7=49 \boxed{49}       two terms per step, wrong more often
   guess     \boxed{47}                       no steps, mostly wrong, near the truth
 
 Longer chains have fewer written-out solutions, and later steps are wrong more often. A policy that
-has learnt this mixture therefore solves almost all short chains but few long ones, and it always
+has learned this mixture therefore solves almost all short chains but few long ones, and it always
 knows a better style than the one it mostly uses. 'train' and 'test' mix chains of every difficulty.
 'train_8' and similar splits contain chains of a single length, so you can choose how weak the
 policy is at the start. A row's answer is always right.

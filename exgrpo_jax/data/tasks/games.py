@@ -75,8 +75,8 @@ def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
     text, reached = '\n'.join(lines), distances(lines)
     if (0, 0) in reached and text not in seen:
       seen.add(text)
-      # The environment ignores the answer, the length of the shortest path. The solution consists
-      # of the task's words, so that the tokenizer is trained on them.
+      # The answer is the shortest path's length, which the environment ignores. The solution lists
+      # the task's words, so that the tokenizer is trained on them.
       return task_record(text, reached[0, 0], ' '.join(MOVES), f'lake_{side}')
 
 

@@ -66,7 +66,7 @@ def read(text: str) -> Reading:
   if is_money and reading[0] == 'quantity' and not reading[2]:
     return 'quantity', reading[1], 'dollar'
   if reading[0] == 'quantity' and (cycles := _read_cycles(text)):
-    return 'dashed', cycles, reading  # as written, or else as a product
+    return 'dashed', cycles, reading  # as written or, failing that, as a product
   return reading
 
 
@@ -193,7 +193,7 @@ def _flatten(items: Sequence[Reading]) -> Iterator[Reading]:
 
 
 def _share_labels(items: Sequence[Reading]) -> Reading:
-  """Combine items into a list that gets any shared label: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
+  """Combine items into a list, labelled if they share a label: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
   labels = [item[1] if item[0] == 'labelled' else None for item in items]
   if labels[0] is None or any(item[0] == 'equation' for item in items):
     return 'list', tuple(_flatten(items))
@@ -374,7 +374,7 @@ TRANSPOSED: Tree = ('symbol', 'T')  # the exponent of a transpose
 
 
 def rows_of(tree: Tree) -> Rows | None:
-  """Return a matrix's rows, computing sums, products, powers and multiples; else return None."""
+  """Return a matrix's rows, computing sums, products, powers, multiples; None if not a matrix."""
   head = tree[0]
   if head == 'rows':
     return tree[1]

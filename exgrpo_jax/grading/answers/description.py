@@ -7,7 +7,7 @@ from exgrpo_jax.grading.answers import quantity
 from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
 _MAX_BITS = 300  # larger rational numbers are not written out
-_NAMES = {'differs': 'any value except one', 'chain': 'relation'}  # others have their head's name
+_NAMES = {'differs': 'any value except one', 'chain': 'relation'}  # others use their head's name
 
 
 def describe(reading: Reading) -> str:

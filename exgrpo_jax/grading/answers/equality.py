@@ -37,8 +37,8 @@ _MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational n
 def equal(given: str, truth: str, kind: str) -> bool:
   """Return True if an answer is equivalent to the ground truth, both as written.
 
-  The truth may also be a worked solution or sentence that contains it, or a JSON list of accepted
-  answers. `kind` is 'math', 'choice' or 'text'.
+  The truth may also be a worked solution or a sentence that contains the answer, or a JSON list of
+  accepted answers. `kind` is 'math', 'choice' or 'text'.
   """
   return any(_equal(given, accepted, kind) for accepted in accepted_answers(truth))
 
@@ -51,7 +51,7 @@ def _equal(given: str, truth: str, kind: str) -> bool:
     return given == truth
   given_text = answer.normalize_text(normalize_spelling(given))
   true_text = answer.normalize_text(normalize_spelling(truth))
-  if not true_text:  # nothing but dollars, periods and spaces
+  if not true_text:  # nothing but dollar signs, periods and spaces
     return False
   choice = _CHOICE.fullmatch(true_text)
   if choice and (kind == 'choice' or (kind == 'math' and choice[1].isupper())):
@@ -87,7 +87,7 @@ def _chosen_letter(given: str) -> str | None:
 
 
 def _same_decimal(given: str, truth: str) -> bool:
-  """Return True if two decimals differ only in a comma, or if the answer rounds to the truth."""
+  """Return True if only a decimal comma differs, or if the answer rounds to the truth."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
   patterns = (given, truth, _DECIMAL_COMMA), (truth, given, _LONG_DECIMAL_COMMA)
   for with_comma, other, pattern in patterns:
@@ -107,8 +107,8 @@ def _same_decimal(given: str, truth: str) -> bool:
 
 # A numeral matches only the same digits in the same base: 204_5 is neither 204 nor 54.
 # Labels and units matter only if both sides have one. 20% equals both 0.2 and 20.
-# Order matters in tuples, but not in lists and sets. (0, 1) is a pair or an interval, whichever
-# the other side is. '1, 2' equals '(1, 2)', in this order.
+# Order matters in tuples, but not in lists and sets. (0, 1) is read as a pair or an interval,
+# whichever matches the other side. '1, 2' equals '(1, 2)' but not '(2, 1)'.
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
@@ -323,14 +323,14 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare with labelled values; coordinates, as in 'y = 2, x = 1', are sorted by label."""
+  """Compare a reading with labelled values; coordinates ('y = 2, x = 1') are sorted by label."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
   labels, values = zip(*assignments, strict=True)
   letter = labels[0][1][0]
   are_numbered = all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
-  if unlabelled[0] in ('list', 'set') and are_numbered:  # 'x_1 = 5, x_2 = 3' solves for one unknown
+  if unlabelled[0] in ('list', 'set') and are_numbered:  # 'x_1 = 5, x_2 = 3': two solutions
     return _same_in_any_order(unlabelled[1], values)
   return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)
 
@@ -347,7 +347,7 @@ def _same_equation(given: Reading, truth: Reading) -> bool:
 
 
 def _zero_form(reading: Reading) -> Tree | None:
-  """Return the expression that an equation sets to zero; None if this is not an equation."""
+  """Return an equation's left side minus its right side; None if this is not an equation."""
   sides = {'equation': reading[1:3], 'labelled': reading[3:5]}.get(reading[0], (None, None))
   return None if None in sides else subtract(*sides)
 

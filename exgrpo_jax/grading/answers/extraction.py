@@ -18,7 +18,7 @@ from typing import NamedTuple
 from exgrpo_jax.grading.answers.units import MULTIPLIERS, OPERATION_WORDS, measure, normalize_unit
 
 _WINDOW = 20_000  # characters at the end of the prose to search for an answer
-_MAX_SENTENCE = 300  # characters of a ground truth
+_MAX_SENTENCE = 300  # characters of a ground truth that is read as a sentence
 _MAX_ITEMS = 50
 _HEDGE_WINDOW = 80  # characters before an answer in which 'or' makes the answer a hedge
 
@@ -94,8 +94,8 @@ def extract(response: str, require: Collection[str] = ()) -> str | None:
   r"""Extract a response's answer as written, or return None; for `require` see `solution`.
 
   The last box counts, together with the boxes joined to it (read_boxes). An unclosed box, as in a
-  truncated response, is not an answer. Without a box, the answer is the text after the last '####',
-  else the text after the last 'answer is', else the last number with the whole formula around it.
+  truncated response, is not an answer. Without a box, the answer is the first of these that exists:
+  text after the last '####', text after the last 'answer is', the last number and its formula.
   """
   rest = solution(response, require)
   return None if rest is None else _answer(rest, _last_number)
@@ -121,8 +121,8 @@ def final_answer(truth: str) -> str:
   """Extract the answer from a truth that may be a worked solution: '#### 42' gives '42'.
 
   If the truth contains '####', the answer is the text after the last one, or the box in that text.
-  Otherwise, the answer is the box, else the answer stated in a sentence. Other truths are returned
-  unchanged.
+  Otherwise, the answer is the box or, without one, the answer stated in a sentence. Other truths
+  are returned unchanged.
   """
   _, marker, tail = truth.rpartition('####')
   if marker and tail.strip():
@@ -302,7 +302,7 @@ _MAX_BETWEEN = 100  # characters between two joined boxes
 _BOX = '\\boxed'
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace does not group
 _OPENING = re.compile(r'\s*+\{')
-_BROKEN = re.compile(r'\s*+[}\])(\[]')  # found where the brace should be
+_BROKEN = re.compile(r'\s*+[}\])(\[]')  # follows \boxed instead of a brace
 # LaTeX between two boxes that only affects the layout.
 _LAYOUT = re.compile(
   r'\\(?:text|textbf|mathrm|mbox|quad|qquad)(?![A-Za-z])|\\[\s,;:!()\[\]\\]|[\s$*_{}&~,;/|()]'

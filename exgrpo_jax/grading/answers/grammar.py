@@ -46,7 +46,7 @@ class Cursor:
     self._tokens = list(tokens)
     self._at = 0
     self._depth = 0  # nesting depth
-    self._bars = 0  # open absolute values here; if any, '|' closes one instead of opening another
+    self._bars = 0  # open absolute values here; while there are any, '|' closes one
 
   def at_end(self) -> bool:
     """Return True if all tokens have been read."""
@@ -97,7 +97,7 @@ class Cursor:
       raise UnreadableError('nested too deeply')
 
   def _put_back(self, start: int, tree: Tree) -> None:
-    """Replace the tokens read since `start` with one token that holds their tree.
+    """Replace the tokens read since `start` with one token that contains their tree.
 
     Reading them again would take time exponential in the nesting depth.
     """
@@ -137,8 +137,8 @@ def is_word(text: str) -> bool:
 
   Capitals and names such as Amy are words. Three or more lowercase letters are a word unless they
   are consecutive in the alphabet (abc), contain no vowel (mgh), or contain x or z (abx), except for
-  a few known words. aba is a word too, because its letters have a visible order. Two lowercase
-  letters are a product, except for a few words.
+  a few known words. aba is a word too, because a product would not separate the two a's. Two
+  lowercase letters are a product, except for a few words.
   """
   if text.isupper():
     return True
@@ -336,7 +336,7 @@ class Grammar(Cursor, abc.ABC):
       starts_with_integer = False  # only the integer may precede the fraction
 
   def _operated(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
-    """Combine the factors with the operand that follows an operator that was already read."""
+    """Combine the factors with the operand after `operator`, which has already been read."""
     *others, last = factors
     if operator == 'compose':
       return [*others, ('compose', (last, self._power()))]

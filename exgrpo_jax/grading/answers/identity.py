@@ -1,4 +1,4 @@
-"""Algebraic comparison of two expressions, for when evaluation at several points is inconclusive.
+"""Algebraic comparison of two expressions, used if evaluation at several points is inconclusive.
 
 Each expression becomes a quotient of two polynomials, which sympy multiplies and adds. Their
 unknowns are the letters and everything that isn't polynomial in the letters: roots, sines,
@@ -303,7 +303,7 @@ def _generators(polynomial: Polynomial) -> set[int]:
 
 
 def _bits(polynomial: Polynomial) -> int:
-  """Return the bits of the largest coefficient; 1 for 1 and -1."""
+  """Return the bit length of the largest coefficient; 1 for 1 and -1."""
   parts = ((int(value.numerator), int(value.denominator)) for value in polynomial.values())
   return max((top.bit_length() + bottom.bit_length() - 1 for top, bottom in parts), default=1)
 

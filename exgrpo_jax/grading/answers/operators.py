@@ -82,8 +82,8 @@ def _in_bold(tree: Any, names: set[str]) -> Any:
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
   """Return the letters in two trees whose order in a product can matter; often there are none.
 
-  A capital letter counts as a number if the truth divides by it. A lowercase letter does if either
-  side divides by it.
+  A capital letter counts as a number if the truth divides by it, a lowercase letter if either side
+  divides by it.
   """
   names = symbols(given) | symbols(truth)
   found = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
@@ -99,7 +99,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Return the letters that a node shows to be noncommuting, except vectors, which are marked."""
+  """Return the letters that a node shows to be noncommuting, except marked letters (vectors)."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))
@@ -233,7 +233,7 @@ class _Algebra:
   ) -> None:
     self._context: Context = context_of(_DIGITS)
     self._letters = letters
-    self._are_transposed = are_transposed  # then vectors cannot be antisymmetric matrices
+    self._are_transposed = are_transposed  # if so, vectors cannot be antisymmetric matrices
     self._index = index
     numbers = names - letters
     self._point: Point = {n: Fraction(self._checksum(n) + 4000, 5003) for n in numbers}
@@ -275,7 +275,7 @@ class _Algebra:
       return value.T
     number: Any = None if symbols(exponent) else evaluate(exponent, {}, self._context)
     is_square = base[0] not in ('add', 'multiply') or not _has_transpose(base)
-    lowest = -_MAX_EXPONENT if is_square else 0  # another matrix has no inverse
+    lowest = -_MAX_EXPONENT if is_square else 0  # a matrix that isn't square has no inverse
     is_integer = isinstance(number, Fraction) and number.denominator == 1
     if is_integer and lowest <= number <= _MAX_EXPONENT:
       return value ** int(number)

@@ -115,7 +115,7 @@ def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | None:
-  """Return True if two trees agree wherever both have values; None if such points are too few."""
+  """Return True if two trees agree wherever both have values; None if there are too few points."""
   x_heads, y_heads = heads(x), heads(y)
   if (x_heads | y_heads) & _COUNTING:
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))

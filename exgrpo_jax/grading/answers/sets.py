@@ -1,6 +1,6 @@
 """Sets of real numbers: intervals and finite sets, united, intersected and subtracted.
 
-sympy decides whether two sets are equal. Only the order of their endpoints matters, so each one is
+sympy decides whether two sets are equal. Only the order of their endpoints matters, so each is
 replaced with its rank among all endpoints, and sympy sees only small integers.
 """
 
@@ -73,7 +73,7 @@ def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
   """Rank the endpoints; raises _NoSetError if there are several and not all have a real value."""
   import sympy
 
-  equal: list[list[Tree]] = []  # endpoints that are the same number
+  equal: list[list[Tree]] = []  # endpoints grouped by value
   for end in ends:
     if _is_infinite(end):
       continue

@@ -36,7 +36,7 @@ def lines(
   share: bool = False,
   smooth: bool = True,
 ) -> Panel:
-  """Return a panel of lines, whose vertical axis has this unit and is logarithmic with `log`.
+  """Return a panel of lines. `unit` labels the vertical axis; `log` makes it logarithmic.
 
   `share` means that the values are in [0, 1]. With `smooth`, if the longest line has many points,
   all lines are smoothed and the raw values are shown faintly.
@@ -145,12 +145,12 @@ _EVALUATIONS = {  # kind of score -> title, unit
 }
 _ABSENT_AT_ZERO = ('Skipped updates', 'Replay buffer')  # left out if always 0
 OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')  # from bottom to top
-_PHASES = 6  # number of longest phases with a separate layer
+_PHASES = 6  # the longest phases, which get separate layers
 _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
-  """Return part -> its panels with data; 'replay' is empty for a run without replay."""
+  """Return each part's panels that have data; 'replay' is empty for a run without replay."""
   made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = made['replay']
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
@@ -201,7 +201,7 @@ def buckets(run: Run) -> list[Panel]:
 def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str, Any]]]) -> list:
   made, names = [], {name for record in run for name in record}
   for title, unit, labels, options in rows:
-    epochs = {  # of metrics that several epochs also have singly
+    epochs = {  # the same metrics for single epochs
       name: f'{label}, {name.rpartition("/")[2].replace("_", " ")}'
       for whole, label in labels.items()
       for name in sorted(names)
@@ -227,7 +227,7 @@ def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[floa
 def _phases(run: Run) -> list[Panel]:
   """Plot each step's seconds by phase: the longest phases, and all other phases combined.
 
-  The axis covers only 98% of the steps, because the first steps compile and take far longer.
+  The axis ends above the 98th percentile, because the first steps compile and take far longer.
   """
   timed = [record for record in run if 'time/step' in record]
   if not timed:
@@ -240,7 +240,7 @@ def _phases(run: Run) -> list[Panel]:
   longest = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
   total = np.array([record['time/step'] for record in timed])
   layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
-  # A phase's time after the clock was read counts towards the next step.
+  # Work after the clock is read counts towards the next step.
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
   steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
   return [stack('Time of a step by phase', 'seconds', steps, layers, top)]

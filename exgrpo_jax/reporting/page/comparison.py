@@ -56,7 +56,7 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
   chosen = [(name, source, 'share correct', _SHARE) for source, name in scores.items()]
   drawn = [_panel(groups, *row) for row in (*chosen, *_METRICS)]
   differences: list[dict[str, Any]] = []
-  without: dict[str, list[str]] = {}  # why two groups are not compared -> evaluations concerned
+  without: dict[str, list[str]] = {}  # reason not to compare two groups -> evaluations
   for (source, name), pair in itertools.product(scores.items(), itertools.combinations(groups, 2)):
     found = _difference(pair, benchmarks, source, name)
     if isinstance(found, str):
@@ -129,10 +129,10 @@ def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, A
 def _difference(
   pair: tuple[Group, Group], benchmarks: Benchmarks, source: str, name: str
 ) -> dict[str, Any] | str:
-  """Return the paired difference at the last common evaluation, or why it is missing.
+  """Return the paired difference at the last common evaluation, or the reason why there is none.
 
-  The pairs are seeds. If the groups have fewer than two seeds in common, one run of each group is
-  compared and the pairs are questions.
+  Scores are paired by seed. If the groups share fewer than two seeds, one run of each group is
+  compared, and the scores are paired by question.
   """
   both = f'{pair[0].label} and {pair[1].label}'
   runs_by_seed = [{run.config['seed']: run for run in group.runs} for group in pair]

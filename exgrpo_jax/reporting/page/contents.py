@@ -1,4 +1,4 @@
-"""The page's contents: one part for the initial view, and parts of each run loaded on demand.
+"""The page's contents: a part for the initial view, and parts for each run, loaded on demand.
 
 A part is a JSON value. The page is small enough to email, because everything that grows with a run
 is sampled to stay within the limits below.
@@ -70,8 +70,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
 def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
   """Return a run's on-demand parts. A part without data is None.
 
-  `runs` is the number of runs on the page. Stored successes of questions in `replayed` come
-  first.
+  `runs` is the number of runs on the page. Stored successes of the questions `replayed` come first.
   """
   workdir = pathlib.Path(run.workdir)
   pieces = open_pieces(run)
@@ -94,7 +93,7 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
-  """Return a part with all responses recorded token by token in a step, or None if none are."""
+  """Return a part with all responses recorded token by token in a step; None if there are none."""
   found = experience.read_step(pathlib.Path(run.workdir), step)
   return experience.describe_texts(found, pieces) if found else None
 

@@ -25,7 +25,7 @@ class _File(NamedTuple):
   path: pathlib.Path
   step: int
   name: str  # name of the benchmark
-  made: str  # temperature and time of a manual evaluation; '' if the run evaluated
+  made: str  # temperature and time of a manual evaluation; '' for the run's own evaluation
 
 
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
       'evaluations': [],
     }
     benchmark = benchmarks.setdefault(name, new)
-    if benchmark['rows'] != new['rows']:  # a manual evaluation on other questions with this name
+    if benchmark['rows'] != new['rows']:  # a manual evaluation of other questions
       benchmark = benchmarks.setdefault(f'{name} ({file.made or file.step})', new)
     shown = {str(i): record['responses'] for i, record in enumerate(rows) if record['responses']}
     benchmark['evaluations'].append(
@@ -103,7 +103,7 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
-  """Return step -> each question's share of correct responses, for one source.
+  """Map each step to the questions' shares of correct responses, for one source.
 
   Manual evaluations are left out.
   """

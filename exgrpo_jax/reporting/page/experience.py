@@ -34,7 +34,7 @@ _AGE_BINS = 40  # maximum number of bins
 
 
 def describe(run: Recorded) -> dict[str, Any]:
-  """Describe the buffer with a heat map, curves and tables of the data that was recorded.
+  """Describe the buffer with a heat map, curves and a table of the recorded data.
 
   Everything is empty for a run without replay, because such a run never reads its buffer.
   """
@@ -243,7 +243,7 @@ def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, A
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """Return the response replayed at each visit that had one; null if its record is lost."""
+  """Return the replayed response of each visit with a replay, with nulls if its record is lost."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)

@@ -84,7 +84,7 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Return the mean learning signal over the last tenth of the steps, at least ten."""
+  """Return the mean learning signal over the last tenth of the planned steps, but at least ten."""
   taken = [record for record in run.metrics if record['step'] > 0]
   recent = taken[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
@@ -184,7 +184,7 @@ def _next(
     text = f'Between the last two evaluations the score still rose on {names}. To train longer:'
     epochs = run.config.get('num_epochs', 0)
     length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
-    shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # twice is refused
+    shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # no flag twice
     longer = command and f'{shorter} --config.{length}'
     advice.append([text, longer])
   if names := where('latest', -1):
@@ -232,7 +232,7 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
 
 
 def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
-  """Return the 'change' and 'latest' of `_scores`, or None if there is nothing to compare."""
+  """Return 'change' and 'latest' for `_scores`; each is None if there is nothing to compare."""
   steps = sorted(by_step)
 
   def between(first: int, last: int) -> dict[str, Any] | None:
