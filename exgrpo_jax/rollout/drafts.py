@@ -186,7 +186,7 @@ def _begun(
 def _read(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Replace tokens, from number `place_B` on, with forced ones. Also returns a mask of these."""
+  """Replace tokens, numbered from `place_B`, with forced tokens. Also returns a mask of these."""
   if forced is None:
     return token_BT, jnp.zeros(token_BT.shape, bool)
   tokens_NB = jnp.asarray(forced.tokens_NB)
