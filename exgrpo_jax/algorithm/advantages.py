@@ -7,7 +7,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Array
 
-# arXiv:2603.18444: its uniform prior, and its discount for a 1.7B model (0.75 for an 8B model).
+# From arXiv:2603.18444: a uniform prior, and the discount for a 1.7B model (0.75 for an 8B model).
 PRIOR = 1.0, 1.0
 DISCOUNT = 0.5
 
@@ -69,8 +69,8 @@ def group_advantages(
 def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> tuple[float, float]:
   """Return a question's (successes, failures) after another visit, with earlier visits discounted.
 
-  Discounted Beta-Bernoulli (arXiv:2603.18444, eq. 11). `counts` are those after the question's last
-  visit, or PRIOR. `rewards` are the visit's fresh rewards, from 0 to 1.
+  Discounted Beta-Bernoulli (arXiv:2603.18444, eq. 11). `counts` are from the question's previous
+  visit; on the first visit, pass PRIOR. `rewards` are the visit's fresh rewards, from 0 to 1.
 
   >>> discounted_counts(PRIOR, [1, 0, 0, 0])
   (1.5, 3.5)
@@ -83,8 +83,8 @@ def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> 
 def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 'off') -> Array:
   """Subtract the mean of each question's discounted Beta-Bernoulli posterior from its rewards.
 
-  arXiv:2603.18444, eq. 12; with `normalize_std`, also divides by the standard deviation of a reward
-  with this mean (eq. 13), which is never 0. So a group of equal rewards still gets advantages.
+  arXiv:2603.18444, eq. 12. Even a group of equal rewards gets nonzero advantages. `normalize_std`
+  also divides by the standard deviation of a reward with this mean (eq. 13), which is never 0.
 
   >>> history_advantages(np.float32([[1, 1, 1, 1]]), np.float32([[6, 2]])).tolist()
   [[0.25, 0.25, 0.25, 0.25]]

@@ -109,7 +109,7 @@ def dual_clip(
 ) -> tuple[Array, Array]:
   """Bound PPO's term from below by limit x A where A is negative: dual clip (arXiv:1912.09729).
 
-  Takes (term_BT, is_clipped_BT) from `ppo` and returns the same pair.
+  Updates the pair (term_BT, is_clipped_BT) that `ppo` returns.
 
   >>> of_ppo = np.array([[-9.0, -2.0]]), np.array([[False, False]])
   >>> term_BT, is_clipped_BT = dual_clip(*of_ppo, np.array([[-1.0]]), clip=True, limit=3.0)

@@ -61,7 +61,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
 
   `batch` is the whole optimiser minibatch, because its rows and lengths determine the normalisers.
   `max_response` is the configured response limit, in tokens. The inputs are aligned with
-  batch.tokens_BT. Callers may rearrange tokens and drop those with mask 0.
+  batch.tokens_BT. Callers may rearrange tokens and drop tokens with mask 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
   chex.assert_shape([batch.tokens_BT, batch.old_logp_BT, batch.term_weight_BT], shape)
@@ -130,8 +130,8 @@ def row_log_ratio(
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
   """Return each fresh token's log-probability under the policy that wrote it, in nats: [B, T].
 
-  In a step's first minibatch, this is `now_BT`, because the current policy wrote all tokens that
-  are not carried.
+  In a step's first minibatch, this is `now_BT` for all tokens that are not carried, because the
+  current policy wrote them.
   """
   is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
   return jnp.where(is_now, now_BT, inputs.old_logp_BT)
@@ -160,7 +160,7 @@ def replay_slope(config: ObjectiveConfig) -> float:
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
-  """Compute each token's term, before it is multiplied by its weight.
+  """Compute each token's term, before it is multiplied by `weight_BT`.
 
   Fresh and replayed rows have different terms. Fresh ratios are clipped to
   [1 - clip_epsilon, 1 + clip_epsilon_high]. If clip_epsilon_high is larger than clip_epsilon, this
@@ -194,10 +194,10 @@ def token_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Compute the contribution of some tokens to their minibatch's loss and metric sums.
 
-  With importance_level 'sequence' or 'product', a fresh token's ratio has its row's value and the
-  gradient of the token's own log-probability. 'sequence' with aggregation 'sequence_mean' is
-  exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses, which is unbiased for tokens of any policy if unclipped.
+  With importance_level 'sequence' or 'product', a fresh token's ratio gets its value from the row
+  and its gradient from the token's own log-probability. 'sequence' with aggregation 'sequence_mean'
+  is exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
+  importance sampling of whole responses. Without clipping, it is unbiased for tokens of any policy.
 
   Args:
     logp_BT: the tokens' log-probabilities under the current policy at the sampling temperature,
@@ -207,7 +207,7 @@ def token_loss(
     config: the loss terms and their coefficients.
     clip: True if fresh ratios are clipped in this step.
     is_first: True in the step's first minibatch.
-    measures_kl: add the sums of `_kl_sums`.
+    measures_kl: True to also return the sums of `_kl_sums`.
 
   Returns:
     (loss, sums), float32 scalars. Add up the loss over slices, and combine the sums over slices
@@ -224,8 +224,8 @@ def token_loss(
   else:  # the row's value with the gradient of the token's own log-probability
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
   old_logp_BT = inputs.old_logp_BT
-  # `stages.pick_replays` has set it to the step's initial policy. As for fresh rows, the ratio is
-  # exactly 1 in the first minibatch, regardless of how scoring rounds.
+  # `stages.pick_replays` has then scored replayed rows with the step's initial policy. As for fresh
+  # rows, the ratio is exactly 1 in the first minibatch, regardless of how scoring rounds.
   if not config.importance_correction:
     old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
   log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)
@@ -299,7 +299,7 @@ def _metric_sums(
 
 
 def _kl_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, jax.Array]:
-  """Sum the ratios and k3 of tokens that this step wrote, to measure the policy's drift since.
+  """Sum the ratios and k3 of tokens that this step wrote, to measure how far the policy has moved.
 
   The ratios are per token at any `importance_level`.
   """

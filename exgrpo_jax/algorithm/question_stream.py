@@ -1,4 +1,4 @@
-"""The question stream: the questions that a step reads, determined by the seed and a cursor."""
+"""The question stream: the order in which steps read questions, set by the seed and a cursor."""
 
 import functools
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @functools.lru_cache(maxsize=4)  # a step reads from one epoch, or from two at the boundary
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-  """Return an epoch's question order, int64 [size], read-only; it depends only on the arguments."""
+  """Return an epoch's question order, determined by the arguments: int64 [size], read-only."""
   rng = randomness.generator(seed, Purpose.QUESTION_STREAM, epoch)
   order = rng.permutation(size)
   order.flags.writeable = False  # the cache shares it between callers
@@ -49,9 +49,8 @@ def take(
   when a row from it is needed. So if a question retires in the step that reads an epoch's
   last row, its retirement counts toward that epoch.
 
-  The rows in `taken` are those that the step replays or that are in flight. `count` is at most
-  `at_once` minus their number. `seed` determines the permutations. For the other arguments, see
-  `reads_retired`.
+  `taken` contains the rows that the step replays or that are in flight. `count + len(taken)` is at
+  most `at_once`. `seed` determines the permutations. For the other arguments, see `reads_retired`.
   Raises InputError if the training data has fewer questions than a step needs.
   """
   if size < at_once:

@@ -23,7 +23,7 @@ from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
-_IN_ORDER = 1e9  # multiplies log weights, so that the draw is in their order
+_IN_ORDER = 1e9  # scales headroom so far that the noise of a draw cannot change the order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Buffer:
 
 
 def bucket(correctness: float, num_rollouts: int) -> int:
-  """Return 0 for a correctness of 0, else the nearest bucket from 1 to K - 1.
+  """Return bucket 0 for a correctness of 0, otherwise the nearest bucket from 1 to K - 1.
 
   >>> bucket(0.0, 8), bucket(0.02, 8), bucket(3 / 8, 8), bucket(1.0, 8)
   (0, 1, 3, 7)
@@ -58,7 +58,7 @@ def bucket(correctness: float, num_rollouts: int) -> int:
 
 
 class Bucketed(NamedTuple):
-  """A buffer with its `buckets`, computed once because a buffer can hold many questions."""
+  """A buffer and its `buckets`, computed only once because a buffer can be large."""
 
   buffer: Buffer
   bucket_of: Mapping[int, int]  # question row -> bucket
@@ -122,7 +122,7 @@ def trains(config: ReplayConfig, correctness: float) -> bool:
 def is_recorded(config: ReplayConfig, correctness: float) -> bool:
   """Return True if a group of this correctness updates its question's entry in the buffer.
 
-  This only concerns questions that do not retire.
+  Applies only to questions that do not retire.
 
   >>> [is_recorded(ReplayConfig(correctness_range=(0, 0.5)), share) for share in (0, 0.5, 0.75)]
   [False, True, False]
@@ -137,8 +137,8 @@ def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
   """Compute the log of each bucket's unnormalised probability: [K].
 
   'gaussian' is from the paper. The other rules never draw bucket 0 (-inf). All rules except
-  'hardest' are in the authors' code. 'hardest' exhausts a bucket before it draws from the next one,
-  because the ratio of their weights is too large for float64.
+  'hardest' are in the authors' code. The weights of 'hardest' differ by factors too large for
+  float64, so it exhausts each bucket before it draws from the next one.
   """
   bucket_K = np.arange(num_buckets)
   if config.question_selection == 'gaussian':
@@ -239,9 +239,9 @@ def headroom(stored: Sequence[Trajectory]) -> float:
 def has_drifted(log_ratio_T: np.ndarray, limit: float) -> bool:
   """Return True if the policy has moved too far from the one that wrote a trajectory.
 
-  Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of their squared log-ratio to that
-  policy, in nats squared. Squares don't cancel, unlike an estimate of the KL divergence. NaN counts
-  as drifted.
+  Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of the squared log-ratio between the
+  two policies, in nats squared. Unlike the terms of a KL estimate, squares cannot cancel. NaN
+  counts as drifted.
   """
   return not np.mean(np.square(log_ratio_T)) <= limit
 
@@ -292,10 +292,10 @@ def record_step(
 ) -> Buffer:
   """Return the buffer after a step.
 
-  A replayed trajectory counts with its stored verdict: always a success unless `store` is 'all'.
-  `buffer` is the one that the step was planned with. `replays`, `responses` and `verdicts` have an
-  element for each of the plan's Q groups: its stored trajectory or None, its fresh responses (K, or
-  K - 1 if it replays a trajectory) and the verdicts on them. Truncated responses count in their
+  `buffer` is the buffer that the step was planned with. For each of the plan's Q groups, `replays`
+  contains the replayed trajectory or None, `responses` the fresh responses (K, or K - 1 next to a
+  replayed trajectory), and `verdicts` the verdicts on them. A replayed trajectory counts with its
+  stored verdict, which is a success unless `store` is 'all'. Truncated responses count toward their
   group's correctness even if `store_truncated` is False.
   """
   entries, retired = _not_drifted(config, buffer, plan), dict(buffer.retired_epoch)
@@ -327,7 +327,7 @@ def record_step(
 
 
 def _not_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, Entry]:
-  """Return the entries without the trajectories that `stages.admit` took out of the plan.
+  """Return the entries without the trajectories that `stages.admit` removed from the plan.
 
   Otherwise, the question with the most headroom would be drawn and rejected again in every step.
   """
@@ -344,9 +344,9 @@ def _not_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, 
 def counts_after(
   plan: Plan, verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[int, tuple[float, float]]:
-  """Return the `discounted_counts` of each of the plan's questions, in order, after the step.
+  """Map the rows of the plan's questions, in order, to their `discounted_counts` after the step.
 
-  Only fresh responses count. `verdicts` are each question's, as for `record_step`.
+  Only fresh responses count. `verdicts` are the same as in `record_step`.
   """
   return {
     question.row: discounted_counts(

@@ -41,7 +41,7 @@ class ReplayConfig:
     'first, without successes that have drifted by more than max_drift (arXiv:2609.03941)',
     PAPER,
   )
-  # A setting because the drift grows with the learning rate: the paper's 1e-3 suits 1e-6.
+  # Configurable because drift grows with the learning rate: the paper's 1e-3 suits a rate of 1e-6.
   max_drift: float = setting(
     1e-3,
     '(0, inf]',
@@ -225,8 +225,8 @@ class ObjectiveConfig:
   normalize_std: str = setting(
     'off',
     ('off', 'population', 'sample'),
-    "divide advantages by the standard deviation of their group's rewards, averaged over K "
-    "(population) or K - 1 (sample); with the baseline 'history', of the question's history",
+    'divide advantages by the standard deviation of rewards: in their group, averaged over K '
+    "(population) or K - 1 (sample), or in the question's history with the baseline 'history'",
     PAPER,
   )
   aggregation: str = setting(
@@ -252,7 +252,7 @@ class ObjectiveConfig:
     0.0,
     '[0, inf)',
     'for mixture-of-experts models: the weight of the load-balancing loss, which is computed per '
-    'row and layer, averaged over tokens, and 1 for an even load (arXiv:2412.19437)',
+    'row and layer, averaged over tokens, and equal to 1 for an even load (arXiv:2412.19437)',
   )
   kl_coefficient: float = setting(
     0.0, '[0, inf)', 'the coefficient of KL(policy, reference), estimated with k3', AUTHORS
@@ -260,8 +260,8 @@ class ObjectiveConfig:
   old_logprobs: str = setting(
     'rollout',
     ('rollout', 'recompute'),
-    "the source of a fresh row's old log-probabilities: the sampler, or a second computation by "
-    'the trainer',
+    "the source of a fresh row's old log-probabilities: the sampler (rollout), or another forward "
+    'pass by the trainer (recompute)',
   )
 
   def __post_init__(self) -> None:

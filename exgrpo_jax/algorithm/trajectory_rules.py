@@ -34,16 +34,15 @@ def released_costs(
   """Compute the costs that the authors' released code uses in place of the paper's entropies.
 
   That code has three bugs (https://github.com/ElliottYan/LUFFY, experience_helpers.py; issue 57
-  there). A candidate's prompt and response entropies are right-aligned in a window as long as the
-  longest response, with zeros on the left. The mask is built for left-aligned responses and selects
-  their padding. Every candidate uses a mask from the last pass of up to eight candidates. So a cost
-  is the mean of the window from some other candidate's length to the end.
+  there). A candidate's prompt and response entropies are right-aligned in a window of `longest`
+  tokens, with zeros on the left. The mask is built for left-aligned responses and selects their
+  padding. Every candidate uses a mask from the last pass of up to eight candidates. So a cost is
+  the mean of the window from some other candidate's length to the end.
 
   `entropies` are the token entropies of each candidate, nats [P - 1 + T]: its prompt except the
   first token, then its response. `lengths` counts the tokens in each response that are not the
-  padding token, which may also be an end token. `longest` is the length of the window in tokens,
-  `rollout.max_response`. The mean of an empty window is -inf here. It is NaN in the authors' code,
-  and NumPy's argmin picks the first NaN.
+  padding token, which may also be an end token. `longest` is `rollout.max_response`. The mean of an
+  empty window is -inf here. It is NaN in the authors' code, and NumPy's argmin picks the first NaN.
   """
   together = 8  # candidates per forward pass in the released code
   last = lengths[(len(lengths) - 1) // together * together :]

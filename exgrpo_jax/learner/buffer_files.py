@@ -2,9 +2,9 @@
 
 A segment is a file of consecutive trajectories: int32 tokens, their float32 log-probabilities, and
 the arrays that features add. A segment is written once. Later checkpoints hard-link the segment
-while at least half of its data is still in the buffer. So a save writes only new trajectories, yet
-every checkpoint is complete and can be copied, moved or deleted independently of the others. On a
-file system without hard links, each checkpoint writes everything.
+while at least half of its data is still in the buffer. So a save writes mostly new trajectories,
+yet every checkpoint is complete and can be copied, moved or deleted independently of the others. On
+a file system without hard links, each save writes everything.
 
 The index stores each question's data and each trajectory's location and checksum.
 """
@@ -34,9 +34,9 @@ Columns = Mapping[str, np.ndarray]  # name -> column of the index
 
 
 def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | None) -> None:
-  """Write the buffer of the checkpoint of `step` into an existing, empty folder.
+  """Write the buffer for the checkpoint of `step` into an existing, empty folder.
 
-  Hard-links segments from `previous`, the buffer's folder in the previous checkpoint, if any.
+  Hard-links segments from `previous`, the buffer folder of the previous checkpoint, unless None.
   """
   rows = sorted(buffer.entries)
   stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
@@ -105,7 +105,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """Build the index columns except places: per question, in `rows` order, and per trajectory."""
+  """Build all index columns except places, per question (in `rows` order) and per trajectory."""
   entries = [buffer.entries[row] for row in rows]
   retired, history = sorted(buffer.retired_epoch.items()), dict(sorted(buffer.history.items()))
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
@@ -170,8 +170,8 @@ def _link_segments(
 ) -> list[int]:
   """Link the segments of `previous` that are worth keeping into `folder`; return their numbers.
 
-  `segment` is each trajectory's segment in `previous`, negative for a new trajectory. `size` is in
-  bytes.
+  `segment` is each trajectory's segment in `previous`, negative for a new trajectory. `size` is
+  each trajectory's size in bytes.
   """
   used = {
     int(number): int(size[segment == number].sum()) for number in np.unique(segment[segment >= 0])
@@ -192,7 +192,7 @@ def _link_segments(
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Write trajectories, if any, to a file; return their offsets."""
+  """Write trajectories to a file and return their offsets. Writes no file if there are none."""
   if not trajectories:
     return []
   offsets = []
@@ -258,7 +258,7 @@ def _sum(trajectory: Trajectory) -> int:
 
 
 def describe(sequence: TokenSequence) -> dict[str, list[Any]]:
-  """Convert the feature fields to JSON values; arrays become their dtype and shape."""
+  """Convert the feature fields to JSON values; for arrays, only the dtype and shape."""
 
   def described(value: Any) -> list[Any]:
     if isinstance(value, np.ndarray):

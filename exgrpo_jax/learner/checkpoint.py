@@ -32,8 +32,8 @@ from exgrpo_jax.runtime import hosts
 
 # ---- Partial rollouts ----
 
-# Three files: an index in JSON, the concatenated tokens of all responses with the sampler's values,
-# and a checksum of both. In a checkpoint, this item is called 'carried'.
+# Stored as three files: a JSON index, the concatenated tokens and per-token values of all
+# responses, and a checksum of both. In a checkpoint, this item is called 'carried'.
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
@@ -146,7 +146,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class FolderArgs(ocp.args.CheckpointArgs):
-  """A function that fills an empty folder, from data that must not change, or reads a folder."""
+  """A function that reads a folder, or fills an empty folder from data that must not change."""
 
   call: Callable[[epath.Path], Any]
 
@@ -223,8 +223,8 @@ def save(
   the host or, on CPU, holds a reference that keeps JAX from reusing its memory. The buffer and
   partial groups are immutable.
 
-  `manager` must be open for writing. `base_sums` are the checksums of LoRA's frozen base, so that
-  restoring can reject a different base.
+  `manager` must be open for writing. `base_sums`, the checksums of LoRA's frozen base, are saved so
+  that restoring can reject a different base.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
@@ -309,7 +309,7 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raise an error on all hosts if any host has one, because the others would wait forever."""
+  """Raise an error on all hosts if any host has one; the others would otherwise wait forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
   for kind in (InputError, DamagedError):  # in this order: an unreadable checkpoint may be intact
     for name, message in filter(None, reported):
@@ -412,7 +412,7 @@ def _newest(workdir: str, saved: Sequence[int]) -> int:
 
 
 def save_params(path: str, params: Params) -> None:
-  """Save only the parameters, e.g. of a warm start, atomically."""
+  """Save only the parameters, for example after a warm start. The write is atomic."""
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(epath.Path(path).absolute(), params)
 
@@ -424,5 +424,5 @@ def load_params(path: str, like: Params) -> Params:
 
 
 def abstract(tree: Any) -> Any:
-  """Return a tree's shapes, dtypes and shardings, to pass as `like` to the restoring functions."""
+  """Return a tree's shapes, dtypes and shardings, to pass to restore functions as `like`."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

@@ -1,8 +1,8 @@
 """The gradient of a minibatch: pack rows into microbatches and add up their gradients.
 
 The normalisers are computed from the whole minibatch before it is split (`objective.loss_inputs`),
-so packing, microbatches, their order and the mesh only affect rounding. Shape letters are those in
-packing.py; M is the number of microbatches of one shape. B counts sequences here, except in a
+so packing, microbatches, their order and the mesh only affect rounding. Shape letters are the same
+as in packing.py; M is the number of microbatches of one shape. B counts sequences here, except in a
 `Batch` and its loss inputs, which have one row per response.
 """
 
@@ -78,7 +78,7 @@ class Microbatch(NamedTuple):
   routes_BTLC: Array | None = None  # `Batch.routes_BTLC`
 
 
-Stack = tuple[int, Microbatch]  # number of microbatches, and their arrays with an axis M in front
+Stack = tuple[int, Microbatch]  # number of microbatches, and their arrays with a leading axis M
 
 
 def trained_shapes(spec: UpdateSpec) -> model.Params:
@@ -98,11 +98,11 @@ def minibatch_gradient(
 ) -> Accumulator:
   """Compute the gradient of a minibatch's loss and the sums for its metrics.
 
-  `batch` has all rows of the minibatch as NumPy arrays. `clip` is True if fresh ratios are clipped
-  in this step, `is_first` for the step's first minibatch. `initial` has the run's initial
-  parameters. They are needed only for LoRA, as the base of the adapters, and for a KL term, as the
-  reference policy. If `stopped` (see `not_stopped`) is 1, nothing is computed and the results are
-  0. `stacks` are the batch's `packed` rows, if known.
+  `batch` contains all rows of the minibatch as NumPy arrays. `clip` is True if fresh ratios are
+  clipped in this step, and `is_first` is True in the step's first minibatch. `initial` are the
+  run's initial parameters, needed only as the base of LoRA adapters and as the reference policy of
+  a KL term. If `stopped` (see `not_stopped`) is 1, nothing is computed and the results are 0.
+  `stacks` is the result of `packed` for this batch, if already computed.
 
   Returns (gradient, sums), both still being computed on the device. The gradient is laid out like
   the parameters. The sums are float32 scalars, except 'choices_LE', which is [L, E].
@@ -140,7 +140,7 @@ def accumulate(
   initial: model.Params | None,
   stopped: jax.Array | None = None,
 ) -> Accumulator:
-  """Add the gradients and sums of the first `count` microbatches of a stack, or of none if stopped.
+  """Add the gradients and sums of a stack's first `count` microbatches; add nothing if stopped.
 
   The loop runs inside the program so that the temporary arrays of a pass are allocated only once.
   """
@@ -186,9 +186,9 @@ def accumulate(
 
 
 def not_stopped(spec: UpdateSpec) -> jax.Array | None:
-  """Return the initial `stopped` flag of a step: 0. Updates return 1 once `max_kl` stops the step.
+  """Return a step's initial `stopped` flag, 0. Updates return 1 once `max_kl` stops the step.
 
-  The value stays on the device, so the host doesn't wait for it. Without a limit, it is None.
+  The flag stays on the device, so the host doesn't wait for it. Returns None if `max_kl` is inf.
   """
   if spec.optimizer.max_kl == float('inf'):
     return None
@@ -205,8 +205,8 @@ def apply_gradient(
   """Apply one AdamW update, or skip it; see `optimizer.apply_gradient`.
 
   `state` is donated; use the returned state. With `stopped` (see `not_stopped`), the update is also
-  skipped if the KL in the minibatch's `sums` exceeds `optimizer.max_kl`. The returned dict then has
-  'skipped_by_kl', the new value of `stopped`, and 'updates', 0 if nothing was computed.
+  skipped if the KL in the minibatch's `sums` exceeds `optimizer.max_kl`. The returned dict then
+  contains 'skipped_by_kl' (the new value of `stopped`) and 'updates' (0 if nothing was computed).
   """
   layout = sharding.layout_of(state)
   measured = None if sums is None or stopped is None else (sums, stopped)
@@ -289,7 +289,7 @@ def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
 def minibatches(batch: Batch, count: int, order_Q: np.ndarray | None = None) -> Iterator[Batch]:
   """Split a step's rows into `count` equal parts; groups stay whole.
 
-  The step's Q groups are split in their order or, if given, in the order `order_Q`.
+  The step's Q groups are split in the order `order_Q` if it is given, otherwise in batch order.
   """
   row_B = np.arange(len(batch.advantage_B))
   if order_Q is not None:
@@ -403,7 +403,7 @@ def programs(
 
   `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
   batch with the shapes of every step's batch, but without a token to train on. `minibatch_passes`
-  are each minibatch's passes, to count how often each program runs in all epochs.
+  lists each minibatch's passes, used to count how often each program runs in all epochs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
   epochs, num_updates = spec.optimizer.epochs, spec.optimizer.updates_per_step
@@ -451,7 +451,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch that trains on a single row of these sizes, which determines the pass's shape."""
+  """Make a batch that trains on a single row of these sizes, which determine the pass's shape."""
   mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(nothing.advantage_B)

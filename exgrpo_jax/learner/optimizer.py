@@ -35,8 +35,8 @@ class OptimizerConfig:
   max_kl: float = setting(
     float('inf'),
     '(0, inf]',
-    "stop a step's updates once KL(old policy, policy), in nats per token, exceeds this value; it "
-    "is estimated with k3 from the next minibatch's fresh tokens; inf turns this off",
+    "stop a step's updates once KL(old policy, policy), in nats per token, exceeds this value; the "
+    "KL is estimated with k3 from the next minibatch's fresh tokens; inf turns this off",
   )
   learning_rate: float = setting(1e-6, '[0, inf)', 'the peak learning rate', PAPER)
   schedule: str = setting(
@@ -101,7 +101,7 @@ def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
     'linear': optax.linear_schedule(peak, 0.0, rest),
     'cosine': optax.cosine_decay_schedule(peak, rest),
   }[config.schedule]
-  # The first update has rate peak / (warmup + 1), not 0, because a zero update is wasted.
+  # The first update's rate is peak / (warmup + 1), because an update with rate 0 would be wasted.
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
   return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
@@ -122,8 +122,8 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
 
   An update shrinks the second moment by at most 1 - b2, which is a thousandth. Adjacent bfloat16
   values differ by four to eight thousandths, so with rounding to nearest the moment would never
-  decrease. Stochastic rounding is correct on average (arXiv:1502.02551). The first moment moves by
-  tenths and does not need stochastic rounding.
+  decrease. Stochastic rounding is correct on average (arXiv:1502.02551). The first moment changes
+  by about a tenth per update and does not need stochastic rounding.
   """
 
   def init(params: optax.Params) -> Any:
@@ -153,7 +153,7 @@ def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def init(config: OptimizerConfig, num_updates: int, params: Params) -> TrainState:
-  """Make a fresh train state, whose moments are sharded like their parameters."""
+  """Make a fresh train state with moments sharded like their parameters."""
   # Counts need a layout too: if an update changed their layout, the next update would recompile.
   layout = sharding.layout_of(shapes(config, num_updates, params).opt_state)
   return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))

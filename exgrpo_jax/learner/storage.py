@@ -21,7 +21,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 
-WAITS = (1.0, 4.0, 10.0)  # seconds before each further attempt
+WAITS = (1.0, 4.0, 10.0)  # seconds to wait before each retry
 
 # Error numbers for files that are missing or of the wrong kind.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
@@ -101,7 +101,7 @@ def of_base(base: Params) -> dict[str, int]:
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
   """Return twelve hex digits that identify the parameters or, with LoRA, the base.
 
-  Uses the whole state's checksums, because saving compiles their program anyway.
+  Computes checksums of the whole state, because saving compiles the same program anyway.
   """
   sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]

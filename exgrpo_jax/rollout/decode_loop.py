@@ -22,12 +22,12 @@ from exgrpo_jax.runtime import randomness
 # Upper bound on N. Each host sync idles the device, so decode many tokens between syncs.
 TOKENS_PER_SYNC = 64
 
-MOST_DRAFTS = 7  # of `rollout.drafts`
+MOST_DRAFTS = 7  # the largest number that `rollout.drafts` allows
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """Static settings of `decode`. Each distinct value compiles once."""
+  """Static settings of `decode`. Each distinct value is compiled separately."""
 
   distribution: token_sampling.Distribution
   eos_ids: tuple[int, ...]  # any of these ends a response
@@ -37,7 +37,7 @@ class Sampling:
 class DecodeSpec:
   """Everything that determines sampling, except the model, the requests and the keys.
 
-  A static argument of the compiled programs, so each distinct value compiles once.
+  A static argument of the compiled programs, so each distinct value is compiled separately.
   """
 
   distribution: token_sampling.Distribution
@@ -58,12 +58,12 @@ class DecodeSpec:
 
   @property
   def most_drafts(self) -> int:
-    """Return the most tokens that a row drafts in a pass."""
+    """Return the maximum number of tokens that a row drafts in a pass."""
     return MOST_DRAFTS if self.drafts == 'auto' else int(self.drafts)
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
-    """Return the spec with temperature 1 (0 stays 0). `decode` takes the actual temperature."""
+    """Return the spec with temperature 1 (0 stays 0). `decode` receives the actual temperature."""
     kept = min(1.0, math.ceil(self.distribution.temperature))
     return dataclasses.replace(
       self, distribution=dataclasses.replace(self.distribution, temperature=kept)
@@ -296,7 +296,7 @@ def for_hosts(decoded: _Decoded) -> _Decoded:
 def laid_out(rows: _Rows) -> _Rows:
   """Shard slots or prompts over the mesh.
 
-  Pinning the layout of every program's output keeps the programs that take it from recompiling.
+  Pinning the layout of each program's output keeps the programs that read it from recompiling.
   """
   rest = jax.tree.map(
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())

@@ -2,9 +2,9 @@
 
 A token is a function of the logits and of its own noise, which depends only on seed, step,
 question, sample and position. So a pass over a row's next token and k drafted tokens, with a draw
-after each token, gives the same tokens as decoding one at a time. Drafts are kept as long as they
-equal the draws, and the first draw that differs replaces its draft. Drafts come from texts on the
-same question: the row's own prompt and response, the responses in other slots, and past responses.
+after each token, produces the same tokens as decoding one at a time. Drafts are kept until one
+differs from its draw, which then replaces it. Drafts are copied from texts on the same question:
+the row's own prompt and response, the responses in other slots, and past responses.
 
 Shape letters as in decode_loop.py; T drafts and the token before them, R texts, M texts of one
 question, X last tokens of a row.
@@ -24,12 +24,12 @@ from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.rollout.decode_loop import Decoded, Forced, Sampling, State
 
-CHOICES = ('0', '1', '3', '7', 'auto')  # of `rollout.drafts`
-SOURCES = ('own', 'siblings', 'past')  # of a draft
+CHOICES = ('0', '1', '3', '7', 'auto')  # the allowed values of `rollout.drafts`
+SOURCES = ('own', 'siblings', 'past')  # the kinds of text that drafts are copied from
 MAX_TEXTS = 16  # M: a row drafts from its own text and at most 15 others
 LONGEST_MATCH = 5  # X
 # Rows of activations per device that cost about as much as one row, because reading the weights
-# takes longer than multiplying by them. Not measured on GPUs. 0 on TPUs, because their kernel has
+# takes longer than multiplying by them. Not measured on GPUs. 0 on TPUs, because the TPU kernel has
 # not been tried with several queries per row.
 _FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 
@@ -51,7 +51,7 @@ def width(setting: str, slots: int, mesh: Mesh) -> int:
 class Texts(NamedTuple):
   """The texts that drafts are copied from. The first B of the R texts belong to the slots."""
 
-  tokens_RS: Array  # int32; prompt and response; past responses have only the prompt's end
+  tokens_RS: Array  # int32; prompt and response; only the prompt's end for past responses
   length_R: Array  # int32
   start_R: Array  # int32, where the response begins
   peers_BM: Array  # int32, each slot's texts, its own text first; -1 means no text
@@ -76,7 +76,7 @@ class _Draws(NamedTuple):
 
 class _Carry(NamedTuple):
   state: State
-  next_B: _Draws  # each row's next token; `texts` has it already
+  next_B: _Draws  # each row's next token, which is already part of `texts`
   texts: Texts
   decoded: Decoded
   written_B: jax.Array  # int32, tokens in `decoded`
@@ -84,13 +84,13 @@ class _Carry(NamedTuple):
 
 
 class _Checked(NamedTuple):
-  """A pass's tokens after the draws."""
+  """The tokens of a pass, checked against the draws."""
 
-  token_BT: jax.Array  # the row's next token and the drafts
-  draws_BT: _Draws  # after each of them
-  following_BT: jax.Array  # the token after each of them: the draw, unless it is forced
-  kept_BT: jax.Array  # bool, the first ones of each live row
-  ended_B: jax.Array  # bool, by an end token
+  token_BT: jax.Array  # the row's next token, then the drafts
+  draws_BT: _Draws  # the draw after each token
+  following_BT: jax.Array  # the token after each token: forced, or else the draw
+  kept_BT: jax.Array  # bool, True for the tokens to keep, which come first; only in live rows
+  ended_B: jax.Array  # bool, True if an end token has ended the row
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
@@ -157,7 +157,7 @@ def _drawn(
   state: State,
   ahead: int,
 ) -> _Draws:
-  """Draw a token after each hidden state; the first has number length_B + ahead of its row."""
+  """Draw a token after each hidden state; the first is its row's token number length_B + ahead."""
   B, T, D = hidden_BTD.shape
   hidden_MD = hidden_BTD.reshape(B * T, D)
   key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))
@@ -186,7 +186,7 @@ def _begun(
 def _read(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Replace tokens by forced ones, and return a mask of these; the first is number `place_B`."""
+  """Replace tokens, numbered from `place_B`, with forced tokens. Also returns a mask of these."""
   if forced is None:
     return token_BT, jnp.zeros(token_BT.shape, bool)
   tokens_NB = jnp.asarray(forced.tokens_NB)
@@ -275,7 +275,7 @@ def _with_routes(
 
 
 def _with_following(texts: Texts, token_BT: jax.Array, count_B: jax.Array) -> Texts:
-  """Append the first `count_B` tokens to the slots' texts; what lies after a text is not read."""
+  """Append the first `count_B` tokens to the slots' texts. Tokens beyond a text are never read."""
   B, T = token_BT.shape
   place_BT = texts.length_R[:B, None] + jnp.arange(T)
   tokens_RS, length_R = jnp.asarray(texts.tokens_RS), jnp.asarray(texts.length_R)
@@ -308,12 +308,12 @@ def _counted(
 
 
 def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
-  """Draft the next tokens of each slot's text: the tokens with which most texts go on.
+  """Draft the next tokens of each slot's text by a majority vote of the slot's texts.
 
-  Each text is matched at the place where most of the row's last tokens occur, at most five of them;
-  if there are several such places, at the last one. Only texts with the longest match vote on the
-  first token, and on each later token only the texts that agreed with the majority so far. Ties go
-  to the first text. From texts other than the row's own, only tokens of the response are copied.
+  A text's match is its longest occurrence of the row's last tokens, up to five of them; ties go to
+  the last place. Only the texts with the longest match vote on the first token. On each later
+  token, only the texts that have agreed with every winner so far vote. Ties go to the first text.
+  From texts other than the row's own, only tokens of the response are copied.
 
   Returns:
     (tokens int32 [B, num], indices into SOURCES int32 [B, num]); a token is -1 if no text votes.
@@ -341,7 +341,7 @@ def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
 def _longest_matches(texts: Texts) -> tuple[jax.Array, jax.Array]:
   """Return the length of each text's longest match with its row's end, and where it ends: [B, M].
 
-  A match has to be followed by a token of the text. The length is 0 if there is none.
+  A match must be followed by a token that may be copied. The length is 0 without a match.
   """
   (B, M), S = texts.peers_BM.shape, texts.tokens_RS.shape[1]
   is_own_M = jnp.arange(M) == 0
@@ -359,6 +359,6 @@ def _longest_matches(texts: Texts) -> tuple[jax.Array, jax.Array]:
     match_BMS += equal_BMS
   place_S = jnp.arange(S)
   is_followed_BMS = (place_S + 1 >= start_BM[..., None]) & (place_S + 1 < end_BM[..., None])
-  # The longest, and of equally long ones the last.
+  # The longest match; ties go to the last one.
   best_BM = jnp.max(jnp.where(is_followed_BMS, match_BMS * S + place_S, 0), axis=2)
   return best_BM // S, best_BM % S

@@ -3,7 +3,7 @@
 A fresh group whose rewards are all equal gives no gradient. A step drops such groups and draws more
 questions, until it can train Q groups that are replayed or have different rewards. Questions are
 drawn in rounds, because a round's verdicts decide how many are still missing. Once a step has
-finished `dynamic_sampling` times the fresh groups that it trains, dropped groups fill it up.
+finished `dynamic_sampling` times as many fresh groups as it trains, dropped groups fill the rest.
 
 Surplus groups wait for the next step, as in partial rollouts (partial.py).
 """
@@ -46,10 +46,10 @@ def next_round(
 ) -> partial.Round | None:
   """Plan the next round, or return None if the step can train.
 
-  A round finishes as many groups as are missing, divided by the share of informative groups in the
-  step so far, but at most Q. So fewer than Q groups are left over without partial rollouts. With
-  partial rollouts, new questions take the places of dropped groups. `waiting` is the number of
-  fresh groups that had finished before the step.
+  A round finishes the number of missing groups divided by the share of informative groups in the
+  step so far, but at most Q groups. So without partial rollouts, fewer than Q groups are left over.
+  With partial rollouts, new questions replace dropped groups. `waiting` is the number of fresh
+  groups that had finished before the step.
   """
   plan, responses = graded.plan, graded.responses
   gone = partial.dropped(replay_config, graded)
@@ -138,8 +138,8 @@ def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
 def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
   """Merge the sampler's metrics of several rounds, given as (tokens written, metrics).
 
-  Maxima stay maxima; times and counts of environments are added. Other values are means, weighted
-  by tokens.
+  Takes the largest of maxima, adds up environment times and counts, and averages all other values,
+  weighted by tokens.
   """
   values = collections.defaultdict[str, list[tuple[float, float]]](list)
   for tokens, measured in rounds:

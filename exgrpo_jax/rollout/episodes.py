@@ -7,9 +7,9 @@ appended.
 A slot is freed at the end of each turn. Once the environment has answered, the episode queues for
 another slot, ahead of all requests that have not begun. This allows more episodes in flight than
 slots, and slots keep decoding while environments work. Samples depend only on the request and the
-position, not on the order in which environments answer. Where this order would decide which
-responses a step trains, or could differ between hosts, answers are processed in the order of their
-turns: the engine waits for each answer a fixed number of syncs after its turn.
+position, not on the order in which environments answer. If this order would decide which responses
+a step trains, or could differ between hosts, answers are processed in the order of their turns
+instead: the engine waits for each answer a fixed number of syncs after its turn.
 """
 
 import collections

@@ -2,7 +2,7 @@
 
 A step ends once enough groups are complete for it to train, and the next step continues the rest. A
 group is in flight from the step that draws it to the step that trains it. It is trained once all of
-its responses are complete, at most `max_age` steps after the step that wrote its first token.
+its responses are complete, at most `rollout.max_staleness` steps after its first token was written.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def continuing(
   data: QuestionSet,
   buffer: Buffer,
 ) -> Plan:
-  """Return the plan with the groups that the last step left in front of its new groups."""
+  """Put the groups that the last step left before the plan's new groups."""
   rows = [group.question_row for group in groups]
   # A group of K - 1 responses needs a stored one, even if it has become too old or has drifted.
   candidates = [
@@ -68,16 +68,16 @@ def drawn_in(plan: Plan) -> list[int]:
 def trained(
   begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
-  """Choose the oldest complete groups to train in `step`, or None if it must keep generating.
+  """Choose the oldest complete groups to train in `step`; None if it must keep generating.
 
   A step keeps generating until enough groups are complete and every remaining group can still train
   in time. If each step trains the oldest groups, the i-th oldest remaining group trains
   `1 + i // questions` steps later. So no group gets too old as long as at most
-  `questions * (max_age + 1)` are in flight.
+  `questions * (max_age + 1)` groups are in flight.
 
-  `begun` is the step that wrote each group's first token, or `step` for a group without tokens, and
-  `complete` whether all of its responses are complete. A step trains `questions` groups (Q), at
-  most `max_age` steps after their first tokens.
+  `begun` is the step that wrote each group's first token, or `step` for a group without tokens.
+  `complete` is True for groups whose responses are all complete. A step trains `questions` groups
+  (Q), at most `max_age` steps after their first tokens.
   """
   by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties keep draw order
   chosen = [group for group in by_age if complete[group]][:questions]
@@ -117,9 +117,9 @@ def are_complete(responses: Sequence[Response]) -> bool:
 
 
 def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
-  """Return True if a finished fresh group gives a gradient.
+  """Return True if a finished fresh group produces a gradient.
 
-  Its rewards differ in float32, and `replay.difficulty` does not mask it.
+  Its rewards must differ in float32, and `replay.difficulty` must not mask it.
 
   >>> right, wrong = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
   >>> [is_informative(ReplayConfig(), group) for group in ([right, right], [right, wrong])]
@@ -156,7 +156,7 @@ def continued(config: RolloutConfig, before: Response, now: Response, step: int)
   """Return `now` with a span for the tokens that `step` added to `before`.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
-  Returns `now` itself if no step leaves groups for the next one.
+  Returns `now` itself if the config never leaves groups for the next step.
   """
   if not config.keeps_groups:
     return now
@@ -176,7 +176,7 @@ def verdicts(plan: Plan) -> dict[tuple[int, int], Verdict]:
 
 
 def in_flight(graded: GradedGroups, groups: Sequence[int]) -> tuple[PartialGroup, ...]:
-  """Return some of the groups as the next step or round continues them."""
+  """Convert some of the groups to the form in which the next step or round continues them."""
   plan, drawn = graded.plan, drawn_in(graded.plan)
   return tuple(
     PartialGroup(
@@ -195,7 +195,7 @@ def split(
 ) -> GradedGroups:
   """Return the groups for training in shuffled order, and leave the rest for the next step.
 
-  The groups `dropped`, except those that fill the step, come after the groups for training.
+  Groups in `dropped` come after the groups for training, unless they are needed to fill the step.
   """
   if not config.keeps_groups:
     return graded

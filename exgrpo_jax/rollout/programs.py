@@ -104,10 +104,10 @@ def decoded_in(
 ) -> Iterator[tuple[Span, np.ndarray]]:
   """Yield each span and the number of tokens that each response has after the span, int [N].
 
-  The responses have `lengths_N` tokens in the end, in queue order, and `begun_N` at first; complete
-  responses get no slot. Each prompt has `prompt` tokens. Attention reads `block` cache positions at
-  a time; even a free slot costs one block. With `to_the_end`, once the queue is empty, it syncs
-  early only when all rows have finished.
+  `lengths_N` are the final lengths of the responses in queue order, and `begun_N` their lengths at
+  the start; complete responses get no slot. Each prompt has `prompt` tokens. Attention reads
+  `block` cache positions at a time; even a free slot costs one block. With `to_the_end`, once the
+  queue is empty, a span ends early only when all rows have finished.
   """
   chex.assert_equal_shape([lengths_N, begun_N])
   done_N = begun_N.copy()
@@ -357,7 +357,7 @@ def _resize(engine: SlotEngine, state: State, longer: State, length: int) -> Ite
 
 
 def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
-  """Return a batch without tokens. Its arrays have the same shapes as the arrays of any step."""
+  """Return a batch without tokens. Its arrays have the same shapes as in every step's batch."""
   B, T = config.questions * config.group_size, config.longest_row
   routes_BTLC = None
   if config.router_replay:

@@ -34,7 +34,7 @@ _ROWS_OF_SEQUENCE = 8
 _Name = TypeVar('_Name', bound=Hashable)
 
 
-# ---- Prefilling them again ----
+# ---- Prefilling begun responses again ----
 
 
 def resumed(
@@ -46,7 +46,7 @@ def resumed(
   rows: Slots,
   shares: bool,
 ) -> State:
-  """Fill the slots of rows already begun. For `shares`, see `packed_passes`."""
+  """Fill the slots of rows that have already begun. For `shares`, see `packed_passes`."""
   begun = {slot: row for slot, row in enumerate(rows) if row and row.length and not row.is_filled}
   written = {
     slot: np.concatenate([row.request.prompt, *(tokens for tokens, *_ in row.pieces)])
@@ -117,7 +117,7 @@ def packed(
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
   """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
 
-  `rows` are token arrays by name, of at most `longest_row` tokens, and at most `most` at a time.
+  `rows` maps names to token arrays: at most `most` arrays of at most `longest_row` tokens.
   `starts` contains, for each row, its name and the index of its first token among the P * T tokens.
   `routes_RTLC` are the rows' routes, at least as long as the rows (see routes.py), or None. For
   `shares`, see `packed_passes`.
@@ -209,7 +209,7 @@ def unparked(spec: DecodeSpec, state: State, parked: kv_cache.Cache, rows: Slots
 
 
 def forced_of(rows: Slots, width: int = 0) -> Forced:
-  """Collect the tokens that rows must read before they sample, as many as one sync can read."""
+  """Collect the tokens that rows must read before they sample, up to the number per sync."""
   N, B = decode_loop.TOKENS_PER_SYNC * (width + 1), len(rows)
   tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
   for slot, row in enumerate(rows):

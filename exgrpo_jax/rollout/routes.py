@@ -35,7 +35,7 @@ def completed(
   """Return all known routes of a row of `length` tokens, or None if no routes are known.
 
   Args:
-    begun_TLC: the routes of the row's first tokens that were known when it got its slot, or None.
+    begun_TLC: the routes that were known for the row's first tokens when it got its slot, or None.
     found_SLC: the routes recorded in the slot; None if routes are not kept or the row has no slot.
     cached: the number of tokens in the slot's cache.
     length: the number of tokens in the prompt and the response.

@@ -1,7 +1,7 @@
 """The slot engine: a fixed set of slots decodes together, and a queue refills them.
 
 A row's samples depend only on its request, not on the other rows. So slot assignment, order and
-refills affect only how the logits round: a draw on a boundary may flip if a logit moves by an ulp.
+refills affect only rounding: a draw close to a boundary may flip if a logit changes by an ulp.
 
 The device runs `decode_loop.decode` until some rows have finished, in parts of several seconds
 (`_Pace`). The host then collects the finished responses and inserts the next prompts into the free

@@ -238,9 +238,9 @@ def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Compute the mean and largest absolute difference over tokens written in `step`, in nats.
+  """Measure the mean and largest absolute difference over tokens written in `step`, as metrics.
 
-  Returns metrics. `trainer` contains the trainer's log-probabilities [T] of each response.
+  `trainer` yields the trainer's log-probabilities [T] of each response. All values are in nats.
   """
   gaps = []
   for logp, response in zip(trainer, responses):

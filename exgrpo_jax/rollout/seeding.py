@@ -83,7 +83,7 @@ class Trace:
 
 
 def check_columns(path: str) -> None:
-  """Raise InputError if the file is missing, empty or lacks a column. Reads only a few rows."""
+  """Raise InputError if the file is missing or empty, or lacks a column. Reads only a few rows."""
   if next(_rows(path), None) is None:
     raise InputError(f'{path}: the file contains no traces. Add at least one trace.')
 

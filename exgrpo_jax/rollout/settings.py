@@ -22,7 +22,7 @@ _GROUPS_PER_SAMPLES = 3
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-  """Settings for the number of questions and responses per step and how they are sampled."""
+  """Settings for the size of a step and for how responses are sampled."""
 
   questions: int = setting(128, '[1, inf)', 'questions per step (Q)', PAPER)
   group_size: int = setting(
@@ -40,9 +40,9 @@ class RolloutConfig:
   drafts: str = setting(
     '0',
     drafts.CHOICES,
-    'tokens drafted per row and decoding pass, copied from other responses to the question; drafts '
-    'speed up sampling and change responses only by rounding; auto chooses a number that suits the '
-    'number of slots and the platform',
+    'tokens drafted per row and decoding pass, copied from the row itself or from other responses '
+    'to the question; drafts speed up sampling and change responses only by rounding; auto chooses '
+    'a number that suits the number of slots and the platform',
   )
   partial: bool = setting(
     False,
@@ -66,8 +66,8 @@ class RolloutConfig:
   dynamic_sampling: float = setting(
     1.0,
     '[1, inf)',
-    'dynamic sampling (DAPO): a step draws questions until enough fresh groups have different '
-    'rewards, up to this multiple of the fresh groups that it trains; 1 turns it off',
+    'dynamic sampling (DAPO): a step draws questions until the rewards differ within enough fresh '
+    'groups, but at most this multiple of the fresh groups that it trains; 1 turns it off',
   )
   router_replay: bool = setting(
     False,

@@ -23,8 +23,8 @@ from exgrpo_jax.rollout.drafts import Counts, Texts
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import activity, randomness
 
-# Refill once one in this many slots has finished, and fill the same number of slots at a time. This
-# keeps both host syncs and idle slots few.
+# Refill once 1 / _REFILL_SHARE of the slots has finished, and fill as many slots at a time. This
+# limits both the number of host syncs and the number of idle slots.
 _REFILL_SHARE = 16
 
 Origin = tuple[int, bytes]  # (question row, prompt tokens): the same for equal prompts
@@ -58,7 +58,7 @@ class Row:
 
   @property
   def written(self) -> np.ndarray:
-    """Return the tokens of the response that its cache has."""
+    """Return the response tokens that are in the cache."""
     return np.concatenate([tokens for tokens, *_ in self.pieces])[: self.cached]
 
   @functools.cached_property
@@ -83,7 +83,7 @@ class Row:
 
 
 Slots = list[Row | None]
-# Complete responses by question and sample, the latest last; negative samples are of earlier steps.
+# Complete responses by question and sample, latest last; `Request.past` gets negative samples.
 Past = dict[int, dict[int, np.ndarray]]
 
 
@@ -91,11 +91,11 @@ class Sync(NamedTuple):
   """The decoding between two host syncs."""
 
   slots: int  # slots that decoded together
-  steps: int  # decode steps; each computes one token for every slot, or with drafts several
+  steps: int  # decode steps; each computes one token per slot, or several with drafts
   tokens: int  # tokens that rows wrote or read
   row_steps: int  # steps x slots without free slots; equal to `tokens` without drafts
   width: int = 0  # tokens drafted per row and step
-  drafted: tuple[int, ...] = ()  # tokens, by each of drafts.SOURCES
+  drafted: tuple[int, ...] = ()  # drafted tokens from each of drafts.SOURCES
   accepted: tuple[int, ...] = ()  # drafted tokens that are part of a response
 
 
@@ -197,14 +197,14 @@ def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None 
 
 
 def joined(parts: Sequence[Sync]) -> Sync:
-  """Join the parts of the decoding between two syncs; there is at least one."""
+  """Combine the parts of the decoding between two syncs, at least one, into a single `Sync`."""
   slots, steps, tokens, row_steps, widths, *counts = zip(*parts, strict=True)
   by_source = (tuple(map(sum, zip(*each))) for each in counts)
   return Sync(slots[-1], sum(steps), sum(tokens), sum(row_steps), widths[-1], *by_source)
 
 
 def past_of(requests: Sequence[Request]) -> Past:
-  """Collect the earlier responses that requests come with."""
+  """Collect the earlier responses that the requests contain."""
   past = collections.defaultdict[int, dict[int, np.ndarray]](dict)
   for request in requests:
     past[request.question] |= {-number: one for number, one in enumerate(request.past, 1)}
@@ -212,15 +212,15 @@ def past_of(requests: Sequence[Request]) -> Past:
 
 
 def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.State) -> int:
-  """Return the tokens that a text of `texts_of` may have: as many as the slots' cache."""
+  """Return the maximum length of a text in `texts_of`: the cache length, at most `longest_row`."""
   return min(model.cache_length(config, state.cache), spec.longest_row)
 
 
 def texts_of(slots: Slots, past: Past, length: int) -> Texts:
-  """Collect the texts that rows draft from, each cut at `length` tokens.
+  """Collect the texts that rows draft from, each cut off after `length` tokens.
 
   A question's rows share its past responses, the latest first. There is room for as many past
-  responses as there are slots.
+  responses as slots, but for at least `drafts.MAX_TEXTS`.
   """
   count, most = len(slots), drafts.MAX_TEXTS
   of_question = collections.defaultdict[int, dict[int, Row]](dict)
@@ -282,9 +282,9 @@ def progress(rows: Sequence[Row]) -> str:
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
-  """Return the share of the slots' steps that responses took; empty without a sync.
+  """Compute the fraction of the slots' decode steps that responses used; {} without syncs.
 
-  With drafts, also the tokens per pass, the drafted tokens, and the share that was accepted.
+  With drafts, also returns the tokens per pass, the draft width and the share of accepted drafts.
   """
   steps = sum(sync.slots * sync.steps for sync in syncs)
   row_steps = sum(sync.row_steps for sync in syncs)
@@ -366,7 +366,7 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, list[_Name]]]:
   """Yield batches to prefill: (tokens_PT int32, row names). Rows without a name are padding.
 
-  `rows` are token arrays by name. They are padded to one of `lengths`, which are in rising order.
+  `rows` maps names to token arrays, which are padded to one of `lengths` (in ascending order).
   `most` is the maximum number of rows in a batch.
   """
   for shorter, length in zip([0, *lengths], lengths):
@@ -387,6 +387,6 @@ def prefill_lengths(max_prompt: int) -> list[int]:
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:
-  """Return how many rows of `length` tokens, but at most `most`, are prefilled together."""
+  """Return how many rows of `length` tokens are prefilled together: at most `most`."""
   _, num_shards = sharding.split(mesh, 'batch')
   return min(most, rows_within(PREFILL_TOKENS, length) * num_shards)

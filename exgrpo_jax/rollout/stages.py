@@ -26,7 +26,7 @@ loop.remember calls replay.record_step, which stores successes only after a step
 exceeded `replay.start_pass_rate`.
 
 Defaults: Q=128, K=8 (rollout/settings.py); ppo, policy_shaping, until_replay, constant aggregation
-(algorithm/settings.py); 2 minibatches (learner/optimizer.py). docs/configuration.md has them all.
+(algorithm/settings.py); 2 minibatches (learner/optimizer.py). docs/configuration.md lists them all.
 """
 
 import dataclasses
@@ -76,8 +76,8 @@ from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 Responses = Sequence[Sequence[Response]]  # by group
-# Responses per check of the sampler's log-probabilities. A fault of the decoder shows in almost
-# every response, and 64 of them cost little next to the step.
+# Responses per check of the sampler's log-probabilities. A decoder bug shows up in almost every
+# response, and checking 64 responses costs little compared to the step.
 _COMPARED_ROWS = 64
 Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): see `Grader.submit`
 
@@ -110,8 +110,8 @@ def plan_step(
 ) -> Plan:
   """Plan a step's groups: replayed questions from the buffer, the rest from the stream, shuffled.
 
-  `partial_groups`, which the last step didn't train, come first; without partial rollouts there are
-  none. The plan depends only on the arguments and the seed, so a resumed run makes the same plan.
+  `partial_groups`, which the last step left untrained, come first. The plan depends only on the
+  arguments and the seed, so a resumed run makes the same plan.
   """
   config, replay_config, data = rollout.config, rollout.replay_config, rollout.data
   begun = [group.question_row for group in partial_groups]
@@ -154,9 +154,9 @@ def plan_step(
 def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
   """Return the plan without the stored trajectories that have drifted from the policy `params`.
 
-  The gate of `question_selection='headroom_drift'` (`replay.has_drifted`); otherwise returns the
-  plan itself. A drawn question without other trajectories gets K fresh responses. Groups that an
-  earlier step began keep theirs.
+  Only `question_selection='headroom_drift'` drops trajectories (see `replay.has_drifted`); other
+  settings return the plan itself. A drawn question without remaining trajectories gets K fresh
+  responses. Groups that an earlier step began keep their trajectories.
   """
   if rollout.replay_config.question_selection != 'headroom_drift':
     return plan
@@ -206,7 +206,7 @@ def generate(
     for sample, response in enumerate(own)
     if not response.is_complete
   ]
-  assert places, 'a step must be able to train or to go on'
+  assert places, 'a step must be able to train or to generate more'
   requests = _requests(config, plan, groups, places)
 
   def keep(index: int, response: Response) -> None:
@@ -217,7 +217,7 @@ def generate(
   def finish(index: int, response: Response) -> bool:
     keep(index, response)
     group, _ = place = places[index]
-    if response.verdict is None:  # otherwise its environment has judged it
+    if response.verdict is None:  # otherwise the environment has already judged the response
       submit(place, _submission(rollout, plan.questions[group], response))
     # Only a complete group can change the answer of `can_train`.
     return partial.are_complete(groups[group]) and can_train()
@@ -264,7 +264,7 @@ def _submission(rollout: RolloutSetup, question: Question, response: Response) -
 
 
 def question_facts(question: Question) -> dict[str, Any]:
-  """Return a question's columns, plus `question` and `messages`, which override such columns."""
+  """Return a question's columns, with `question` and `messages` added or replaced."""
   return {
     **question.columns,
     'question': last_user_message(question.messages),
@@ -299,7 +299,7 @@ def old_logprobs(
 
   With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they come from
   the sampler and are compared with the trainer's every `logprob_check.every` steps. Only tokens
-  written in this step are recomputed or compared. The metrics are the differences, if computed.
+  written in this step are recomputed or compared. The metrics are the differences, or {} if none.
 
   Raises:
     InputError: sampler and trainer differ by more than `logprob_check.max`.
@@ -365,12 +365,12 @@ def recomputed(
 def collect_verdicts(
   rollout: RolloutSetup, plan: Plan, responses: Responses, grader: Grader
 ) -> GradedGroups:
-  """Return the groups to train, with the verdicts of `grader`.
+  """Return the groups to train, with the grader's verdicts.
 
   The responses were submitted during `generate`. With partial rollouts, some groups are left for
   the next step, and the others are shuffled, seeded by run and step, so that each minibatch mixes
-  old and new groups. With dynamic sampling, dropped groups come last; `sample` has collected the
-  verdicts. Raises InputError if grading failed for all responses.
+  old and new groups. With dynamic sampling, dropped groups come last, and `dynamic.sample` has
+  already collected the verdicts. Raises InputError if grading failed for all responses.
   """
   found, new = graded(plan, responses, grader)
   pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])
@@ -381,7 +381,7 @@ def collect_verdicts(
 def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
-  """Return the groups with all verdicts, and the verdicts that were missing in the plan."""
+  """Return the groups with all verdicts, and the verdicts that the plan did not have yet."""
   of_environment = {
     (group, sample): one.verdict
     for group, own in enumerate(responses)
@@ -475,8 +475,8 @@ def assemble(
 ) -> Batch:
   """Assemble the step's rows into a batch, group by group, with replayed rows last in their group.
 
-  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask, and so do
-  truncated responses with `objective.mask_truncated`. The number of rows doesn't change.
+  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask. So do
+  truncated responses with `objective.mask_truncated`. The number of rows therefore never changes.
   """
   objective_config, step = rollout.objective_config, trained.plan.step
   rewards, rows, trains = [], [], []

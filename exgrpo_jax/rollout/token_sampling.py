@@ -17,7 +17,7 @@ _LANES = 128  # block sizes are multiples of the widest vector register
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-  """The distribution that tokens are sampled from. Each distinct value compiles once."""
+  """The distribution that tokens are sampled from. Each distinct value is compiled separately."""
 
   temperature: float = 1.0  # 0 picks the most probable token
   top_k: int = 0  # keep only the k most probable tokens; 0 keeps all
@@ -31,7 +31,7 @@ class Distribution:
 
 
 def padded_size(vocab_size: int) -> int:
-  """Pad the vocabulary size so that each shard of the vocabulary has whole blocks.
+  """Pad the vocabulary size so that each shard of the vocabulary consists of whole blocks.
 
   Block sums then need no data from other shards. Uses the mesh set with `jax.set_mesh`; if it does
   not split the vocabulary, no padding is added.
@@ -51,8 +51,8 @@ def sample_token(
   """Sample a token per row by inverse CDF; return its log-probability and the entropy, in nats.
 
   Both values describe the distribution sampled from, after temperature and truncation. Temperature
-  0 picks the most probable token; log-probability and entropy then describe temperature 1. Sampling
-  has two levels, each with its own uniform: first a block of the vocabulary, then a token in it.
+  0 picks the most probable token; both values are then computed at temperature 1. Sampling uses one
+  uniform to choose a block of the vocabulary, and another to choose a token in this block.
 
   `logits_BV` is float32, `uniform_B2` float32 in [0, 1). `vocab_size` is the number of real tokens,
   V by default; further columns are padding (see `padded_size`).
@@ -73,8 +73,8 @@ def sample_token(
   width = _block_width(vocab_size)  # near the square root of the vocabulary size
   padded_BV = jnp.pad(weight_BV, ((0, 0), (0, _round_up(V, width) - V)))
   blocks_BCW = padded_BV.reshape(len(padded_BV), -1, width)
-  # Replicated, like the chosen block's weights below. They are small, and drawing from them then
-  # needs no sums over shards.
+  # Replicated, like the chosen block's weights below. Both are small, and drawing from replicated
+  # weights needs no sums over shards.
   block_BC = sharding.constrain(jnp.sum(blocks_BCW, axis=-1), ('batch', None))
   log_total_B = jnp.log(jnp.sum(block_BC, axis=-1))
   # Impossible tokens add 0, not 0 * -inf.

@@ -41,7 +41,7 @@ def write(
 
 
 def check(experiment: Experiment) -> None:
-  """Raise InputError if training must export a policy that no model family supports."""
+  """Raise InputError if the config asks for an export but no model family supports the policy."""
   if experiment.config.export.best or experiment.config.export.last:
     _config_json(experiment)
 
@@ -65,9 +65,9 @@ def _config_json(experiment: Experiment) -> dict[str, Any]:
 def keep_best(
   experiment: Experiment, params: model.Params, step: int, evaluated: Mapping[str, float]
 ) -> None:
-  """Export to workdir/export/best if the policy beats the one stored there.
+  """Export the policy to workdir/export/best if it beats the policy stored there.
 
-  `evaluated` are the step's evaluation metrics; the policies' 'validation/score' are compared.
+  `evaluated` are the step's evaluation metrics. Policies are compared by 'validation/score'.
   """
   score = evaluated['validation/score']
   folder = epath.Path(experiment.workdir) / 'export' / 'best'
@@ -83,7 +83,7 @@ def keep_best(
 
 
 def keep_last(experiment: Experiment, params: model.Params, step: int) -> None:
-  """Export to workdir/export/last, replacing an existing folder."""
+  """Export the policy to workdir/export/last, replacing an existing folder."""
   with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
     write(experiment, params, unfinished)
     model_card.write(unfinished, experiment, step)
@@ -93,7 +93,7 @@ def keep_last(experiment: Experiment, params: model.Params, step: int) -> None:
 def completed(folder: epath.PathLike) -> Iterator[str]:
   """Yield a temporary folder that replaces `folder` at the end of the block.
 
-  If the block fails or the process is killed, the old folder is still there. A folder that cannot
+  If the block fails or the process is killed, the old folder stays unchanged. A folder that cannot
   be renamed, such as one in a bucket, is written in place, with config.json (or
   adapter_config.json) last.
   """

@@ -111,7 +111,7 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 def learn(
   run: Run, state: TrainState, experience: Experience
 ) -> tuple[TrainState, list[dict[str, jax.Array]]]:
-  """Pass over the step's rows `epochs` times: one optimiser update per minibatch of whole groups.
+  """Make `epochs` passes over the step's rows, with one update per minibatch of whole groups.
 
   After the first epoch, the groups are shuffled. `state` is donated; use the returned state. Also
   returns each epoch's sums as float32 scalars on the device, without waiting for them: the sums of

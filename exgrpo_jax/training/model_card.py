@@ -37,7 +37,7 @@ _PAPERS = {
 _QUESTION = 'What is 12 * 13?'
 # Settings that the card shows elsewhere, or that config.json contains.
 _SHOWN = (*runs.SAME_SETTING, 'model.', 'prompt.system', 'data.train')
-# The folders of a path. A name on the Hub does not begin like this.
+# The folders of a path such as /a/b, ~/a/b or gs://a/b. Hub names don't match.
 _FOLDERS = re.compile(r'(?<![^\s\'"=,(\[])(\w+:/|~|\.{1,2})?/([^/\s\'",]+/)*')
 
 
@@ -50,8 +50,8 @@ def write(
 ) -> None:
   """Write the card of the policy after `step`.
 
-  `evaluated` are the step's scores if the run has not written them yet. The card contains no
-  folders of this machine, because it may be published.
+  `evaluated` are the step's scores, if the run has not written them yet. The card names no folders
+  on this machine, because it may be published.
   """
   if not hosts.is_first():
     return
@@ -94,13 +94,13 @@ def named(folder: str, name: str) -> bytes:
 
 
 def _base(experiment: Experiment) -> str:
-  """Return the name on the Hub of the model that the run started from, or ''."""
+  """Return the Hub name of the model that the run started from, or ''."""
   repository = hub_checkpoint.named(experiment.model_name)
   return repository.name if repository else experiment.config.model.repository.partition('@')[0]
 
 
 def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
-  """Return the YAML that the Hub reads. The base model and the data must be on the Hub."""
+  """Return the YAML that the Hub reads. It names the base model and data only if on the Hub."""
   config = experiment.config
   readme = os.path.join(config.model.path, FILE)
   of_base = {}
@@ -150,7 +150,7 @@ def _settings(config: RunConfig) -> Iterator[tuple[str, ...]]:
 def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -> str:
   """Return a table of the scores before the first step and at `step`, with 95% intervals.
 
-  If the run was not evaluated at `step`, its last evaluation before that step is shown.
+  If the run was not evaluated at `step`, the table shows its last evaluation before that step.
   """
   config = experiment.config
   records = [*metrics.read(experiment.workdir), {'step': step, **evaluated}]

@@ -73,8 +73,8 @@ def filter_questions(
 ) -> None:
   """Try all training questions, and write the questions to keep to the folder `out`.
 
-  The policy of the run `source` gives `samples` responses to each question; if `source` is None,
-  the initial policy of training answers. The pass rate of each kept question is strictly between
+  The policy of the run `source` generates `samples` responses to each question; if `source` is
+  None, the initial policy of training does. The pass rate of each kept question is strictly between
   `above` and `below`. Raises InputError if no question remains, or if the run could not start.
   """
   make_folder('--out', out)

@@ -1,7 +1,7 @@
 """Prior experience for a new run's replay buffer, from a file or from another run.
 
 Prior experience is read, matched and graded before anything else is computed or written. Once the
-run has a checkpoint, it is never read again, because the checkpoint contains the buffer.
+run has a checkpoint, it loads the buffer from there and no longer reads prior experience.
 """
 
 import dataclasses

@@ -71,7 +71,7 @@ def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
 
 
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Print warnings about this step or recent steps. `measured` holds the step's metrics."""
+  """Print warnings about this step or recent steps. `measured` are the step's metrics."""
   step = experience.plan.step
   setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
   run.history, warnings = alarms.observe(setup, run.history, record)
@@ -91,8 +91,8 @@ def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) 
 def check_policy(run: Run, snapshot: Snapshot) -> None:
   """Raise InputError if the policy's probabilities aren't finite. Runs before it is saved.
 
-  A step's metrics describe the parameters before its last update. This check scores one token after
-  a prompt with the parameters after that update.
+  A step's metrics describe the parameters before its last update. This check uses the parameters
+  after that update to score one token after a prompt.
   """
   rollout, policy = run.rollout, run.policy(snapshot.state.params)
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)

@@ -1,6 +1,6 @@
-"""A training run open in this process: its steps, its buffer, its policy.
+"""An open training run: its steps, buffer and policy.
 
-`train` takes all of a run's steps; a notebook can take a few steps and look at the results.
+`train` takes all of a run's steps. With `open_run`, a notebook takes steps and inspects each one.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> 
 def keep_tokenizer(experiment: Experiment) -> None:
   """Write the tokenizer's files to workdir/tokenizer, completely or not at all.
 
-  With these files, the run's records can be read on a machine that doesn't have its model. An
+  With these files, the run's records can be read on a machine that doesn't have the model. An
   existing folder is left alone. Only the first host writes.
   """
   folder = os.path.join(experiment.workdir, 'tokenizer')
@@ -174,7 +174,7 @@ def train(
   compiled: compilations.Counter,
   callbacks: Sequence[Callback] = (),
 ) -> None:
-  """Take all steps. Reports hangs; SIGTERM ends it after a step. `callbacks`: see `open_run`."""
+  """Take all steps and report hangs. SIGTERM stops after a step. See `open_run` for `callbacks`."""
   with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
     session.run.callbacks = callbacks
     for _ in session.steps():
@@ -190,10 +190,10 @@ def opened(
   compiled: compilations.Counter,
   guard: Guard,
 ) -> Iterator[Session]:
-  """Open the run at its newest checkpoint; a new run is evaluated first. Needs the training mesh.
+  """Open the run at its newest checkpoint. A new run is evaluated first.
 
-  `start` is the result of `claim`. `compiled` counts the programs compiled from now on. `guard` is
-  entered after the initial evaluation. At the end, the last step is saved if it isn't saved yet.
+  The training mesh must be set. `start` is the result of `claim`. `compiled` counts compilations.
+  `guard` is entered after the initial evaluation. At the end, saves the last step if necessary.
   """
   config, workdir = experiment.config, experiment.workdir
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
