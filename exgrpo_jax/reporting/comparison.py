@@ -188,7 +188,7 @@ class Summary(NamedTuple):
 
 
 def scores_of(run: Run, name: str) -> dict[int, float]:
-  """Map steps to a metric's values, for the records that contain the metric."""
+  """Map steps to a metric's values. Records without the metric are skipped."""
   return {int(record['step']): record[name] for record in run if name in record}
 
 

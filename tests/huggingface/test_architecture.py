@@ -326,7 +326,7 @@ def test_ministral_3_must_say_by_how_much_queries_grow():
   values = MINISTRAL3_8B['text_config'] | dict(architectures=['Ministral3ForCausalLM'])
   assert parse(values).query_beta == 0.1
   yarn = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=8192)
-  with pytest.raises(InputError, match=r"^config.json: no 'llama_4_scaling_beta', by which"):
+  with pytest.raises(InputError, match=r"^config.json: no 'llama_4_scaling_beta', which scales"):
     parse(values, rope_parameters=yarn)
 
 
