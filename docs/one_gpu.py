@@ -1,4 +1,4 @@
-"""Writes docs/one_gpu.md: configs/one_gpu.py on GPUs, by the formula of `exgrpo capacity`.
+"""Writes docs/one_gpu.md: the memory that configs/one_gpu.py needs, estimated by a formula.
 
 python docs/one_gpu.py
 """
@@ -27,16 +27,16 @@ exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 ```
 
-`doctor` shows the machine's hardware and software, what is missing, and which of these configs fit.
-`smoke_gpu` trains a small model to check that training works on the GPU at all. After `one_gpu:`,
-pass a model, a memory size and a data set in any order. The default is Qwen2.5-0.5B on 24 GB with
-GSM8K. A run takes 200 steps with 32 questions and 8 responses to each question. Responses have at
-most 1,024 tokens with GSM8K, and at most 3,072 tokens with MATH.
+`doctor` shows the machine's hardware and software and what is missing, and suggests a config that
+fits. `smoke_gpu` trains a small model to check that training works on the GPU at all. After
+`one_gpu:`, pass a model, a memory size and a data set in any order. The default is Qwen2.5-0.5B on
+24 GB with GSM8K. A run takes 200 steps of 32 questions, with 8 responses to each question. A
+response has at most 1,024 tokens with GSM8K, and at most 3,072 tokens with MATH.
 
 ## What fits?
 
 **None of these configs has been run yet.** The table contains estimates from a formula. This
-command prints them:
+command prints the estimates for one of the configs:
 
 ```bash
 exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
@@ -46,9 +46,9 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- **GiB needed** is the peak memory. The program that reaches this peak is in parentheses. The
-  number includes everything else that is in memory while this program runs. JAX
-  uses nine tenths of the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
+- **GiB needed** is the peak memory, with the program that reaches this peak in parentheses. The
+  number includes everything else that is in memory while this program runs. JAX uses nine tenths of
+  the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
 - **Training the whole model** takes 16 bytes per parameter: the parameter, AdamW's two moments in
   bfloat16, the gradient, and the accumulated gradient of the previous microbatches. With moments in
   float32, training takes 20 bytes per parameter.
@@ -70,7 +70,7 @@ exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_r
 
 
 def row(model: str, memory: str, data: str) -> str:
-  """Return a line of the table."""
+  """Return the table row for a model, a memory size and a data set."""
   if (model, memory, data) not in one_gpu.FITS:
     return f'| {model} | {memory} | {data} | — | — | — | does not fit |'
   config = parse_config(config_files.load_config(f'one_gpu:{model},{memory},{data}'))

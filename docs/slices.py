@@ -1,4 +1,4 @@
-"""Writes docs/slices.md: the backbones on TPU slices, by the estimates of `exgrpo capacity`.
+"""Writes docs/slices.md: the estimates of `exgrpo capacity` for the backbones on TPU slices.
 
 python docs/slices.py                    # all rows: an hour and a half on two cores
 python docs/slices.py v5e:8x8 v6e:4x8    # the rows of some slices; the others stay
@@ -34,10 +34,9 @@ BACKBONES = {
   'llama3_1_8b': ('llama3_1_8b', 'llama3_1_8b_instruct'),
 }
 SLICES = ('v5e:4x4', 'v5e:8x8', 'v6e:4x8', 'v5p:4x4x4')
-# The config and slices for the table of a step's parts, with partial rollouts: the paper's main
-# backbone.
+# The table of a step's parts is for the paper's main backbone, with partial rollouts.
 PARTED, PARTED_SLICES = 'qwen2_5_math_7b', ('v5e:8x8', 'v6e:8x8', 'v5p:4x4x4')
-# Slots where the config's own do not fit, or where more fit.
+# Replaces the config's number of slots where this number does not fit, or where more slots fit.
 SLOTS = {
   ('qwen2_5_math_1_5b', 'v5e:8x8'): 1024,
   ('qwen2_5_math_1_5b', 'v6e:4x8'): 1024,
@@ -69,11 +68,11 @@ _TAIL = """
 - **Response lengths** follow the default of `--lengths`. The lengths are lognormal with a median of
   1,024 tokens and a mean of about 1,400. At the limit of 8,192 tokens, 1% of the responses are
   truncated.
-- **GiB per chip** is the memory for the program in the next column, which needs the most memory of
-  all programs. This number includes everything else that stays in memory while this program runs.
+- **GiB per chip** is the peak memory, which is reached while the program in the next column runs.
+  The number includes everything else that is in memory at that time.
 - **Chip-hours** are for 100 steps.
-- **Slots** is the config's number of slots (`--config.rollout.slots`). If this number does not fit,
-  or if more slots fit, the table uses the number that fits.
+- **Slots** is the number of slots (`--config.rollout.slots`). It differs from the config's own
+  number if this number does not fit, or if more slots fit.
 
 Run `python docs/slices.py` to update the table.
 """
@@ -91,9 +90,9 @@ _PARTS_TAIL = """
 | part | limited by | time |
 | --- | --- | --- |
 | update: a pass over 64 x 9,216 tokens | matrix products | 4.7 s |
-| … the compiler's operations | | 3.5 s |
+| … operations that the compiler generates itself | | 3.5 s |
 | … attention, assumed to run at half of peak | | 1.0 s |
-| … gathering weights and summing gradients, unless they overlap with computation | | .3 s |
+| … gathering weights and summing gradients, where this does not overlap with computation | | .3 s |
 | decode: one decode step | memory | 8.7 ms |
 | … reading weights | | 4.7 ms |
 | … reading the written part of the cache | | 2 ms |
@@ -119,10 +118,10 @@ _PARTS_TAIL = """
 
 ## Which optimizations would not help much?
 
-**A third sequence length in training.** This table shows the effect of adding an eighth of the
-longest length, on 64 shards:
+**A third sequence length in training.** This table shows the effect of adding a length of one
+eighth of the longest length, on 64 shards:
 
-| median response length | reduction of the tokens computed per step |
+| median response length | reduction in the tokens computed per step |
 | --- | --- |
 | 1,024 | 4.2% |
 | 768 and 1,500 | 2% |
@@ -130,9 +129,9 @@ longest length, on 64 shards:
 
 - On 8 shards or one shard, the third length reduces the number of tokens by at most 1.1%.
 - A pass with short sequences takes longer per token, because the weights are gathered for fewer
-  tokens: .64 ms per token and chip instead of .50 ms. So for the three rows of the table, an update
-  is shorter by only 3.0%, 1.5% and 0%, respectively. The third length saves half a second at best
-  and requires two more programs.
+  tokens: .64 ms per token and chip instead of .50 ms. So the third length shortens an update by
+  only 3.0%, 1.5% and 0% for the three rows of the table. It saves half a second at best and
+  requires two more programs.
 - A third length that is half of the longest length saves nothing if the median is below 2,048
   tokens, and 3 to 4% if it is above.
 - If rows share their prompts, as they do on GPUs, adding a length of one eighth of the longest
@@ -148,15 +147,15 @@ longest length, on 64 shards:
   one chip has a response of 8,192 tokens and needs 90% of its blocks. So skipping blocks would save
   only a tenth of the 2.1 s that attention takes in an update.
 - On 16 shards, the slowest chip needs half of its blocks, so skipping blocks would be worthwhile.
-  By the formula for attention, skipping blocks would shorten an update of the 1.5B backbone by
-  about a sixth.
+  According to the formula for attention, skipping blocks would shorten an update of the 1.5B
+  backbone by about a sixth.
 
-**More padded lengths for resumed rows.** With eight lengths, 1.38 tokens would still be computed
-for each real token.
+**Padding resumed rows to more lengths.** Packing computes 1.02 tokens for each real token. Padding
+would compute 1.38 tokens, even with eight lengths to choose from.
 
-The table underestimates an update by half a second. Scaled by its tokens, the pass with short
-sequences takes 1.00 s, but compiled by itself it takes 1.15 s, because the time spent waiting for
-other chips does not shrink with the number of tokens.
+The tables of a step's parts underestimate an update by half a second. In proportion to its tokens,
+the pass with short sequences would take 1.00 s. Compiled by itself, it takes 1.15 s, because the
+time spent waiting for other chips does not shrink with the number of tokens.
 """
 
 Row = dict[str, str]
@@ -215,7 +214,7 @@ def parted(topology: str) -> list[Row]:
 
 
 def parts_section(rows: Sequence[Row]) -> str:
-  """Return the table of a step's parts, a column for each slice; empty if none is known."""
+  """Return the table of a step's parts with a column per slice; '' if no parts are known."""
   known = {(row['slice'], row['part']): row for row in rows}
   slices = [name for name in PARTED_SLICES if (name, 'sum') in known]
   if not slices:
@@ -232,7 +231,7 @@ def parts_section(rows: Sequence[Row]) -> str:
 
 
 def page(rows: Sequence[Row], parts: Sequence[Row] = ()) -> str:
-  """Return the page of these rows, by slice and model size."""
+  """Return the page with these rows, sorted by slice and model size."""
   order = {name: index for index, name in enumerate((*SLICES, *BACKBONES))}
   versions = sorted({row['versions'] for row in rows})
   lines = []
@@ -253,7 +252,7 @@ def page(rows: Sequence[Row], parts: Sequence[Row] = ()) -> str:
 
 
 def read(path: pathlib.Path | None = None) -> list[Row]:
-  """Read the saved rows from FILE or another file; none if there is no file."""
+  """Return the rows saved in `path`, by default FILE; [] if the file does not exist."""
   path = path or FILE
   if not path.exists():
     return []
@@ -272,7 +271,7 @@ def write(rows: Sequence[Row], parts: Sequence[Row] = ()) -> None:
 
 
 def main(topologies: Sequence[str]) -> None:
-  """Compute the rows of some or all slices again, or for 'parts' the parts of a step."""
+  """Update the rows of these slices, by default all; ['parts'] updates the parts of a step."""
   rows = {(row['config'], row['slice']): row for row in read()}
   parts = {(row['slice'], row['part']): row for row in read(PARTS_FILE)}
   # One process for each row, because libtpu compiles for only one generation in a process.
