@@ -118,8 +118,8 @@ _PARTS_TAIL = """
 
 ## Which optimizations would not help much?
 
-**A third sequence length in training.** This table shows the effect of adding a length of one
-eighth of the longest length, on 64 shards:
+**A third sequence length in training.** The table shows what a third length, one eighth of the
+longest, would save on 64 shards:
 
 | median response length | reduction in the tokens computed per step |
 | --- | --- |
@@ -135,8 +135,8 @@ eighth of the longest length, on 64 shards:
 - A third length that is half of the longest length saves nothing if the median is below 2,048
   tokens, and 3 to 4% if it is above.
 - If rows share their prompts, as they do on GPUs, adding a length of one eighth of the longest
-  saves at most 1.2% on 8 shards. On 64 shards, adding a length of one half saves 13 to 19% at
-  medians of 1,024 and 1,500, and nothing at other medians.
+  saves at most 1.2% on 8 shards. On 64 shards, adding a length of half the longest saves 13 to 19%
+  at medians of 1,024 and 1,500, and nothing otherwise.
 
 **Attention that skips the blocks of other rows.**
 
@@ -153,9 +153,10 @@ eighth of the longest length, on 64 shards:
 **Padding resumed rows to more lengths.** Packing computes 1.02 tokens for each real token. Padding
 would compute 1.38 tokens, even with eight lengths to choose from.
 
-The tables of a step's parts underestimate an update by half a second. In proportion to its tokens,
-the pass with short sequences would take 1.00 s. Compiled by itself, it takes 1.15 s, because the
-time spent waiting for other chips does not shrink with the number of tokens.
+The tables of a step's parts underestimate an update by half a second. They assume that the pass
+with short sequences scales with its number of tokens, which would give 1.00 s. Compiled by itself,
+this pass takes 1.15 s, because the time spent waiting for other chips does not shrink with the
+number of tokens.
 """
 
 Row = dict[str, str]

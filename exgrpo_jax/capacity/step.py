@@ -62,7 +62,7 @@ class Step:
     return scoring.programs(of_scoring, self.policy, np.asarray(length_R, int))
 
   def generating(self, made: Sequence[programs.Generation] = ()) -> Iterator[Program]:
-    """Yield the programs that generate responses, with the longest cache and all slots."""
+    """Yield the programs that generate responses, with the longest cache and every slot in use."""
     experiment = Experiment(self.config, '', _TOKENIZER, self.meshes, self.spec.model, '')
     engine = make_engine(experiment, resumes=self.config.rollout.partial)
     for one in programs.of_engine(engine, self.decode_params, made, only_longest=True):

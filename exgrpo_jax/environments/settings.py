@@ -31,7 +31,7 @@ class EnvironmentConfig:
     None,
     "functions that the model may call, as 'package.module:function', such as "
     'exgrpo_jax.environments.expressions:calculate, or classes whose methods it may call, as '
-    "'package.module:Class'; needs `environment.name=tools` or your own class that takes tools",
+    "'package.module:Class'; needs `environment.name=tools` or your own class that accepts tools",
   )
   max_turns: int = setting(
     8, '[1, inf)', 'the maximum number of turns in an episode; an unfinished episode then fails'
@@ -84,7 +84,7 @@ def check(config: EnvironmentConfig) -> None:
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
       f'config.environment.tools={config.tools}: config.environment.name={config.name!r} gives the '
-      "model no tools. Set config.environment.name='tools' or your own class that takes tools."
+      "model no tools. Set it to 'tools' or to a class of your own that accepts tools."
     )
 
 

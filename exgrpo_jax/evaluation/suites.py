@@ -88,9 +88,9 @@ def plan(
   where = ', '.join(data.spec for data in loaded)
   if missing and (not may_miss or not parts):
     raise InputError(
-      f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Pass '
-      'files that contain such questions with --data. Benchmarks without questions then stay '
-      'blank, but at least one must have questions.'
+      f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Use '
+      '--data to pass files that contain them. Benchmarks without questions are then left blank, '
+      'but at least one must have questions.'
     )
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:

@@ -244,9 +244,9 @@ def _directory(experiment: Experiment) -> str:
 
 
 def _is_kept(experiment: Experiment) -> bool:
-  """Return True if the first host finds a stored warm start that is not left over.
+  """Return True if the first host finds a stored warm start that belongs to this config.
 
-  A warm start in the workdir is left over from another config if that config's run never began.
+  The workdir may contain another config's warm start if training with that config never began.
   """
   config, path = experiment.config, pathlib.Path(_directory(experiment), _ORIGIN)
   is_kept = path.exists()

@@ -169,7 +169,7 @@ def _yarn_options(
 
 
 def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
-  """Return the config.json fields that change with a new base for layers without a window."""
+  """Return the config.json fields that change if layers without a window get a new base."""
   theta = {'rope_theta': base}
   new, old = (values.get(name) or {} for name in ('rope_parameters', 'rope_scaling'))
   if 'rope_theta' in old:

@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: float) -> State:
-  """Describe what a run is doing at `now`; a stall has the same limit as in `clock.watched`.
+  """Describe what a run is doing at `now`. It stalls after the same time as in `clock.watched`.
 
   Only steps since the latest start count, because a run may resume long after its last step and has
   to compile first. Times are in Unix seconds. `is_gone` means that the run's process has ended.

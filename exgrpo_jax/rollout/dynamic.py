@@ -123,7 +123,7 @@ def with_more_questions(rollout: RolloutSetup, plan: Plan, count: int) -> Plan:
 
 
 def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
-  """Count a step's dropped groups and their tokens, and the groups that fill it."""
+  """Count the groups that a step dropped, their tokens, and the groups kept to fill the step."""
   if not rollout.config.is_dynamic:
     return {}
   Q = len(trained.plan.questions) - trained.num_dropped

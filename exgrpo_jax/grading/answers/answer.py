@@ -79,7 +79,7 @@ def _unquoted(text: str) -> str:
 
 
 def _read_cycles(text: str) -> tuple[int, ...] | None:
-  """Read a permutation such as '(12)(13)'; return the images of the digits 0 to 9, else None."""
+  """Return the images of the digits 0 to 9 under a permutation, or None for any other text."""
   if not _CYCLES.fullmatch(text):
     return None
   images = list(range(10))

@@ -419,7 +419,7 @@ def _differentials(factors: Sequence[Tree]) -> list[Tree]:
 
 
 def _count_lone_signs(tree: Any) -> int:
-  """Count each 'd' outside a derivative that has no variable after it."""
+  """Count every 'd' that is not part of a derivative and has no variable after it."""
   if not isinstance(tree, tuple) or not tree:
     return 0
   if tree == ('symbol', 'd'):
