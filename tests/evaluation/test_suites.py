@@ -276,7 +276,7 @@ def test_files_that_do_not_make_the_suite_are_refused(files, add_row, tmp_path, 
     ([five], r"each question of source 'amc' is listed 5 times, but AMC is avg@32\. List "),
     ([unequal], r"of source 'amc' is listed 1 to 2 times, but AMC is"),
     ([*files, again], r"both contain questions from source 'math' \(MATH-500\)\. Pass"),
-    (None, r'test\.ood\.parquet has no questions from MMLU-Pro\. Use fil'),
+    (None, r'test\.ood\.parquet has no questions from MMLU-Pro\. Use --data'),
   ):
     with pytest.raises(InputError, match=message):
       add_row(data, write=refuse_to_sample)
