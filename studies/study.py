@@ -94,7 +94,7 @@ def evaluate_last(chosen: Protocol, planned: Mapping[Cell, Trial]) -> None:
     spec, folder = chosen.study.last_data_of(cell.setting), trial.workdir
     done = [
       (line['data'], line['samples'])
-      for line in metrics.read_evaluations(folder, trial.values.num_steps)
+      for line in metrics.read_evaluations(folder, parse_config(trial.values).num_steps)
     ]
     if spec and sweep.is_finished(trial) and (spec, samples) not in done:
       values = config.overridden(trial.values, {'evaluation.samples': samples})
