@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import blockwise, sharding
+from exgrpo_jax.policy import blockwise, dense_cache, sharding
 from exgrpo_jax.policy.blockwise import Seen, in_segments, pad_right
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
@@ -37,7 +37,7 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
   """
   if platform == 'tpu':
     return 'splash'
-  takes = dtype == 'bfloat16' and head_size % 8 == 0 and head_size <= 128 and not cap
+  takes = dense_cache.takes_on_gpu(head_size, dtype) and not cap
   return 'cudnn' if platform in ('gpu', 'cuda') and takes else 'blockwise'
 
 
