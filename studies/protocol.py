@@ -44,7 +44,7 @@ class Study:
   tokens: int | Mapping[str, int] = 0  # a single value, or one for each setting
   # Setting -> arm -> overrides tuned for this arm in this setting, such as its learning rate.
   tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
-  # Another arm with which all other arms are compared, as a separate decision; '': none.
+  # A second arm with which all other arms are compared, decided separately; '': none.
   second_baseline: str = ''
   takes_off: float = 0.0  # a run takes off when its measure reaches this value; 0: not reported
   # The data spec on which each run's last policy is evaluated with `last_samples` responses per
@@ -61,26 +61,29 @@ class Study:
 
   def measure_of(self, setting: str) -> str:
     """Return the primary measure in a setting."""
-    return self.measure if isinstance(self.measure, str) else self.measure[setting]
+    return _in_setting(self.measure, setting)
 
   def tokens_of(self, setting: str) -> int:
     """Return how many generated tokens count in a setting, or 0 if only the last value counts."""
-    return self.tokens[setting] if isinstance(self.tokens, Mapping) else self.tokens
+    return _in_setting(self.tokens, setting)
 
   def align_every_of(self, setting: str) -> int:
     """Return the number of steps between two gradient comparisons in a setting, or 0 for none."""
-    every = self.align_every
-    return every[setting] if isinstance(every, Mapping) else every
+    return _in_setting(self.align_every, setting)
 
   def last_data_of(self, setting: str) -> str:
     """Return the data spec of the last policies' evaluation in a setting, or '' for none."""
-    spec = self.last_data
-    return spec[setting] if isinstance(spec, Mapping) else spec
+    return _in_setting(self.last_data, setting)
 
   def overrides_of(self, setting: str, arm: str) -> list[tuple[str, Any]]:
     """List the (config key, value) overrides, in this order: setting, arm, tuned values."""
     tuned = self.tuned.get(setting, {}).get(arm, {})
     return [*self.settings[setting].items(), *self.arms[arm].items(), *tuned.items()]
+
+
+def _in_setting(value: Any, setting: str) -> Any:
+  """Return a field's value in a setting: its only value, or the setting's entry."""
+  return value[setting] if isinstance(value, Mapping) else value
 
 
 class Cell(NamedTuple):
@@ -267,7 +270,7 @@ def _check_comparison(study: Study) -> None:
     )
   if study.second_baseline and study.second_baseline not in {*study.arms} - {study.baseline}:
     raise InputError(
-      f"second_baseline='{study.second_baseline}' must be another arm than the baseline: "
+      f"second_baseline='{study.second_baseline}' must be an arm other than the baseline: "
       f"{', '.join(arm for arm in study.arms if arm != study.baseline)}. '' means none."
     )
   for field in ('measure', 'tokens', 'align_every', 'last_data'):

@@ -91,10 +91,9 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
       )
       since = []
   if found:
-    later = {}
-    for line in metrics.read_evaluations(workdir, found[-1].step):
-      later |= line['scores']
-    found[-1] = dataclasses.replace(found[-1], scores=later | dict(found[-1].scores))
+    later = metrics.read_evaluations(workdir, found[-1].step)
+    added = itertools.chain.from_iterable(line['scores'].items() for line in later)
+    found[-1] = dataclasses.replace(found[-1], scores={**dict(added), **found[-1].scores})
   return tuple(found)
 
 

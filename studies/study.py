@@ -87,16 +87,15 @@ def _shared_warm_start(
 def evaluate_last(chosen: Protocol, planned: Mapping[Cell, Trial]) -> None:
   """Evaluate the last policy of each finished run on the study's `last_data`.
 
-  Runs that already have this evaluation are skipped, so an interrupted study can go on.
+  Runs that already have this evaluation are skipped, so an interrupted study continues.
   """
   samples = chosen.study.last_samples
   for cell, trial in planned.items():
     spec, folder = chosen.study.last_data_of(cell.setting), trial.workdir
-    done = [
-      (line['data'], line['samples'])
-      for line in metrics.read_evaluations(folder, parse_config(trial.values).num_steps)
-    ]
-    if spec and sweep.is_finished(trial) and (spec, samples) not in done:
+    if not spec or not sweep.is_finished(trial):
+      continue
+    recorded = metrics.read_evaluations(folder, parse_config(trial.values).num_steps)
+    if (spec, samples) not in [(line['data'], line['samples']) for line in recorded]:
       values = config.overridden(trial.values, {'evaluation.samples': samples})
       scores.of_one(policies.at(folder), values, [spec], os.path.join(folder, 'evaluation'))
 

@@ -69,7 +69,7 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
 
 
 def test_fresh_questions_include_those_of_dropped_groups(tmp_path):
-  """Of 8 questions a step, 2 are replays in step 1; step 2 draws 11 until it has its 6 groups."""
+  """Each step has 8 questions and replays 2. Step 2 draws 11 fresh ones to fill its 6 groups."""
   replays = {'replay/questions': 2}
   write_metrics(tmp_path, [{}, replays, replays | {'groups/drawn': 11} | scored(0.5)])
   (only,) = runs.evaluations(str(tmp_path), 8)
