@@ -91,7 +91,7 @@ BUILT_IN = {
 
 
 def has_code_block(text: str) -> bool:
-  """Return True if any line starts with ``` or indented ```; the block need not be closed.
+  """Return True if any line starts with ```, optionally indented; the block need not be closed.
 
   This is a metric, not a reward. Models write code that they cannot run and trust their own guess
   at its output. The paper calls the effect of replaying such responses a snowball

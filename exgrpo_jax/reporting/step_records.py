@@ -195,7 +195,7 @@ class Writer:
   def __init__(
     self, workdir: str | os.PathLike, first_step: int, every: int = STEPS_PER_FILE
   ) -> None:
-    """Open records/ for files of `every` steps; raise InputError for a damaged file."""
+    """Open records/, with `every` steps per file; raise InputError if a file is damaged."""
     self._writes = hosts.is_first()
     if not self._writes:
       return

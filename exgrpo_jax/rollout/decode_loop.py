@@ -101,7 +101,7 @@ _Decoded = TypeVar('_Decoded')
 
 
 class Forced(NamedTuple):
-  """Tokens that rows read before they sample. They count as written but never end a response."""
+  """Tokens fed to rows before sampling starts. They count as written but never end a response."""
 
   tokens_NB: Array  # int32; only the first `count_B` of each column are used
   count_B: Array  # int32

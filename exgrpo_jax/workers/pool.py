@@ -209,7 +209,7 @@ class Pool:
   """A program's workers, with one thread per worker.
 
   Processes start on the first calls. A process ends when `close` is called or the thread that
-  started it ends, and so at the latest when this process ends.
+  started it ends, so none outlives this process.
   """
 
   def __init__(self, program: Program, count: int = 1) -> None:
