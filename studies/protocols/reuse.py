@@ -24,6 +24,12 @@ to .03 from `usual`. Then such an interval is .03 to .12 and up to .04 to either
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 Looked at before: the runs of `reuse_rates`, where `epochs_2` is ahead of GRPO on both seeds from
 both starts, and ahead of all arms with replay but `unit_slope_epochs_2`, which is about equal.
+Added after these runs, because every arm's pass@32 is at least .996: avg@32 and pass@32 of each
+run's last policy on the first 300 questions of chains:ood, which differ in kind from the training
+questions. For each run: exgrpo evaluate --checkpoint=RUN --data=chains:ood[:300] --samples=32
+--temperature=1. Differences to `grpo` and to `epochs_2` get the same corrected t intervals; .02 of
+pass@32 would matter. Looked at before: two runs on 200 of these questions, .960 (`grpo`) and .980
+(`epochs_4`).
 """
 
 from studies.protocol import Study
