@@ -2,15 +2,18 @@
 
 python -m studies run reuse --workdir=/tmp/reuse --parallel=2
 python -m studies run reuse:usual --workdir=/tmp/reuse_usual --parallel=2
+python -m studies run reuse:guess --workdir=/tmp/reuse_guess --parallel=2
 
 Question: at equal generated tokens, does replay give more pass@1 than the plainest ways to use
 rollouts better: several epochs over a step's rows, and dynamic sampling?
-Studies, each decided separately: `reuse`, from start `weak`; and `reuse:usual`.
+Studies, each decided separately: `reuse`, from start `weak`; `reuse:usual`; and `reuse:guess`, in an
+environment. The last was added after the others had been run.
 Arms and starts: as in study `reuse_rates`, which describes them.
 Learning rate: for each arm and start the best of one grid, chosen by study `reuse_rates` on two
 seeds that are not in this study.
-Primary measure: pass@1 on 500 held-out questions, its mean over the first 220 and 150 thousand
-generated tokens, which is the area under its curve. Tokens of dropped groups count too.
+Primary measure: pass@1 on 500 held-out questions (200 of guess), its mean over the first 220, 150
+and 60 thousand generated tokens, which is the area under its curve. Tokens of dropped groups count
+too; the environment's tokens do not.
 Also in the tables and the CSV: pass@1 at the last evaluation; avg@32 and pass@32 of each run's last
 policy, on the first 200 of the held-out questions, after the last run; entropy; seconds. The last
 policies have not generated equally many tokens: a run of `dynamic` generates more in its 40 steps.

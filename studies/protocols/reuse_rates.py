@@ -2,6 +2,7 @@
 
 python -m studies run reuse_rates --workdir=/tmp/reuse_rates --parallel=2
 python -m studies run reuse_rates:5e-5 --workdir=/tmp/reuse_rates_5e-5 --parallel=2
+python -m studies run reuse_rates:1.6e-3 --workdir=/tmp/reuse_rates_1.6e-3 --parallel=2
 
 Question: which of four learning rates suits each arm, from each of three starts?
 Arms, and how each differs:
@@ -21,7 +22,8 @@ and 60 thousand generated tokens. Tokens of dropped groups count too.
 Rule: for each arm and start, study `reuse` uses the rate with the highest mean of the measure over
 the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of two, is run
 for all arms at that start. This repeats until no best rate is at the edge. So 5e-5 was added for
-`weak` and `usual`, where `epochs_4` was best at 1e-4; `reuse_rates:5e-5` has only these runs.
+`weak` and `usual`, where `epochs_4` was best at 1e-4; `reuse_rates:5e-5` has only these runs. And
+1.6e-3 was added for `guess`, where `grpo`, `dynamic` and `unit_slope` were best at 8e-4.
 Seeds: two, used only for this choice.
 Stopping rule: every run takes all of its steps, and no run is left out.
 Looked at before: nothing with these arms, except `grpo`, `exgrpo` and `unit_slope` in the studies
@@ -67,7 +69,8 @@ MEASURES = {
 
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
-ADDED = {'5e-5': ('weak', 'usual')}  # a rate that the rule added later, and where
+# Rates that the rule added later, and where.
+ADDED = {'5e-5': ('weak', 'usual'), '1.6e-3': ('guess',)}
 
 
 def get_study(added=''):
