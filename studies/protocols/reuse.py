@@ -6,8 +6,8 @@ python -m studies run reuse:guess --workdir=/tmp/reuse_guess --parallel=2
 
 Question: at equal generated tokens, does replay give more pass@1 than the plainest ways to use
 rollouts better: several epochs over a step's rows, and dynamic sampling?
-Studies, each decided separately: `reuse`, from start `weak`; `reuse:usual`; and `reuse:guess`, in an
-environment. The last was added after the others had been run.
+Studies, each decided separately: `reuse`, from start `weak`; `reuse:usual`; and `reuse:guess`, with
+episodes of several turns, which was added after the others had been run.
 Arms and starts: as in study `reuse_rates`, which describes them.
 Learning rate: for each arm and start the best of one grid, chosen by study `reuse_rates` on two
 seeds that are not in this study.
@@ -22,11 +22,14 @@ An arm wins at a start if the whole interval is above 0, and by an amount that m
 above .05. Whether replay beats, or adds to, several epochs is a second question with a decision of
 its own: the same interval of the difference to `epochs_2`, corrected for all 7 comparisons.
 Seeds: 8, none of them used for the rates or in another study. On the two seeds of the rates,
-differences to GRPO at an arm's own rate had standard deviations of .02 to .09 from `weak` and of up
-to .03 from `usual`. Then such an interval is .03 to .12 and up to .04 to either side.
+differences to GRPO at an arm's own rate had standard deviations of .02 to .09 from `weak`, and of
+up to .03 from `usual` and in `guess`. Then such an interval is .03 to .12 and up to .04 to either
+side.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 Looked at before: the runs of `reuse_rates`, where `epochs_2` is ahead of GRPO on both seeds from
-both starts, and ahead of all arms with replay but `unit_slope_epochs_2`, which is about equal.
+both starts, and ahead of all arms with replay but `unit_slope_epochs_2`, which is about equal. In
+`guess`, `grpo` has the highest mean (.505), before `epochs_4` (.503), `dynamic` (.502) and
+`epochs_2` (.492); arms with replay have .472 to .489.
 Added after these runs, because every arm's pass@32 is at least .996: avg@32 and pass@32 of each
 run's last policy on the first 300 questions of chains:ood, which differ in kind from the training
 questions. For each run: exgrpo evaluate --checkpoint=RUN --data=chains:ood[:300] --samples=32
@@ -58,6 +61,16 @@ RATES = {
     'unit_slope': 4e-4,
     'headroom_drift': 4e-4,
     'unit_slope_epochs_2': 2e-4,
+  },
+  'guess': {
+    'grpo': 8e-4,
+    'epochs_2': 4e-4,
+    'epochs_4': 2e-4,
+    'dynamic': 8e-4,
+    'exgrpo': 4e-4,
+    'unit_slope': 8e-4,
+    'headroom_drift': 4e-4,
+    'unit_slope_epochs_2': 4e-4,
   },
 }
 
