@@ -56,7 +56,7 @@ REMOVED = {
     'training samples from the full softmax. Remove this key.',
   ),
 }
-# Removed dotted key -> the value with which runs behaved as they do now. A workdir with another
+# Removed dotted key -> the value that is equivalent to today's behavior. A workdir with another
 # value keeps the key, so that resuming it is refused.
 NEUTRAL = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
 # New dotted key -> {old value: current value}.

@@ -57,7 +57,7 @@ class _Paths(flags.ListParser):
 
 
 class _Specs(flags.ListParser):
-  """A parser for comma-separated data specs. Commas in brackets belong to a spec."""
+  """A parser for comma-separated data specs. Commas inside brackets do not separate specs."""
 
   syntactic_help = 'comma-separated data specs'
 
@@ -181,14 +181,14 @@ def run(
   on_all_hosts: bool = False,
   several: str = '',
 ) -> None:
-  """Run a command. A user error prints one line and exits with status 2.
+  """Run a command. For a user error, print one line and exit with status 2.
 
   Args:
     main: called with the flags, and with the words after the command if it accepts any.
     define_flags: defines the command's flags.
     choices: if given, exactly one of these words must follow the command.
     on_all_hosts: whether the command can run on several hosts that work together.
-    several: a name for the words (at least one) that must follow the command, e.g. 'WORKDIR'.
+    several: if given, at least one such word must follow the command, e.g. a 'WORKDIR'.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -306,7 +306,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
 
 
 def _explanation(message: str) -> str:
-  """Complete an absl error message. For a bad value, say what the flag accepts and means."""
+  """Expand an absl error message. For a bad value, say what the flag accepts and means."""
   match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
   if not match:
     return f'{message.rstrip(".")}. --help lists all flags.'
@@ -322,7 +322,7 @@ def _explanation(message: str) -> str:
 
 
 def chosen_policy(args: Args) -> Source:
-  """Return the policy given by --checkpoint and --step, or by --model. Needs exactly one."""
+  """Return the policy given by --checkpoint (and --step) or --model. Exactly one must be set."""
   if args.checkpoint and args.model:
     raise InputError(
       f'--checkpoint={args.checkpoint} and --model={args.model}: both flags choose a policy. '
@@ -361,5 +361,5 @@ def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
 
 def given_overrides(args: Args) -> dict[str, Any]:
   """Return the config overrides on the command line, as dotted key -> value."""
-  is_given = getattr(args, 'config', None)  # some commands have no such flag
+  is_given = getattr(args, 'config', None)  # some commands have no --config
   return config_flags.get_override_values(args['config']) if is_given else {}

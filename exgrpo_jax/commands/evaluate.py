@@ -53,8 +53,8 @@ def define_flags() -> None:
     'suite',
     None,
     'A table of benchmarks to add a row to: a file such as path/to/suite.py, or one of these '
-    f'names: {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings replace the '
-    "config's, except settings given on the command line.",
+    f'names: {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings override the '
+    'config, but not the settings given on the command line.',
   )
   flags.DEFINE_string(
     'name', None, "The row's name; by default the name of the run's or model's folder."

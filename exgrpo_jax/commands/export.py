@@ -69,7 +69,7 @@ def main(args: command_line.Args) -> None:
   """Export a run's checkpoint, or a model, and publish it if --push is given."""
   source = command_line.chosen_policy(args)
   if args.public and not args.push:
-    raise InputError('--public: only --push publishes anything. Add --push=owner/name.')
+    raise InputError('--public: nothing is published without --push. Add --push=owner/name.')
   with _folder(args) as out:
     exported = _export(args, source, out)
     if args.out or not args.push:
@@ -188,13 +188,11 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = "the adapters' base is random weights or a warm start, which no other folder contains"
+    problem = 'the adapters need random or warm-started weights, which no other folder contains'
   elif config.model.extension.rope_theta:
     problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:
-    problem = (
-      f'adapters are always written in float32, as they were trained, not in --dtype={dtype}'
-    )
+    problem = f'adapters are trained and written in float32, not in --dtype={dtype}'
   if problem:
     raise InputError(f'--adapters: {problem}. Leave --adapters out to export the whole policy.')
 

@@ -5,7 +5,7 @@ exgrpo verify --file=cases.jsonl
 
 The file contains one JSON object per line: 'response', 'gold' or 'answer' (the ground truth), and
 optionally 'expected' (whether it should be judged correct, true by default) and 'kind'. The command
-prints the lines that are not judged as expected, and the totals.
+prints the lines whose verdict is not as expected, and the totals.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     default=(),
     nargs='+',
     choices=verifier.REQUIREMENTS[-1],
-    help=r"a response without '</think>' (think) or without \boxed{…} (box) has no answer",
+    help=r"treat a response without '</think>' (think) or without \boxed{…} (box) as unanswered",
   )
   return parser
 

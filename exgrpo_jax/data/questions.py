@@ -121,7 +121,7 @@ def load_set(
 def settle(config: DataConfig, spec: str) -> None:
   """Make all hosts agree on the commit to read if `spec` names a Hub data set.
 
-  All hosts must call it before `load`. Raises InputError if the Hub and the cache lack the data.
+  All hosts must call it before `load`. Raises InputError if neither Hub nor cache has the data.
   """
   if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
     named_sets.settle(found)
@@ -167,7 +167,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files and their source ('': the file name), used if no column contains one.
+  """Return a spec's files, and the source of rows without a source column ('': the file name).
 
   The spec must not name an embedded task.
   """
@@ -193,7 +193,7 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
 
 
 def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
-  """Return the rows of a split selected by the spec's slice."""
+  """Return the rows of a split that the spec's slice selects."""
   if split not in found.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
@@ -339,8 +339,8 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
     name = spec_name(spec)
     if name in named:
       raise InputError(
-        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', a name built "
-        'from file and folder (or task and split) and slice. Rename one of them or remove it.'
+        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', a name made of "
+        'folder, file and slice (or task, split and slice). Rename or remove one of them.'
       )
     named[name] = spec
 
@@ -350,7 +350,7 @@ def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
   for spec in validation:
     if spec in evaluation:
       raise InputError(
-        f"config.data.validation and config.data.evaluation both contain '{spec}'. The data used "
-        'to choose a policy must not be the data it is reported on. Remove it from one of them.'
+        f"config.data.validation and config.data.evaluation both contain '{spec}'. A policy's "
+        'scores must not be reported on the data used to choose it. Remove it from one of them.'
       )
   check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

@@ -52,7 +52,7 @@ _SIXTHS = (*['train'] * 4, 'validation', 'test')  # the split of each sixth of a
 _SIZE = 2000  # default number of train questions
 _TRIES = 1000  # a task is exhausted after this many tries in a row without a new question
 _CHUNK = 500  # questions per reasoning_gym seed
-_APART = 1_000_000  # reasoning_gym seeds between two of ours; most tasks add the row to the seed
+_APART = 1_000_000  # reasoning_gym seeds for each of ours; most tasks add the row to the seed
 _FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with keyword arguments'
 
 

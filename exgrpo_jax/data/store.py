@@ -1,12 +1,12 @@
 """Prepared data: a data set's records and prompt tokens, written once and then memory-mapped.
 
-A data set has one folder, named with a hash of everything that shapes the records. It contains:
+Each data set has a folder named after a hash of everything that shapes the records. It contains:
 
   facts.json     each split's row count, and how the rows were read
   SPLIT.arrow    a split's records
   prompts/HASH   prompt tokens; the hash covers everything that shapes them
 
-So any file with the right name is up to date, and files from before a change are not used.
+A file with the right name is therefore always up to date, and outdated files are never used.
 """
 
 import functools
@@ -71,7 +71,7 @@ class Store:
     self.sizes: dict[str, int] = facts['sizes']  # split -> row count, including `excluded` rows
     # Lines that say how columns were read (usually one for all files) or count each task's rows.
     self.layouts: list[str] = facts.get('layouts', [])
-    # Reason -> rows of files whose answer cannot be checked.
+    # Reason -> the rows whose answer cannot be checked (only for files).
     self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
     # Rows that are stored but not used: conflicts are known only after all rows are written.
     self.excluded: list[int] = facts.get('excluded', [])
@@ -175,7 +175,7 @@ def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: s
 def _records(
   files: Sequence[RowFile], digests: Sequence[str], fields: Fields, source: str, facts: Facts
 ) -> Iterator[Record]:
-  """Yield the files' records. At the end, add to `facts` how the files were read."""
+  """Yield the files' records. At the end, store in `facts` how the files were read."""
   found = [(file, *records.of_file(fields, file, source)) for file in files]
   first = files[0].path
   named = first if len(files) == 1 else f'{first} and {len(files) - 1} more'
@@ -218,7 +218,7 @@ CONFLICT = 'conflicting answers to the same question'
 
 
 class Answers:
-  """A data set's answers, which are added row by row to find conflicts.
+  """A data set's answers, collected row by row to find conflicts.
 
   The verifier may treat answers as equal even if their texts differ, such as 1/2 and 0.5.
   """
@@ -231,7 +231,7 @@ class Answers:
   def add(
     self, place: str, messages: Sequence[Mapping[str, Any]], answer: str, kind: str = 'math'
   ) -> None:
-    """Add a row. `kind` determines how its answers are compared."""
+    """Add a row. `kind` determines how answers are compared."""
     asked = question_key(messages)
     self.asked.append(asked)
     first, first_place = self._first.setdefault(asked, (answer, place))

@@ -47,7 +47,7 @@ class TokenizerConfig:
     None,
     'a tokenizer.json, a SentencePiece *.model, a folder that contains either, or a Hub model '
     "name; '' uses the tokenizer in config.model.path. Without a model, '' trains a SentencePiece "
-    "model on the text of the warm start's data, or of config.data.train without a warm start",
+    "model on the warm start's data or, without a warm start, on config.data.train",
   )
   vocab_size: int = setting(
     512,
@@ -83,7 +83,7 @@ class Tokenizer(abc.ABC):
     """
 
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Return each token's text (see `token_texts`). Joined, they equal `decode` with `special`."""
+    """Return each token's text (see `token_texts`). Joined, the texts equal `decode(ids, True)`."""
     places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
     found = token_texts([int(ids[place]) for place in places], lambda some: self.decode(some, True))
     texts = dict(zip(places, found))
@@ -370,7 +370,7 @@ def observed_tokens(
   turn: np.ndarray,
   messages: Sequence[Mapping[str, str]],
 ) -> np.ndarray:
-  """Tokenize the `messages` that follow a policy turn, up to the beginning of its next turn.
+  """Tokenize the `messages` that follow a policy turn, up to the beginning of the next one.
 
   `turn` contains the turn's tokens. If it was truncated, the result begins with an end token. Each
   message has a role and a content; `prompt.following` renders them. Returns int32 [T].

@@ -87,7 +87,7 @@ def _is_convertible(proto: Any) -> bool:
     and trainer.byte_fallback
     and not changes_text
     and not _names(proto, 'UNUSED')
-    # Longer ones are matched before any merge. A single character never takes part in a merge.
+    # Longer pieces are matched before any merge. A single character never takes part in a merge.
     and all(len(name) == 1 for name in _names(proto, 'USER_DEFINED'))
   )
 
@@ -133,7 +133,7 @@ _QWEN2 = _LLAMA3.replace('{1,3}', '')
 
 
 class _Split(NamedTuple):
-  """The preparation of a text before merging."""
+  """Settings for splitting a text before merging."""
 
   pattern: str = ''  # matches the parts; '' means GPT-2's pattern, built into `tokenizers`
   digits: bool = False  # split off each digit first
@@ -154,10 +154,10 @@ _BY_NAME = {
 
 
 def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
-  """Return tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
+  """Convert a GGUF's `metadata` to a tokenizer's files, and return their contents by name.
 
-  Converts the GGUF's `metadata` to file contents by name. Raises InputError, which names `path`, if
-  the tokenizer is missing, unsupported, or has no end token.
+  The files are tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
+  Raises InputError naming `path` if the tokenizer is missing, unsupported, or has no end token.
   """
   own = {
     key.removeprefix('tokenizer.ggml.'): value
@@ -216,13 +216,13 @@ def _check(own: Mapping[str, Any], path: str) -> None:
   for key in needed[kind]:
     if not own.get(key):
       raise InputError(
-        f'{path}: no tokenizer.ggml.{key}. Without it, the tokens would differ from those the '
-        'model was trained on. Convert the model again.'
+        f'{path}: no tokenizer.ggml.{key}. Without it, text would be split into other tokens than '
+        'in training. Convert the model again.'
       )
   if kind == 'gpt2' and pre not in _BY_NAME:
     raise InputError(
       f"{path}: tokenizer.ggml.pre='{pre}' is not supported. Use a model with one of "
-      f'{", ".join(_BY_NAME)}; other values split texts differently.'
+      f'{", ".join(_BY_NAME)}; other values split text differently.'
     )
 
 

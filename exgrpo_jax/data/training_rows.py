@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
 
 class FileCounts(NamedTuple):
-  """Row counts of an output file of training questions."""
+  """Row counts of a written file of training questions."""
 
   rows: int
   different: int  # unique questions

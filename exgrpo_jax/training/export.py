@@ -67,7 +67,7 @@ def keep_best(
 ) -> None:
   """Export the policy to workdir/export/best if it beats the policy stored there.
 
-  `evaluated` are the step's evaluation metrics. Policies are compared by 'validation/score'.
+  `evaluated` contains the step's evaluation metrics. Policies are compared by 'validation/score'.
   """
   score = evaluated['validation/score']
   folder = epath.Path(experiment.workdir) / 'export' / 'best'

@@ -47,7 +47,7 @@ SPLITS = {
   'train': Split(4_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
   'validation': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
   'test': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
-  # Unlike anything in training: the total drifts in one direction, through every decade.
+  # Unlike anything in training: the running total only rises or only falls.
   'ood': Split(1_000, min_terms=4, max_terms=7, one_operator=True, source='chains_ood'),
   **{
     f'{name}_{terms}': Split(questions, terms, terms, one_operator=False, source='chains')
