@@ -46,11 +46,11 @@ def opened(path: str) -> Any:
     reader = gguf.GGUFReader(path)
   except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
     raise InputError(
-      f'{path}: not a complete GGUF file, at {os.path.getsize(path)} bytes '
-      f'({type(error).__name__}: {error}). Download it again, or update the package gguf.'
+      f'{path}: not a complete GGUF file ({os.path.getsize(path)} bytes; '
+      f'{type(error).__name__}: {error}). Download it again, or update the package gguf.'
     ) from error
   if reader.byte_order != 'I':
-    raise InputError(f'{path}: big-endian numbers are not supported. Convert the model again.')
+    raise InputError(f'{path}: this file is big-endian. Convert it to little-endian.')
   if (parts := reader.fields.get('split.count')) and parts.contents() > 1:
     raise InputError(
       f'{path}: this is one of {parts.contents()} files, but a model must be a single file. Join '
@@ -68,7 +68,7 @@ def library(path: str) -> Any:
   if not hasattr(package, 'GGUFReader'):  # a folder gguf/ can be imported too
     raise InputError(
       f'{path}: reading a GGUF file needs the package gguf, which is not installed. Run pip '
-      "install 'exgrpo_jax[gguf]', or name a Hugging Face folder."
+      "install 'exgrpo_jax[gguf]', or use a Hugging Face folder."
     )
   return package
 
@@ -115,24 +115,24 @@ _VALUES = 2**21  # values dequantized at a time; 8 MiB
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A lazily read tensor: indexing it reads that part as float32."""
+  """A tensor read on demand: indexing it reads only the indexed part, as float32."""
 
   gguf: Any  # the package
-  stored: Any  # its ReaderTensor
+  stored: Any  # a `gguf.ReaderTensor`
   head_size: int  # 0 unless llama.cpp permuted the rows
 
   def __getitem__(self, index: Any) -> np.ndarray:
     """Read a slice of each dimension. Slices of permuted rows must cover whole heads."""
     *rows, columns = index if isinstance(index, tuple) else (index,)
     start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml lists the row length first
-    values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # of a block: count, bytes
+    values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # per block: count, bytes
     first, last = start // values, -(-stop // values)
     blocks = np.asarray(self.stored.data).view(np.uint8)[(*rows, slice(first * size, last * size))]
     part = self._dequantized(blocks, (last - first) * values)
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
-    # llama.cpp rotates neighbors, Hugging Face i with i + H/2: conversion interleaved the halves.
+    # llama.cpp pairs neighbors, Hugging Face i and i + H/2, so conversion interleaved the halves.
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
@@ -140,7 +140,7 @@ class Slice:
     """Dequantize some blocks to float32."""
     if blocks.ndim == 1:
       return self.gguf.dequantize(blocks, self.stored.tensor_type)
-    # Some rows at a time, because the package needs several times its result's memory.
+    # Dequantize some rows at a time: the package needs several times its result's memory.
     part, together = np.empty((len(blocks), columns), np.float32), max(1, _VALUES // columns)
     for start in range(0, len(blocks), together):
       some = slice(start, start + together)
@@ -150,8 +150,8 @@ class Slice:
 
 # ---- The folder of a GGUF file ----
 
-# The folder is created once in huggingface_hub's asset cache (HF_HOME). All other code reads the
-# model's description from it; the weights stay in the GGUF.
+# The folder is created once in huggingface_hub's asset cache (HF_HOME). All other code reads
+# config.json and the tokenizer from this folder; the weights stay in the GGUF.
 
 
 _VERSION = '1'  # increment this when the conversion of metadata to files changes
@@ -160,7 +160,7 @@ _HEAD_BYTES = 2**26  # more than the metadata, which comes first in the file
 _FAMILIES = {
   family.model_type: name for name, family in families.FAMILIES.items() if family.has_gguf
 }
-# Metadata key after the family's name -> config.json key.
+# Metadata key without the family prefix -> config.json key.
 _REQUIRED = {
   'context_length': 'max_position_embeddings',
   'embedding_length': 'hidden_size',
@@ -175,7 +175,7 @@ _OPTIONAL = {
   'rope.freq_base': 'rope_theta',
 }
 _HEAD_SIZES = ('attention.value_length', 'rope.dimension_count')
-# Other known keys. _rope_scaling reads the type and the factor; the rest change nothing.
+# Other known keys. _rope_scaling reads the type and the factor; the rest have no effect.
 _IGNORED = ('vocab_size', 'tensor_data_layout', 'rope.scaling.type', 'rope.scaling.factor',
             'rope.scaling.original_context_length', 'rope.scaling.finetuned')  # fmt: skip
 # Values for Llama 3.1, 3.2 and 3.3, which differ only in the factor.
@@ -218,9 +218,9 @@ def gguf_folder(path: str) -> str:
 
 
 def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str, Any]:
-  """Return the content of config.json. Its dtype is float32, so dequantized weights are exact.
+  """Return the content of config.json, with dtype float32 to keep dequantized weights exact.
 
-  `reader` is the file's `gguf.GGUFReader`, and `metadata` its metadata by key. Raises InputError if
+  `reader` is the file's `gguf.GGUFReader`; `metadata` maps its keys to values. Raises InputError if
   the architecture is not in `families.FAMILIES` or this decoder does not implement the variant.
   """
   family = metadata.get('general.architecture')
@@ -234,7 +234,7 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
   _check_description(own, family, path)
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   if 'token_embd.weight' not in tensors:
-    raise InputError(f'{path}: no tensor token_embd.weight. The file must contain a whole model.')
+    raise InputError(f'{path}: no tensor token_embd.weight. The file must contain a full model.')
   values = {
     name: _shortest(own[key]) for key, name in (_REQUIRED | _OPTIONAL).items() if key in own
   }
@@ -278,7 +278,7 @@ def _check_description(own: Mapping[str, Any], family: str, path: str) -> None:
 
 
 def _shortest(value: float) -> float:
-  """Return the shortest decimal of a float32: 1e-05 instead of 9.999999747378752e-06."""
+  """Round a float32 to its shortest decimal: 1e-05 instead of 9.999999747378752e-06."""
   return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -299,7 +299,7 @@ def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any
   expected_P = plain_P / rotary.frequencies(scaled, head_size)
   if given_P.shape != expected_P.shape or not np.allclose(given_P, expected_P, rtol=1e-4):
     raise InputError(
-      f"{path}: {ROPE_FACTORS} is not Llama 3's rotary scaling by a factor ({factor}). No other "
-      'scaling is supported.'
+      f"{path}: {ROPE_FACTORS} does not match Llama 3's rotary scaling with factor {factor}. No "
+      'other scaling is supported.'
     )
   return {'rope_type': 'llama3', 'factor': factor} | _LLAMA3

@@ -21,8 +21,8 @@ _DESCRIPTION = (
 )
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
 FILES = (*_DESCRIPTION, *_WEIGHTS, 'adapter_*')  # of a model or of adapters
-# Prefix of models that ship with the package. Without it, a name might also be a folder: a run of
-# config chains may well have a workdir called chains.
+# Prefix of models that ship with the package. Without the prefix, a name could also mean a folder:
+# a run of the config chains may well have a workdir called chains.
 _SHIPPED = 'shipped:'
 _SHIPPED_MODELS = pathlib.Path(__file__).parent / 'shipped'
 
@@ -50,7 +50,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   GGUF contains its own weights, so with `weights` its path is returned instead of a folder.
 
   Raises InputError, which names the setting `key`, if the model cannot be fetched or read as a
-  GGUF, or no model with this name ships.
+  GGUF, or no shipped model has this name.
   """
   if is_shipped(path):
     models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())

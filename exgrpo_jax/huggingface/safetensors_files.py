@@ -57,8 +57,8 @@ def check_names(
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected because the model in {described_by} has '
-      f'no tensor with that name{_and_more(unexpected)}.'
+      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} describes a model with '
+      f'no tensor of that name{_and_more(unexpected)}.'
     )
 
 
@@ -80,7 +80,7 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
       if not (folder / file).is_file():
         tensor = next(name for name, holder in files.items() if holder == file)
         raise InputError(
-          f'{index}: the index lists {file} as the file with {tensor}, but there is no such file. '
+          f'{index}: the index says that {file} contains {tensor}, but there is no such file. '
           'Download the checkpoint again.'
         )
     return index, files
@@ -144,8 +144,8 @@ def _open(local: str, path: epath.Path) -> Iterator[Any]:
     reader = safe_open(local, 'np')
   except SafetensorError as error:
     raise InputError(
-      f'{path}: not a complete safetensors file, at {os.path.getsize(local)} bytes '
-      f'({error}). Download it again.'
+      f'{path}: not a complete safetensors file ({os.path.getsize(local)} bytes; '
+      f'{error}). Download it again.'
     ) from error
   with reader:
     yield reader
@@ -202,7 +202,7 @@ def write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
     local = os.path.join(folder, path.name)
     with open(local, 'wb') as file:
       mode = os.stat(file.fileno()).st_mode
-    # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
+    # transformers requires this metadata; 'pt' means PyTorch's layout, which NumPy shares.
     save_file(arrays, local, {'format': 'pt'})
     os.chmod(local, mode)  # safetensors lets only the owner read the file, regardless of the umask
     if is_remote:

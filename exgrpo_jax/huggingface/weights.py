@@ -62,7 +62,7 @@ def load(
     if path not in leaves:
       leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
     leaves[path] = _set(leaves[path], _read(reader, tensor, _one_of(like, index)), index)
-  # No host reads the full matrices, but different checkpoints differ in their vectors too.
+  # Compare only vectors: no host reads the full matrices, and other checkpoints differ in both.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return traverse_util.unflatten_dict(leaves)
 
@@ -72,8 +72,8 @@ def _slices(
 ) -> Iterator[tuple[str, Any]]:
   """Yield each tensor's name and slice, from one file at a time.
 
-  The largest tensors come first. Reading a tensor briefly takes a few times its size in memory,
-  which is then reused for the other tensors.
+  The largest tensors come first. Reading a tensor briefly takes several times the tensor's size in
+  memory, which is then reused for the other tensors.
   """
 
   def size(item: tuple[str, Any]) -> int:
@@ -261,7 +261,7 @@ def save_adapters(
 def adapter_tensors(
   config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
-  """Return each target's A and B like `tensor_names.of`, with paths in the adapters' tree."""
+  """Return the A and B of each target, like `tensor_names.of` but with the adapters' paths."""
   layout = {}
   for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')

@@ -24,7 +24,7 @@ _compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its 
 
 @contextlib.contextmanager
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
-  """While the block runs, show `what` in the status line, after the text of enclosing blocks.
+  """Show `what` in the status line during the block, after the text of enclosing blocks.
 
   `what` may be a function that reports progress. Another thread calls this function, so the
   function must not block.
@@ -69,8 +69,8 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
   """Return a function that takes the number of rows done and prints a `line` every LINE_SECONDS.
 
-  The function keeps using the current standard output, because TFDS's output is redirected and
-  discarded.
+  The function prints to the standard output that is current now, because standard output is later
+  redirected to discard TFDS's messages.
   """
   out, printed = sys.stdout, time.monotonic()
 

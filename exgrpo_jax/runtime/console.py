@@ -112,7 +112,7 @@ def to_copy(words: Sequence[str], workdir: str = '') -> str:
 
 
 class _Log:
-  """A log file of whole lines, and the time of the last line."""
+  """A log file that is written line by line. `last` is the time of the last line."""
 
   def __init__(self, file: IO[bytes]) -> None:
     self._file = file
@@ -169,7 +169,7 @@ def _live_line() -> Iterator[bool]:
   if not sys.stdout.isatty() or terminal.is_dumb_terminal:
     yield False
     return
-  # Output of both streams appears above the line. Standard error may be a file.
+  # Output of both streams appears above the line, unless standard error is a file.
   with rich.live.Live(
     console=terminal,
     get_renderable=lambda: rich.text.Text(

@@ -67,7 +67,7 @@ def describe(first_step: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """Return the versions, by name, of this package and the installed packages it computes with."""
+  """Return package name -> version, for this package and the installed packages it uses."""
   found = {'exgrpo_jax': __version__}
   for name in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -237,8 +237,8 @@ def publish(
   """Upload files to a model repository, in one commit; return the URL of its page.
 
   `files` maps names to local paths or contents. Creates the repository if it is missing. Deletes
-  its files that match the patterns `replaced` but are not in `files`, because the weights of an
-  earlier upload could be loaded instead. Raises InputError if the upload fails.
+  the repository's files that match the patterns `replaced` but are not in `files`, because users
+  could load an earlier upload's weights instead. Raises InputError if the upload fails.
   """
   if not sys.stderr.isatty():
     utils.disable_progress_bars()

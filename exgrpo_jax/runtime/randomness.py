@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-  """A use of random numbers. Its number determines its streams, so never change the number."""
+  """A use of random numbers. Its value determines its streams, so never change the value."""
 
   INIT = 0  # initial parameters of a model trained from scratch
   ROLLOUT = 1  # responses to train on; by step
