@@ -57,7 +57,7 @@ class Pool:
     self._answers: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
 
   def submit(self, key: str, begin: Beginning, said: Sequence[str]) -> None:
-    """Request the answer to an episode's last turn, which `answers` returns under `key`."""
+    """Request the answer to an episode's last turn; `answers` will return it under `key`."""
     if key not in self._holder_of:
       self._holder_of[key] = min(self._holders, key=lambda holder: holder.waiting)
     holder, turns = self._holder_of[key], tuple(said)
@@ -82,7 +82,7 @@ class Pool:
     holder.pool.submit(lambda worker: holder.leave(worker, key))
 
   def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
-    """Return what `reset` returns for each question. Raises InputError if it fails."""
+    """Return the prompt from `reset` for each question. Raises InputError if `reset` fails."""
     requests = [
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
       for question in questions
@@ -93,7 +93,7 @@ class Pool:
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
   ) -> list[list[tuple[str, Observation]]]:
-    """Let the environment's player play episodes. Raises InputError if one fails."""
+    """Play an episode per question with the environment's player. Raises InputError on failure."""
     requests = [
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
@@ -188,7 +188,7 @@ class _Holder:
       self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
   def _reply(self, worker: Worker, make: Callable[[], Values]) -> Values | Failure:
-    """Send the request that `make` builds, again for each new process, and return the reply."""
+    """Send the request that `make` builds and return the reply; rebuild it for each new process."""
 
     def request() -> tuple[Any, float]:
       made = make()

@@ -56,8 +56,8 @@ class EnvironmentConfig:
   keep_caches: bool = setting(
     True,
     None,
-    'keep the KV caches of episodes that have given up their slot while their environment answers, '
-    "up to as many caches as there are slots. This doubles the slots' memory. An episode whose "
+    'keep the KV caches of episodes that give up their slot while they wait for the environment, '
+    "at most as many caches as there are slots. This doubles the slots' memory. An episode whose "
     'cache is not kept recomputes it at each turn',
   )
 
@@ -83,8 +83,8 @@ def check(config: EnvironmentConfig) -> None:
     )
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
-      f'config.environment.tools={config.tools}: config.environment.name={config.name!r} gives the '
-      "model no tools. Set it to 'tools' or to a class of your own that accepts tools."
+      f'config.environment.tools={config.tools}: config.environment.name={config.name!r} does not '
+      "accept tools. Set it to 'tools' or to your own class that accepts tools."
     )
 
 

@@ -3,13 +3,13 @@
 Our verifier compares this answer with the ground truth, as in single-turn training. If a call
 cannot be read or a tool fails, the model sees the error and may try again.
 
-Tools that share state are the public methods of a class, which is created without arguments for
-each episode, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
+Tools that share state are the public methods of a class, which is instantiated for each episode
+without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
 prompt. An attribute `reward`, a number from 0 to 1, becomes the episode's reward when the model
 answers. A reward of 1 counts as a success, and the answer is not compared.
 
-Two call formats are supported. Calls follow the reasoning; nothing inside the reasoning is a call:
+Calls follow the reasoning; nothing inside the reasoning is a call. Two call formats are supported:
 
   Qwen2.5, Qwen3: text, and any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>
   Llama 3: {"name": …, "parameters": {…}} and nothing else, optionally after <|python_tag|>
@@ -70,7 +70,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls. If there are none, end with the classes' mean reward or the verifier's."""
+    """Run the calls; without calls, end the episode with the classes' or the verifier's reward."""
     try:
       calls = calls_of(response)
     except ValueError as error:

@@ -158,7 +158,7 @@ def table(scores: Mapping[str, float]) -> str:
 
 
 def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
-  """Format how much more often the second policy is correct than the first, by source.
+  """Format the second policy's score minus the first policy's, with an interval, by source.
 
   `first` and `second` are records of the same questions, with the same number of responses to each.
   Differences are paired by question, so a question's difficulty does not widen the interval.

@@ -247,7 +247,7 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
     times = f'{most}' if fewest == most else f'{fewest} to {most}'
     raise InputError(
       f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
-      f'{benchmark.label} is {benchmark.measure}. List every question the same number of times, '
+      f'{benchmark.label} is measured as {benchmark.measure}. List every question equally often, '
       f'and choose a number that divides {benchmark.samples}.'
     )
   return benchmark.samples // most

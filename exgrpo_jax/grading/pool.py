@@ -69,7 +69,7 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return this host's progress since `collect`, as in '3 of 8 graded'; '' if it has no work."""
+    """Return this host's progress since the last `collect`: '3 of 8 graded', or '' without work."""
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:

@@ -110,7 +110,7 @@ def load(spec: str) -> RewardFunction:
 
 
 def _checked(value: Any) -> float:
-  """Return a reward as a Python float; raises ValueError if it is not a number or too large."""
+  """Return a reward as a Python float; raises ValueError if it is too large or not a number."""
   # numbers.Real does not include NumPy's bool.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
     raise ValueError(f'it returned {value!r}, not a number')

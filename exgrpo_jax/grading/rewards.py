@@ -37,8 +37,8 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
 def think_format(response: str) -> float:
   """Return 1 if the response follows the paper's template, else 0; the answer does not matter.
 
-  The response must close exactly one think section, with text inside the section and after it. It
-  may open that section, but only at its very start; not every prompt ends with the opening tag
+  The response must close exactly one think section, with text inside the section and after it. An
+  opening tag is allowed only at the start of the response, for prompts that do not end with the tag
   (prompt.THINK).
   """
   thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')
@@ -49,7 +49,7 @@ def think_format(response: str) -> float:
 def boxed_format(response: str) -> float:
   r"""Return 1 if the answer is in a closed, nonempty \boxed{...}, else 0.
 
-  If the response contains '</think>', only the text after the last one counts, as in verification.
+  As in verification, text up to the last '</think>' does not count.
   """
   return float(extraction.extract(response, ('box',)) is not None)
 
@@ -94,7 +94,7 @@ def has_code_block(text: str) -> bool:
   """Return True if any line starts with ```, optionally indented; the block need not be closed.
 
   This is a metric, not a reward. Models write code that they cannot run and trust their own guess
-  at its output. The paper calls the effect of replaying such responses a snowball
+  at its output. The paper says that replaying such responses causes a snowball effect
   (arXiv:2510.02245).
   """
   return _FENCE.search(text) is not None

@@ -52,7 +52,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; a worker has only those that it asks for (see programs.asked)."""
+    """Return the row's columns; a worker receives only those it asks for (see programs.asked)."""
     ...
 
 
@@ -133,7 +133,7 @@ def is_correct(
 
 
 def compare(given: str | None, answer: str, kind: str = 'math') -> str:
-  """Compare an extracted answer with the ground truth; returns and raises as `judge` does."""
+  """Compare an extracted answer with the ground truth; results and errors are as in `judge`."""
   if kind not in KINDS:
     raise InputError(
       f'kind={kind!r} must be one of {", ".join(KINDS)}. The kind decides how answers are compared.'

@@ -1,4 +1,4 @@
-"""A sweep's trials as array jobs of a Slurm cluster."""
+"""A sweep's trials as array jobs on a Slurm cluster."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from exgrpo_jax.sweeps import sweep
 from exgrpo_jax.sweeps.sweep import LOG, Trial
 
 _JOBS, _SCRIPT = 'slurm.json', 'slurm.sh'
-# squeue may list ended jobs for some minutes. All other states count as queued or running.
+# squeue may still list ended jobs for a few minutes. All other states count as queued or running.
 _ENDED = (
   'BOOT_FAIL', 'CANCELLED', 'COMPLETED', 'DEADLINE', 'FAILED', 'LAUNCH_FAILED', 'NODE_FAIL',
   'OUT_OF_MEMORY', 'PREEMPTED', 'RECONFIG_FAIL', 'REVOKED', 'TIMEOUT',
@@ -44,7 +44,7 @@ def submit(
 ) -> Collection[str]:
   """Submit the unfinished trials that are not queued yet; return the names of all queued trials.
 
-  The trials are one array job: index n is the sweep's trial n. At most `at_once` run at a time;
+  The trials form one array job: index n is the sweep's trial n. At most `at_once` run at a time;
   None sets no limit. `options` are passed to sbatch. slurm.json in the workdir records the jobs.
   Raises InputError if Slurm is missing or refuses a command.
   """

@@ -41,7 +41,7 @@ _NEEDED = {
 
 
 def load(spec: str, what: str = 'function') -> Any:
-  """Import 'package.module:name' and return it. Raises whatever importing the module raises.
+  """Import and return the object 'package.module:name'. Raises whatever the import raises.
 
   The current folder is searched too, even if the command itself does not search it.
   """
@@ -68,7 +68,7 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 
 def summarize(error: BaseException) -> str:
-  """Summarize an error on one line, with the place in user code; it may quote the response."""
+  """Summarize an error and its place in user code on one line, which may quote the response."""
   frames = traceback.extract_tb(error.__traceback__)
   own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
   place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code

@@ -112,7 +112,7 @@ def _same_decimal(given: str, truth: str) -> bool:
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
-# The order of coordinates.
+# Labels are coordinates if their sorted letters appear side by side here.
 _ALPHABET = string.ascii_lowercase + ' ' + string.ascii_uppercase + ' xz'
 _LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
 _MAX_PAIRWISE = 24  # items to match in any order; larger collections are compared in order
@@ -438,7 +438,7 @@ def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bo
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
-  """Return True if the items of x and y, which have the same length, match in pairs."""
+  """Return True if each item of x matches a different item of y; both have the same length."""
   unmatched_y, unmatched_x = list(y), []
   for item in x:  # pair identical items first, which is fast
     if item in unmatched_y:

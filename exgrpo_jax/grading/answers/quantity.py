@@ -3,7 +3,7 @@
 Rational numbers are compared exactly, others to 100 digits, or to 600 if 100 are inconclusive.
 Expressions with unknowns are compared at several points. All sizes are bounded; a number that is
 too large has no value here. If values are inconclusive, algebra (identity.py) decides. Algebra can
-also overrule a match if there are unknowns in binomials, factorials, divisors or rounding, because
+also overrule a match if there are unknowns in binomials, factorials, gcd, lcm or rounding, because
 such expressions may agree at all points by chance.
 """
 
@@ -150,7 +150,7 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Return a point of integers, some large enough that rounded n/20 and n/30 differ."""
+  """Return a point of integers; some are so large that n/20 and n/30 round differently."""
   largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
   return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 
@@ -185,7 +185,7 @@ def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[
 def _point_to_round(
   unknowns: Iterable[str], real: Iterable[str], index: int
 ) -> dict[str, Fraction]:
-  """Return a point where the letters in `real` are between integers or just next to one."""
+  """Return a point where letters in `real` lie between integers or very close to an integer."""
   point = _integer_point(unknowns, index)
   if index % 8 == 7:
     point = {name: value * 101 for name, value in point.items()}

@@ -1,7 +1,7 @@
 """Sets of real numbers: intervals and finite sets, united, intersected and subtracted.
 
-sympy decides whether two sets are equal. Only the order of their endpoints matters, so each is
-replaced with its rank among all endpoints, and sympy sees only small integers.
+sympy decides whether two sets are equal. Only the order of their endpoints matters, so each
+endpoint is replaced with its rank among all endpoints, and sympy sees only small integers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class _NoSetError(ValueError):
 
 
 def same_set(x: Reading, y: Reading) -> bool:
-  """Return True if two readings are the same set of real numbers; False if one is not a set."""
+  """Return True if two readings are the same set of real numbers; False if either is not."""
   if 'quantity' in (x[0], y[0]):
     return False
   try:

@@ -18,7 +18,7 @@ function. A missing side of a relation is None, as in '< 5', and so is x in '\pm
 and 'dashed', x is the alternative tree: the product of the letters, or the difference in '10-8'.
 For a date, which has no alternative, x is None.
 
-A reading is the meaning of an answer. It is also a tuple, with some of these heads and some others:
+A reading is the meaning of an answer. It is also a tuple, with one of these heads:
 
   ('quantity', tree, unit)   a number or expression; the unit is '' if none is given
   ('labelled', label, reading, lhs, rhs)   'x = 5', 'x ∈ [0, 1]', 'x < 5' solved for x

@@ -106,7 +106,7 @@ def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
 
 
 _UNITS = _read_table()
-# Units recognized without \text{…}, where one letter is a variable and 'in' is a word.
+# Units recognized without \text{…}. There, a single letter is a variable, and 'in' is a word.
 _COMMON = ('mm', 'cm', 'km', 'mg', 'kg', 'ml', 'sq')
 UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in').union(_COMMON)
 _WITH_PREFIX = _add_prefixes(_UNITS)
@@ -169,7 +169,7 @@ def conversion(unit: str, other: str) -> Fraction | None:
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return the smaller unit's size in larger units; None if a quantity may not use both units.
+  """Return the smaller unit's size in the larger unit; None if a quantity may not combine them.
 
   The larger unit comes first, as in '1 hour 30 minutes'. `is_list` means that a comma or 'and'
   separates the units; '5 m, 3 cm' is then two answers.
