@@ -48,7 +48,7 @@ def sample(
 def play(
   policy: Policy, row: int, samples: int = 1, *, seed: int = 0
 ) -> tuple[np.ndarray, list[Response]]:
-  """Play episodes with a policy in the environment of its config, sampling as `sample` does.
+  """Play episodes with a policy in its config's environment, sampling as `sample` does.
 
   `row` is the question's row in config.data.train. The same `seed` gives the same episodes. Returns
   the prompt's tokens and the episodes. Raises InputError if the config has no environment or the

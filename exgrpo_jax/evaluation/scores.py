@@ -85,7 +85,7 @@ def score_all(
 def score_policy(
   experiment: Experiment, decode_params: model.Params, data: QuestionSet, step: int
 ) -> tuple[dict[str, float], list[Record]]:
-  """Score `decode_params` on some questions; return metrics and one record per question.
+  """Score `decode_params` on the questions in `data`; return metrics and one record per question.
 
   The required response format comes from config.evaluation, not config.verifier. Sampling depends
   only on the seed, the step and the questions, so a manual evaluation reproduces the run's scores.

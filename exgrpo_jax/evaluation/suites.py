@@ -159,7 +159,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 
 
 def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
-  """Return the config's value for every key that the suite sets, as it is read back from JSON."""
+  """Return the config's values for the keys that the suite sets, converted to JSON types."""
   values = {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
   return json.loads(json.dumps(values))
 

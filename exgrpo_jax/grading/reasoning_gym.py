@@ -117,7 +117,7 @@ def _spellings(given: str, true: str) -> list[str]:
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """Return an entry as score_answer expects it; JSON turned the tuples of two tasks into lists."""
+  """Restore the tuples that score_answer expects; in two tasks, JSON turned them into lists."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)
   board = tuple(map(tuple, entry['metadata']['output']))

@@ -90,7 +90,7 @@ def name_of(spec: str) -> str:
 
 
 def load(spec: str) -> RewardFunction:
-  """Load one of rewards.BUILT_IN or 'package.module:function'; raises whatever importing raises."""
+  """Load a built-in or 'package.module:function'; raises ValueError and what the import raises."""
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():

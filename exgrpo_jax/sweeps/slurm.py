@@ -79,7 +79,7 @@ def submit(
 
 
 def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> str:
-  """Submit the array of `left` (index -> trial) and return its job id."""
+  """Submit the trials in `left` (array index -> trial) as an array job and return its id."""
   lines = ['#!/bin/bash', 'case "$SLURM_ARRAY_TASK_ID" in']
   for index, trial in left.items():
     # A trial runs on one host, even if the environment lists the hosts of an enclosing job.

@@ -160,7 +160,7 @@ def run(
 
 
 def held(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Lock a sweep's workdir, like `folder_held`. Raises InputError if trials are running there."""
+  """Lock a sweep's workdir with `folder_held`. Raises InputError if trials are running there."""
   reason = (
     f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
     'running there. Wait for them to finish, or stop them.'

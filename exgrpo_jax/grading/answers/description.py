@@ -1,4 +1,4 @@
-"""Short descriptions of readings, which explain a verdict to a person."""
+"""Short descriptions of readings, for explaining a verdict to a user."""
 
 import re
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Comparison of a model's answer with the ground truth, both as written.
+"""Comparison of the text of a model's answer with the text of the ground truth.
 
 The truth decides how the two are compared: a capital letter is a choice, and a word is text. When
 in doubt, the two count as different, because the model is rewarded for whatever passes here. A
@@ -35,7 +35,7 @@ _MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational n
 
 
 def equal(given: str, truth: str, kind: str) -> bool:
-  """Return True if an answer is equivalent to the ground truth, both as written.
+  """Return True if the text of an answer is equivalent to the text of the ground truth.
 
   The truth may also be a worked solution or a sentence that contains the answer, or a JSON list of
   accepted answers. `kind` is 'math', 'choice' or 'text'.

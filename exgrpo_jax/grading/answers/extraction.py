@@ -1,4 +1,4 @@
-"""Extraction of a response's answer as written, from the last box after the thought or from prose.
+"""Extraction of the answer from a response: from the last box after the thought, or from prose.
 
 A hedged answer keeps its hedge, so that it matches neither alternative: '3 or 4' in prose gives
 'or 4'. The section on boxes below covers answers in several boxes.

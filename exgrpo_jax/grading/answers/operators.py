@@ -99,7 +99,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Return the letters that a node shows to be noncommuting, except marked letters (vectors)."""
+  """Return the letters that a node implies do not commute, except marked letters (vectors)."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))

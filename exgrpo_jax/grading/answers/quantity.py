@@ -58,7 +58,7 @@ def _value(tree: Tree, point: Point) -> Number | None:
 
 
 def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
-  """Return True if a tree without unknowns has a real value from `low` to `high`, both included."""
+  """Return True if a tree without unknowns has a real value in the interval [`low`, `high`]."""
   value, context = real_value(tree), context_of(_DIGITS[0])
   return value is not None and to_float(low, context) <= value <= to_float(high, context)
 

@@ -1,4 +1,4 @@
-"""Sets of real numbers: intervals and finite sets, united, intersected and subtracted.
+"""Sets of real numbers: intervals, finite sets, and their unions, intersections and differences.
 
 sympy decides whether two sets are equal. Only the order of their endpoints matters, so each
 endpoint is replaced with its rank among all endpoints, and sympy sees only small integers.

@@ -141,7 +141,7 @@ def is_name(tree: Tree) -> bool:
 
 
 def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) -> Reading:
-  """Return the interval of low < x < high; each operator is '<' or '<='."""
+  """Return the interval low < x < high; each operator is '<' or '<='."""
   return (
     'group',
     '[' if low_operator == '<=' and low != MINUS_INFINITY else '(',

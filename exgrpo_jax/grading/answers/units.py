@@ -132,7 +132,7 @@ _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
-  """Normalize a unit: 'square centimeters' and 'cm^2' give 'cm^2', and 'units' gives ''."""
+  """Normalize a unit: 'square centimeters' and 'cm^2' become 'cm^2', and 'units' becomes ''."""
   name = _PER.sub('/', name).replace('{', '').replace('}', '')
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
