@@ -124,12 +124,12 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
     for label in row['benchmarks'].keys() & other['benchmarks'].keys():
       here, there = row['benchmarks'][label], other['benchmarks'][label]
       for key, what in (
-        ('content', 'different questions'),
-        ('responses', 'a different number of responses'),
+        ('content', 'on different questions'),
+        ('responses', 'with a different number of responses'),
       ):
         if here[key] != there[key]:
           raise InputError(
-            f'{label}: the row in {where} was evaluated on {what} ({key} is {there[key]} there, '
+            f'{label}: the row in {where} was evaluated {what} ({key} is {there[key]} there, '
             f'but {here[key]} here). Use the same --data, or choose another --out.'
           )
 
@@ -224,7 +224,7 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
     absent = [item.label for item in benchmarks if item.label not in row['benchmarks']]
     without.setdefault(', '.join(absent), []).append(row['name'])
   lines += [
-    f'Without {absent} (no questions): {", ".join(names)}.'
+    f'Not evaluated on {absent} (no questions): {", ".join(names)}.'
     for absent, names in without.items()
     if absent
   ]

@@ -2,9 +2,9 @@
 
 Intervals over questions are cluster-robust; intervals over seeds are percentile bootstraps by SciPy
 (Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
-normal values they cover the true mean 95% of the time in the limit, about 91% with 16 seeds, 87%
-with 8 and 83% with 5. With two seeds it would be 50%, so no interval is computed. Equal values have
-no interval either, because all their resamples would be equal.
+normal values, they cover the true mean 95% of the time with many seeds, about 91% with 16 seeds,
+87% with 8 and 83% with 5. With two seeds, coverage would be 50%, so no interval is computed. Equal
+values have no interval either, because all their resamples would be equal.
 """
 
 import math
@@ -265,7 +265,7 @@ def scores_by_column(run: Run) -> dict[str, float]:
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Return a Markdown table with the final and best scores of a sweep's evaluations over seeds.
 
-  A run's final score is from its last evaluation, at the step shown in the preceding column. Its
+  A run's final score comes from its last evaluation, whose step is in the column before it. The
   best score is chosen by `best` and may come from the evaluation before training.
 
   `runs` maps each setting to its finished runs. `wanted` maps each setting to its number of planned

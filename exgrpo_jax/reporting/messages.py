@@ -116,8 +116,8 @@ def farewell(
 ) -> str:
   """Return the closing message: results, output files and suggested next commands.
 
-  `program` lists the words that start a command, such as ['exgrpo']. A run with a checkpoint can be
-  evaluated if its config names evaluation data, and exported if its model can be exported.
+  `program` lists the words that start a command, such as ['exgrpo']. `can_evaluate` and
+  `can_export` determine which of these two commands are suggested.
   """
   files = {
     'report': 'report.html',

@@ -17,7 +17,7 @@ from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import RUN_LOCK, read_config
 
-# Runs have the same setting if only these keys differ: the seed, paths and keys without effect.
+# Runs have the same setting if only these keys differ: the seed and keys that don't affect results.
 SAME_SETTING = (
   'seed',
   'compilation_cache',

@@ -80,7 +80,7 @@ QUESTIONS = pa.schema(
     pa.field('text', pa.string()),
     pa.field('answer', pa.string()),  # the ground truth
     pa.field('is_replay', pa.bool_(), nullable=False),
-    # Share of correct responses; includes the replayed one if replay.count_replayed is set.
+    # Share of correct responses; counts the replayed response if replay.count_replayed is set.
     pa.field('correctness', pa.float64(), nullable=False),
     pa.field('bucket_before', pa.int32()),  # null if it is not in the buffer
     pa.field('bucket_after', pa.int32()),
@@ -98,7 +98,7 @@ TOKENS = pa.schema(
     # From the sampler if the response is fresh, computed now if it is replayed.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
-    # Under the policy that wrote the replayed response; null for a fresh one.
+    # Under the policy that wrote the replayed response; null for a fresh response.
     pa.field('past_logp', pa.list_(pa.float32())),
     # The turns of an episode (see datatypes.Turn), null for single-turn responses. At the
     # environment's tokens, logp, entropy and past_logp are 0.

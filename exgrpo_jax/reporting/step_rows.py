@@ -53,7 +53,7 @@ def rows(
   """Return the step's rows for every table. Token rows are limited to the groups `with_tokens`.
 
   The policy at the start of the step wrote the fresh responses and scored the replayed ones. So
-  entropies, probabilities and ratios equal those in the first minibatch's loss, up to rounding.
+  entropies, probabilities and ratios match the first minibatch's loss, up to rounding.
   `before` is the buffer when the step was planned, `after` the buffer after the step.
   """
   tables = {

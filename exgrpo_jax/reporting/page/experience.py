@@ -166,7 +166,7 @@ def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarra
 
 _MAX_ANSWER = 60  # characters of an extracted answer
 _WHOLE_TEXTS = 2_000_000  # characters; up to this total, all questions keep their full texts
-# Characters per text above that total. Most questions are visited once and only need to be found.
+# Characters kept per text if the total is larger. Most questions are visited once.
 _MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
@@ -176,10 +176,10 @@ def describe_visits(
 ) -> dict[str, Any]:
   """Return the columns of questions, visits, responses and replays, or {} without records.
 
-  A visit's responses start at the index 'first'. 'replays' has one value per visit with a replay,
-  in visit order. With more than `max_responses` responses, 'every' is n > 1: only every n-th step
-  and the groups `with_texts` keep their responses. 'cut' is the number of questions whose text is
-  cut; it is 0 if `max_responses` is infinite.
+  A visit's responses start at the index 'first'. 'replays' contains a value for each visit with a
+  replay, in visit order. With more than `max_responses` responses, 'every' is n > 1, and only every
+  n-th step and the groups `with_texts` keep their responses. 'cut' is the number of questions whose
+  text is cut; it is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:

@@ -22,7 +22,7 @@ from exgrpo_jax.runtime import console, environment
 _SIGNAL = (  # metric and label; shares of a step's groups or tokens
   ('groups/zero_advantage', 'groups that taught nothing'),
   ('groups/solved_by_all', 'groups solved by all responses'),
-  ('groups/solved_by_none', 'groups solved by none'),
+  ('groups/solved_by_none', 'groups solved by no response'),
   ('policy/clip_fraction', 'fresh tokens clipped'),
 )
 _LOG, _WARNING = 'console.log', 'WARNING: '
@@ -59,7 +59,7 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Return the run's printed warnings as {'step', 'text'}, by step and without repeats.
 
-  The step is the one named in the warning, or else the step during which the warning was printed.
+  A warning that names no step gets the step during which it was printed.
   """
   path = workdir / _LOG
   if not path.exists():
@@ -181,7 +181,7 @@ def _next(
     )
     advice.append([text, ''])
   if names := where('latest', 1):
-    text = f'Between the last two evaluations the score still rose on {names}. To train longer:'
+    text = f'Between the last two evaluations, the score still rose on {names}. To train longer:'
     epochs = run.config.get('num_epochs', 0)
     length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
     shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # no flag twice
@@ -189,7 +189,7 @@ def _next(
     advice.append([text, longer])
   if names := where('latest', -1):
     text = (
-      f'Between the last two evaluations the score fell on {names}. config.export.best=True keeps '
+      f'Between the last two evaluations, the score fell on {names}. config.export.best=True keeps '
       'the best policy.'
     )
     advice.append([text, ''])
