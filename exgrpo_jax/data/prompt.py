@@ -129,10 +129,10 @@ def render(
 ) -> str:
   r"""Render `messages` as a policy's prompt, in training and everywhere else.
 
-  Messages without a system message first get one from `config.system`. The template then decides:
+  Messages without a system message first get `config.system`. The template determines the rest:
 
-  'plain': the contents of the user and assistant messages, each followed by a newline.
-  System messages are dropped because a base model was never trained to follow them.
+  'plain': the contents of the user and assistant messages, each followed by a newline. System
+  messages are dropped because a base model was never trained to follow them.
   'chat': the output of transformers' apply_chat_template with a generation prompt and the
   keyword arguments `config.template_kwargs`.
   'paper': the prompt ends with '<think>\n'. A system message asks for '<think> ... </think>' and
@@ -306,7 +306,7 @@ def _variables(template: str) -> frozenset[str] | None:
 
 
 def _environment() -> jinja2.Environment:
-  """Build the same jinja2 environment as transformers, which templates are written for."""
+  """Build the jinja2 environment that transformers uses, because templates are written for it."""
   return jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
   )

@@ -346,7 +346,7 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """Raise InputError if a spec is in both lists or two specs would be reported under one name."""
+  """Raise InputError if a spec is in both lists, or if two specs have the same reported name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(

@@ -56,7 +56,7 @@ Facts = dict[str, Any]  # a Store's attributes except its folder
 
 
 class LeftOut(NamedTuple):
-  """Rows that were left out for one reason."""
+  """Rows that were left out for the same reason."""
 
   rows: int
   first: str  # the first row's place; for conflicting answers, the second row's too
@@ -253,7 +253,7 @@ def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 class Dataset(Questions):
-  """One data spec's questions: some of the rows of a split."""
+  """The questions of one data spec: a selection of a split's rows."""
 
   def __init__(self, spec: str, store: Store, split: str, rows: np.ndarray) -> None:
     self.spec, self.store, self.split = spec, store, split
@@ -356,8 +356,8 @@ def _code() -> tuple[str, ...]:
 def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
   """Tokenize the prompts and return the content of their cache file.
 
-  It consists of a SHA-256 of everything that follows, a SHA-256 of the questions and, as
-  little-endian int32, the tokens of all prompts, each prompt's length, and the number of prompts.
+  The file starts with a SHA-256 of everything that follows, and a SHA-256 of the questions. Then
+  come, as little-endian int32, all prompts' tokens, each prompt's length, and the prompt count.
   """
   content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
   report = activity.reporter(

@@ -263,7 +263,7 @@ def load(path: epath.PathLike) -> Tokenizer:
 def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   """Train a SentencePiece model on `texts` deterministically and write it to `path`.
 
-  It uses byte-pair encoding without normalization, splits numbers into digits, and falls
+  The model uses byte-pair encoding without normalization, splits numbers into digits, and falls
   back to bytes for characters not in the texts, so that decoding restores any text exactly.
   A repeated text counts every time it appears. `vocab_size` is the maximum number of pieces; with
   few texts, merges may run out earlier. `path` ends in '.model'.
@@ -275,7 +275,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   least = _RESERVED + _BYTES + len(characters)
   if not characters:
     raise InputError(
-      "config.tokenizer.path='': the data has no text to train a tokenizer on. Name a tokenizer."
+      "config.tokenizer.path='': the data has no text to train a tokenizer on. Set a path."
     )
   if vocab_size < least:
     raise InputError(

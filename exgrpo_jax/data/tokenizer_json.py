@@ -283,7 +283,7 @@ def _add_tokens(
 def _ends(
   own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
 ) -> list[int]:
-  """Return the ids that stop generation, as in llama.cpp: end, end of turn and well-known ones.
+  """Return the ids that stop generation, as in llama.cpp: end, end of turn, known end tokens.
 
   A GGUF names a single end token, but Hugging Face's generation_config.json lists several.
   """

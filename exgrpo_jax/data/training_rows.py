@@ -62,7 +62,7 @@ def shards(places: Sequence[str]) -> list[Shard]:
   """Return the files at these places, in order. A place is a file, a folder, or a Hub split.
 
   Raises InputError if a place does not exist or contains no suitable file, or if a file cannot be
-  read or has other columns.
+  read or lacks the columns.
   """
   found = []
   for path in itertools.chain.from_iterable(map(_files, places)):

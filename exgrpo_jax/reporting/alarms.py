@@ -71,7 +71,7 @@ def observe(
 
 
 def of_step(setup: Setup, metrics: Mapping[str, float], silent_steps: int) -> str:
-  """Return a warning if all responses were truncated or many steps taught nothing, else ''.
+  """Return a warning if all responses were truncated or many steps had no signal, else ''.
 
   `silent_steps` is the number of consecutive steps, including this one, in which every group had
   equal rewards.

@@ -247,7 +247,7 @@ def at_best(name: str, points: Run) -> Mapping[str, float]:
 def scores_by_column(run: Run) -> dict[str, float]:
   """Return a run's final and best evaluation scores, with their intervals, by column name.
 
-  For example 'final/gsm8k/pass@1', 'final/gsm8k/pass@1_low' and 'final/gsm8k/pass@1_high'.
+  Examples: 'final/gsm8k/pass@1', 'final/gsm8k/pass@1_low' and 'final/gsm8k/pass@1_high'.
   """
   found = {}
   for name in tabulated({'': [run]}):

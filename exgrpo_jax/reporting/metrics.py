@@ -194,9 +194,9 @@ _BOUNDS = ('_low', '_high')  # suffixes of the bounds of an evaluation's interva
 
 
 def tag(name: str) -> str:
-  """Return a metric's TensorBoard tag, which always has a group as its prefix.
+  """Return a metric's TensorBoard tag, which always begins with a group.
 
-  The bounds of intervals have a separate group.
+  Interval bounds are in a separate group.
   """
   if name.endswith(_BOUNDS):
     name = name.replace('eval/', 'eval_interval/', 1)

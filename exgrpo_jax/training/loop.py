@@ -116,7 +116,7 @@ def learn(
   From the second epoch on, the groups are shuffled. Returns the new state (`state` is donated) and
   a dict of sums for each epoch: the sums of `objective.token_loss`, 'loss', 'gradient_norm',
   'learning_rate', 'skipped' and 'updates' and, with `max_kl`, 'skipped_by_kl'. The sums are float32
-  scalars on the device, which may not be computed yet.
+  device scalars and may not be computed yet.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)

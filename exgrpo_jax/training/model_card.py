@@ -201,7 +201,7 @@ def _interval(record: Mapping[str, float], name: str) -> str:
 
 
 def _usage(experiment: Experiment, base: str) -> str:
-  """Return code for transformers and vLLM. `base` is the model that adapters belong to, or ''."""
+  """Return code for transformers and vLLM. For adapters, `base` is their base model, else ''."""
   config = experiment.config
   messages = [{'role': 'system', 'content': config.prompt.system}] * bool(config.prompt.system)
   messages.append({'role': 'user', 'content': _QUESTION})
