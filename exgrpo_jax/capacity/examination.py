@@ -1,4 +1,4 @@
-"""Checks of whether a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
+"""Checks that a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
     'moments': whole.state.opt_state,
     'frozen base' if uses_lora else 'reference policy': whole.initial,
   }
-  # Each of these two exists during a part of a step, but never at the same time.
+  # Each of these two exists during part of a step, but the two never exist at the same time.
   transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
   sizes = {
     name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
@@ -207,9 +207,9 @@ def _print_time(estimate: Estimate, work: Workload, num_chips: int, config: RunC
 def _print_alternatives(
   whole: Step, work: Workload, estimate: Estimate, modules: step.Modules, chip: Chip
 ) -> None:
-  """Print how busy the slots are, and how a step would change with settings that are off.
+  """Print how busy the slots are, and how other settings would change the time of a step.
 
-  The programs that only these settings need are compiled.
+  Compiles the programs that only these settings need.
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
@@ -240,7 +240,7 @@ def _print_alternatives(
 
 
 def _alternatives(rollout: RolloutConfig) -> Iterator[tuple[str, RolloutConfig]]:
-  """Yield settings that are off but may shorten the rollout, and the config with them."""
+  """Yield (name, config) for each disabled feature that may shorten the rollout."""
   partial, name = programs.with_partial_rollouts(rollout), 'config.rollout.partial=True'
   drafts = {'drafts': step.DRAFTS}
   if not rollout.partial:

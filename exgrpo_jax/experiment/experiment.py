@@ -74,7 +74,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   shape = model_config(parsed)
   if not parsed.tokenizer.path and not parsed.model.path:  # a tokenizer will be trained
     questions.settle(parsed.data, _tokenizer_data(parsed))
-  with hosts.first_host_first('tokenizer'):  # the first host may train one for the others to read
+  with hosts.first_host_first('tokenizer'):  # the first host may train it for the others
     text_tokenizer = _open_tokenizer(parsed, workdir)
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
   if vocab_size < text_tokenizer.vocab_size:
@@ -165,7 +165,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  `data.on_overlong` decides whether prompts above `rollout.max_prompt` are refused or dropped.
+  `data.on_overlong` decides if prompts longer than `rollout.max_prompt` are rejected or dropped.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -177,7 +177,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def with_counted_length(parsed: RunConfig) -> RunConfig:
-  """Return the config with its number of steps, for commands that do not load the data anyway.
+  """Return the config with its number of steps, for commands that do not otherwise load data.
 
   With num_epochs, reads the training questions and prints the length, which is an upper
   bound if `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
@@ -241,7 +241,7 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  # Without config.json, this is left over from a rejected start, perhaps trained on other texts.
+  # Without config.json, this is a rejected start's tokenizer, perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
     found = questions.load(parsed.data, _tokenizer_data(parsed))
@@ -257,6 +257,6 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 def _tokenizer_data(parsed: RunConfig) -> str:
   """Return the data spec whose text trains the tokenizer.
 
-  With a warm start, it does not depend on config.data.train, so that runs can share a warm start.
+  With a warm start, config.data.train plays no role, so that different runs can share a warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

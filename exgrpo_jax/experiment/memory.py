@@ -28,7 +28,7 @@ class Need:
   what: str
   size: int  # bytes, on all devices combined or on the host
   is_on_host: bool = False
-  is_certain: bool = True  # in a run that reaches its limits; False if it depends on the responses
+  is_certain: bool = True  # True if every run that reaches its limits needs the array
 
 
 def needs(experiment: Experiment) -> list[Need]:

@@ -49,7 +49,7 @@ TOGETHER = 1000  # solutions loaded at a time
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-  """A row to learn from."""
+  """A training row: a prompt and its worked solution or episode."""
 
   prompt: np.ndarray  # [T] int32
   tokens: np.ndarray  # [T] int32, after the prompt
@@ -122,7 +122,7 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
     episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
   except InputError as error:
     raise InputError(
-      f'{error}. A warm start learns from episodes that the class plays in its method '
+      f"{error}. A warm start learns from the episodes of the environment's method "
       'demonstrate(rng). Define this method, or set config.warm_start.num_updates=0.'
     ) from error
   for episode in episodes:
@@ -149,8 +149,8 @@ REPORTS = 10  # progress lines per warm start
 CHECK_EVERY = 25  # updates between checks of the pass rate
 CHECK_ROWS = 256  # responses per check
 
-# Files in a warm start's folder: the settings it depends on, written last, and the lock that a run
-# holds while it trains.
+# Files in a warm start's folder: the settings that the result depends on (written last), and the
+# lock that a run holds while it trains.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
 # Name in origin.json -> name of the setting, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
@@ -208,7 +208,7 @@ def run(
   waiting = f'warm start: another run is training this warm start in {directory}'
   turn = workdir.in_turn_of(directory, _LOCK, waiting)
   with turn if hosts.is_first() else contextlib.nullcontext():
-    if _is_kept(experiment):  # stored by the run that this one waited for
+    if _is_kept(experiment):  # stored while this run waited for the lock
       return _kept(directory, wanted, params)
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
@@ -347,7 +347,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Return the pass rate on the first 256 questions, from one response each at run temperature."""
+  """Return the pass rate on the first 256 questions, one response each, sampled as in training."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response
@@ -378,7 +378,7 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 
 
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
-  """Return AdamW for the warm start. It clips at norm 1 because the loss is a per-token mean."""
+  """Return the AdamW settings. Gradients are clipped at norm 1, as the loss is a per-token mean."""
   warm_start = config.warm_start
   return dataclasses.replace(
     config.optimizer,

@@ -107,9 +107,9 @@ def _mapping(given: Any, name: str, path: str) -> dict[str, Any]:
 def _parse_one(
   given: dict[str, Any], values: Mapping[str, Any], path: str, always: Mapping[str, str]
 ) -> rotary.RopeConfig:
-  """Parse one base and scaling. The fields in `always` are required for every rope type.
+  """Parse a base and its scaling. The fields in `always` are required for every rope type.
 
-  The pretraining context length in `values` takes precedence over the one in `given`.
+  The pretraining context length in `values` overrides the length in `given`.
   """
   kind = given.get('rope_type', given.get('type', 'default'))
   if kind not in [*_SCALINGS]:  # a list, because JSON objects are unhashable
@@ -277,8 +277,8 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
 def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig:
   """Parse a config.json into a model.ShapeConfig with activations of `dtype`.
 
-  The dtype in config.json is ignored. Raises InputError, which names `path`, if this decoder does
-  not implement the model or a field is missing.
+  The dtype in config.json is ignored. Raises InputError if this decoder does not implement the
+  model or a field is missing; the message names `path`.
   """
   family = _family(values, path)
   values = {**families.DEFAULTS, **family.defaults, **values}

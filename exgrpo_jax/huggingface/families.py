@@ -174,7 +174,7 @@ def numbers(family: Family) -> dict[str, str]:
 def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
   """Return a config.json field: a bool, or an int or float above 0.
 
-  Raises InputError if it is missing or invalid. The message says `why` it is needed.
+  Raises InputError if the field is missing or invalid; the message says `why` it is needed.
   """
   if name not in values:
     raise InputError(f"{path}: no '{name}', {why}.")

@@ -1,7 +1,7 @@
 """GGUF, llama.cpp's model format: one file with metadata, tokenizer and quantized tensors.
 
-The package `gguf` reads it (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors are
-dequantized slice by slice from the memory-mapped file, so memory never contains more than one
+The package `gguf` reads GGUFs (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors
+are dequantized slice by slice from the memory-mapped file, so memory never contains more than one
 device's slice.
 """
 

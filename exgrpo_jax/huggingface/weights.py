@@ -62,7 +62,7 @@ def load(
     if path not in leaves:
       leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
     leaves[path] = _set(leaves[path], _read(reader, tensor, _one_of(like, index)), index)
-  # Compare only vectors: no host reads the full matrices, and other checkpoints differ in both.
+  # Compare only vectors. No host reads full matrices, and vectors also differ between checkpoints.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return traverse_util.unflatten_dict(leaves)
 

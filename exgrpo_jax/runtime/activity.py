@@ -37,7 +37,7 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def compiling(program: str) -> None:
-  """Show that a program is being compiled, until the next call or the innermost block's end.
+  """Show that a program is being compiled, until the next call or the end of the block.
 
   JAX does not report that a compilation failed, but the enclosing block ends in that case. Calls
   from other threads are ignored.
@@ -69,8 +69,8 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
   """Return a function that takes the number of rows done and prints a `line` every LINE_SECONDS.
 
-  The function prints to the standard output that is current now, because standard output is later
-  redirected to discard TFDS's messages.
+  The function prints to the standard output at the time of this call, because standard output is
+  later redirected to discard TFDS's messages.
   """
   out, printed = sys.stdout, time.monotonic()
 

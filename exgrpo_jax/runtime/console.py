@@ -153,7 +153,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """Send library logs to the current standard error, not to the stream from import time."""
+  """Send library logs to the current standard error, not to the stream current at import."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:

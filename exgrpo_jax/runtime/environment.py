@@ -21,7 +21,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import write_json
 
 FILE = 'environment.json'
-PARAMETERS = 'initial_parameters'  # key of the initial parameters' digest, see storage.digest
+PARAMETERS = 'initial_parameters'  # key of the initial parameters' digest; see storage.digest
 
 _PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda12-pjrt', 'jax-cuda13-pjrt')
 _PACKAGES += ('flax', 'optax', 'orbax-checkpoint', 'numpy')

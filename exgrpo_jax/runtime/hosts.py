@@ -80,9 +80,9 @@ def _join(meeting: Meeting) -> None:
       file=sys.stderr,
       flush=True,
     )
-  # Hosts use `all_gather` to agree on when to stop. JAX's preemption service counts steps instead,
-  # and orbax reports to it when background checkpoints finish. So the step at which all hosts
-  # agreed to stop could be skipped.
+  # Hosts use `all_gather` to agree on when to stop. JAX's preemption service would count steps
+  # instead, and orbax tells the service when background checkpoints finish. The service could then
+  # skip the step at which all hosts agreed to stop.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     _connect(meeting)

@@ -312,7 +312,7 @@ def owned(workdir: str) -> Iterator[None]:
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Claim the workdir for this config by writing config.json.
 
-  With num_epochs, `values` must include the resulting num_steps, because reports and tools read it.
+  With num_epochs, `values` must include the resulting num_steps, because reports read it.
 
   Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """
