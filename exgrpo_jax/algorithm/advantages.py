@@ -40,7 +40,7 @@ def group_advantages(
     replay_advantage: 'group' uses `baseline`. 'zero' sets a replayed row's advantage to 0, so the
       row only contributes to the mean. 'balanced' subtracts a weighted mean from all rows. Replayed
       rows have weight `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.
-    replay_slope: `objective.replay_slope`: a replayed token's gradient relative to a fresh one's.
+    replay_slope: `objective.replay_slope`: a replayed token's gradient relative to a fresh token's.
 
   Returns:
     Advantages, float32 [Q, K]; exactly 0 if a group's rewards are all equal. With baseline 'fresh',

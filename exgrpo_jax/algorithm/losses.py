@@ -1,7 +1,7 @@
 """Per-token terms of the objective: one small pure function per published method.
 
 r and w are the importance ratios of a fresh and a replayed token, and A is the advantage of the
-token's row. Array arguments broadcast: [B, T] holds one value per token, and [B, 1] one per row.
+token's row. Arrays broadcast: a [B, T] array has a value per token, a [B, 1] array one per row.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
   """Return w = exp(log_ratio): plain importance sampling (the authors' code: no_reshape).
 
   The value and derivative are capped at 5.5e34 to stay finite in float32, so a capped ratio times
-  an advantage of 0 is 0. Any other advantage gives a gradient so large that the update is skipped.
+  an advantage of 0 is 0. With any other advantage, the gradient is large enough to skip the update.
   """
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
 
@@ -35,7 +35,7 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
-  It is computed as a sigmoid, so that a ratio too large for float32 gives value 1 and gradient 0
+  It is computed as a sigmoid, so that ratios too large for float32 have value 1 and gradient 0
   instead of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w below
   sqrt(beta) - beta, this is larger than w, which is the gradient without shaping.
 
@@ -62,7 +62,7 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   'policy_shaping': lambda _, log_ratio, config: policy_shaping(log_ratio, config.beta),
   'unit_slope': lambda _, log_ratio, config: unit_slope(log_ratio, config.beta),
   'none': lambda _, log_ratio, __: importance_ratio(log_ratio),
-  # w ** exponent (the authors' code: pow). Exponents below 1 pull the result toward 1.
+  # w ** exponent (the authors' code: pow). Exponents below 1 move the result toward 1.
   'power': lambda _, log_ratio, config: importance_ratio(config.shaping_exponent * log_ratio),
   # Supervised learning without a ratio (the authors' code: logp).
   'log': lambda logp, _, config: config.shaping_weight * logp,
@@ -141,8 +141,8 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   """Return min(trainer probability / sampler probability, limit) for each token.
 
   Truncated importance sampling corrects the sampler-trainer mismatch of fresh tokens in the step
-  that wrote them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they use limit 2).
-  The arrays are float32, in nats and of equal shape; `limit` is positive.
+  that wrote them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl, with limit 2).
+  The arrays are float32, in nats, and have equal shapes; `limit` is positive.
 
   >>> trainer, sampler = np.log(np.float32([[0.6, 0.9], [0.3, 0.3]]))
   >>> tis_weight(trainer, sampler, limit=2.5).round(2).tolist()

@@ -2,7 +2,7 @@
 
 The loss is the sum of weight x term over response tokens. The weights include all normalisers and
 are computed for a whole optimiser minibatch (`loss_inputs`). Each term depends on a single token
-(`token_loss`). So any split of a minibatch gives the same sums and gradient, up to rounding.
+(`token_loss`). So the way a minibatch is split changes its sums and gradient only by rounding.
 
 Deliberate departures from the authors' code (numbered as in docs/authors.md):
   1. Entropy is computed over response tokens only; their code includes padding.
@@ -72,7 +72,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
     mask_BT=mask_BT,
     weight_BT=token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=mean_weights(mask_BT),
-    # Only tokens that this step wrote, because k3 is biased for tokens of other policies.
+    # Only tokens that this step wrote, because k3 is biased for tokens that other policies wrote.
     kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
     # Both log-probabilities of a ratio are 0 outside the mask, so exp cannot overflow there.
     old_logp_BT=np.where(mask_BT > 0, batch.old_logp_BT, np.float32(0)),
@@ -224,8 +224,8 @@ def token_loss(
   else:  # the row's value with the gradient of the token's own log-probability
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
   old_logp_BT = inputs.old_logp_BT
-  # `stages.pick_replays` has then scored replayed rows with the step's initial policy. As for fresh
-  # rows, the ratio is exactly 1 in the first minibatch, regardless of how scoring rounds.
+  # Without the correction, `stages.pick_replays` scored these rows with the step's initial policy.
+  # As for fresh rows, the ratio is exactly 1 in the first minibatch, however scoring rounds.
   if not config.importance_correction:
     old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
   log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)

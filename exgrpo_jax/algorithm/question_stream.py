@@ -1,4 +1,4 @@
-"""The question stream: the order in which steps read questions, set by the seed and a cursor."""
+"""The question stream: the order in which steps read questions. A cursor marks the position."""
 
 import functools
 from collections.abc import Collection, Mapping

@@ -23,7 +23,7 @@ from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
-_IN_ORDER = 1e9  # scales headroom so far that the noise of a draw cannot change the order
+_IN_ORDER = 1e9  # scales headroom so much that the noise of a draw cannot change the order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ def draw_questions(
     return _draw(row_N, log_weight_N, total, rng)
   size_K = np.bincount(bucket_N, minlength=num_rollouts)
   count_K = np.zeros_like(size_K)
-  # Multinomial counts; draws beyond a bucket's size are redrawn from buckets with room.
+  # Multinomial counts; draws beyond a bucket's size are repeated among buckets with room.
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)
     count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
@@ -237,7 +237,7 @@ def headroom(stored: Sequence[Trajectory]) -> float:
 
 
 def has_drifted(log_ratio_T: np.ndarray, limit: float) -> bool:
-  """Return True if the policy has moved too far from the one that wrote a trajectory.
+  """Return True if the policy has moved too far from the policy that wrote a trajectory.
 
   Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of the squared log-ratio between the
   two policies, in nats squared. Unlike the terms of a KL estimate, squares cannot cancel. NaN

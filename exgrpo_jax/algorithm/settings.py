@@ -202,8 +202,8 @@ class ObjectiveConfig:
     ('group', 'fresh', 'history'),
     "the baseline of a fresh row's advantage: the mean reward of its group (group), of the "
     "group's fresh rows only (fresh), or of the question's fresh rows in all steps, where each "
-    'further visit halves the weight of earlier ones (history, arXiv:2603.18444); history is also '
-    'the baseline of replayed rows',
+    'further visit halves the weight of all earlier visits (history, arXiv:2603.18444); history is '
+    'also the baseline of replayed rows',
     PAPER,
   )
   replay_advantage: str = setting(

@@ -36,7 +36,7 @@ Columns = Mapping[str, np.ndarray]  # name -> column of the index
 def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | None) -> None:
   """Write the buffer for the checkpoint of `step` into an existing, empty folder.
 
-  Hard-links segments from `previous`, the buffer folder of the previous checkpoint, unless None.
+  If `previous`, the previous checkpoint's buffer folder, is not None, hard-links its segments.
   """
   rows = sorted(buffer.entries)
   stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
@@ -105,7 +105,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """Build all index columns except places, per question (in `rows` order) and per trajectory."""
+  """Build all index columns except the places, per question (in `rows` order) or trajectory."""
   entries = [buffer.entries[row] for row in rows]
   retired, history = sorted(buffer.retired_epoch.items()), dict(sorted(buffer.history.items()))
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)

@@ -154,7 +154,7 @@ class FolderArgs(ocp.args.CheckpointArgs):
 # The checkpoint format. Format 1 stored no format number and stored the buffer as a few arrays.
 # Format 2 lacked `carried`.
 FORMAT = 3
-NO_BASE: Mapping[str, int] = {}  # used if the state contains the whole model
+NO_BASE: Mapping[str, int] = {}  # for states that contain the whole model
 _NOT_WHAT_WAS_SAVED = 'the data differs from what was saved'
 
 
@@ -169,7 +169,7 @@ class CheckpointConfig:
 
 
 class DamagedError(Exception):
-  """Raised if files of a checkpoint are missing, truncated or changed."""
+  """An error for a checkpoint whose files are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
@@ -183,7 +183,7 @@ class Snapshot(NamedTuple):
 
 
 def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.CheckpointManager:
-  """Open a run's checkpoints; read-only if no config is given."""
+  """Open a run's checkpoints, read-only if `config` is None."""
   options = ocp.CheckpointManagerOptions(
     max_to_keep=config.keep if config else None,
     create=config is not None,
@@ -198,7 +198,7 @@ def _folder(workdir: str) -> epath.Path:
 
 
 def steps(workdir: str) -> list[int]:
-  """List the steps of a run's complete checkpoints, newest last.
+  """List the steps of a run's complete checkpoints in ascending order.
 
   Lists the folder instead of opening a manager, because managers are slow and wait for other hosts.
   """
@@ -220,8 +220,8 @@ def save(
   """Start writing a snapshot in the background, once the previous snapshot has been written.
 
   The caller may donate the state as soon as this returns. By then, orbax has copied the state to
-  the host or, on CPU, holds a reference that keeps JAX from reusing its memory. The buffer and
-  partial groups are immutable.
+  the host or, on CPU, keeps a reference that prevents JAX from reusing the memory. The buffer and
+  the partial groups are immutable.
 
   `manager` must be open for writing. `base_sums`, the checksums of LoRA's frozen base, are saved so
   that restoring can reject a different base.
@@ -278,7 +278,7 @@ def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, An
   """Read items of a checkpoint; raises InputError or DamagedError."""
 
   def read() -> Mapping[str, Any]:
-    # Does not use a manager, because a manager would wait for all hosts, including failed ones.
+    # Do not use a manager: it would wait for all hosts, including hosts that have failed.
     with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
       return handler.restore(path, ocp.args.Composite(**items))
 
@@ -309,7 +309,7 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raise an error on all hosts if any host has one; the others would otherwise wait forever."""
+  """Raise an error on all hosts if any host has an error; others would otherwise wait forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
   for kind in (InputError, DamagedError):  # in this order: an unreadable checkpoint may be intact
     for name, message in filter(None, reported):

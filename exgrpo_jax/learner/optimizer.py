@@ -136,7 +136,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
     updates, state = adam.update(updates, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
-    # The same key for every seed, because rounding is not part of the experiment.
+    # Use the same key for every seed, because rounding is not part of the experiment.
     key = randomness.key(0, Purpose.STOCHASTIC_ROUNDING, state.count)
     keys = jax.random.split(key, len(leaves))
     return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))

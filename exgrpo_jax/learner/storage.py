@@ -1,7 +1,7 @@
 """Reads from unreliable storage: retries, and checksums that tell damaged data from failed reads.
 
-If storage fails, the stored data may still be intact: a checkpoint that cannot be read right now is
-not necessarily damaged.
+A checkpoint that cannot be read right now is not necessarily damaged: the storage may have failed
+while the data is still intact.
 """
 
 import errno
@@ -25,7 +25,7 @@ WAITS = (1.0, 4.0, 10.0)  # seconds to wait before each retry
 
 # Error numbers for files that are missing or of the wrong kind.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# How tensorstore reports errors of the operating system or of a remote store.
+# Patterns in tensorstore's reports of errors from the operating system or a remote store.
 _NUMBERED = re.compile(r"os_error_code='(\d+)'")
 _STATUS = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
@@ -108,7 +108,7 @@ def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
 
 
 def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
-  """List the arrays that differ from the saved arrays or were not saved; '' if all match."""
+  """List the arrays that were not saved or differ from the saved arrays; '' if all match."""
   return ', '.join(name for name, value in computed.items() if value != saved.get(name))
 
 

@@ -8,8 +8,8 @@ Each decoding backend reads one cache layout:
   ragged      Pallas' ragged paged attention for TPU, which reads only the positions in use
 
 The names of a layer's arrays end in their dimensions, and layout-independent code relies on these
-names. Further shape letters: S positions in the cache, R rows selected from B, P packed sequences
-of T tokens.
+names. Further shape letters: S positions in the cache, R rows selected from the B rows, P packed
+sequences of T tokens.
 """
 
 import functools
@@ -145,8 +145,8 @@ def select_rows(cache: Cache, row_R: Array) -> Cache:
 def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
   """Write the R rows of `replacement` to rows `row_R` of the cache.
 
-  Rows whose number is out of range are dropped, and so are positions of `replacement` beyond the
-  cache's length. If `replacement` is shorter, the remaining positions are unchanged.
+  Drops rows with an out-of-range number, and positions of `replacement` beyond the cache's length.
+  If `replacement` is shorter than the cache, the remaining positions are unchanged.
   """
 
   def write(x: jax.Array, new: jax.Array) -> jax.Array:
@@ -193,9 +193,9 @@ def write_token(
 
 
 def room_for(drafts: int) -> int:
-  """Return how many positions a cache needs after its last token for passes with `drafts` drafts.
+  """Return how many extra positions a cache needs at its end for passes with `drafts` drafts.
 
-  Only the TPU's kernel writes drafts to the cache before they are accepted.
+  Only the TPU kernel writes drafts to the cache before they are accepted.
   """
   return drafts + 1 if drafts and is_ragged(sharding.platform()) else 0
 
@@ -224,9 +224,9 @@ def attend_new(
 ) -> tuple[jax.Array, LayerCache | NewTokens]:
   """Attend from T > 1 new tokens per row to the cache and the new tokens: [B, T, N, H].
 
-  The cache contains each row's first `position_B` tokens. Usually, new tokens are not written to it
-  and `new` is returned, because rejected drafts would overwrite tokens that a window still needs.
-  The TPU's kernel requires them in the cache, so it returns the cache with the new tokens.
+  The cache contains each row's first `position_B` tokens. Usually, it is not changed and `new` is
+  returned, because rejected drafts would overwrite tokens that a window still needs. The TPU kernel
+  requires the new tokens in the cache, so with this kernel the updated cache is returned.
   """
   if isinstance(layer, Ragged) and not window:
     return ragged_cache.attend_several(query_BTNH, new, position_B, layer, cap)
@@ -280,7 +280,7 @@ def _copy_own_rows(
   sequence_R: jax.Array,
   first_R: jax.Array,
 ) -> jax.Array:
-  """Run `_copy_rows` on the device that holds rows `number_B`. Positions are on axis `axis`."""
+  """Run `_copy_rows` on the device that stores rows `number_B`; `axis` indexes positions."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
   own_first_R = jnp.argsort(~is_own_R)

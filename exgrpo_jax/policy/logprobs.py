@@ -1,9 +1,9 @@
 """Log-probabilities, entropies and losses from hidden states and the unembedding.
 
 The hidden state at t - 1 predicts the token at t. `token_logprobs` shifts whole rows; training
-gathers the states that `packing.predictors` names. Logits exist for one chunk of positions at a
-time, never for all of [B, T, V]. Further shape letters: W target positions in a sequence (its
-window), S positions in a chunk.
+gathers the states at the positions from `packing.predictors`. Logits exist for one chunk of
+positions at a time, never for all of [B, T, V]. Further shape letters: W target positions in a
+sequence (its window), S positions in a chunk.
 """
 
 from collections.abc import Callable
@@ -118,7 +118,7 @@ def fused_loss(
     logp_BW, entropy_BW, gradients = _logprobs_with_gradients(
       hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *head
     )
-    # Once for all chunks, because summing rows that are sharded over devices is a collective.
+    # Called once for all chunks, because a sum over rows on several devices is a collective.
     return loss_of_tokens(logp_BW, entropy_BW, operands), gradients
 
   def backward(

@@ -29,7 +29,7 @@ _Kernel = TypeVar('_Kernel', jax.Array, jax.ShapeDtypeStruct)
 class OutputMajor:
   """A weight stored output-first, for decoding on a CPU without matrix units."""
 
-  kernel_OI: Any  # an array or its shape; outputs and inputs are one or two dimensions each
+  kernel_OI: Any  # an array or its shape; outputs and inputs span one or two dimensions each
 
 
 def is_output_major(platform: str, dtype: str) -> bool:

@@ -1,6 +1,6 @@
 """A layer's MLP, or its experts and the router that chooses among them for each token.
 
-Routing follows Qwen3 MoE, after arXiv:2101.03961: the router computes a softmax over all experts
+Routing follows Qwen3 MoE, based on arXiv:2101.03961: the router computes a softmax over all experts
 and chooses the most probable experts, weighted by their probabilities. No tokens are dropped: the
 products are ragged, with one row for each token that is routed to an expert. Further shape letters:
 F hidden units, E experts, C experts chosen for a token, M tokens, P pairs of a token and one of its
@@ -130,7 +130,7 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """Compute a device's part of the sum; its experts start at `first` (`sharding.over_experts`)."""
+  """Compute a device's part of the sum in `sharding.over_experts`; `first` is its first expert."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
@@ -167,7 +167,7 @@ _permuted.defvjp(
 )
 
 
-# Hidden activations are the widest, so only `gate` and `up` are kept for the backward pass.
+# Hidden activations are the widest arrays, so the backward pass keeps only `gate` and `up`.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
   return _ACTIVATIONS[activation](gate) * up

@@ -4,7 +4,7 @@ The kernel reads only a row's used positions, rounded up to a block of pages, wh
 reads the whole cache. A row's pages are contiguous here, so the page table is the identity and the
 cache is an ordinary array.
 
-Shape letters are those in kv_cache.py; C = 2G interleaved keys and values: key, value, key, ….
+Shape letters as in kv_cache.py; C = 2G interleaved keys and values: key, value, key, ….
 """
 
 import functools
@@ -140,7 +140,7 @@ def _call_kernel(
     pair_BSCH.reshape(B * pages, PAGE, C, H),
     kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    # Where each row's queries begin, and where the last row's queries end.
+    # The start of each row's queries, and the end of the last row's.
     cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T
     if T > 1
     else jnp.arange(B + 1, dtype=jnp.int32),

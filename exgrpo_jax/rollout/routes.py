@@ -3,7 +3,7 @@
 Routing is a step function: a tiny numerical difference between sampler and trainer can send a token
 to a different expert. The importance ratio then compares the outputs of different experts. With
 `rollout.router_replay`, a response keeps the experts chosen for its tokens and its prompt. All
-later forward passes over the response use these experts, weighted by the router at that time.
+later forward passes over the response use these experts, with weights from the current router.
 This module uses only NumPy. Shape letters: R rows, C experts per token.
 """
 
@@ -21,7 +21,7 @@ def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
 
 
 def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
-  """Pad each row's routes [T, L, C] into one array [R, length, L, C]. None means unknown routes."""
+  """Pad and stack the rows' routes [T, L, C]: [R, length, L, C]. None means unknown routes."""
   routes_RTLC = unknown(config, len(rows), length)
   for padded_TLC, routes_TLC in zip(routes_RTLC, rows):
     if routes_TLC is not None:

@@ -37,7 +37,7 @@ class ScoreSpec:
   tokens_per_pass: int  # tokens per forward pass and data shard, including padding; >= limit
   temperature: float  # sampling temperature; logits are divided by it
   logit_chunk: int  # tokens whose logits exist at the same time, per data shard
-  keeps_routes: bool = False  # whether rows may have routes; see routes.py
+  keeps_routes: bool = False  # True if rows may have routes; see routes.py
 
 
 def score(
@@ -158,9 +158,9 @@ def pick(
 
   Both are None for a group without stored trajectories. `kind` is `replay.trajectory_selection`.
   `stored` are each group's trajectories, oldest first; ties go to the oldest. `score` is called
-  with all candidates if the choice depends on scores, otherwise only with the picked ones. `rng` is
-  used if `kind` is 'random'. `costs` are the costs of all candidates in order, for kinds whose
-  costs the caller computes.
+  with all candidates if the choice depends on scores, otherwise only with the picked trajectories.
+  `rng` is used if `kind` is 'random'. `costs` contains the cost of each candidate, in order, for
+  kinds that leave this computation to the caller.
   """
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
@@ -208,10 +208,10 @@ def weights(
   logps: Sequence[np.ndarray],
   past: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-  """Compute f(w) for the tokens of each row as the loss does: float32 arrays [T].
+  """Compute f(w) for the tokens of each row, as in the loss: float32 arrays [T].
 
-  `logps` are the current log-probabilities. `past` are log-probabilities under the policy in the
-  denominator of the ratio w. Both are in nats.
+  `logps` are the current log-probabilities, and `past` the log-probabilities under the policy in
+  the denominator of the ratio w. Both are in nats.
   """
   if not logps:
     return []
@@ -238,9 +238,9 @@ def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Measure the mean and largest absolute difference over tokens written in `step`, as metrics.
+  """Compare the trainer's and the sampler's log-probabilities of tokens written in `step`.
 
-  `trainer` yields the trainer's log-probabilities [T] of each response. All values are in nats.
+  Returns the mean and maximum absolute difference, in nats. `trainer` yields [T] per response.
   """
   gaps = []
   for logp, response in zip(trainer, responses):

@@ -76,7 +76,7 @@ class Trace:
   tokens: np.ndarray | None  # [T], any integer dtype; None if the response must be tokenised
   logp: np.ndarray | None  # [T] float32, nats; None if unknown
   correctness: float | None  # of the question, in (0, 1]; None if unknown
-  row: int | None = None  # the question's row, if from a run; tells equal questions apart
+  row: int | None = None  # the question's row if a run stored it; tells equal questions apart
 
 
 # ---- Reading ----
@@ -227,7 +227,7 @@ def candidates(
     overlong: the setting `config.data.on_overlong`.
 
   Returns the candidates in trace order, and the number of traces by outcome. Raises InputError if a
-  trace cannot be used, or no trace matches a training question.
+  trace cannot be used or if no trace matches a training question.
   """
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:
@@ -343,9 +343,8 @@ def seeded(
 ) -> Buffer:
   """Return a buffer with the newest `max_trajectories` successes of each question.
 
-  `right` lists the successes with the newest last. `params` are the initial policy's parameters,
-  used to compute missing log-probabilities unless `missing_logprobs` is 'zero'; see
-  `ExperienceConfig`.
+  `right` lists the successes, newest last. `params` are the initial policy's parameters, which
+  provide missing log-probabilities unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}
