@@ -150,8 +150,8 @@ longest, would save on 64 shards:
   According to the formula for attention, skipping blocks would shorten an update of the 1.5B
   backbone by about a sixth.
 
-**Padding resumed rows to more lengths.** Packing computes 1.02 tokens for each real token. Padding
-would compute 1.38 tokens, even with eight lengths to choose from.
+**Padding resumed rows to more lengths.** With packing, 1.02 tokens are computed for each
+real token. With padding, it would be 1.38 tokens, even with eight lengths to choose from.
 
 The tables of a step's parts underestimate an update by half a second. They assume that the time for
 a pass with short sequences is proportional to its number of tokens, which gives 1.00 s. Compiled
