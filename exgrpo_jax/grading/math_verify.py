@@ -16,7 +16,7 @@ logging.getLogger('math_verify').setLevel(logging.ERROR)  # silence a warning ab
 
 
 class MathVerify:
-  """A verifier that checks math answers as the authors do; `BuiltIn` judges all other kinds."""
+  """The authors' verifier for math answers; `BuiltIn` judges all other kinds."""
 
   def judge(self, response: str, question: Question) -> Judgement:
     """Parse both answers with the default settings and compare them with math_verify.verify."""

@@ -70,12 +70,12 @@ class RewardFunction:
     return {name: [row.get(name) for row in rows] for name in (*self.required, *known)}
 
   def of_one(self, row: Mapping[str, Any]) -> float:
-    """Compute one response's reward; raises ValueError and whatever the function raises."""
+    """Compute one response's reward; raises ValueError or the function's own error."""
     arguments = {name: values[0] for name, values in self.arguments([row]).items()}
     return _checked(self.function(**arguments))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Compute a batch of rewards with a function that takes lists; raises as `of_one` does."""
+    """Compute the rewards of a batch, passing lists to the function; raises as `of_one` does."""
     values = list(self.function(**self.arguments(rows)))
     if len(values) != len(rows):
       raise ValueError(
@@ -85,12 +85,12 @@ class RewardFunction:
 
 
 def name_of(spec: str) -> str:
-  """Return a reward's name in metrics, which is the function's name."""
+  """Return the function's name, which is the reward's name in metrics."""
   return spec.rpartition(':')[2]
 
 
 def load(spec: str) -> RewardFunction:
-  """Load a built-in or 'package.module:function'; raises ValueError and what the import raises."""
+  """Load a built-in or 'package.module:function'; raises ValueError or the import's error."""
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():

@@ -74,7 +74,7 @@ class GradingConfig:
 
   @property
   def correctness_alone(self) -> 'GradingConfig':
-    """Return a copy whose only reward is the verifier's 1 or 0, as in evaluation."""
+    """Return a copy whose only reward is correctness, as in evaluation."""
     return dataclasses.replace(self, rewards=('correctness',), weights=(), batched=())
 
 

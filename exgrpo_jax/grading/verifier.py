@@ -52,7 +52,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; a worker receives only those it asks for (see programs.asked)."""
+    """Return the row's columns; a worker gets only the columns it requests (programs.asked)."""
     ...
 
 
@@ -79,7 +79,7 @@ class Verifier(Protocol):
   """
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Judge a response, stripped of its thought, against the question's answer."""
+    """Judge a response, with its thought removed, against the question's answer."""
     ...
 
 
@@ -87,7 +87,7 @@ class BuiltIn:
   """Our own verifier."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Extract the answer and compare it with the truth; reasoning_gym judges its own kind."""
+    """Extract the answer and compare it with the truth, or let reasoning_gym judge its tasks."""
     if question.kind == reasoning_gym.KIND:
       return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)

@@ -67,8 +67,8 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 def bounded(response: str, max_length: int) -> str | None:
   """Return the part of a response to judge, at most `max_length` characters.
 
-  The start of a longer response is cut off if the rest still contains '</think>'. This removes only
-  thought, which never contains the answer. Otherwise, the result is None, because the end of a
+  A longer response is cut at the start if the remaining part still contains '</think>', so only
+  thought is removed, never the answer. Otherwise, the result is None, because the end of a
   thought must not pass for an answer.
   """
   if len(response) <= max_length:

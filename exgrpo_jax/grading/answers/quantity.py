@@ -44,13 +44,13 @@ def exact(tree: Tree) -> Fraction | None:
 
 
 def real_value(tree: Tree) -> Number | None:
-  """Return the value of a tree without unknowns, to 100 digits; None if it has no real value."""
+  """Evaluate a tree without unknowns to 100 digits; return None if it has no real value."""
   value, context = _value(tree, {}), context_of(_DIGITS[0])
   return None if value is None or is_complex(value) else context.re(to_float(value, context))
 
 
 def _value(tree: Tree, point: Point) -> Number | None:
-  """Return the value of a tree at a point, to 100 digits; None if it has no value."""
+  """Evaluate a tree at a point to 100 digits; return None if it has no value there."""
   try:
     return evaluate(tree, point, context_of(_DIGITS[0]))
   except ERRORS:
@@ -66,7 +66,7 @@ def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
 def same(x: Tree, y: Tree) -> bool:
   """Return True if two trees are the same quantity wherever both have a value.
 
-  `y` is the ground truth, which may show that the order of factors does not matter (operators.py).
+  `y` is the ground truth, whose notation may show that letters commute (operators.py).
   """
   if x == y:
     return True
@@ -150,7 +150,7 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Return a point of integers; some are so large that n/20 and n/30 round differently."""
+  """Return a point of integers, some large enough that n/20 and n/30 round differently."""
   largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
   return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 

@@ -17,7 +17,7 @@ from exgrpo_jax.grading.answers.units import MULTIPLIERS, UNITS
 
 
 def paired(text: str) -> dict[str, str]:
-  """Pair up the words of a text; return a dict from spellings to their replacements."""
+  """Parse alternating words into a dict from spellings to their replacements."""
   words = text.split()
   return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -115,8 +115,8 @@ def normalize_spelling(text: str) -> str:
 def _remove_thousands(text: str) -> str:
   """Remove thousands separators, but not the commas that separate items in brackets.
 
-  '7,425,000' is one number; '(3,331)' is a pair, and so is '3, 331'. '(1,050, 2)'
-  is 1050 and 2, because no number starts with a zero.
+  '7,425,000' is one number; '(3,331)' and '3, 331' are pairs. '(1,050, 2)' contains 1050
+  and 2, because no number starts with a zero.
   """
   parts, end, depth = [], 0, 0
   for match in _THOUSANDS.finditer(text):
@@ -181,7 +181,7 @@ _COMMAND_MARKS = frozenset('*/|:,()[]<>%')
 
 
 def tokenize(text: str) -> list[Token] | None:
-  """Split a normalized text into tokens; None for unknown characters or too many tokens."""
+  """Tokenize a normalized text; return None if it has unknown characters or too many tokens."""
   tokens: list[Token] = []
   at, end = 0, len(text)
   while at < end:

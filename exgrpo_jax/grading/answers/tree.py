@@ -115,7 +115,7 @@ def size(tree: Tree) -> int:
 
 
 def is_label(tree: Tree) -> bool:
-  """Return True if a tree only names an equation's other side, as in 'x = 5', 'dy/dx = 2x'."""
+  """Return True if a tree only names an equation's other side, like x in 'x = 5' (or dy/dx)."""
   match tree:
     case 'symbol', name:
       return name not in _CONSTANTS
@@ -134,7 +134,7 @@ def is_label(tree: Tree) -> bool:
 
 
 def is_name(tree: Tree) -> bool:
-  """Return True if a tree is a word, or capital letters in a row, which may name a segment."""
+  """Return True if a tree is a word or a run of capital letters, which may name a segment."""
   if tree[0] == 'symbol':
     return len(tree[1]) > 3 and tree[1].isalpha()
   return tree[0] == 'multiply' and all(f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
@@ -153,5 +153,5 @@ def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) 
 def make_labelled(
   label: Tree, value: Reading, lhs: Tree | None = None, rhs: Tree | None = None
 ) -> Reading:
-  """Attach a label to a value; lhs and rhs are the equation's sides if there was an equation."""
+  """Attach a label to a value; lhs and rhs are the sides of the original equation, if any."""
   return 'labelled', label, value, lhs, rhs

@@ -92,7 +92,7 @@ def _read_table() -> dict[str, _Unit]:
 
 
 def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
-  """Return symbols with a prefix, such as 'kPa', and add their long names to `units`."""
+  """Return prefixed symbols such as 'kPa', and add their long names to `units`."""
   symbols = {}
   for symbol in _PREFIXED.split():
     base = units['byte' if symbol == 'B' else symbol.lower()]
@@ -145,7 +145,7 @@ def normalize_unit(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def measure(unit: str) -> tuple[Fraction, dict[str, int]] | None:
-  """Return a normalized unit's size and its dimensions' nonzero exponents; None if unknown."""
+  """Return a normalized unit's size and nonzero dimension exponents; None if it is unknown."""
   size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
   while at < len(unit):
     match = _PART.match(unit, at)
@@ -169,10 +169,10 @@ def conversion(unit: str, other: str) -> Fraction | None:
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return the smaller unit's size in the larger unit; None if a quantity may not combine them.
+  """Return the smaller unit's size in the larger unit; None if they cannot form one quantity.
 
-  The larger unit comes first, as in '1 hour 30 minutes'. `is_list` means that a comma or 'and'
-  separates the units; '5 m, 3 cm' is then two answers.
+  The larger unit comes first, as in '1 hour 30 minutes'. `is_list` is True if a comma or 'and'
+  separates the units, which makes '5 m, 3 cm' two answers.
   """
   units = normalize_unit(larger), normalize_unit(smaller)
   for system in _SYSTEMS[:4] if is_list else _SYSTEMS:
