@@ -59,7 +59,7 @@ class Questions(Sequence[Question]):
 
   @abc.abstractmethod
   def read(self, rows: Sequence[int]) -> list[Question]:
-    """Read several questions at once; this takes barely longer than reading a single question."""
+    """Read several questions at once, which takes barely longer than reading one."""
 
   @abc.abstractmethod
   def select(self, rows: np.ndarray) -> 'Questions':
@@ -135,8 +135,7 @@ def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
 def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
   """Return a mask of the tokens that the policy wrote, bool [T] with T = `length`.
 
-  The environment wrote the other tokens. Tokens after the last turn count as the policy's. If
-  `turns` is empty, all tokens count as the policy's.
+  Tokens after the last turn count as the policy's, as do all tokens if `turns` is empty.
   """
   own_T = np.ones(length, bool)
   for _, observed in turn_places(turns):
@@ -215,7 +214,7 @@ class Response(TokenSequence):
     return dataclasses.replace(self, **values)
 
   def tokens_before(self, step: int) -> int:
-    """Count the leading tokens, which steps before `step` wrote."""
+    """Count the leading tokens written by steps before `step`."""
     return sum(span.tokens for span in self.spans if span.step < step)
 
 
@@ -250,7 +249,7 @@ class ReplayScores:
 
 @dataclasses.dataclass(frozen=True)
 class PartialGroup:
-  """A group that one step leaves for the next: incomplete, or not yet trained on."""
+  """A group carried over to the next step because it is incomplete or not yet trained on."""
 
   question_row: int
   drawn: int  # the step that first planned the group
@@ -282,7 +281,7 @@ class Plan:
 
   @property
   def epoch(self) -> int:
-    """Return the question stream's epoch after this step's fresh questions."""
+    """Return the question stream's epoch once this step's fresh questions are drawn."""
     return self.cursor.epoch
 
   @property
@@ -292,7 +291,7 @@ class Plan:
 
 
 class GradedGroups(NamedTuple):
-  """Groups of a step with their fresh responses and verdicts.
+  """A step's groups, with their fresh responses and verdicts.
 
   The step does not train on the last `num_dropped` groups; see rollout/dynamic.py.
   """
@@ -333,7 +332,7 @@ class Batch:
 class Experience:
   """The data of one step: groups in the plan's order, and batch rows group by group.
 
-  The batch leaves out the last `num_dropped` groups, which dynamic sampling drops.
+  The batch excludes the last `num_dropped` groups, which dynamic sampling dropped.
   """
 
   plan: Plan

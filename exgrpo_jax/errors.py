@@ -17,7 +17,7 @@ class InputError(ValueError):
 
 
 def check_given(flags: Mapping[str, Any], example: str) -> None:
-  """Raise InputError if any flag has no value; the message names these flags and the `example`."""
+  """Raise InputError if any flag has no value; the message lists these flags and `example`."""
   missing = [name for name, value in flags.items() if not value]
   if missing:
     are = 'is' if len(missing) == 1 else 'are'

@@ -159,7 +159,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
 
 def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """Yield each row's place and either the row in verl's columns or the reason to skip it."""
+  """Yield each row's place, with the row in verl's columns or the reason for skipping it."""
   solution = _TARGET if shard.is_verl else 'solution'
   wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
   for place, record in shard.file.rows(set(shard.columns) - wanted):
@@ -224,7 +224,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
 
 
 def _solution(value: Any, place: str) -> str | None:
-  """Return a worked solution as text; if `value` is a list, take it from the first message."""
+  """Return a worked solution as text; for a list of messages, return the first one's text."""
   if isinstance(value, list):
     value = value[0] if value else None
   if isinstance(value, Mapping):

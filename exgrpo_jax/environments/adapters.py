@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_chance(self) -> Iterator[None]:
-    """Swap in this game's global random state, because episodes share a process."""
+    """Use this game's global random state inside the block, because episodes share a process."""
     others = random.getstate(), np.random.get_state()
     if self._chance is not None:
       random.setstate(self._chance[0])
@@ -113,7 +113,7 @@ class Gymnasium:
     return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
 
   def _shown(self, seen: Any) -> str:
-    """Return the board as text with marks instead of colors, or the observation without a board."""
+    """Return the board as text, with marks instead of colors; without a board, the observation."""
     if self._game.render_mode != 'ansi':
       return str(seen)
 

@@ -53,7 +53,7 @@ class Environment(Protocol):
     ...
 
   def step(self, response: str) -> Observation:
-    """Process the policy's turn: its text, without the end token and other special tokens."""
+    """Process a turn; `response` is its text without special tokens such as the end token."""
     ...
 
 

@@ -116,7 +116,7 @@ class Pool:
   def _all(
     self, questions: Sequence[Question], requests: Sequence[Values], what: str
   ) -> list[Values]:
-    """Spread requests that belong to no episode over all workers, and return the replies.
+    """Distribute requests outside any episode across all workers, and return the replies.
 
     Raises InputError with `what`, the question's row and the reason if a request fails.
     """
@@ -132,12 +132,12 @@ class Pool:
 
 @functools.cache
 def of(config: EnvironmentConfig) -> Pool:
-  """Return the config's pool, which a run's steps and evaluations share."""
+  """Return the config's pool, shared by a run's steps and evaluations."""
   return Pool(config)
 
 
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
-  """Return the start of an episode. `is_known` means the prompt is already known."""
+  """Return the start of an episode. If `is_known`, `question` has the environment's prompt."""
   prompt = [message._asdict() for message in question.messages]
   original = [message._asdict() for message in question.original_messages] or prompt
   task = Task(question.row, original, question.answer, question.columns, question.kind)
@@ -161,7 +161,7 @@ class _Holder:
     self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
 
   def ask(self, request: Values) -> concurrent.futures.Future[Values | Failure]:
-    """Submit a request that belongs to no episode."""
+    """Submit a request outside any episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
@@ -188,7 +188,7 @@ class _Holder:
       self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
   def _reply(self, worker: Worker, make: Callable[[], Values]) -> Values | Failure:
-    """Send the request that `make` builds and return the reply; rebuild it for each new process."""
+    """Send a request built by `make` and return the reply; each new process gets a new request."""
 
     def request() -> tuple[Any, float]:
       made = make()

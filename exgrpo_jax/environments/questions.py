@@ -48,7 +48,7 @@ def _beginning_with(messages: tuple[Message, ...], question: Question) -> Questi
 def begun(
   data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """Use the environment's prompts in `data`; InputError if `reset` fails or one is too long."""
+  """Use environment prompts in `data`; InputError if `reset` fails or a prompt is too long."""
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, pool)]
   if messages == [question.messages for question in questions] and not tools:

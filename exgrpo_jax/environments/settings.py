@@ -73,7 +73,7 @@ class EnvironmentConfig:
 
 
 def check(config: EnvironmentConfig) -> None:
-  """Raise InputError if the environment is unknown or does not support the tools."""
+  """Raise InputError if the environment is unknown, or if its tools are missing or unsupported."""
   if config.name and ':' not in config.name:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
   if (config.name == 'tools') > bool(config.tools):
@@ -89,7 +89,7 @@ def check(config: EnvironmentConfig) -> None:
 
 
 def check_rewards(config: EnvironmentConfig, rewards: tuple[str, ...]) -> None:
-  """Raise InputError if reward functions are set that no episode would call."""
+  """Raise InputError if reward functions are set for an environment, which would ignore them."""
   if config.name and rewards != ('correctness',):
     raise InputError(
       f"config.grading.rewards={rewards} must be ('correctness',) with "

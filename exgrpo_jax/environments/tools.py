@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 class Tools:
-  """An environment made of functions, which the chat template describes to the model."""
+  """An environment of functions that the chat template describes to the model."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
     """Collect the tools: plain functions, and classes whose methods share state."""
@@ -61,7 +61,7 @@ class Tools:
     self._tools = {tool.__name__: tool for tool in tools}
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Return the task's prompt with the text that the classes add."""
+    """Return the task's prompt followed by the text from the classes' `reset` methods."""
     del seed  # nothing is random
     self._truth = verifier.Truth(task.answer, task.kind, task.columns)
     row = {**task.columns, 'prompt': task.messages, 'answer': task.answer}
@@ -123,7 +123,7 @@ def _answered(results: Sequence[str]) -> Observation:
 def calls_of(text: str) -> list[Call]:
   """Return the calls that follow a turn's reasoning, in order; empty if there are none.
 
-  Raises ValueError, whose message shows the expected format, if a call cannot be read.
+  Raises ValueError if a call cannot be parsed; the message shows the expected format.
   """
   text = extraction.solution(text) or ''
   found = _QWEN.findall(text)

@@ -31,7 +31,7 @@ class Guess:
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Return the task's prompt: the lowest and the highest number, as '1-64'."""
+    """Return the task's prompt, a range such as '1-64'."""
     del seed
     self._number = int(task.answer)
     self._low, self._high = map(int, task.messages[-1]['content'].split('-'))
@@ -61,7 +61,7 @@ class Guess:
 
 
 class Calculator:
-  """A sum of numbers that are too large for a small policy, which may use a calculator.
+  """A sum too large for a small policy, which may use a calculator.
 
   A turn such as '4821+377' is answered with the total. '=4286' ends the episode with an answer.
   Anything else is answered with '?'.
@@ -147,7 +147,7 @@ class Attempts:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Judge an answer. A right answer gets reward 1; environment.discount lowers late rewards."""
+    """Judge an answer. A right answer gets reward 1, before environment.discount."""
     outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
     if outcome == 'correct':
       return Observation(reward=1.0, done=True, success=True)

@@ -115,7 +115,7 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
 
 
 def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
-  """Return a line per reason why rows are left out or refused; ['nothing'] without a reason."""
+  """Return a line per reason for leaving out or refusing rows; ['nothing'] if there is none."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.on_unverifiable, 'on_unverifiable')

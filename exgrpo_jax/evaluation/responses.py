@@ -78,7 +78,7 @@ def _sampled(
   seed: int,
   asked: Sequence[Question] = (),
 ) -> list[list[Response]]:
-  """Sample responses to each prompt, with a decoder that is just large enough for the prompts."""
+  """Sample responses to each prompt, with a decoder just large enough for these prompts."""
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
   sized = dataclasses.replace(

@@ -78,9 +78,9 @@ def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> Con
 def plan(
   table: Table, loaded: Sequence[QuestionSet], config: RunConfig, may_miss: bool
 ) -> list[Part]:
-  """Plan the sampling; refuse a row that would not be comparable with the table's other rows.
+  """Plan the sampling; raises InputError if the row is not comparable with the table's other rows.
 
-  With `may_miss`, some benchmarks may have no questions in `loaded`.
+  With `may_miss`, `loaded` need not contain questions for every benchmark.
   """
   parts = _parts(table.suite, loaded)
   used = {benchmark.source for part in parts for benchmark in part.benchmarks}
@@ -116,7 +116,7 @@ def write_row(
 ) -> str:
   """Write the row's file and the tables of all rows; return the table as Markdown.
 
-  `policy` describes the policy as evaluations.jsonl does, with its run or model and its step.
+  `policy` identifies the policy by its run or model and its step, as in evaluations.jsonl.
   """
   row = {
     'name': table.row,
@@ -195,9 +195,9 @@ def _check(suite: Any) -> None:
 def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
   """Plan which questions to sample; benchmarks without questions in `loaded` are skipped.
 
-  If a benchmark takes k samples and each question is listed c times, each row gets k / c responses.
-  Raises InputError if a benchmark has questions in two data specs, its questions are not listed
-  equally often, or c does not divide k.
+  For a benchmark with k > 1 samples per question and c copies of each question, each row gets k / c
+  responses. Raises InputError if two data specs contain questions of the same benchmark, the number
+  of copies varies, or c does not divide k.
   """
   found: dict[str, str] = {}  # source -> the data spec that contains it
   planned = []

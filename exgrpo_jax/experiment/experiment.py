@@ -28,7 +28,7 @@ TOKENIZER_TEXTS = 20_000  # maximum number of questions whose text trains a toke
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """A config and the objects it describes. Never changes during a run."""
+  """A config and the objects built from it, constant during a run."""
 
   config: RunConfig
   workdir: str
@@ -47,7 +47,7 @@ def model_name(parsed: RunConfig) -> str:
 def with_folders(parsed: RunConfig, model: str) -> RunConfig:
   """Replace the Hub names of the model and the tokenizer with local folders in the config.
 
-  Fetches the files that describe them, but no weights. All hosts must call this. `model` is the
+  Fetches config and tokenizer files, but no weights. All hosts must call this. `model` is the
   model's name or folder, or ''. Raises InputError if a name cannot be fetched.
   """
   return dataclasses.replace(
@@ -100,7 +100,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
 
 
 def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
-  """Raise InputError if a setting needs a model with experts but this model has none."""
+  """Raise InputError if a setting requires experts but the model has none."""
   settings = {
     'objective.balance_coefficient': config.objective.balance_coefficient,
     'rollout.router_replay': config.rollout.router_replay,
@@ -165,7 +165,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  `data.on_overlong` decides if prompts longer than `rollout.max_prompt` are rejected or dropped.
+  Long prompts are rejected or dropped (`data.on_overlong`); an environment's are always rejected.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -179,7 +179,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 def with_counted_length(parsed: RunConfig) -> RunConfig:
   """Return the config with its number of steps, for commands that do not otherwise load data.
 
-  With num_epochs, reads the training questions and prints the length, which is an upper
+  With num_epochs, reads the training questions and prints the number of steps, which is an upper
   bound if `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
   """
   if not parsed.num_epochs:

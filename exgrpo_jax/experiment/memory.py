@@ -75,7 +75,7 @@ def needs(experiment: Experiment) -> list[Need]:
 
 
 def check(experiment: Experiment) -> None:
-  """Raise InputError if an array that the config always needs exceeds the memory."""
+  """Raise InputError if an array needed by every run of the config does not fit in memory."""
   on_host = on_devices = machine.host_memory()
   if jax.default_backend() != 'cpu':
     stats = jax.local_devices()[0].memory_stats() or {}

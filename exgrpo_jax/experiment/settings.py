@@ -299,7 +299,7 @@ def parse_config(values: ConfigDict) -> RunConfig:
 
 
 def _check_environment(parsed: RunConfig) -> None:
-  """Raise InputError if the environment is invalid, missing, or does not fit other settings."""
+  """Raise InputError if the environment is missing, invalid or incompatible with other settings."""
   environment, data = parsed.environment, parsed.data
   specs = {'train': (data.train,), 'validation': data.validation, 'evaluation': data.evaluation}
   for key, spec in ((key, spec) for key, named in specs.items() for spec in named):

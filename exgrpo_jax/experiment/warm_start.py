@@ -196,9 +196,9 @@ def run(
 ) -> model.Params:
   """Return the parameters after the warm start: load a stored result, or train and store it.
 
-  `data` are the training questions that `stop_at_pass_rate` is checked on; only training needs
-  them. `rows` are the rows to learn from; None loads them. Raises InputError if the folder contains
-  the result of a different config.
+  `data` are the training questions for the `stop_at_pass_rate` check; None is allowed if a result
+  is stored. `rows` are the rows to learn from; None loads them. Raises InputError if the folder
+  contains the result of a different config.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
@@ -223,7 +223,7 @@ def run(
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
-  """Load the folder's result in the layout of `params`, if the result's origin matches `wanted`."""
+  """Load the folder's result in the layout of `params`; InputError if its origin isn't `wanted`."""
   kept = json.loads(pathlib.Path(directory, _ORIGIN).read_text())
   if kept != wanted:
     changed = '; '.join(
@@ -244,9 +244,9 @@ def _directory(experiment: Experiment) -> str:
 
 
 def _is_kept(experiment: Experiment) -> bool:
-  """Return True if the first host finds a stored warm start that belongs to this config.
+  """Return True if the first host finds a stored warm start for this run to load.
 
-  The workdir may contain another config's warm start if training with that config never began.
+  In the workdir, a leftover from another config does not count if training never began.
   """
   config, path = experiment.config, pathlib.Path(_directory(experiment), _ORIGIN)
   is_kept = path.exists()
@@ -318,7 +318,7 @@ def _train(
 
 
 def rehearse(experiment: Experiment) -> None:
-  """Compile a warm start's updates, one for each length to which rows may be padded."""
+  """Compile a warm start's updates, one per padded row length."""
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
@@ -368,7 +368,7 @@ def _pass_rate(
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
-  """Return the rows of one update: a consecutive slice of each epoch's permutation."""
+  """Return the rows of one update: the next `count` entries of the epochs' permutations."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
     int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
@@ -378,7 +378,7 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 
 
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
-  """Return the AdamW settings. Gradients are clipped at norm 1, as the loss is a per-token mean."""
+  """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean."""
   warm_start = config.warm_start
   return dataclasses.replace(
     config.optimizer,

@@ -374,7 +374,7 @@ TRANSPOSED: Tree = ('symbol', 'T')  # the exponent of a transpose
 
 
 def rows_of(tree: Tree) -> Rows | None:
-  """Return the rows of a matrix, sum, product, power or multiple; None for any other tree."""
+  """Return the rows of a matrix, or of a sum, product or power of matrices; None otherwise."""
   head = tree[0]
   if head == 'rows':
     return tree[1]

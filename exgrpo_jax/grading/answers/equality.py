@@ -87,7 +87,7 @@ def _chosen_letter(given: str) -> str | None:
 
 
 def _same_decimal(given: str, truth: str) -> bool:
-  """Return True if only a decimal comma differs, or if the answer rounds to the truth."""
+  """Return True if the texts differ only by a decimal comma, or the answer rounds to the truth."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
   patterns = (given, truth, _DECIMAL_COMMA), (truth, given, _LONG_DECIMAL_COMMA)
   for with_comma, other, pattern in patterns:

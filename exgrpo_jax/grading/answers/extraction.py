@@ -178,7 +178,7 @@ def _number_of_things(number: str, words: str) -> str | None:
 
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
-  """Return the boxed answer, else an answer in prose; `unmarked` reads prose without a marker."""
+  """Return the boxed answer, else the marked answer in prose, else the result of `unmarked`."""
   if boxed := read_boxes(text):
     return boxed.answer.strip() or None
   text = _FENCE.sub('', text[-_WINDOW:])

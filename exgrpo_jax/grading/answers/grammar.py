@@ -336,7 +336,7 @@ class Grammar(Cursor, abc.ABC):
       starts_with_integer = False  # only the integer may precede the fraction
 
   def _operated(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
-    """Combine the factors with the operand after `operator`, which has already been read."""
+    """Read the right operand of `operator` and combine it with the factors."""
     *others, last = factors
     if operator == 'compose':
       return [*others, ('compose', (last, self._power()))]
@@ -387,7 +387,7 @@ class Grammar(Cursor, abc.ABC):
   # Units.
 
   def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
-    """Read a multiplier or unit and return the factors including it; None if neither is next."""
+    """Read a multiplier or unit and add it to the factors; None if the next token is neither."""
     kind, text, *_ = self.peek()
     may_be_unit = kind in ('text', 'word') and factors[-1][0] != 'unit'
     may_be_unit = may_be_unit and not symbols(tuple(factors))  # letters after letters are factors

@@ -38,7 +38,7 @@ def same_expression(x: Tree, y: Tree) -> bool | None:
 
 
 def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
-  """Return True if x is c times y and neither is 0, for a constant c; `positive` requires c > 0."""
+  """Return True if x = c * y for a constant c and neither is 0; `positive` requires c > 0."""
 
   def are_proportional(a: Polynomial, b: Polynomial) -> bool:
     if not a or not b or a.monic() != b.monic():
@@ -119,8 +119,7 @@ class _Algebra:
   def _inverse(self, x: Quotient) -> Quotient:
     """Return 1/x; raises _UndecidedError if x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
 
-    A polynomial in letters is not zero everywhere, even if it is multiplied by powers and
-    factorials.
+    A polynomial in letters, or its product with powers and factorials, is not zero everywhere.
     """
     top, bottom = x
     unknowns = _generators(top)

@@ -80,7 +80,7 @@ def _in_bold(tree: Any, names: set[str]) -> Any:
 
 
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
-  """Return the letters in two trees whose order in a product can matter; often there are none.
+  """Return the letters in two trees whose order in products may matter; usually the empty set.
 
   A capital letter counts as a number if the truth divides by the letter. A lowercase letter counts
   as a number if either side divides by the letter.
@@ -99,7 +99,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Return the letters that a node implies do not commute, except marked letters (vectors)."""
+  """Return the letters that do not commute, judging by one node; excludes marked vectors."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))
