@@ -186,7 +186,7 @@ FEATURES = tuple(field for field in dataclasses.fields(TokenSequence) if field.k
 
 @dataclasses.dataclass(frozen=True)
 class Response(TokenSequence):
-  """The response to a prompt; with partial rollouts, several policies may have written it.
+  """A response to a prompt; with partial rollouts, possibly written by several policies.
 
   In an episode (rollout/episodes.py), the response is everything after the prompt. Tokens of the
   environment's messages are context; their log-probability and entropy are 0.

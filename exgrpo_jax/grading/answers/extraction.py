@@ -80,8 +80,8 @@ _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 def solution(response: str, require: Collection[str] = ()) -> str | None:
   """Return the text after a response's thought, or None if the response lacks a required part.
 
-  Text before the last '</think>' is the thought, as is text after a '<think>' that is never closed.
-  If `require` contains 'think', the response needs a '</think>'; with 'box', it needs a box.
+  The thought is any text before the last '</think>' or after an unclosed '<think>'. If `require`
+  contains 'think', the response needs a '</think>'; if it contains 'box', a box.
   """
   _, closing_tag, rest = response.rpartition('</think>')
   if 'think' in require and not closing_tag:

@@ -33,7 +33,7 @@ class _UndecidedError(ValueError):
 
 
 def same_expression(x: Tree, y: Tree) -> bool | None:
-  """Return True if two trees are the same quantity, False if not; None if algebra cannot tell."""
+  """Return True if two trees denote the same quantity, else False; None if algebra cannot tell."""
   return _decide(x, y, lambda a, b: a == b)
 
 
