@@ -160,7 +160,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   """Return the run's initial parameters, from a checkpoint or random, after any warm start.
 
   With LoRA, these are the adapters' base and are frozen (see `model.shapes`). `data` are the
-  training questions for the pass-rate check; None is allowed if a warm start is stored.
+  training questions for the pass-rate check; None is allowed unless a warm start must be trained.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
