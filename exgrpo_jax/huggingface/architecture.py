@@ -64,7 +64,7 @@ def parse_rope(
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Return the rotary parameters of layers without and with a window, merged as in transformers."""
+  """Merge both formats, as in transformers, for layers without and for layers with a window."""
   given = values.get('rope_parameters')
   given = family.defaults.get('rope_parameters') if given is None else given
   new = _mapping(given, 'rope_parameters', path)
@@ -245,7 +245,7 @@ class Extension:
 
 
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
-  """Read a checkpoint's config.json. For image models, return the text part.
+  """Read a checkpoint's config.json. For image models, return only the text part.
 
   Raises InputError if the folder or the file does not exist, or the file is not a JSON object.
   """
@@ -384,7 +384,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
-  """Return the shortest `model.ShapeConfig.layers`; its letters repeat over the layers."""
+  """Return `model.ShapeConfig.layers`, the shortest repeating pattern of the layers' letters."""
   types, rotates = _of_each_layer(values, family, num_layers, path)
   letters = _default_layers(values, family, num_layers, rotates, path)
   if family.has_layer_types and types:

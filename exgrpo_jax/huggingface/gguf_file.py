@@ -60,7 +60,7 @@ def opened(path: str) -> Any:
 
 
 def library(path: str) -> Any:
-  """Import the package `gguf`; raise InputError for `path` if it is not installed."""
+  """Import the package `gguf`; if it is not installed, raise an InputError that names `path`."""
   try:
     package = importlib.import_module('gguf')
   except ImportError:
@@ -77,8 +77,8 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
   """Check the file's tensors against the expected ones and return a `Slice` for each.
 
   `tensors` are keyed by their Hugging Face names; `head_size` is the size of query and key heads.
-  Raises InputError if the file is damaged, or a tensor is missing, unexpected, has another shape,
-  or has a type that the package `gguf` cannot dequantize.
+  Raises InputError if the file is damaged, or a tensor is missing or unexpected, or has the wrong
+  shape or a type that the package `gguf` cannot dequantize.
   """
   file = opened(path)
   gguf = library(path)
@@ -122,7 +122,7 @@ class Slice:
   head_size: int  # 0 unless llama.cpp permuted the rows
 
   def __getitem__(self, index: Any) -> np.ndarray:
-    """Read a slice of each dimension. Slices of permuted rows must cover whole heads."""
+    """Read one slice per dimension. If rows are permuted, their slice must cover whole heads."""
     *rows, columns = index if isinstance(index, tuple) else (index,)
     start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml lists the row length first
     values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # per block: count, bytes

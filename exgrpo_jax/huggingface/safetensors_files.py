@@ -30,9 +30,9 @@ _DERIVED = 'rotary_emb.inv_freq'  # stored in old checkpoints, but derivable fro
 
 
 def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-  """Map tensor names to file names, including unexpected tensors that can be ignored.
+  """Map tensor names to file names; derived rotary frequencies are included.
 
-  Raises InputError if the files or tensors are incomplete, or a tensor is unexpected.
+  Raises InputError if a file or tensor is missing, or any other tensor is unexpected.
   """
   path, listed = list_tensors(folder)
   files = {name: file for full, file in listed.items() if (name := text_name(full))}
@@ -65,7 +65,7 @@ def check_names(
 def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
   """Return the file that lists a checkpoint's tensors, and a map from tensor name to file name.
 
-  Raises InputError if one of these files is missing or the index is invalid.
+  Raises InputError if a file is missing or the index is invalid.
   """
   index = folder / _INDEX
   if index.is_file():
@@ -102,8 +102,8 @@ def _and_more(names: Sequence[str]) -> str:
 def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
   """Check a file's tensors against the expected ones and yield a `Slice` for each, by name.
 
-  `path` may be remote. Raises InputError if the file is damaged, or a tensor is missing,
-  unexpected, or has another shape or a non-floating type.
+  `path` may be remote. Raises InputError if the file is damaged, or a tensor is missing or
+  unexpected, or has the wrong shape or a non-floating type.
   """
   with _local_copy(path) as local:
     with _open(local, path) as reader:
@@ -128,7 +128,7 @@ class Slice:
 
 @contextlib.contextmanager
 def _local_copy(path: epath.Path) -> Iterator[str]:
-  """Yield a local path with the content of `path`, because safetensors maps local files."""
+  """Yield a local path to the content of `path`, because safetensors can only map local files."""
   if '://' not in str(path):
     yield os.fspath(path)
     return

@@ -41,8 +41,8 @@ def load(
   parameters are laid out over `mesh` as in `model.init`; with `frozen`, they have the dtypes of
   frozen parameters (see `model.shapes`) instead of float32.
 
-  Raises InputError if a tensor is missing, unexpected, or has another shape or a non-floating type,
-  if a file is missing or truncated, or if hosts have different copies.
+  Raises InputError if a tensor is missing or unexpected, or has the wrong shape or a non-floating
+  type, if a file is missing or truncated, or if hosts have different copies.
   """
   folder = epath.Path(directory).expanduser()
   layout = tensor_names.of(config)
@@ -72,8 +72,8 @@ def _slices(
 ) -> Iterator[tuple[str, Any]]:
   """Yield each tensor's name and slice, from one file at a time.
 
-  The largest tensors come first. Reading a tensor briefly takes several times the tensor's size in
-  memory, which is then reused for the other tensors.
+  In each file, the largest tensors come first. Reading a tensor briefly takes several times its
+  size in memory, and smaller tensors can reuse that memory.
   """
 
   def size(item: tuple[str, Any]) -> int:
@@ -125,7 +125,7 @@ def _file_slices(
   """Return (slices of the file's matrix that contain `param[index]`, shape of `param[index]`).
 
   `param` is our parameter, with shape `shape`. If the file merges several dimensions (heads and
-  head size), only the first of them may be split.
+  head size), only the first may be split.
   """
   ranges = [axis.indices(size)[:2] for axis, size in zip(index, shape)]
   dims = range(len(shape))

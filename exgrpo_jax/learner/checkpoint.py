@@ -58,7 +58,7 @@ def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
 
 
 def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
-  """Read groups that `write_partial` wrote. Raises OSError, or ValueError if a file was changed."""
+  """Read groups written by `write_partial`. Raises OSError, or ValueError if a file was changed."""
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
     raise ValueError('carried: the data differs from what was saved')
@@ -146,7 +146,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class FolderArgs(ocp.args.CheckpointArgs):
-  """A function that reads a folder, or fills an empty folder from data that must not change."""
+  """A function that reads a folder, or writes data that must not change to an empty folder."""
 
   call: Callable[[epath.Path], Any]
 
@@ -309,7 +309,7 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raise an error on all hosts if any host has an error; others would otherwise wait forever."""
+  """Raise an error on all hosts if any host has one, so that no host waits forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
   for kind in (InputError, DamagedError):  # in this order: an unreadable checkpoint may be intact
     for name, message in filter(None, reported):
@@ -322,9 +322,9 @@ def restore_newest(
 ) -> Snapshot | None:
   """Restore the newest intact snapshot; return None if nothing has been saved.
 
-  Warns about damaged newer checkpoints and moves them to a folder 'damaged' next to the
-  checkpoints, because their steps will be saved again. If no checkpoint is intact, or a
-  checkpoint cannot be read right now, raises InputError and moves nothing.
+  Warns about newer, damaged checkpoints and moves them to a folder 'damaged' next to
+  'checkpoints', because their steps will be saved again. Raises InputError and moves nothing if no
+  checkpoint is intact or a checkpoint cannot be read right now.
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
@@ -418,7 +418,7 @@ def save_params(path: str, params: Params) -> None:
 
 
 def load_params(path: str, like: Params) -> Params:
-  """Load parameters that `save_params` wrote, in the layout of `like`."""
+  """Load parameters written by `save_params`, in the layout of `like`."""
   with ocp.StandardCheckpointer() as checkpointer:
     return checkpointer.restore(epath.Path(path).absolute(), like)
 

@@ -39,7 +39,7 @@ def check_space(workdir: str, state: TrainState) -> None:
 
 @contextlib.contextmanager
 def explain_failure(workdir: str) -> Iterator[None]:
-  """Convert an error in the block to an InputError if a full or failing disk caused it.
+  """Convert an error raised in the block to an InputError if a full or failing disk caused it.
 
   Orbax wraps the file system's errors in many exception types.
   """

@@ -52,7 +52,7 @@ class MicrobatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSpec:
-  """All static inputs of an update; each distinct value compiles its own programs."""
+  """All static inputs of an update; each distinct value is compiled separately."""
 
   microbatch: MicrobatchConfig
   objective: objective.ObjectiveConfig
@@ -186,7 +186,7 @@ def accumulate(
 
 
 def not_stopped(spec: UpdateSpec) -> jax.Array | None:
-  """Return a step's initial `stopped` flag, 0. Updates return 1 once `max_kl` stops the step.
+  """Return a step's initial `stopped` flag, 0. Updates return 1 once the KL exceeds `max_kl`.
 
   The flag stays on the device, so the host doesn't wait for it. Returns None if `max_kl` is inf.
   """
@@ -314,7 +314,7 @@ def microbatches(
   """Pack a minibatch's rows into passes of the two shapes from packing.py, in NumPy.
 
   Leaves out rows without response tokens because they have no weight. A minibatch without any
-  tokens still gets one pass, because its update is applied nevertheless. `inputs` are the
+  response tokens still gets one pass, because its update is applied anyway. `inputs` are the
   minibatch's `objective.loss_inputs`. Sequences are split over `num_shards` shards.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
@@ -350,8 +350,8 @@ def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[Stack]:
   """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
   Returns (number of microbatches, stack) for each shape. M is the largest number of microbatches of
-  this shape that `num_rows` rows can need; unused entries are zero. If M depended on the rows'
-  lengths, the program would be recompiled.
+  this shape that `num_rows` rows can need; unused entries are zero. M does not depend on the rows'
+  lengths, so the program is compiled only once.
   """
   alike: dict[tuple[int, ...], list[Microbatch]] = {}
   for packed in cut:
@@ -375,7 +375,7 @@ def _microbatch(
   tokens_RT = np.asarray(batch.tokens_BT)
 
   def take_targets(x_RT: np.ndarray) -> np.ndarray:
-    """Gather the targets' values, [R, T'] -> [B, W]; 0 at positions that predict nothing."""
+    """Gather the targets' values, [R, T'] -> [B, W]; 0 at positions that predict no target."""
     x_BW = np.take_along_axis(layout.take(x_RT), predictor_BW + 1, axis=1)
     return np.where(is_target_BW, x_BW, x_BW.dtype.type(0))
 
@@ -399,10 +399,10 @@ def programs(
   nothing: Batch,
   minibatch_passes: Sequence[Sequence[packing.Pass]] = (),
 ) -> Iterator[Program]:
-  """Yield the compiled programs that a step's updates use.
+  """Yield the compiled programs used by a step's updates.
 
   `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
-  batch with a step's number of rows, but without tokens to train on (`programs.empty_batch`).
+  batch of a step's size without any tokens to train on (`programs.empty_batch`).
   `minibatch_passes` lists each minibatch's passes, to count how often each program runs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
@@ -451,7 +451,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch that trains on a single row of these sizes, to get a pass of the right shape."""
+  """Make a batch whose only row to train on has these sizes, to get a pass of the right shape."""
   mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(nothing.advantage_B)

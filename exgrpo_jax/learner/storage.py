@@ -35,7 +35,7 @@ T = TypeVar('T')
 
 
 def patiently(read: Callable[[], T], place: str) -> T:
-  """Call `read`, and retry after each of WAITS while the storage of `place` fails.
+  """Call `read`, retrying after each delay in WAITS while the storage of `place` fails.
 
   Raises InputError if the storage keeps failing; errors with other causes propagate.
   """
@@ -101,7 +101,7 @@ def of_base(base: Params) -> dict[str, int]:
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
   """Return twelve hex digits that identify the parameters or, with LoRA, the base.
 
-  Computes checksums of the whole state, because saving compiles the same program anyway.
+  Computes checksums of the whole state, to use the same compiled program as saving.
   """
   sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
