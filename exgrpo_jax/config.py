@@ -66,7 +66,7 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
   """Build `cls` from `values`, or raise an InputError that names `path` and the key.
 
   Args:
-    cls: a frozen dataclass; each field is created with `setting` or is such a dataclass itself.
+    cls: a frozen dataclass whose fields are created with `setting` or are such dataclasses.
     values: one value for each field of `cls`; ints are converted to float for float fields.
     path: where the values come from, e.g. 'config.replay'.
   """
@@ -246,9 +246,9 @@ def evaluate_file(
   """Run a Python file's get_config(), get_sweep(), … and return (its result, the file's docstring).
 
   `kind` is the function's name without 'get_', and also the flag's name. With `is_flag`, error
-  messages start with this flag. `returned` describes the expected value in error messages, if
-  possible with an example file. `check` raises an exception if the value is unusable. Raises
-  InputError with flag and line if the file fails, lacks the function, or its result fails `check`.
+  messages start with this flag. `returned` describes the expected result in error messages, ideally
+  with an example file. `check` raises an exception if the result is unusable. Raises InputError
+  with flag and line if the file fails, lacks the function, or returns a result that fails `check`.
   """
   function = f'get_{kind}'
   try:

@@ -27,7 +27,7 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
   """Return w = exp(log_ratio): plain importance sampling (the authors' code: no_reshape).
 
   The value and derivative are capped at 5.5e34 to stay finite in float32, so a capped ratio times
-  an advantage of 0 is 0. With any other advantage, the gradient is large enough to skip the update.
+  an advantage of 0 is 0. Any other advantage gives a gradient so large that the update is skipped.
   """
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
 
@@ -35,9 +35,9 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
-  It is computed as a sigmoid, so that ratios too large for float32 have value 1 and gradient 0
-  instead of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w below
-  sqrt(beta) - beta, this is larger than w, which is the gradient without shaping.
+  Computed as a sigmoid, so that ratios too large for float32 give value 1 and gradient 0 instead of
+  inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w < sqrt(beta) - beta,
+  it exceeds w, the gradient without shaping.
 
   >>> [round(float(policy_shaping(np.log(w), beta=0.1)), 2) for w in (0.1, 1, 10)]
   [0.5, 0.91, 0.99]
@@ -48,8 +48,8 @@ def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
 def unit_slope(log_ratio: Array, beta: float) -> jax.Array:
   """Return `policy_shaping` times (1 + beta)^2 / beta.
 
-  A replayed token at w = 1 then has the same gradient as a fresh token at r = 1. For beta = 0.1 the
-  value is below 12.1, and the gradient with respect to log w is at most a quarter of 12.1.
+  A replayed token at w = 1 then has the same gradient as a fresh token at r = 1. For beta = 0.1,
+  the value is below 12.1, and the gradient with respect to log w is at most 12.1 / 4.
 
   >>> round(float(jax.grad(unit_slope)(0.0, 0.1)), 3)
   1.0
@@ -109,7 +109,7 @@ def dual_clip(
 ) -> tuple[Array, Array]:
   """Bound PPO's term from below by limit x A where A is negative: dual clip (arXiv:1912.09729).
 
-  Updates the pair (term_BT, is_clipped_BT) that `ppo` returns.
+  Updates the pair (term_BT, is_clipped_BT) returned by `ppo`.
 
   >>> of_ppo = np.array([[-9.0, -2.0]]), np.array([[False, False]])
   >>> term_BT, is_clipped_BT = dual_clip(*of_ppo, np.array([[-1.0]]), clip=True, limit=3.0)
@@ -158,8 +158,8 @@ def within_second_moment(
   """Mark the tokens to keep under M2PO's bound on the ratios' second moment (arXiv:2510.01161).
 
   The bound applies to tokens whose ratio has moved in the direction of their advantage: A > 0 and
-  r > 1, or A < 0 and r < 1. Of these, the tokens with the largest (log r)^2 are dropped until the
-  mean of (log r)^2 over the rest of these tokens is at most `limit`. All other tokens are kept.
+  r > 1, or A < 0 and r < 1. Of these, the ones with the largest (log r)^2 are dropped until the
+  mean of (log r)^2 over the remaining ones is at most `limit`. All other tokens are kept.
 
   The arrays are float32 [N], with log-ratios in nats; `limit` is positive. Returns bool [N].
 
@@ -183,8 +183,8 @@ def within_second_moment(
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   """Sum x over the tokens of each token's row: [B, T] -> [B, T].
 
-  `x_BT` is float32. `segment_BT` is the row of each token, int32 in 0 … T. A sequence may contain
-  several rows.
+  `x_BT` is float32. `segment_BT` assigns each token to a row, int32 in 0 … T. A sequence may
+  contain several rows.
 
   >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
   [[3.0, 3.0, 5.0]]

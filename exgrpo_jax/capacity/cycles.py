@@ -81,7 +81,7 @@ class Module(NamedTuple):
 
 
 def array_bytes(array: Array) -> float:
-  """Return the size of an array in bytes; 0 for element types that are not data."""
+  """Return the size of an array in bytes; 0 if its element type has no data."""
   element, sizes = array
   return _ELEMENT.get(element, 0) * math.prod(sizes)
 
@@ -110,8 +110,8 @@ def parse(text: str) -> Module:
 def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> Module:
   """Read a compiled program.
 
-  If JAX cannot print the program, compile it again and let libtpu dump it. JAX 0.10.2 fails on some
-  programs for v6e ("async-update instruction should have 1 operands").
+  If JAX cannot print the program, it is compiled again and dumped by libtpu. JAX 0.10.2 fails on
+  some programs for v6e ("async-update instruction should have 1 operands").
   """
   try:
     return parse(executable.as_text() or '')
@@ -123,11 +123,11 @@ def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> M
 
 
 def known_trips(module: Module, loop: Operation) -> int | None:
-  """Return how often a `while` loop runs its body; None if that depends on data.
+  """Return a `while` loop's trip count, or None if it depends on data.
 
-  The compiler states the count for some loops. In others, the condition compares a counter that
-  starts at 0 with a constant, and the body increments it by a constant. If the increment cannot be
-  determined, it is assumed to be 1.
+  The compiler states the count for some loops. In others, the condition compares a counter starting
+  at 0 with a constant, and the body adds a constant to the counter. An increment that cannot be
+  determined is assumed to be 1.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
   if known:
@@ -295,11 +295,11 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
-  """Yield each collective of a computation once, as (collective, whether the chip waits for it).
+  """Yield each collective of a computation once, as (collective, True if the chip waits for it).
 
   The compiler writes an asynchronous collective as a -start and a -done operation, or as a chain of
-  fusions that repeat it with the same channel. The first fusion starts the collective, which
-  overlaps the products of the following fusions. Permutations also overlap other work.
+  fusions that repeat it with the same channel. The first fusion starts the collective, which then
+  overlaps the matrix products in the following fusions. Permutations also overlap other work.
   """
   channels = set()
   for operation in computation.operations.values():

@@ -97,9 +97,9 @@ _MEMORY = re.compile(r'(?<![a-z0-9])([1-9][0-9]{0,2})\s*(gib|gb|g)?\b')
 def usable_memory(device: str) -> float:
   """Return how many bytes of a GPU's memory JAX reserves for arrays and programs.
 
-  `device` is one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or any GPU's memory:
-  '24gb', '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no
-  GPU or more than one.
+  `device` is one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or a memory size: '24gb',
+  '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no GPU or
+  more than one.
   """
   if memory := _MEMORY.fullmatch(_lower(device)):
     size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)
@@ -109,7 +109,7 @@ def usable_memory(device: str) -> float:
 
 
 def has_bfloat16(device: str) -> bool:
-  """Return True if a GPU supports bfloat16, or if only its memory is known."""
+  """Return True unless `device` names a GPU that lacks bfloat16."""
   try:
     return _name_of(device) not in _WITHOUT_BFLOAT16
   except InputError:

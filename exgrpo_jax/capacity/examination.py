@@ -78,8 +78,8 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
   """Estimate by formula whether a config fits one GPU; print and return the result.
 
-  For `device` see `devices.usable_memory`. With `fit`, chooses and prints the most slots and the
-  largest microbatches that fit.
+  For `device` see `devices.usable_memory`. With `fit`, first finds and prints the most slots and
+  microbatch tokens that fit.
   """
   limit = devices.usable_memory(device)
   whole = step.of_config(config)
@@ -115,7 +115,7 @@ def _parameters(whole: Step) -> str:
 
 
 def _print_arrays(whole: Step, limit: float) -> bool:
-  """Print the arrays' sizes; return True if they fit while no program runs."""
+  """Print the arrays' sizes; return True if they fit when no program is running."""
   uses_lora = whole.spec.lora.rank > 0
   resident = {
     'adapters' if uses_lora else 'parameters': whole.state.params,
@@ -207,9 +207,9 @@ def _print_time(estimate: Estimate, work: Workload, num_chips: int, config: RunC
 def _print_alternatives(
   whole: Step, work: Workload, estimate: Estimate, modules: step.Modules, chip: Chip
 ) -> None:
-  """Print how busy the slots are, and how other settings would change the time of a step.
+  """Print how busy the slots are, and how other settings would change the step time.
 
-  Compiles the programs that only these settings need.
+  Compiles any additional programs that these settings need.
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')

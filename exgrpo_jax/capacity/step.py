@@ -154,7 +154,7 @@ def generations(step: Step, work: Workload) -> list[programs.Step]:
 
 
 def listed(step: Step, work: Workload) -> list[Program]:
-  """Return the `needed` programs of a step with this workload, in the order in which they run."""
+  """Return the `needed` programs of a step with this workload, in execution order."""
   responses = np.concatenate([work.fresh, work.replayed])
   minibatches = np.split(responses, step.spec.optimizer.minibatches)
   passes = [gradients.passes(step.spec, part + work.prompt, part) for part in minibatches]
@@ -170,7 +170,7 @@ def listed(step: Step, work: Workload) -> list[Program]:
 
 
 def needed(programs: Iterable[Program]) -> list[Program]:
-  """Keep the programs that a step runs and, for peak memory, the largest program of each name."""
+  """Drop programs that the step never runs, except the largest of each name (for peak memory)."""
   found = list(programs)
   by_size = sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
   largest = {one.name: one for one in by_size}

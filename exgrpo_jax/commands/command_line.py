@@ -184,11 +184,11 @@ def run(
   """Run a command. For a user error, print one line and exit with status 2.
 
   Args:
-    main: called with the flags, and with the words after the command if it accepts any.
+    main: called with the flags, followed by any words after the command.
     define_flags: defines the command's flags.
-    choices: if given, exactly one of these words must follow the command.
-    on_all_hosts: whether the command can run on several hosts that work together.
-    several: if given, at least one such word must follow the command, e.g. a 'WORKDIR'.
+    choices: if given, the command must be followed by exactly one of these words.
+    on_all_hosts: True if several hosts can run the command together.
+    several: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
   """
   try:
     define_flags()  # reads a --flagfile

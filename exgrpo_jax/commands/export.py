@@ -83,7 +83,7 @@ def main(args: command_line.Args) -> None:
 def _folder(args: command_line.Args) -> Iterator[epath.Path]:
   """Yield the folder to write, after checking that --push can succeed.
 
-  Without --out, it is a temporary folder.
+  This is a temporary folder if --out is not set.
   """
   if args.push and '://' in (args.out or ''):
     raise InputError(f'--out={args.out}: --push needs a local folder. Remove --out.')
@@ -183,7 +183,7 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
 
 
 def _check_adapters(config: RunConfig, dtype: str | None) -> None:
-  """Raise InputError if the adapters alone would be useless."""
+  """Raise InputError if the adapters cannot be exported on their own."""
   problem = None
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'

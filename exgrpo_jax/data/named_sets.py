@@ -40,7 +40,7 @@ class HubSplit(NamedTuple):
 
 
 def parse(base: str) -> HubSplit | None:
-  """Parse a data spec without its slice as a Hub split; return None if it has another form."""
+  """Parse a data spec (without its slice) as a Hub split; return None if it isn't one."""
   match = _SPLIT.fullmatch(base)
   if match and (repository := hub.parse('dataset', match['name'])):
     return HubSplit(repository, match['config'] or '', match['split'])
@@ -170,7 +170,7 @@ def _absent(split: HubSplit, layout: Layout) -> str:
 
 
 def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
-  """Return a split of a TFDS data set as array_record. Raises InputError if it does not exist."""
+  """Return a TFDS split, prepared as array_record. Raises InputError if it does not exist."""
   builder = _prepared(cache_dir, spec, name)
   splits = builder.info.splits
   if split not in splits:

@@ -129,21 +129,21 @@ def render(
 ) -> str:
   r"""Render `messages` as a policy's prompt, in training and everywhere else.
 
-  Messages without a system message first get `config.system`. The template determines the rest:
+  Adds `config.system` if there is no system message. The rest depends on the template:
 
   'plain': the contents of the user and assistant messages, each followed by a newline. System
   messages are dropped because a base model was never trained to follow them.
   'chat': the output of transformers' apply_chat_template with a generation prompt and the
   keyword arguments `config.template_kwargs`.
-  'paper': the prompt ends with '<think>\n'. A system message asks for '<think> ... </think>' and
-  \boxed{} if the messages and the config have none. The messages are rendered by the chat template
-  or, if the checkpoint has none, as lines that begin with the role.
+  'paper': the prompt ends with '<think>\n'. If neither the messages nor the config has a system
+  message, one is added that asks for '<think> ... </think>' and \boxed{}. The messages are rendered
+  by the chat template or, if the checkpoint has none, as lines that begin with the role.
 
   A chat template receives `tools` as JSON schemas, as in transformers. If the template ignores
   them, the system message describes them and asks for calls in Qwen2.5's format.
 
   Raises InputError if the template fails on these messages or does not use a keyword argument, or
-  if there is no chat template but 'chat' or `tools` need one.
+  if 'chat' or `tools` require a chat template and there is none.
   """
   template = config.template
   if tools and (template == 'plain' or chat.template is None):
@@ -198,8 +198,8 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
 def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   """Return the keyword arguments for the chat template.
 
-  Raises InputError for an argument that the template does not use, or that every prompt already
-  passes, such as `messages`.
+  Raises InputError for an argument that the template does not use, or that is always passed, such
+  as `messages`.
   """
   keywords, used = parsed_kwargs(config.template_kwargs), _variables(chat.template or '')
   if not keywords or used is None:
@@ -288,7 +288,7 @@ def _variables(template: str) -> frozenset[str] | None:
   """Return the names of the variables that a caller may pass to the template.
 
   Variables that the template sets itself count only if it checks whether they are defined, as in
-  `{% if date is not defined %}`. Returns None if the template's syntax is wrong, which rendering
+  `{% if date is not defined %}`. Returns None for a template with a syntax error, which rendering
   will report.
   """
   environment = _environment()

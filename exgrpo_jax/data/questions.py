@@ -167,7 +167,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files, and the source of rows without a source column ('': the file name).
+  """Return a spec's files and the source for rows without a source column ('': the file name).
 
   The spec must not name an embedded task.
   """
@@ -253,7 +253,7 @@ def spec_columns(spec: str) -> dict[str, str]:
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
-  """Return the files that a spec (without its slice) names, and their common name or ''.
+  """Return the files that a spec (without its slice) names, and a common name ('' without a `*`).
 
   `*` in the last path component matches any characters. Files are sorted by name. Raises InputError
   if no file matches.
@@ -332,7 +332,7 @@ def _spell(match: re.Match[str]) -> str:
 def check_distinct(specs: Iterable[str], where: str) -> None:
   """Raise InputError if two specs share a name and would overwrite each other's results.
 
-  `where` is the setting that the message starts with, e.g. 'config.data.evaluation'.
+  The message starts with `where`, a setting such as 'config.data.evaluation'.
   """
   named: dict[str, str] = {}
   for spec in specs:

@@ -93,7 +93,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
 
 
 def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
-  """Run `main` in a process with a fixed hash seed, so that set order is reproducible."""
+  """Run `main` in a process with a fixed hash seed, so that set iteration is reproducible."""
   search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
   done = subprocess.run(
     [sys.executable, '-P', '-m', __name__, spec, tasks],
@@ -266,7 +266,7 @@ def _literal(place: str, keyword: ast.keyword) -> Any:
 
 
 def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
-  """Return the task's config values that a curriculum level changes from their defaults."""
+  """Return the config values that a curriculum level changes from the task's defaults."""
   if name not in factory.CURRICULA:
     raise InputError(
       f'{place}: level={level!r} has no effect because the task has no curriculum. Remove it.'

@@ -194,7 +194,7 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
 
 
 def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
-  """Return the only name that is a column, or '' if none is; raise InputError if several are."""
+  """Return the name in `names` that is a column, or ''; raise InputError if several are."""
   found = [name for name in names if name in columns]
   if len(found) > 1:
     raise InputError(
@@ -349,7 +349,7 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str)
 
 
 def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, place: str) -> str:
-  """Return one of KINDS: verl's style if it is a kind, otherwise the kind of verl's data source."""
+  """Return one of KINDS, determined by verl's style, else verl's data source, else the default."""
   if not layout.style:
     return fields.default_kind or 'math'
   style = _value(row, layout.style, 'answer', place) or 'rule'
@@ -484,7 +484,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-  """Convert `value` to JSON types; other types and integers that are too long become text."""
+  """Convert `value` to JSON types; overly long integers and all other types become text."""
   if value is None or type(value) in (str, int, float, bool):
     return value
   if isinstance(value, Numeral):

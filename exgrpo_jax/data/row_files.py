@@ -272,7 +272,7 @@ def _has_short_floats(kind: pa.DataType) -> bool:
 
 
 def _spelt(value: Any, kind: pa.DataType) -> Any:
-  """Replace each float16 and float32 in a value with the float64 of the same shortest spelling."""
+  """Replace each float16 and float32 in a value by the float64 with the same shortest spelling."""
   if value is None or not _has_short_floats(kind):
     return value
   if pa.types.is_floating(kind):

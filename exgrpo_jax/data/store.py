@@ -98,15 +98,15 @@ def prepared(
 ) -> Store:
   """Return the data set with this key, preparing it first if needed.
 
-  Concurrent calls and killed processes are safe: each process writes to its own folder, and the
-  first to finish renames it. Raises InputError if the data cannot be stored.
+  Handles concurrent calls and killed processes: each process writes to its own folder, and the
+  first to finish renames its folder. Raises InputError if the data cannot be stored.
 
   Args:
     cache_dir: the cache folder; '' means TFDS's folder.
     name: the data set's name, used as a prefix of its folder's name.
     key: everything that shapes the records.
-    make: returns the records of each split. It may add facts to its argument, which are written
-      after all records. Its exceptions propagate.
+    make: returns the records of each split. Its argument is a dict to which it may add facts; they
+      are written after all records. Exceptions propagate.
   """
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
@@ -245,7 +245,7 @@ class Answers:
 
 
 def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
-  """Hash the messages, because a large data set's texts would take too much memory."""
+  """Return a hash of the messages, which takes less memory than their text."""
   return hashlib.sha256(repr(messages).encode()).digest()[:16]
 
 
@@ -313,8 +313,8 @@ class Prompts(Sequence[np.ndarray]):
 def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> Prompts:
   """Return the tokenized prompts of `data` from the cache, or tokenize and store them.
 
-  Concurrent calls and killed processes are safe, as with `prepared`. Raises InputError if a
-  question cannot be rendered.
+  Like `prepared`, handles concurrent calls and killed processes. Raises InputError if a question
+  cannot be rendered.
   """
   shaping = (
     data.split,
@@ -356,8 +356,8 @@ def _code() -> tuple[str, ...]:
 def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
   """Tokenize the prompts and return the content of their cache file.
 
-  The file starts with a SHA-256 of everything that follows, and a SHA-256 of the questions. Then
-  come, as little-endian int32, all prompts' tokens, each prompt's length, and the prompt count.
+  The file starts with a SHA-256 of everything that follows, and a SHA-256 of the questions. The
+  rest is little-endian int32: all prompts' tokens, each prompt's length, and the prompt count.
   """
   content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
   report = activity.reporter(

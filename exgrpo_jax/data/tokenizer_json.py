@@ -45,9 +45,8 @@ _AUTO_TOKENIZER = {
 def of_sentencepiece(content: bytes) -> dict[str, bytes]:
   """Convert a SentencePiece model to tokenizer.json, tokenizer_config.json and tokenization.py.
 
-  Returns file contents by name. The dict is empty if a tokenizer.json could not produce the same
-  ids for every text, because the model isn't BPE with byte fallback or it changes text before
-  encoding (for example by adding a dummy prefix).
+  Returns file contents by name, or {} if a tokenizer.json would encode some texts differently, for
+  example because the model isn't BPE with byte fallback or adds a dummy prefix.
   """
   # Digits, spaces and newlines don't need pre-splitting because no piece spans them.
   proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]  # generated code without types
@@ -270,7 +269,7 @@ def _sentencepiece(
 def _add_tokens(
   model: tokenizers.Tokenizer, vocabulary: dict[str, int], types: Sequence[int]
 ) -> None:
-  """Add the tokens that are matched in a text before it is split."""
+  """Add the tokens that are matched before a text is split."""
   model.add_tokens(
     [
       tokenizers.AddedToken(token, special=types[id_] != _USER_DEFINED, normalized=False)
@@ -285,7 +284,7 @@ def _ends(
 ) -> list[int]:
   """Return the ids that stop generation, as in llama.cpp: end, end of turn, known end tokens.
 
-  A GGUF names a single end token, but Hugging Face's generation_config.json lists several.
+  Hugging Face's generation_config.json lists all of them, but a GGUF may name only one.
   """
   ids = [own[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in own]
   known = [vocabulary[token] for token in (*KNOWN_EOS, '<|eom_id|>') if token in vocabulary]

@@ -59,7 +59,7 @@ class FileCounts(NamedTuple):
 
 
 def shards(places: Sequence[str]) -> list[Shard]:
-  """Return the files at these places, in order. A place is a file, a folder, or a Hub split.
+  """Return the data files at these places (files, folders or Hub splits), in order.
 
   Raises InputError if a place does not exist or contains no suitable file, or if a file cannot be
   read or lacks the columns.
@@ -116,7 +116,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
   A row with problem and answer becomes a prompt with a single user message. It gets no system
   message because the config's template provides one. Rows are skipped if they have no prompt or
-  ground truth, or if their question has another ground truth elsewhere. `keep_target` keeps the
+  ground truth, or if their question has a different ground truth elsewhere. `keep_target` keeps the
   worked solutions, as text. Raises InputError if a value has the wrong type for its column.
   """
   schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA

@@ -172,7 +172,7 @@ class _Reading(NamedTuple):
 
 
 def style(question_text: str, response: str) -> str:
-  """Return a response's style, one of STYLES. Only the form matters, not whether it is right.
+  """Return a response's style, one of STYLES. Only the form matters, not correctness.
 
   'written' applies one term per step; 'skipped' applies several in at least one step. Both must
   apply all of the question's terms in order. 'guess' is only a box. A response with other text,
