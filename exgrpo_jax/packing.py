@@ -95,7 +95,7 @@ class Pass(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-  """The prefix of each row; within a sequence, rows with the same prefix share it."""
+  """The prefix of each row; rows with the same prefix share a copy within a sequence."""
 
   name_R: np.ndarray  # int, identifies the prefix: equal only if rows begin with the same tokens
   length_R: np.ndarray  # int, tokens in the prefix; fewer than in the row, the same for equal names
@@ -176,7 +176,7 @@ def pack(
   Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
   Several counts of long passes are tried; the remaining rows go into short passes.
 
-  `length_R` is each row's number of tokens, at most the long shape's length; skips empty rows.
+  `length_R` is each row's token count, at most the long shape's length; empty rows are skipped.
   `response_R` is each row's number of response tokens, at most the long shape's window. `prefixes`
   is None if no prefixes are shared.
   """
@@ -211,8 +211,8 @@ def shared_prompts(
 ) -> Prefixes:
   """Find the prefixes that rows share; `prompt_R` is the number of prompt tokens in each row.
 
-  A prompt's last token is not part of the prefix, because in each row it predicts that row's first
-  response token. Rows whose prompts were routed to different experts share no prefix.
+  A prompt's last token is not part of the prefix, because it predicts each row's first response
+  token. Rows whose prompts were routed to different experts share no prefix.
   """
   names: dict[bytes, int] = {}
   of_rows = (
@@ -279,7 +279,7 @@ def _best_fit(
 ) -> tuple[list[Rows], Rows]:
   """Pack rows into at most `count` sequences; return (sequences, rows that did not fit).
 
-  `rows` is (length_R, response_R, name_R of the prefix, shared_R tokens of the prefix).
+  `rows` is (length_R, response_R, name_R, shared_R); the last two are prefix names and lengths.
   """
   sequences: list[Rows] = [[] for _ in range(count)]
   tokens = np.full(count, shape.length)  # room left in each sequence

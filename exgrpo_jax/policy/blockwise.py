@@ -66,7 +66,7 @@ def _attend_in_strips(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attend for T up to _LONGEST_WHOLE: the scores of all strips exist at the same time."""
+  """Attend for T up to _LONGEST_WHOLE, with the scores of all strips in memory at once."""
   T = query_BGRTH.shape[3]
   num_keys = _keys_of(_STRIP, T, seen, window)
 
@@ -95,7 +95,7 @@ def _attend_in_blocks(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attend for any T, with the scores of one block at a time; the backward pass recomputes them."""
+  """Attend for any T, with one block's scores at a time; the backward pass recomputes scores."""
   B, G, R, T, H = query_BGRTH.shape
   query_BGRTH = pad_right(query_BGRTH, _BLOCK, axis=3)
   num_blocks = query_BGRTH.shape[3] // _BLOCK
@@ -165,7 +165,7 @@ def _attend(
 
 
 def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
-  """Return how many of the latest keys the queries can see, rounded up to whole strips."""
+  """Return the number of latest keys visible to the queries, rounded up to whole strips."""
   if not window or seen.prefix_BT is not None:  # a prefix may be anywhere earlier
     return T
   return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))

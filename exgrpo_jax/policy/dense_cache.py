@@ -104,7 +104,7 @@ def attend_new(
   Args:
     query_BTNH: rotated queries; token t is at position_B + t.
     new_BTGH: rotated keys and values of the new tokens. The cache does not contain them.
-    position_B: int32, the number of tokens that each row has in the cache.
+    position_B: int32, the number of cached tokens in each row.
     layer: the cache; with a window, token p is in slot p % window.
     window: number of tokens that a token attends to, including itself; 0 means no limit.
     cap: see `kv_cache.attend`.

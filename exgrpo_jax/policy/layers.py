@@ -110,7 +110,7 @@ class Attention(nnx.Module):
     cache: LayerCache,
     is_local: bool,
   ) -> tuple[jax.Array, LayerCache | NewTokens]:
-    """Attend from one new token per row, after writing it to the cache, or from several tokens."""
+    """Attend from each row's new tokens; a single new token is first written to the cache."""
     cap, window = self.config.attention_cap, self.config.window
     if query_BTNH.shape[1] > 1:
       window = window if is_local else 0

@@ -56,7 +56,7 @@ def token_logprobs(
     unembedding_DV: the unembedding, of the same dtype.
     tokens_BT: int32.
     temperature: the sampling temperature; logits are divided by it.
-    chunk: maximum number of tokens, per shard of rows, whose logits exist at the same time. A chunk
+    chunk: maximum number of tokens, per shard of rows, whose logits are in memory at once. A chunk
       covers at least one position per row.
     cap: see `capped`.
 
@@ -94,7 +94,7 @@ def fused_loss(
     target_BW: int32, the target tokens.
     operands: a pytree of [B, W] arrays, chunked like the targets; no gradient flows to them.
     loss_of_tokens: a `TokenLoss` that sums over positions, so that its gradient can be computed
-      chunk by chunk. It may close over arrays, but not over differentiated ones.
+      chunk by chunk. It may close over arrays, except differentiated arrays.
     temperature: the sampling temperature; logits are divided by it.
     chunk: see `token_logprobs`.
     cap: see `capped`.

@@ -121,7 +121,7 @@ def shapes(config: LoraConfig, params: Params) -> Params:
 def _shapes(
   config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """Return the shapes of A and B for stacked matrices. Too large a rank raises InputError."""
+  """Return the stacked shapes of A and B; raises InputError if the rank is too large."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
@@ -144,7 +144,7 @@ def _shapes(
 
 
 def init(shapes: Params, key: jax.Array) -> Params:
-  """Initialise adapters that do not change the model yet, with the same values on every mesh.
+  """Initialise adapters that leave the model unchanged, with the same values on every mesh.
 
   A is uniform within ±1 / sqrt(I) as in PEFT, so PEFT's learning rates apply here; B is 0.
   """

@@ -56,7 +56,7 @@ def on_matrix_units(dtype: jnp.dtype) -> bool:
 
 
 def transposed(x: jax.Array) -> jax.Array:
-  """Swap the last two dimensions in a way that XLA does not fold into a following product."""
+  """Swap the last two dimensions so that XLA does not fold the swap into a following product."""
   *batch, rows, columns = x.shape
   part = math.gcd(columns, 64)
   *kept, m, i, p = range(x.ndim + 1)
