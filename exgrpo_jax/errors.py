@@ -21,7 +21,7 @@ def check_given(flags: Mapping[str, Any], example: str) -> None:
   missing = [name for name, value in flags.items() if not value]
   if missing:
     are = 'is' if len(missing) == 1 else 'are'
-    raise InputError(f'{" and ".join(missing)} {are} needed, e.g. {example}.')
+    raise InputError(f'{" and ".join(missing)} {are} required, e.g. {example}.')
 
 
 def counted(count: int, noun: str) -> str:

@@ -59,7 +59,7 @@ def take(
       'questions. Add data, or use fewer questions per step.'
     )
   if count + len(taken) > at_once:
-    raise ValueError(f'{count} fresh and {len(taken)} replayed questions exceed {at_once}.')
+    raise ValueError(f'{count=} plus {len(taken)} taken rows is more than {at_once=}.')
   epoch, position = cursor.epoch, cursor.position
   rows, passed = [], set(taken)
   while len(rows) < count:

@@ -120,9 +120,9 @@ def check_dtype(device: str, dtype: str) -> None:
   """Raise InputError if the GPU does not support `dtype`."""
   if dtype == 'bfloat16' and not has_bfloat16(device):
     raise InputError(
-      f'--device={device}: this GPU lacks bfloat16, which config.model.dtype=bfloat16 needs. '
-      'Choose an Ampere or newer GPU (A100, A10G, RTX 3090), or set --config.model.dtype=float32, '
-      'which doubles the memory of activations, cache and decode weights.'
+      f'--device={device}: this GPU does not support config.model.dtype=bfloat16. Choose an Ampere '
+      'or newer GPU (A100, A10G, RTX 3090), or set --config.model.dtype=float32, which doubles the '
+      'memory used by activations, cache and decode weights.'
     )
 
 
@@ -136,8 +136,8 @@ def _name_of(device: str) -> str:
   if several:
     raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(several)}.')
   raise InputError(
-    f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory of any GPU, '
-    'such as 24gb.'
+    f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory size of any '
+    'GPU, such as 24gb.'
   )
 
 

@@ -133,7 +133,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
   held = [name for name in sizes if name not in transient] + [largest]
   total = sum(sizes[name] for name in held)
   if total > limit:
-    print(f'before any program runs, {", ".join(held)} take {total / GIB:.2f} GiB')
+    print(f'{", ".join(held)} already take {total / GIB:.2f} GiB before any program runs')
   return total <= limit
 
 
@@ -148,8 +148,8 @@ def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
   room = limit - peaks['decode'] + cache
   between = ', half of it for episodes between their turns' if keeps else ''
   print(
-    f'  KV cache {cache / GIB:.2f} GiB{between}; the largest that fits is about '
-    f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens'
+    f'  KV cache {cache / GIB:.2f} GiB{between}; up to about '
+    f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens would fit'
   )
 
 
@@ -182,7 +182,10 @@ def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> 
       print('  drop the reference policy: config.objective.kl_coefficient=0')
     if config.optimizer.moment_dtype == 'float32':
       print('  halve the moments: config.optimizer.moment_dtype=bfloat16')
-    print("  train with LoRA to avoid the full model's moments and gradient: config.lora.rank=32")
+    print(
+      "  train with LoRA to avoid storing the full model's moments and gradient: "
+      'config.lora.rank=32'
+    )
   print('  use a smaller model, or a GPU with more memory')
 
 
@@ -217,7 +220,10 @@ def _print_alternatives(
     print(f'  {_ages(estimate)}')
   if config.rollout.is_dynamic:
     factor = config.rollout.dynamic_sampling
-    print(f'  not counted: dynamic sampling, which may generate up to {factor:g} times as much')
+    print(
+      f'  not counted: dynamic sampling, which may generate up to {factor:g} times as many '
+      'responses'
+    )
   known = dict(modules)
   for name, rollout in _alternatives(config.rollout):
     changed = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=rollout))
@@ -267,9 +273,9 @@ def _print_assumptions(work: Workload, described: str) -> None:
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS
   print(f"""\
 assumptions:
-  compiler: it estimates the cycles of all operations that it generates itself
-  formulas: collectives move their bytes over {links} links and take {hop:.0f} microsecond per hop,
-    hidden behind other work if they are asynchronous; attention reaches at most
+  compiler: its own cycle estimates for all operations except Pallas kernels and collectives
+  formulas: collectives use {links} links, have a latency of {hop:.0f} microsecond per hop, and
+    overlap with other work if they are asynchronous; attention reaches at most
     {100 * cycles.ATTENTION_EFFICIENCY:.0f}% of peak FLOPs in training, and \
 {100 * cycles.READ_EFFICIENCY:.0f}% of the memory bandwidth in
     decoding, where it reads only the filled part of the cache

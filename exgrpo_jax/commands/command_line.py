@@ -330,7 +330,7 @@ def chosen_policy(args: Args) -> Source:
     )
   if not args.checkpoint and not args.model:
     raise InputError(
-      "--checkpoint or --model is needed. Set --checkpoint to a run's workdir, or --model to a "
+      "--checkpoint or --model is required. Set --checkpoint to a run's workdir, or --model to a "
       "model's folder, GGUF file or name on the Hub."
     )
   if args.checkpoint:

@@ -120,7 +120,7 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
 def _check_specs(specs: Sequence[str]) -> None:
   if not specs:
     raise InputError(
-      '--data is needed, because neither the config nor the run names data to evaluate on.'
+      '--data is required, because neither the config nor the run names data to evaluate on.'
     )
   questions.check_distinct(specs, '--data')
 

@@ -39,13 +39,13 @@ def _answer(args: argparse.Namespace) -> str:
   config = verifier.VerifierConfig(args.require)
   given = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
   if args.file is not None and given:
-    raise InputError(f'--file and {given[0]} are both given. Choose a file or a single response.')
+    raise InputError(f'--file and {given[0]} are both given. Pass a file or a single response.')
   if args.file is not None:
     return score(args.file, config, args.kind, args.verifier)
   if len(given) == 2:
     return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
-    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5. Add both "
+    r"--response and --answer are required, e.g. --response='\boxed{5}' --answer=5. Add both "
     'flags, or use --file instead.'
   )
 

@@ -234,8 +234,8 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
   except _tfds().core.DatasetNotFoundError as error:
     raise InputError(
       f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a data set that TFDS "
-      'finds here. If its builder needs TensorFlow, prepare it as array_record on another machine '
-      'and set config.data.cache_dir to the folder that contains the result.'
+      'can find on this machine. If its builder needs TensorFlow, prepare it as array_record on '
+      'another machine and set config.data.cache_dir to the folder that contains the result.'
     ) from error
   except Exception as error:  # builders are third-party code and may download files
     reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]

@@ -182,7 +182,7 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
     if name and split:
       return [named_sets.of_tfds(config.cache_dir, spec, name, split)], name
     raise InputError(
-      f"the data spec '{spec}' cannot be read. It must be an embedded task's split ("
+      f"the data spec '{spec}' is not valid. It must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
       f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
       '(reasoning_gym:chain_sum:train), or a split of a Hub data set (owner/name:config:split) or '
@@ -197,7 +197,7 @@ def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
   if split not in found.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
-    raise InputError(f'{spec}: {split} is empty because there are too few different questions.')
+    raise InputError(f'{spec}: {split} is empty because there are too few distinct questions.')
   kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
   rows = spec_rows(spec, len(kept))
   return Dataset(spec, found, split, kept[rows.start : rows.stop])
@@ -245,9 +245,9 @@ def spec_columns(spec: str) -> dict[str, str]:
   named = {key.strip(): column.strip() for key, _, column in pairs}
   if len(named) < len(pairs) or not set(named) <= set(COLUMNS) or not all(named.values()):
     raise InputError(
-      f'{spec}: {" and ".join(braces)} must name columns, as in {{question=problem,answer=key}}: '
-      f'{", ".join(COLUMNS)}, each at most once. A column whose name contains a comma or a brace '
-      'can only be named in config.data.question_field, answer_field or solution_field.'
+      f'{spec}: {" and ".join(braces)} must map question, answer or solution to column names, each '
+      'at most once, as in {question=problem,answer=key}. A column whose name contains a comma or '
+      'a brace can only be named in config.data.question_field, answer_field or solution_field.'
     )
   return named
 
@@ -339,8 +339,9 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
     name = spec_name(spec)
     if name in named:
       raise InputError(
-        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', a name made of "
-        'folder, file and slice (or task, split and slice). Rename or remove one of them.'
+        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', because "
+        'a reported name consists of folder, file and slice (or task, split and slice). Rename or '
+        'remove one of them.'
       )
     named[name] = spec
 
@@ -350,7 +351,8 @@ def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
   for spec in validation:
     if spec in evaluation:
       raise InputError(
-        f"config.data.validation and config.data.evaluation both contain '{spec}'. A policy's "
-        'scores must not be reported on the data used to choose it. Remove it from one of them.'
+        f"config.data.validation and config.data.evaluation both contain '{spec}'. Scores must "
+        'not be reported on data that was used to choose the policy. Remove the spec from one of '
+        'the two settings.'
       )
   check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

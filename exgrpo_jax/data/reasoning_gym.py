@@ -78,7 +78,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
   """Return the splits of a spec's tasks; raise InputError if they cannot be generated."""
   if importlib.util.find_spec('reasoning_gym') is None:
     raise InputError(
-      f'{spec}: the package reasoning-gym is not installed. Run pip install '
+      f'{spec}: the reasoning-gym package is not installed. Run pip install '
       "'exgrpo_jax[reasoning-gym]'."
     )
   code = inspect.getsource(sys.modules[__name__])

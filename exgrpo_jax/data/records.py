@@ -199,7 +199,7 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
   if len(found) > 1:
     raise InputError(
       f'{place}: {quote(found)} could each be the {key} (has: {quote(columns)}). Set '
-      f'config.data.{key}_field to one of them, or end the data spec in {{{key}=COLUMN}}.'
+      f'config.data.{key}_field to one of them, or end the data spec with {{{key}=COLUMN}}.'
     )
   return found[0] if found else ''
 
@@ -207,7 +207,7 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
 def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
   return (
     f'{place}: no column is recognized as the {key} (has: {quote(columns)}). Set '
-    f'config.data.{key}_field, or end the data spec in {{{key}=COLUMN}}. Recognized names are '
+    f'config.data.{key}_field, or end the data spec with {{{key}=COLUMN}}. Recognized names are '
     f'{quote(names)} and the columns of these sets: '
     f'{", ".join(known.name for known in KNOWN_SETS)}.'
   )
@@ -358,8 +358,8 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
   # DAPO-Math-17k uses 'rule-lighteval/MATH_v2'.
   if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
-      f'{place}: reward_model.style={reprlib.repr(style)} is not a way to compare answers. '
-      f"Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
+      f'{place}: reward_model.style={reprlib.repr(style)} does not name a way to compare '
+      f"answers. Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
     )
   kind = _KIND_OF_SOURCE.get(source) if layout.source else 'math'
   if not (kind := kind or fields.default_kind):
@@ -435,7 +435,7 @@ def content_text(content: Any, place: str) -> str:
     if kind != 'text' or not isinstance(part.get('text'), str):
       raise InputError(
         f'{place}: a content part has the type {kind!r}: {reprlib.repr(part)}. Only text '
-        "can be read. Remove the part, or use {'type': 'text', 'text': …}."
+        "is supported. Remove the part, or use {'type': 'text', 'text': …}."
       )
   return _text(''.join(part['text'] for part in content), 'content', place)
 

@@ -205,8 +205,8 @@ def _csv(path: str, file: epath.Path) -> Table:
     header = opened_file.readline().decode(errors='replace').strip()
   if ',' not in header and any(separator in header for separator in ';\t|'):
     raise InputError(
-      f'{path}:1: {reprlib.repr(header)} has no comma, so the separator seems to be another '
-      'character. Save the file with commas between values.'
+      f'{path}:1: {reprlib.repr(header)} has no comma, so the file seems to use another '
+      'separator. Save the file with commas as separators.'
     )
   names = _next(values(), f'{path}:1', file) or []
   check_distinct(names, f'{path}:1')
@@ -318,7 +318,7 @@ def quote(names: Sequence[str]) -> str:
 
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
-  return InputError(f'{place}: a text is not UTF-8 ({error}). Save the file as UTF-8.')
+  return InputError(f'{place}: the text is not valid UTF-8 ({error}). Save the file as UTF-8.')
 
 
 def _damaged(path: str, error: Exception) -> InputError:

@@ -204,7 +204,7 @@ def _records(
       )
   if len(excluded) == len(answers.asked):
     if not left_out:
-      raise InputError(f'{first}: the file contains no question. It needs at least one.')
+      raise InputError(f'{first}: the file contains no questions. Add at least one.')
     reason, (count, place) = next(iter(left_out.items()))
     raise InputError(
       f'{first}: no row has an answer that can be checked: {reason} ({counted(count, "row")}, the '
@@ -338,8 +338,9 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
   except OSError as error:
     hosts.warn(
       f'the tokenized prompts of {data.spec} cannot be saved in {path.parent} '
-      f'({error.strerror or error}), so every start tokenizes them again. Make that folder '
-      'writable and free some space, or set config.data.cache_dir to another folder.'
+      f'({error.strerror or error}), so they will be tokenized again each time a run starts. '
+      'Make that folder writable and free some space, or set config.data.cache_dir to another '
+      'folder.'
     )
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
 

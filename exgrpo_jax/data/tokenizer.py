@@ -120,7 +120,7 @@ class SentencePieceTokenizer(Tokenizer):
       self._model.LoadFromSerializedProto(content)
     except RuntimeError as error:
       raise InputError(
-        f'{path}: not a SentencePiece model. Use a file that SentencePiece wrote.'
+        f'{path}: not a SentencePiece model. Use a model file produced by SentencePiece.'
       ) from error
     if self._model.eos_id() < 0:
       raise InputError(
@@ -179,7 +179,7 @@ class JsonTokenizer(Tokenizer):
       self._model = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
     except Exception as error:  # the library raises plain Exceptions
       raise InputError(
-        f"{path}: not a tokenizer.json ({error}). Use one that the 'tokenizers' library wrote."
+        f"{path}: not a tokenizer.json ({error}). Use one saved by the 'tokenizers' library."
       ) from error
     self._model.no_padding()  # the file may enable padding and truncation for other purposes
     self._model.no_truncation()

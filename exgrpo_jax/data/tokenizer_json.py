@@ -215,7 +215,7 @@ def _check(own: Mapping[str, Any], path: str) -> None:
   for key in needed[kind]:
     if not own.get(key):
       raise InputError(
-        f'{path}: no tokenizer.ggml.{key}. Without it, text would be split into other tokens than '
+        f'{path}: no tokenizer.ggml.{key}. Without it, text would be tokenized differently than '
         'in training. Convert the model again.'
       )
   if kind == 'gpt2' and pre not in _BY_NAME:

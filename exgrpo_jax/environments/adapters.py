@@ -130,7 +130,7 @@ def package(name: str) -> Any:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:
     raise InputError(
-      f"{name} environments need the package {name}. Run pip install 'exgrpo_jax[{name}]'."
+      f"{name} environments require the {name} package. Run pip install 'exgrpo_jax[{name}]'."
     ) from error
 
 

@@ -78,8 +78,9 @@ def check(config: EnvironmentConfig) -> None:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
   if (config.name == 'tools') > bool(config.tools):
     raise InputError(
-      "config.environment.tools=(): config.environment.name='tools' needs functions that the model "
-      "may call. Name some, such as ('exgrpo_jax.environments.expressions:calculate',)."
+      "config.environment.tools=(): config.environment.name='tools' requires functions for the "
+      'model to call. List at least one, such as '
+      "('exgrpo_jax.environments.expressions:calculate',)."
     )
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
@@ -93,5 +94,5 @@ def check_rewards(config: EnvironmentConfig, rewards: tuple[str, ...]) -> None:
   if config.name and rewards != ('correctness',):
     raise InputError(
       f"config.grading.rewards={rewards} must be ('correctness',) with "
-      f'config.environment.name={config.name!r}, because an environment rewards its own turns.'
+      f'config.environment.name={config.name!r}, because an environment computes its own rewards.'
     )

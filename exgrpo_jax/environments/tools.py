@@ -164,7 +164,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     if parameter.name not in hints:
       raise ValueError(f'parameter {parameter.name} of {name} has no type hint')
     if parameter.name not in described:
-      raise ValueError(f'parameter {parameter.name} of {name} is not described below Args:')
+      raise ValueError(f'parameter {parameter.name} of {name} is not described under Args:')
     schema = _schema(hints[parameter.name], f'parameter {parameter.name} of {name}')
     properties[parameter.name] = {**schema, 'description': described[parameter.name]}
     if parameter.default is parameter.empty:
@@ -208,4 +208,6 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     (other,) = (argument for argument in arguments if argument is not type(None))
     return {**_schema(other, where), 'nullable': True}
   names = ', '.join(known.__name__ for known in _TYPES)
-  raise ValueError(f'{where} has the type {hint}, but only {names}, list, Literal and None work')
+  raise ValueError(
+    f'{where} has the type {hint}, but only {names}, list, Literal and None are supported'
+  )

@@ -89,8 +89,8 @@ def plan(
   if missing and (not may_miss or not parts):
     raise InputError(
       f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Use '
-      '--data to pass files that contain them. Benchmarks without questions are then left blank, '
-      'but at least one must have questions.'
+      '--data to pass files that contain them. With --data, benchmarks without questions are left '
+      'blank, but at least one must have questions.'
     )
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:
@@ -247,7 +247,7 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
     times = f'{most}' if fewest == most else f'{fewest} to {most}'
     raise InputError(
       f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
-      f'{benchmark.label} is measured as {benchmark.measure}. List every question equally often, '
-      f'and choose a number that divides {benchmark.samples}.'
+      f'{benchmark.label} is measured as {benchmark.measure}. List every question the same '
+      f'number of times, and make that number a divisor of {benchmark.samples}.'
     )
   return benchmark.samples // most

@@ -164,7 +164,7 @@ class RunConfig:
   compilation_cache: str = setting(
     '~/.cache/exgrpo_jax/compiled',
     None,
-    "folder that caches compiled programs for the next start; {workdir} stands for the run's "
+    "folder that caches compiled programs for later runs; {workdir} stands for the run's "
     "workdir; '' keeps JAX's own setting",
   )
   rollout: rollout_settings.RolloutConfig

@@ -122,8 +122,8 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
     episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
   except InputError as error:
     raise InputError(
-      f"{error}. A warm start learns from the episodes of the environment's method "
-      'demonstrate(rng). Define this method, or set config.warm_start.num_updates=0.'
+      f"{error}. A warm start trains on episodes from the environment's demonstrate(rng) method. "
+      'Define this method, or set config.warm_start.num_updates=0.'
     ) from error
   for episode in episodes:
     yield _tokens(experiment, episode)
@@ -184,7 +184,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   if not is_frozen:
     return params
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(state_shapes(experiment).params))
-  print(f'LoRA: adapters of rank {config.lora.rank}: {count:,} parameters', flush=True)
+  print(f'LoRA adapters of rank {config.lora.rank}: {count:,} parameters', flush=True)
   return model.frozen(experiment.model, params, mesh)
 
 

@@ -95,7 +95,7 @@ def dataset(name: str, config: Mapping[str, Any]) -> Any:
   # Text from a model is never evaluated. A test looks for evaluations that this pattern misses.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
-      'this task is refused because its score_answer evaluates text from a model, with '
+      'this task is rejected because its score_answer runs model output through '
       f'{found[0]}). Choose another task.'
     )
   return generator(settings(**{'seed': 0, **config}))

@@ -102,7 +102,7 @@ def load(spec: str) -> RewardFunction:
     if name in _FOREIGN:
       raise ValueError(
         f'its parameter {name!r} is for {_FOREIGN[name]} rewards; here, a reward is called once '
-        'per response, asks for values by parameter name ('
+        'per response, receives values by parameter name ('
         f'{", ".join(PARAMETERS)}, or a column of the data), and returns one number, as in '
         '`def reward(response, answer): return float(answer in response)`'
       )

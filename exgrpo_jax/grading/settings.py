@@ -89,7 +89,7 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:
     raise InputError(
-      "config.grading.rewards=(): there is no reward. Name at least one, such as 'correctness'."
+      "config.grading.rewards=(): the list is empty. Add a reward, such as 'correctness'."
     )
   for spec in config.rewards:
     if ':' not in spec:

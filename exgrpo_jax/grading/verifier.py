@@ -102,7 +102,7 @@ def load(spec: str) -> Verifier:
     if spec == 'math_verify':
       if importlib.util.find_spec('math_verify') is None:
         raise InputError(
-          "config.grading.verifier='math_verify': the package math-verify is not installed. Run "
+          "config.grading.verifier='math_verify': the math-verify package is not installed. Run "
           "pip install 'exgrpo_jax[math-verify]'."
         )
       spec = 'exgrpo_jax.grading.math_verify:MathVerify'

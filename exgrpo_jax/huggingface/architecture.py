@@ -118,14 +118,14 @@ def _parse_one(
     )
   if given.get('type', kind) != kind:
     raise InputError(
-      f"{path}: type='{given['type']}' has no effect next to rope_type='{kind}'. Write only "
-      'rope_type.'
+      f"{path}: type='{given['type']}' is ignored because rope_type='{kind}' takes precedence. "
+      'Keep only rope_type.'
     )
   partial = given.get('partial_rotary_factor', 1)
   if partial != 1:
     raise InputError(
       f'{path}: partial_rotary_factor={partial} is not supported: rotary positions apply to '
-      'all dimensions of a head. It must be 1.'
+      'all dimensions of a head, so partial_rotary_factor must be 1.'
     )
   whole = _YARN['original_positions']
   if kind in ('llama3', 'yarn') and whole in values:
@@ -155,8 +155,8 @@ def _yarn_options(
   """Parse yarn's optional fields."""
   if not given.get('truncate', True):
     raise InputError(
-      f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole pairs. It '
-      'must be true.'
+      f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole '
+      'pairs, so truncate must be true.'
     )
   fields = {
     name: float(read(name) if given.get(name) else turns) for name, turns in _YARN_TURNS.items()
@@ -353,7 +353,8 @@ def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> No
   for field, (reason, allowed) in (families.REFUSED | biases).items():
     if field in values and values[field] not in allowed:
       raise InputError(
-        f'{path}: {field}={values[field]!r} is not supported: {reason}. It must be {allowed[0]!r}.'
+        f'{path}: {field}={values[field]!r} is not supported: {reason}, so {field} must be '
+        f'{allowed[0]!r}.'
       )
   if 'max_position_embeddings' in values:
     families.read(values, 'max_position_embeddings', path, int, 'which limits the context')
@@ -396,7 +397,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
   if types and not family.has_layer_types and types != letters:
     raise InputError(
       f'{path}: layer_types={values["layer_types"]} is not supported: this architecture has no '
-      'layer types. It must be null.'
+      'layer types, so layer_types must be null.'
     )
   if 's' in letters or 'w' in letters:
     is_off = family.has_window_flag and not values['use_sliding_window']

@@ -54,7 +54,7 @@ _EXPERTS = 'all layers must have experts'
 REFUSED = {
   'is_causal': (_CAUSAL, (True,)),  # in transformers, null is not always causal
   'use_bidirectional_attention': (_CAUSAL, (False, None)),
-  'is_encoder_decoder': ('the model must be a decoder only', (False, None)),
+  'is_encoder_decoder': ('the model must be decoder-only', (False, None)),
   'per_layer_config': ('all layers must have the same shape', ({}, None)),
   'mlp_only_layers': (_EXPERTS, ([], None)),
   'decoder_sparse_step': (_EXPERTS, (1, None)),

@@ -40,14 +40,14 @@ def opened(path: str) -> Any:
   big-endian.
   """
   if not os.path.isfile(path):
-    raise InputError(f'{path}: there is no such file. A GGUF must be a local file.')
+    raise InputError(f'{path}: there is no such file. A GGUF model must be a local file.')
   gguf = library(path)
   try:
     reader = gguf.GGUFReader(path)
   except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
     raise InputError(
       f'{path}: not a complete GGUF file ({os.path.getsize(path)} bytes; '
-      f'{type(error).__name__}: {error}). Download it again, or update the package gguf.'
+      f'{type(error).__name__}: {error}). Download it again, or update the gguf package.'
     ) from error
   if reader.byte_order != 'I':
     raise InputError(f'{path}: this file is big-endian. Convert it to little-endian.')
@@ -67,8 +67,8 @@ def library(path: str) -> Any:
     package = None
   if not hasattr(package, 'GGUFReader'):  # a folder gguf/ can be imported too
     raise InputError(
-      f'{path}: reading a GGUF file needs the package gguf, which is not installed. Run pip '
-      "install 'exgrpo_jax[gguf]', or use a Hugging Face folder."
+      f'{path}: reading a GGUF file requires the gguf package, which is not installed. Run '
+      "pip install 'exgrpo_jax[gguf]', or use a Hugging Face folder."
     )
   return package
 
@@ -103,7 +103,7 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
       gguf.dequantize(np.zeros((1, block_bytes), np.uint8), stored.tensor_type)
     except NotImplementedError as error:
       raise InputError(
-        f'{path}: tensor {own} has type {stored.tensor_type.name}, which the package gguf cannot '
+        f'{path}: tensor {own} has type {stored.tensor_type.name}, which the gguf package cannot '
         'dequantize. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
       ) from error
     found_slices[name] = Slice(gguf, stored, head_size if is_permuted else 0)
@@ -254,7 +254,7 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
     if own.get(key, values['head_dim']) != values['head_dim']:
       raise InputError(
         f'{path}: {family}.{key}={own[key]} must be the head size, {values["head_dim"]}, because '
-        'in this decoder values have the same size as queries, and whole heads are rotated.'
+        'this decoder uses one head size for queries and values and applies RoPE to the full head.'
       )
   factors = tensors.get(ROPE_FACTORS)
   values['rope_scaling'] = _rope_scaling(own) if factors is None else _llama3(values, factors, path)

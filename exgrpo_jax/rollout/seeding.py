@@ -256,7 +256,7 @@ def candidates(
     raise InputError(
       f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
       f'matches a question in {data.spec}. Questions are matched by the text of their last user '
-      'message. Make these texts equal.'
+      'message. Make these texts match.'
     )
   if not kept:
     raise InputError(

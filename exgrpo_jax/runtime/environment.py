@@ -46,7 +46,8 @@ def read(workdir: str) -> list[dict[str, Any]]:
       return json.load(file)
   except ValueError as error:
     raise InputError(
-      f'{path}: this file is not valid JSON ({error}). Delete it; the next start writes a new one.'
+      f'{path}: this file is not valid JSON ({error}). Delete it; a new one is written the next '
+      'time a run starts.'
     ) from error
 
 

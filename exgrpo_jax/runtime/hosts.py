@@ -128,7 +128,7 @@ def _check(meeting: Meeting) -> None:
     return
   if address is None or count is None or number is None:
     raise InputError(
-      '--coordinator_address, --num_processes and --process_id belong together. Set all three '
+      '--coordinator_address, --num_processes and --process_id must be set together. Set all three '
       'flags, or none of them if the cluster provides the addresses of its hosts.'
     )
   if number >= count:
@@ -161,7 +161,7 @@ def _fail(error: Exception) -> None:
   traceback.print_exception(error)
   print(
     f'error: {name} failed; see above. This host exits in {_LAST_WORDS_SECONDS} s. If JAX reports '
-    'before then that another host has died, the other host is the cause.',
+    'before then that another host died, that host is the cause.',
     file=sys.stderr,
     flush=True,
   )
@@ -241,7 +241,7 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
-        f'{place}: {what} on host {number} and on host 0 differ. Each host reads its own copy. '
+        f'{place}: {what} differ between host 0 and host {number}. Each host reads its own copy. '
         'Make all copies identical.'
       )
 

@@ -166,8 +166,7 @@ def _refusals(repository: Repository) -> Iterator[None]:
     if huggingface_hub.get_token():
       login = 'Your token does not have access yet.'
     raise InputError(
-      f'the {kind} {name} is available only after you accept its licence. Accept the licence on '
-      f'{repository.page}. {login}'
+      f'the {kind} {name} is gated. Accept its licence on {repository.page}. {login}'
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise InputError(
@@ -263,7 +262,7 @@ def publish(
 def _push_refusals(name: str) -> Iterator[None]:
   try:
     if not huggingface_hub.get_token():
-      raise InputError(f'--push={name}: there is no token for the Hub. {_LOGIN}')
+      raise InputError(f'--push={name}: no token for the Hub was found. {_LOGIN}')
     yield
   except InputError:
     raise

@@ -189,7 +189,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
     allowed, refused = _changes(values, workdir, sections)
     if refused:
       raise InputError(
-        f'{workdir} belongs to another config: {"; ".join(refused)}. '
+        f'{workdir} belongs to a run with a different config: {"; ".join(refused)}. '
         'Choose another --workdir, or restore the config.'
       )
     if allowed:
@@ -239,7 +239,7 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
   config = os.path.join(workdir, 'config.json')
   is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
   if is_left and _changes(values, workdir)[1]:
-    print(f'{workdir}: replacing an earlier start that never finished a step', flush=True)
+    print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
     shutil.rmtree(os.path.join(workdir, 'tokenizer'), ignore_errors=True)
     for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
       pathlib.Path(workdir, name).unlink(missing_ok=True)

@@ -72,7 +72,7 @@ def submit(
     watched = ','.join(job.partition(';')[0] for job in jobs)
     print(
       f'to watch: squeue --jobs={watched}\nRun the same command again to update the table and to '
-      'submit the trials that have ended without finishing.',
+      'resubmit trials that ended without finishing.',
       flush=True,
     )
   return active
@@ -94,7 +94,7 @@ def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> 
   process = _run(['sbatch', *defaults, *options, path])
   if process.returncode:
     raise InputError(
-      f'--launcher=slurm: sbatch refused the job ({process.stderr.strip()}). Change --sbatch.'
+      f'--launcher=slurm: sbatch rejected the job ({process.stderr.strip()}). Change --sbatch.'
     )
   return process.stdout.split()[-1]
 

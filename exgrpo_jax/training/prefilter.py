@@ -98,9 +98,9 @@ def filter_questions(
   spread = ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))
   if not kept:
     raise InputError(
-      f'--above={above} and --below={below}: none of {counted(len(tried), "question")} in '
-      f'{data.spec} has a pass rate between these bounds. Choose other bounds. Questions by pass '
-      f'rate: {spread}.'
+      f'--above={above} and --below={below}: no question in {data.spec} has a pass rate between '
+      f'these bounds ({counted(len(tried), "question")} tried). Choose other bounds. Questions by '
+      f'pass rate: {spread}.'
     )
   write(out, tried, kept)
   print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')

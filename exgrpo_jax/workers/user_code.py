@@ -63,7 +63,7 @@ def refusing(key: str, spec: str) -> Iterator[None]:
   except ERRORS as error:
     raise InputError(
       f'config.{key}: {spec!r} cannot be used ({summarize(error)}). Set a value of the form '
-      f'{_NEEDED[key]}, and its module must be importable where the run is started.'
+      f'{_NEEDED[key]}. Its module must be importable from the folder where the run is started.'
     ) from error
 
 

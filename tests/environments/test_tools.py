@@ -93,7 +93,7 @@ odd_type.__doc__ = no_hint.__doc__
   ('function', 'message'),
   [
     (no_hint, 'parameter x of no_hint has no type hint'),
-    (no_line, 'parameter x of no_line is not described below Args:'),
+    (no_line, 'parameter x of no_line is not described under Args:'),
     (no_words, 'no_words has no docstring'),
     (odd_type, 'parameter x of odd_type has the type .*complex'),
   ],

@@ -304,7 +304,7 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
   model, base_with = f'--model={MODEL}', '--config=base --config.data.cache_dir=/tmp/nowhere'
   short = '--config.rollout.max_prompt=64 --config.rollout.max_response=16'
   refused = (
-    ('--suite=paper --out=o', r'--checkpoint or --model is needed\. Set --checkpoint to a run'),
+    ('--suite=paper --out=o', r'--checkpoint or --model is required\. Set --checkpoint to a run'),
     (
       '--checkpoint=a --model=b',
       r'--checkpoint=a and --model=b: both flags choose a policy\. Leave one of them out\.',
@@ -329,7 +329,7 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
       '--compare=a,b --model=b',
       r'--model=b: --compare already names both policies\. Leave --model out\.',
     ),
-    (model, r'--data is needed, because neither the config nor the run '),
+    (model, r'--data is required, because neither the config nor the run '),
     (
       f'{base_with} {model} --data=x.jsonl',
       r'= 9216 tokens exceeds max_position_embeddings=128 in .*config\.json\. Lower one',

