@@ -84,7 +84,7 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return a hint about what replaces a dotted key or its value; '' if neither was replaced."""
+  """Return a hint if a dotted key was renamed or removed or its value was renamed, else ''."""
   if key in REMOVED:
     return REMOVED[key]
   if key in SETTINGS:

@@ -141,5 +141,5 @@ def to_bits(x: jax.Array) -> jax.Array:
 
 
 def from_bits(x: jax.Array) -> jax.Array:
-  """Undo `to_bits`, whose input must not have been a uint16 array."""
+  """Undo `to_bits`, assuming that its input was not uint16."""
   return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x

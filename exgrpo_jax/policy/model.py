@@ -106,16 +106,16 @@ REMAT = {
 def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
   """Draw random parameters in the training layout, with the same values on every mesh.
 
-  The standard deviation is 1/sqrt(width), which is the usual 0.02 at width 2,500 and makes narrow
-  models learn faster. For a layer's two projections to the residual stream, it is multiplied by
-  1/sqrt(2 * num_layers). Norm scales are 1 and biases are 0. Each device computes its own shards.
+  Matrices have standard deviation 1/sqrt(width), which equals the usual 0.02 at width 2,500 and
+  helps narrow models learn faster. Each layer's two projections to the residual stream are further
+  scaled by 1/sqrt(2 * num_layers). Norms start at 1, biases at 0. Each device computes its shards.
   """
   return _init(config, mesh)(key)
 
 
 @functools.cache
 def _init(config: ShapeConfig, mesh: Mesh) -> Callable[[jax.Array], Params]:
-  """Compile `init`; cached because a process may start several runs."""
+  """Return the jitted `init`, cached because one process may start several runs."""
 
   def random_params(key: jax.Array) -> Params:
     outer_key, layers_key = jax.random.split(key)
@@ -142,10 +142,10 @@ def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
 
 
 def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
-  """Return True if compiling another shape would take longer than the padding that it saves.
+  """Return True if compiling for another shape costs more time than the padding it avoids.
 
-  This is true below a million parameters on a single CPU device: compiling takes 5 s, and a step's
-  padding takes milliseconds.
+  This is the case below a million parameters on a single CPU device, where compiling takes 5 s and
+  the padding in a step takes only milliseconds.
   """
   sizes = (leaf.size for leaf in jax.tree.leaves(shapes(config, mesh)))
   is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
@@ -193,8 +193,8 @@ def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Mes
   """Convert parameters to the decode layout and delete the originals.
 
   The result is the same as with `decode_layout`, but parameters are converted one at a time, so
-  memory needs room only for the model and a copy of its largest parameter. Using an original
-  parameter afterwards raises JAX's error for deleted arrays.
+  peak memory is only the model plus a copy of its largest parameter. Using an original parameter
+  afterwards raises JAX's error for deleted arrays.
   """
 
   def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
@@ -208,7 +208,7 @@ def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Mes
 
 
 def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
-  """Return a conversion function for each parameter, as a tree; stacks are converted to tuples."""
+  """Return a tree with a conversion function per parameter; layer stacks become tuples."""
 
   def conversion(path: tuple[Any, ...], axes: tuple[str | None, ...]) -> Callable[..., Any]:
     def convert(weight: lora.Weight) -> jax.Array | OutputMajor:
@@ -298,8 +298,8 @@ def hidden_states_and_balance(
     counted: the tokens to count in the experts' load balance.
 
   Returns:
-    (hidden states [B, T, D], load balance stacked over layers). The load balance is None without
-      experts or `counted`.
+    (hidden states [B, T, D], load balance stacked over layers). The load balance is None if the
+      model has no experts or `counted` is None.
   """
   chex.assert_rank(tokens_BT, 2)
   of_kind = rotations_of_kinds(
@@ -338,7 +338,7 @@ def hidden_states_and_balance(
 
 
 def copied(params: Params) -> Params:
-  """Copy parameters, because updates donate their input; compiles no program."""
+  """Copy parameters, without compiling, so that the originals survive donating updates."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
@@ -352,7 +352,7 @@ def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | Outpu
 
 
 def unembedding(config: ShapeConfig, params: Params) -> jax.Array:
-  """Return the unembedding [D, V] in the compute dtype, from params in the training layout."""
+  """Return the unembedding [D, V] in the compute dtype; `params` must not be output-first."""
   kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']
   return kernel_DV.astype(config.dtype)
 
@@ -405,7 +405,7 @@ def decode(
 
   Writes keys and values at position_B, which must be below the cache's length. Attends only to
   positions 0 .. position_B, regardless of the cache's contents at later positions. `params` are in
-  the decode layout, `tokens_B` and `position_B` int32.
+  the decode layout; `tokens_B` and `position_B` are int32.
 
   Returns:
     (hidden states [B, D], updated cache, chosen experts [B, L, C] or None).
@@ -480,7 +480,7 @@ def apply_layers(
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Apply all layers, unrolled, in the decode layout.
 
-  `store`, if given, replaces each layer's output and new cache with its results.
+  If given, `store(number, output, cache)` returns replacements for a layer's output and new cache.
   """
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = rotations_of_kinds(config, position_BT)

@@ -32,7 +32,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
-  """A decoder's shape, by default Qwen2.5-Math-1.5B's; every field is static under jit."""
+  """A decoder's shape, Qwen2.5-Math-1.5B by default; every field is static under jit."""
 
   vocab_size: int = setting(
     151936, '[0, inf)', "number of rows of the embedding; 0 means the tokenizer's vocabulary size"

@@ -105,14 +105,14 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """The device arrangement for training and decoding, which only affects rounding."""
+  """The device meshes for training and decoding; they affect results only through rounding."""
 
   training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
   decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
 
 class Meshes(NamedTuple):
-  """Two meshes with the same devices in the same order, so a program can convert between them."""
+  """Two meshes over the same devices in the same order, so programs can reshard between them."""
 
   training: Mesh
   decoding: Mesh
@@ -159,7 +159,7 @@ def spec(
 ) -> PartitionSpec:
   """Return the mesh axes that split each dimension of an array; `axis_sizes` is `mesh.shape`.
 
-  Unknown names raise KeyError. Dimensions that their mesh axes do not divide are replicated.
+  Unknown names raise KeyError. Dimensions not divisible by their mesh axes are replicated.
   """
   return PartitionSpec(
     *(mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
@@ -211,7 +211,7 @@ def layout_of(tree: Any) -> Any:
 
 
 def bytes_per_device(tree: Any) -> int:
-  """Return how many bytes a tree of arrays or shapes takes on one device; 0 for None."""
+  """Return the bytes per device of a tree of arrays or shapes; 0 for None."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -288,7 +288,7 @@ def platform() -> str:
 
 
 def num_shards(logical_axis: str, size: int) -> int:
-  """Return how many shards the mesh of `jax.set_mesh` splits a logical axis of `size` into.
+  """Return the number of shards of a logical axis of `size` on the mesh of `jax.set_mesh`.
 
   Raises:
     RuntimeError: no mesh is set.
@@ -450,8 +450,8 @@ def over_experts(
   `first` is the global index of the device's first expert.
 
   Args:
-    function: computes the part of the sum from a device's experts and hidden units, with the shape
-      and dtype of rows[0].
+    function: computes a device's part of the sum from its experts and hidden units; the result has
+      the shape and dtype of rows[0].
     rows: arrays [B, ...].
     kernels: (gate, up, down), with the same axes as in `mlp.Experts`.
 

@@ -195,8 +195,8 @@ def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None, int, int]]:
   """Return the cells of a row: for each group, its benchmarks and then their average.
 
-  A cell is the score (None if it was not evaluated) and, for an average, the numbers of benchmarks
-  in the average and in its group. For a single benchmark, both numbers are 0.
+  Each cell is a score (None if not evaluated) and two counts: the benchmarks in an average and in
+  its group. For an individual benchmark, both counts are 0.
   """
   cells: list[tuple[Score | None, int, int]] = []
   for members in _grouped(benchmarks).values():

@@ -45,10 +45,10 @@ class State(NamedTuple):
 
 
 def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: float) -> State:
-  """Describe what a run is doing at `now`. It counts as stalled by the rule of `clock.watched`.
+  """Return a run's state at time `now`; it is 'stalled' when `clock.watched` would print a warning.
 
-  Only steps since the latest start count, because a run may resume long after its last step and has
-  to compile first. Times are in Unix seconds. `is_gone` means that the run's process has ended.
+  Step times are taken only since the latest start, because a run may resume long after its last
+  step and must compile first. Times are in Unix seconds. `is_gone`: the run's process has ended.
   """
   if not records:
     if is_gone:
@@ -147,7 +147,7 @@ class Server(http.server.ThreadingHTTPServer):
     return {'states': states, 'page': page, 'again': _SLOW_POLL if is_over else _POLL}
 
   def document(self) -> str:
-    """Return the page as a document that requests its other parts when it needs them."""
+    """Return the page as a document that requests its other parts on demand."""
     return contents.render({'page': self._page})
 
   def part(self, name: str) -> str | None:

@@ -108,7 +108,7 @@ class Forced(NamedTuple):
 
 
 class Decoded(NamedTuple):
-  """The tokens decoded since the last sync. Each column starts with its row's tokens."""
+  """The tokens decoded since the last sync. Columns are undefined after their row's last token."""
 
   tokens_NB: jax.Array  # int32
   logp_NB: jax.Array  # float32, nats
@@ -248,7 +248,7 @@ def draw(
   length_B: jax.Array,
   temperature: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Draw each row's token number `length_B`: see `token_sampling.sample_token` and `decode`."""
+  """Draw token number `length_B` of each row; see `token_sampling.sample_token` and `decode`."""
   logits_BV = logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
   # Divide by the actual temperature. `sample_token` divides by 1: see `at_any_temperature`.
   logits_BV = logits_BV / temperature
@@ -296,7 +296,7 @@ def for_hosts(decoded: _Decoded) -> _Decoded:
 def laid_out(rows: _Rows) -> _Rows:
   """Shard slots or prompts over the mesh.
 
-  If the layout of a program's output changed, the programs that read the output would recompile.
+  A fixed layout keeps the programs that read these arrays from recompiling.
   """
   rest = jax.tree.map(
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())
@@ -354,7 +354,7 @@ def prefill(
   lengths_P: Array,
   place_P: Array,
 ) -> Prompts:
-  """Prefill a batch of prompts and store them at `place_P`, unless the place is out of range."""
+  """Prefill a batch of prompts and store them at `place_P`; out-of-range places are dropped."""
   T = tokens_PT.shape[1]
   hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
@@ -384,7 +384,7 @@ def filled(
 ) -> State:
   """Fill slots `insertion.slot_R` with R rows and return the state.
 
-  `cache` or `routes_RTLC` is None if the state already contains it.
+  `cache` and `routes_RTLC` are None if the state already contains them.
   """
   slot_R = insertion.slot_R
   chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])

@@ -37,8 +37,8 @@ _FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 def width(setting: str, slots: int, mesh: Mesh) -> int:
   """Return how many tokens each of `slots` rows drafts per pass; `setting` is one of CHOICES.
 
-  'auto' chooses the largest number of drafts for which the number of rows in a device's matrix
-  products stays within a limit that depends on the platform.
+  'auto' chooses the largest number that keeps the row count of each device's matrix products within
+  a platform-dependent limit.
   """
   if setting != 'auto':
     return int(setting)
@@ -58,7 +58,7 @@ class Texts(NamedTuple):
 
 
 class Counts(NamedTuple):
-  """The work that one call of `decode` did for all rows."""
+  """The work done in one call of `decode`, over all rows."""
 
   passes: jax.Array  # int32
   row_passes: jax.Array  # int32, passes of live rows
@@ -157,7 +157,7 @@ def _drawn(
   state: State,
   ahead: int,
 ) -> _Draws:
-  """Draw a token after each hidden state; the first is its row's token number length_B + ahead."""
+  """Draw a token after each hidden state; each row's first draw has number length_B + ahead."""
   B, T, D = hidden_BTD.shape
   hidden_MD = hidden_BTD.reshape(B * T, D)
   key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))
@@ -186,7 +186,7 @@ def _begun(
 def _read(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Replace tokens, numbered from `place_B`, with forced tokens; also mark the replaced tokens."""
+  """Apply forced tokens to the tokens at indices from `place_B` on; also mark the forced ones."""
   if forced is None:
     return token_BT, jnp.zeros(token_BT.shape, bool)
   tokens_NB = jnp.asarray(forced.tokens_NB)
@@ -275,7 +275,7 @@ def _with_routes(
 
 
 def _with_following(texts: Texts, token_BT: jax.Array, count_B: jax.Array) -> Texts:
-  """Append the first `count_B` tokens to the slots' texts. Tokens beyond a text are never read."""
+  """Append the first `count_B` tokens to the slots' texts. Tokens past their ends are not read."""
   B, T = token_BT.shape
   place_BT = texts.length_R[:B, None] + jnp.arange(T)
   tokens_RS, length_R = jnp.asarray(texts.tokens_RS), jnp.asarray(texts.length_R)
@@ -308,7 +308,7 @@ def _counted(
 
 
 def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
-  """Draft the next tokens of each slot's text by a majority vote of the slot's texts.
+  """Draft each slot's next tokens by a majority vote of the texts that it may copy from.
 
   A text's match is the longest run of the row's last tokens, at most five, that occurs in the text;
   ties go to the last occurrence. Only texts with the longest match vote on the first token. On each
@@ -339,7 +339,7 @@ def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _longest_matches(texts: Texts) -> tuple[jax.Array, jax.Array]:
-  """Find each text's longest match with the end of its row: (length, last place), both [B, M].
+  """Find each text's longest match with its slot's last tokens: (length, last place), both [B, M].
 
   A match must be followed by a token that may be copied. The length is 0 if there is no match.
   """

@@ -46,10 +46,10 @@ def next_round(
 ) -> partial.Round | None:
   """Plan the next round, or return None if the step can train.
 
-  A round finishes missing / share groups, but at most Q. Here, share is the fraction of informative
-  groups in the step so far. Without partial rollouts, fewer than Q groups are therefore left over.
-  With partial rollouts, new questions replace dropped groups. `waiting` is the number of fresh
-  groups that had finished before the step.
+  A round finishes missing / share groups, at most Q, where share is the fraction of the step's
+  finished groups that are informative. Without partial rollouts, this leaves fewer than Q surplus
+  groups. With partial rollouts, new questions replace dropped groups. `waiting` is the number of
+  fresh groups that had finished before the step.
   """
   plan, responses = graded.plan, graded.responses
   gone = partial.dropped(replay_config, graded)
@@ -72,8 +72,8 @@ def sample(
 ) -> tuple[Plan, Responses, dict[str, float]]:
   """Generate the step's responses and submit them to `grader`; see `stages.generate`.
 
-  With dynamic sampling, also collects the verdicts and draws questions until the step can train.
-  The returned plan then includes the new questions and, in its partial groups, all verdicts.
+  With dynamic sampling, also collects verdicts and draws questions until the step can train; the
+  returned plan includes the new questions and, in its partial groups, all verdicts.
   """
   config = rollout.config
   if not config.is_dynamic:

@@ -84,7 +84,7 @@ class _Episode:
 
   @property
   def key(self) -> str:
-    """Return the episode's name in the pool, which stays the same in later steps."""
+    """Return the episode's name in the environment pool, which does not change between steps."""
     return f'{self.request.question}:{self.start.seed}'
 
   @property
@@ -239,7 +239,7 @@ class _Play:
 
 
 def verdict(config: settings.EnvironmentConfig, response: Response, success: bool) -> Verdict:
-  """Return the verdict on a complete episode; the reward is the discounted sum over turns."""
+  """Return the verdict on a complete episode; its reward is the discounted sum of turn rewards."""
   rewards = [turn.reward * config.discount**number for number, turn in enumerate(response.turns)]
   reward = float(sum(rewards))
   outcome = 'correct' if success else 'wrong'

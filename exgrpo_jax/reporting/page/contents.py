@@ -70,7 +70,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
 def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
   """Return a run's on-demand parts. A part without data is None.
 
-  `runs` is the number of runs on the page. Stored successes of the questions `replayed` come first.
+  `runs` is the number of runs on the page. Stored successes of questions in `replayed` come first.
   """
   workdir = pathlib.Path(run.workdir)
   pieces = open_pieces(run)

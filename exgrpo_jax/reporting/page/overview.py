@@ -84,7 +84,7 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Return the mean learning signal over the last tenth of the planned steps, but at least ten."""
+  """Return the mean learning signal over the last steps: a tenth of `num_steps`, at least ten."""
   taken = [record for record in run.metrics if record['step'] > 0]
   recent = taken[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
@@ -215,8 +215,8 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
   """Return the first, last and best score of each evaluation, with their 95% intervals.
 
-  'change' is the paired difference between the first and the last evaluation, 'latest' is the
-  difference between the last two evaluations.
+  'change' is the paired difference between the first and last evaluations, and 'latest' the paired
+  difference between the last two.
   """
   found = []
   for source, name in runs.score_names([records]).items():
