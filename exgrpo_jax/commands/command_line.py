@@ -164,8 +164,8 @@ def define_hosts() -> None:
   flags.DEFINE_integer(
     'num_processes',
     None,
-    'The number of hosts. To run on this host only, set this flag to 1 and leave '
-    '--coordinator_address and --process_id out.',
+    'The number of hosts. To run on this host only, set this flag to 1 and omit '
+    '--coordinator_address and --process_id.',
     lower_bound=1,
   )
   flags.DEFINE_integer('process_id', None, 'The index of this host, from 0.', lower_bound=0)
@@ -282,8 +282,7 @@ def _check_names(args: Sequence[str]) -> None:
       name = match[1]
       if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
         raise InputError(
-          f'--{name}: this flag is given twice, as {typed[name]} and as {arg}. Leave one of them '
-          'out.'
+          f'--{name}: this flag is given twice, as {typed[name]} and as {arg}. Remove one of them.'
         )
       typed[name] = arg
 
@@ -326,7 +325,7 @@ def chosen_policy(args: Args) -> Source:
   if args.checkpoint and args.model:
     raise InputError(
       f'--checkpoint={args.checkpoint} and --model={args.model}: both flags choose a policy. '
-      'Leave one of them out.'
+      'Remove one of them.'
     )
   if not args.checkpoint and not args.model:
     raise InputError(
@@ -337,13 +336,13 @@ def chosen_policy(args: Args) -> Source:
     return Source('run', args.checkpoint, args.step)
   if args.step is not None:
     raise InputError(
-      f'--step={args.step}: only runs have steps, but --model={args.model} is not a run. Leave '
-      '--step out.'
+      f'--step={args.step}: only runs have steps, but --model={args.model} is not a run. Remove '
+      '--step.'
     )
   if 'model.path' in given_overrides(args):
     raise InputError(
-      f'--config.model.path and --model={args.model}: both flags choose a model. Leave one of '
-      'them out.'
+      f'--config.model.path and --model={args.model}: both flags choose a model. Remove one '
+      'of them.'
     )
   return Source('model', args.model)
 

@@ -103,14 +103,14 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
   if not args.suite:
     if args.name is not None:
       raise InputError(
-        f'--name={args.name}: this flag names a row in a table, but --suite is missing. Add '
-        '--suite, or leave --name out.'
+        f'--name={args.name}: this flag names a table row, so it requires --suite. Add --suite, '
+        'or remove --name.'
       )
     return None
   if args.samples is not None:
     raise InputError(
-      f'--samples={args.samples}: the suite sets the number of samples for each benchmark. Leave '
-      '--samples out.'
+      f'--samples={args.samples}: the suite sets the number of samples for each benchmark. Remove '
+      '--samples.'
     )
   (path,) = source.describe().values()
   name = os.path.basename(path.rstrip('/'))
@@ -130,8 +130,7 @@ def _compare_two(args: command_line.Args) -> None:
   for name in ('checkpoint', 'model', 'step', 'suite', 'name'):
     if getattr(args, name) is not None:
       raise InputError(
-        f'--{name}={getattr(args, name)}: --compare already names both policies. Leave --{name} '
-        'out.'
+        f'--{name}={getattr(args, name)}: --compare already names both policies. Remove --{name}.'
       )
   if len(args.compare) != 2:
     raise InputError(

@@ -42,7 +42,7 @@ def define_flags() -> None:
   command_line.define_checkpoint()
   command_line.define_model('Its weights are written unchanged.')
   command_line.define_path(
-    'out', 'The folder to write; it must be new or empty. With --push, this flag may be left out.'
+    'out', 'The folder to write; it must be new or empty. With --push, this flag is optional.'
   )
   flags.DEFINE_string(
     'push',
@@ -120,8 +120,8 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
   if source.kind == 'model':
     if args.adapters:
       raise InputError(
-        f'--adapters: only runs have adapters, but --model={args.model} is not a run. Leave '
-        '--adapters out.'
+        f'--adapters: only runs have adapters, but --model={args.model} is not a run. Remove '
+        '--adapters.'
       )
     return f'{source.path}, in {write_model(source.path, out, args.dtype)}'
   values: Any = policies.run_config(args.checkpoint)
@@ -133,7 +133,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
     if args.push and not hub_checkpoint.named(experiment.model_name):
       raise InputError(
         f'--push={args.push}: the base model {experiment.model_name} is not on the Hub, so nobody '
-        'could load the adapters. Leave --adapters out to publish the whole policy.'
+        'could load the adapters. Remove --adapters to publish the whole policy.'
       )
   with (
     jax.set_mesh(experiment.meshes.training),
@@ -194,7 +194,7 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   elif dtype:
     problem = f'adapters are trained and written in float32, not in --dtype={dtype}'
   if problem:
-    raise InputError(f'--adapters: {problem}. Leave --adapters out to export the whole policy.')
+    raise InputError(f'--adapters: {problem}. Remove --adapters to export the whole policy.')
 
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:

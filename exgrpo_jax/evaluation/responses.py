@@ -63,7 +63,7 @@ def play(
   data = load_questions(experiment, experiment.config.data.train)
   if row not in range(len(data.questions)):
     raise InputError(
-      f'--row={row}: {data.spec} only has rows 0 to {len(data.questions) - 1}. Choose one of these.'
+      f'--row={row}: {data.spec} only has rows 0 to {len(data.questions) - 1}. Choose one of them.'
     )
   (question,) = data.questions.read([row])
   (episodes,) = _sampled(policy, [data.prompts[row]], [row], samples, seed, [question])

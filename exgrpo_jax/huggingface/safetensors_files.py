@@ -80,7 +80,7 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
       if not (folder / file).is_file():
         tensor = next(name for name, holder in files.items() if holder == file)
         raise InputError(
-          f'{index}: the index says that {file} contains {tensor}, but there is no such file. '
+          f'{index}: the index lists {tensor} in {file}, but that file does not exist. '
           'Download the checkpoint again.'
         )
     return index, files

@@ -224,7 +224,7 @@ def check_push(name: str, public: bool) -> None:
     else:
       api.auth_check(name, write=True)
       if found.private == public:
-        is_, change = ('private', 'Leave --public out') if public else ('public', 'Add --public')
+        is_, change = ('private', 'Remove --public') if public else ('public', 'Add --public')
         problem = f'this repository exists and is {is_}. {change}, or choose another name.'
   if problem:
     raise InputError(f'--push={name}: {problem}')

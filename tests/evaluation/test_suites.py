@@ -307,14 +307,14 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
     ('--suite=paper --out=o', r'--checkpoint or --model is required\. Set --checkpoint to a run'),
     (
       '--checkpoint=a --model=b',
-      r'--checkpoint=a and --model=b: both flags choose a policy\. Leave one of them out\.',
+      r'--checkpoint=a and --model=b: both flags choose a policy\. Remove one of them\.',
     ),
     ('--model=b --step=3', r'--step=3: only runs have steps, .* Leave --step o'),
     (
       f'{base_with} --config.model.path=a --model=b',
-      r'--config\.model\.path and --model=b: both flags choose a model\. Leave one of them out\.',
+      r'--config\.model\.path and --model=b: both flags choose a model\. Remove one of them\.',
     ),
-    ('--model=b --name=n', r'--name=n: this flag names a row in a table, but --suite is missing'),
+    ('--model=b --name=n', r'--name=n: this flag names a table row, so it requires --suite'),
     (
       '--model=b --suite=paper --out=o --samples=2',
       r'--samples=2: the suite sets the number of samples for each benchmark\.',
@@ -327,7 +327,7 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
     ('--compare=a', r'--compare=a: .* must be two policies, written as A,B\. Each '),
     (
       '--compare=a,b --model=b',
-      r'--model=b: --compare already names both policies\. Leave --model out\.',
+      r'--model=b: --compare already names both policies\. Remove --model\.',
     ),
     (model, r'--data is required, because neither the config nor the run '),
     (

@@ -313,7 +313,7 @@ DAMAGES = {
   'cut_at_the_end': (SHARDED, truncate(-100), f'{THIRD}: not a complete safetensors file ('),
   'no_file': (
     SHARDED, lambda folder: (folder / SECOND).unlink(),
-    f'{INDEX}: the index says that {SECOND} contains model.',
+    f'{INDEX}: the index lists model.',
   ),
   'index_no_json': (SHARDED, write_index('{'), f'{INDEX}: not an index of safetensors files'),
   'index_without_map': (SHARDED, write_index('{}'), f'{INDEX}: not an index of safetensors files'),

@@ -233,7 +233,7 @@ def test_a_push_replaces_the_weights_that_are_there_and_keeps_other_files(accoun
     ('you/new', False, TOKEN, r'your token may not write to you\. Choose one of: me, lab\.'),
     ('you/secret', False, TOKEN, r'your token may not write to you\.'),
     ('you/open', True, TOKEN, r'because your token may not write to this repository'),
-    ('lab/secret', True, TOKEN, r'exists and is private\. Leave --public out, or choose another'),
+    ('lab/secret', True, TOKEN, r'exists and is private\. Remove --public, or choose another'),
     ('me/model', False, TOKEN, r'exists and is public\. Add --public, or choose another'),
   ],
 )
