@@ -119,7 +119,7 @@ def _parse_one(
   if given.get('type', kind) != kind:
     raise InputError(
       f"{path}: type='{given['type']}' is ignored because rope_type='{kind}' takes precedence. "
-      'Keep only rope_type.'
+      'Use only rope_type.'
     )
   partial = given.get('partial_rotary_factor', 1)
   if partial != 1:

@@ -54,7 +54,7 @@ def test_an_embedded_task_whose_steps_are_checked_against_the_question(config, j
     ('arithmetic:dev', r"arithmetic has no split 'dev' \(has: train, validation, test, ood\)"),
     ('arithmetic', r"data spec 'arithmetic' is not valid\. It must be an embedded task's split"),
     ('', "data spec '' is not valid"),
-    ('data/train.arrow', r"spec 'data/train\.arrow' cannot be .*ends in \.jsonl, \.json, \.cs"),
+    ('data/train.arrow', r"spec 'data/train\.arrow' is not valid.*ends in \.jsonl, \.json, \.cs"),
     ('absent/x.jsonl', r'absent/x\.jsonl: there is no such file'),
     ('absent/x.parquet[:5]', r'absent/x\.parquet: there is no such file'),
   ],

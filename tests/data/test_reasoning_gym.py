@@ -37,7 +37,7 @@ SPLITS = ('train', 'validation', 'test')
 def test_without_the_package_the_extra_is_named(config, monkeypatch):
   monkeypatch.setattr(reasoning_gym.importlib.util, 'find_spec', lambda _: None)
   with pytest.raises(
-    InputError, match=r"gcd:train: the package reasoning-gym is .* 'exgrpo_jax\[reasoning-gym\]'"
+    InputError, match=r"gcd:train: the reasoning-gym package is .* 'exgrpo_jax\[reasoning-gym\]'"
   ):
     questions.load(config, 'reasoning_gym:gcd:train')
 

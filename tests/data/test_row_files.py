@@ -75,9 +75,9 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     (
       'x.csv',
       b'question;answer\n1+1;2\n',
-      r"x\.csv:1: 'question;answer' .* no comma, so the separator",
+      r"x\.csv:1: 'question;answer' .* no comma, so the file seems",
     ),
-    ('x.csv', b'"question"\t"answer"\n"1,5"\t"2"\n', r'x\.csv:1: .* no comma, so the separator'),
+    ('x.csv', b'"question"\t"answer"\n"1,5"\t"2"\n', r'x\.csv:1: .* no comma, so the file seems'),
     ('x.parquet', b'PAR1', r'x\.parquet: not a complete parquet file'),
     ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
     ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),

@@ -270,5 +270,5 @@ def test_the_worker_describes_functions_and_the_methods_of_classes():
 
 
 def test_tools_without_a_function_are_refused():
-  with pytest.raises(InputError, match=r"config\.environment\.tools=\(\): .*\.name='tools' needs "):
+  with pytest.raises(InputError, match=r"config\.environment\.tools=\(\): .*name='tools' requires"):
     settings.check(settings.EnvironmentConfig(name='tools'))

@@ -309,7 +309,7 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
       '--checkpoint=a --model=b',
       r'--checkpoint=a and --model=b: both flags choose a policy\. Remove one of them\.',
     ),
-    ('--model=b --step=3', r'--step=3: only runs have steps, .* Leave --step o'),
+    ('--model=b --step=3', r'--step=3: only runs have steps, .* Remove --step'),
     (
       f'{base_with} --config.model.path=a --model=b',
       r'--config\.model\.path and --model=b: both flags choose a model\. Remove one of them\.',

@@ -245,7 +245,7 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
     ({'llama.expert_count': 8}, r'llama\.expert_count=8 is not supported because this decoder '),
     (
       {'llama.rope.dimension_count': 4},
-      r'llama\.rope\.dimension_count=4 must be the head size, 8, because in this decoder ',
+      r'llama\.rope\.dimension_count=4 must be the head size, 8, because this decoder ',
     ),
     (
       {'llama.rope.scaling.type': 'yarn'},
