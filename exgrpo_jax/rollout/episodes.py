@@ -150,7 +150,7 @@ class _Play:
       self._following(self._sync, is_idle=True)
 
   def metrics(self) -> dict[str, float]:
-    """Compute turns and tokens per episode, environment times, and the environments' counts."""
+    """Compute turns and observed tokens per episode, environment times, and environment counts."""
     counts = {f'environment/{name}': count for name, count in self._counts.items()}
     turns = [e.response.turns for e in self.episodes if e.response.is_complete]
     if not turns:
@@ -189,7 +189,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Wait for the answers to turns that ended by `last_sync` and, if idle, to the oldest turns."""
+    """Await answers to turns that ended by `last_sync`; if idle, at least to the oldest turns."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]
@@ -201,7 +201,7 @@ class _Play:
     return [answers[key] for key in due]
 
   def _answered(self, answer: Answer) -> _Episode:
-    """Apply an answer to its episode, which may complete the episode, and return the episode."""
+    """Apply an answer to its episode, and return the episode, which may now be complete."""
     episode, result = self._waiting.pop(answer.key), answer.result
     del self._asked_at[answer.key]
     self._seconds += answer.seconds

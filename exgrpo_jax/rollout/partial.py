@@ -42,7 +42,7 @@ def continuing(
   data: QuestionSet,
   buffer: Buffer,
 ) -> Plan:
-  """Insert the groups left over from the last step in front of the plan's new groups."""
+  """Prepend the groups left over from the last step to the plan's new groups."""
   rows = [group.question_row for group in groups]
   # A group of K - 1 responses needs a stored response, even one that is too old or has drifted.
   candidates = [
@@ -70,12 +70,12 @@ def trained(
 ) -> list[int] | None:
   """Choose the oldest complete groups for training in `step`; return None to keep generating.
 
-  A step keeps generating until enough groups are complete and every remaining group can still train
-  in time. If each step trains on the oldest groups, the i-th oldest remaining group is due
-  `1 + i // questions` steps later. So no group gets too old as long as at most
+  A step keeps generating until enough groups are complete and every remaining group can still be
+  trained on in time. If each step trains on the oldest groups, the i-th oldest remaining group is
+  due `1 + i // questions` steps later. So no group gets too old as long as at most
   `questions * (max_age + 1)` groups are in flight.
 
-  `begun` is the step that wrote each group's first token, or `step` for a group without tokens.
+  `begun` lists the step that wrote each group's first token, or `step` for groups without tokens.
   `complete` is True for groups whose responses are all complete. A step trains on `questions`
   groups (Q), at most `max_age` steps after their first tokens.
   """
@@ -98,7 +98,7 @@ def ready(
 ) -> list[int] | None:
   """Choose which groups to train on, based on their responses; see `trained`.
 
-  Groups in `dropped` are never chosen, except the first `fillers` if too few others are complete.
+  Skips groups in `dropped`, but adds back up to `fillers` of them if too few others are complete.
   """
   groups = [group for group in range(len(responses)) if group not in dropped]
   begun = [min(one.first_step(step) for one in responses[group]) for group in groups]
@@ -153,10 +153,10 @@ WHOLE_STEP = Round()
 
 
 def continued(config: RolloutConfig, before: Response, now: Response, step: int) -> Response:
-  """Return `now` with a span for the tokens that `step` added to `before`.
+  """Return `now` with the earlier spans of `before` and one span for all tokens written in `step`.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
-  Returns `now` itself if the config never leaves groups for the next step.
+  Returns `now` unchanged if the config never leaves groups for the next step.
   """
   if not config.keeps_groups:
     return now
@@ -176,7 +176,7 @@ def verdicts(plan: Plan) -> dict[tuple[int, int], Verdict]:
 
 
 def in_flight(graded: GradedGroups, groups: Sequence[int]) -> tuple[PartialGroup, ...]:
-  """Convert some of the groups to `PartialGroup`s, which the next step or round continues."""
+  """Convert the given groups to `PartialGroup`s, for the next step or round to continue."""
   plan, drawn = graded.plan, drawn_in(graded.plan)
   return tuple(
     PartialGroup(

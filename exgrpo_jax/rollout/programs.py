@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 class Generation(NamedTuple):
-  """The device work of generating one step's responses."""
+  """The device work needed to generate one step's responses."""
 
   spans: list[Span]
   prompt: int  # tokens per prompt
@@ -102,7 +102,7 @@ def decoded_in(
   *,
   to_the_end: bool,
 ) -> Iterator[tuple[Span, np.ndarray]]:
-  """Yield each span and the number of tokens that each response has after the span, int [N].
+  """Yield each span, and the length of each response after the span, in tokens: int [N].
 
   `lengths_N` are the final lengths of the responses in queue order, and `begun_N` their lengths at
   the start; complete responses get no slot. Each prompt has `prompt` tokens. Attention reads
@@ -221,9 +221,9 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  `params` are in the decode layout and may be shapes. `made` is the work of some steps, used to
-  count how often a step runs each program. `only_longest` skips shorter caches and smaller
-  numbers of slots.
+  `params` are in the decode layout and may be shapes. `made` lists the work of some steps, from
+  which the mean number of runs of each program per step is computed. `only_longest` leaves out
+  programs for shorter caches or fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):
@@ -357,7 +357,7 @@ def _resize(engine: SlotEngine, state: State, longer: State, length: int) -> Ite
 
 
 def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
-  """Return a batch without tokens that has a step's number of rows, each of the maximum length."""
+  """Return an empty batch with as many rows as a step's batch, each of the maximum length."""
   B, T = config.questions * config.group_size, config.longest_row
   routes_BTLC = None
   if config.router_replay:

@@ -46,7 +46,7 @@ def resumed(
   rows: Slots,
   shares: bool,
 ) -> State:
-  """Fill the slots of rows that have already begun. For `shares`, see `packed_passes`."""
+  """Prefill the slots of rows that already have tokens. For `shares`, see `packed_passes`."""
   begun = {slot: row for slot, row in enumerate(rows) if row and row.length and not row.is_filled}
   written = {
     slot: np.concatenate([row.request.prompt, *(tokens for tokens, *_ in row.pieces)])
@@ -118,7 +118,7 @@ def packed(
   """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
 
   `rows` maps names to token arrays: at most `most` arrays of at most `longest_row` tokens.
-  `starts` contains, for each row, its name and the index of its first token among the P * T tokens.
+  `starts` lists each row's name and the index of its first token in the flattened `tokens_PT`.
   `routes_RTLC` are the rows' routes, at least as long as the rows (see routes.py), or None. For
   `shares`, see `packed_passes`.
   """
@@ -162,7 +162,7 @@ def packed_passes(
 
 
 def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """Return the (long, short) shapes; their `window` is the maximum number of rows per sequence."""
+  """Return the (long, short) shapes, whose `window` here limits the number of rows per sequence."""
   short = -(-longest_row // 4)
   long, short = (
     Shape(slots.prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
@@ -182,7 +182,7 @@ def packed_rows(num_sequences: int, most: int) -> int:
 def parked_with(
   spec: DecodeSpec, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
 ) -> kv_cache.Cache:
-  """Park the caches of complete turns, given as (slot, place), as far as there is room."""
+  """Park the caches of complete turns, given as (slot, place); skip places that don't exist."""
   kept = [(slot, place) for slot, place in complete if place < spec.parked]
   count = rows_per_insert(spec.slots)
   for start in range(0, len(kept), count):
@@ -209,7 +209,7 @@ def unparked(spec: DecodeSpec, state: State, parked: kv_cache.Cache, rows: Slots
 
 
 def forced_of(rows: Slots, width: int = 0) -> Forced:
-  """Collect the tokens that rows must read before they sample, at most as many as fit in a sync."""
+  """Collect the tokens that rows must read before sampling, at most one sync's worth per row."""
   N, B = decode_loop.TOKENS_PER_SYNC * (width + 1), len(rows)
   tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
   for slot, row in enumerate(rows):

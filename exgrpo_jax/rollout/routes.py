@@ -15,7 +15,7 @@ from exgrpo_jax.policy import model
 
 
 def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
-  """Return routes that leave the choice to the router: [*sizes, L, C]."""
+  """Return unknown routes, which leave the choice of experts to the router: [*sizes, L, C]."""
   dtype = np.dtype(config.route_dtype)
   return np.full((*sizes, *config.route_shape), np.iinfo(dtype).max, dtype)
 
@@ -35,7 +35,7 @@ def completed(
   """Return all known routes of a row of `length` tokens, or None if no routes are known.
 
   Args:
-    begun_TLC: the routes that were known for the row's first tokens when it got its slot, or None.
+    begun_TLC: the first tokens' routes, known before the row got its slot, or None.
     found_SLC: the routes recorded in the slot; None if routes are not kept or the row has no slot.
     cached: the number of tokens in the slot's cache.
     length: the number of tokens in the prompt and the response.

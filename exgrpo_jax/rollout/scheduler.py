@@ -153,7 +153,7 @@ class SlotEngine:
   def _part(
     self, params: Params, state: State, slots: Slots, past: Past, missing: int, most: int
   ) -> tuple[State, Sync]:
-    """Decode at most `most` steps, or until `missing` more rows have finished."""
+    """Decode until `missing` more rows have finished, for at most `most` steps."""
     sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
     width = drafts.width(self.spec.drafts, len(slots), self.mesh)
     forced = resuming.forced_of(slots, width) if self.spec.parked else None

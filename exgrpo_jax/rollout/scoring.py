@@ -50,7 +50,7 @@ def score(
 
   Returns two lists of float32 arrays [T]. `rows` are (prompt, response) token arrays, which are
   packed into sequences (see packing.py); the packing affects only rounding. `row_routes` are used
-  if `spec.keeps_routes`; for a row with None, the router chooses the experts.
+  if `spec.keeps_routes`; if a row's routes are None, the router chooses its experts.
   """
   if not rows:
     return [], []
@@ -126,8 +126,8 @@ def score_tokens(
 ) -> tuple[jax.Array, jax.Array]:
   """Compute (logp_BT, entropy_BT) of every token under `params`: float32 arrays, in nats.
 
-  A row's first token is not predicted, so its entries are meaningless, except at index 0, where
-  they are 0. For `segments` and routes, see `model.hidden_states_and_balance`.
+  Nothing predicts a row's first token, so its entries are 0 at index 0 and meaningless elsewhere.
+  For `segments` and routes, see `model.hidden_states_and_balance`.
   """
   chex.assert_rank(tokens_BT, 2)
   hidden_BTD = model.hidden_states(config, params, tokens_BT, segments, routes_BTLC=routes_BTLC)
@@ -159,8 +159,8 @@ def pick(
   Both are None for a group without stored trajectories. `kind` is `replay.trajectory_selection`.
   `stored` are each group's trajectories, oldest first; ties go to the oldest. `score` is called
   with all candidates if the choice depends on scores, otherwise only with the picked trajectories.
-  `rng` is used if `kind` is 'random'. `costs` contains the cost of each candidate, in order, for
-  kinds that leave this computation to the caller.
+  `rng` is used if `kind` is 'random'. `costs` are the candidates' costs, in order, for kinds whose
+  costs the caller must compute.
   """
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()

@@ -151,7 +151,7 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """Return the text in the first column that exists, or in its last chat message by `role`."""
+  """Return the first available column's text; for a chat, the last message by `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = found = values.get(name)
   if isinstance(value, list):
@@ -343,8 +343,8 @@ def seeded(
 ) -> Buffer:
   """Return a buffer with the newest `max_trajectories` successes of each question.
 
-  `right` lists the successes, newest last. `params` are the initial policy's parameters, which
-  provide missing log-probabilities unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
+  `right` lists the successes, newest last. Missing log-probabilities are computed under `params`,
+  the initial policy's parameters, unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}

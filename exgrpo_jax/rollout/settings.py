@@ -131,7 +131,7 @@ class RolloutConfig:
   def decode_spec(
     self, tokenizer: Tokenizer, distribution: Distribution | None = None
   ) -> DecodeSpec:
-    """Return the decode settings, by default for the full softmax at the training temperature."""
+    """Return the decode settings. `distribution` defaults to the full softmax at `temperature`."""
     return DecodeSpec(
       distribution=distribution or Distribution(self.temperature),
       slots=self.slots,

@@ -107,8 +107,8 @@ def rows_of(
 ) -> list[Row]:
   """Create a row for each request. Indices continue after `before`.
 
-  `step_key` returns the key of the step that began a response. A row's place is its index, or the
-  place of the row that it follows.
+  `step_key` returns the key of the step that began a response. A row's place is its own index, but
+  a row that follows an earlier row inherits that row's place.
   """
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
@@ -135,7 +135,7 @@ def rows_of(
 
 
 def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
-  """Assign free slots to waiting rows, both in order."""
+  """Assign free slots to waiting rows, in order."""
   free = [slot for slot, row in enumerate(slots) if row is None]
   for slot in free[: len(waiting)]:
     slots[slot] = waiting.popleft()
@@ -219,8 +219,8 @@ def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.
 def texts_of(slots: Slots, past: Past, length: int) -> Texts:
   """Collect the texts that rows draft from, each cut off after `length` tokens.
 
-  A question's rows share its past responses, the latest first. There is room for as many past
-  responses as there are slots, and for at least `drafts.MAX_TEXTS`.
+  A question's rows share its past responses, latest first. The total number of past responses is
+  limited to the number of slots, or to `drafts.MAX_TEXTS` if that is larger.
   """
   count, most = len(slots), drafts.MAX_TEXTS
   of_question = collections.defaultdict[int, dict[int, Row]](dict)
@@ -335,7 +335,7 @@ class Prefilled:
     mesh: Mesh,
     wanted: Iterable[tuple[Origin, np.ndarray]],
   ) -> None:
-    """Prefill as many of the first prompts in `wanted` as fit, and drop all other prompts."""
+    """Prefill the first `spec.prompts` distinct prompts in `wanted`, and drop all others."""
     wave: dict[Origin, np.ndarray] = {}
     for origin, prompt in wanted:
       wave.setdefault(origin, prompt)

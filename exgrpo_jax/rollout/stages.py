@@ -110,7 +110,7 @@ def plan_step(
 ) -> Plan:
   """Plan a step's groups: replayed questions from the buffer, the rest from the stream, shuffled.
 
-  `partial_groups`, which the last step left untrained, come first. The plan depends only on the
+  `partial_groups`, left over from the last step, come first. The plan depends only on the
   arguments and the seed, so a resumed run makes the same plan.
   """
   config, replay_config, data = rollout.config, rollout.replay_config, rollout.data
@@ -183,8 +183,8 @@ def generate(
 ) -> tuple[list[list[Response]], dict[str, float]]:
   """Generate each group's fresh responses, K or, with replay, K - 1. Also returns metrics.
 
-  With partial rollouts, generation continues only until the step can train, so some responses come
-  back incomplete or not even begun. `params` are in the decode layout (`model.decode_layout`).
+  With partial rollouts, generation stops as soon as the step can train, so some responses may be
+  incomplete or still empty. `params` are in the decode layout (`model.decode_layout`).
   `submit` is called with each finished response that needs grading. `aim` decides when a round of
   dynamic sampling ends; groups without a verdict are assumed to be informative.
   """
@@ -299,7 +299,7 @@ def old_logprobs(
 
   With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they come from
   the sampler and are compared with the trainer's every `logprob_check.every` steps. Only tokens
-  written in this step are recomputed or compared. The metrics are the differences, if measured.
+  written in this step are recomputed or compared. The metrics are the measured differences, if any.
 
   Raises:
     InputError: sampler and trainer differ by more than `logprob_check.max`.
@@ -381,7 +381,7 @@ def collect_verdicts(
 def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
-  """Return the groups with all verdicts, and the verdicts that are not in the plan yet."""
+  """Return the groups with all verdicts, plus the verdicts from the grader or the environment."""
   of_environment = {
     (group, sample): one.verdict
     for group, own in enumerate(responses)
@@ -406,7 +406,7 @@ def pick_replays(
   """Pick and score a trajectory for each replayed question; both are None for fresh questions.
 
   The default is the trajectory with the lowest mean token entropy under the current policy; ties
-  go to the oldest. Even a question's only candidate is scored, for the step's records; this takes a
+  go to the oldest. A question's only candidate is scored too, for the step's records, which costs a
   forward pass over few rows. Without `objective.importance_correction`, the log-probabilities of
   the picked trajectory are replaced with the current policy's. The buffer is not modified.
   """
@@ -474,8 +474,8 @@ def assemble(
 ) -> Batch:
   """Assemble the step's rows into a batch, group by group, with replayed rows last in their group.
 
-  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask. So do
-  truncated responses with `objective.mask_truncated`. The number of rows therefore never changes.
+  Rows of questions outside `replay.difficulty` and, with `objective.mask_truncated`, truncated
+  responses get an empty mask but stay in the batch, so the number of rows never changes.
   """
   objective_config, step = rollout.objective_config, trained.plan.step
   rewards, rows, trains = [], [], []
@@ -529,7 +529,7 @@ def assemble(
 
 
 def _is_masked(config: objective.ObjectiveConfig, member: Response | Trajectory) -> bool:
-  """Return True if `mask_truncated` masks this row. Stored responses are never truncated then."""
+  """Return True if `mask_truncated` masks this row. It also keeps such rows out of the buffer."""
   return config.mask_truncated and isinstance(member, Response) and member.truncated
 
 
@@ -564,7 +564,7 @@ def _within_second_moment(
   scores: Sequence[ReplayScores | None],
   advantage_R: np.ndarray,
 ) -> np.ndarray:
-  """Mark the tokens of the R replayed rows to keep: a flat bool array, row by row."""
+  """Return a flat bool mask, row by row, of the tokens to keep in the R replayed rows."""
   log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)

@@ -17,7 +17,7 @@ _LANES = 128  # block sizes are multiples of the widest vector register
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-  """The distribution that tokens are sampled from. Each distinct value is compiled separately."""
+  """The distribution that tokens are sampled from. Each distinct value causes a compilation."""
 
   temperature: float = 1.0  # 0 picks the most probable token
   top_k: int = 0  # keep only the k most probable tokens; 0 keeps all

@@ -144,7 +144,7 @@ class _Kept:
 
 
 class _Terminal(rich.console.Console):
-  """A terminal whose cursor stays visible, because a killed run could not restore it."""
+  """A terminal that never hides its cursor, because a killed run could not show it again."""
 
   def show_cursor(self, show: bool = True) -> bool:
     del show

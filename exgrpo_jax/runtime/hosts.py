@@ -35,7 +35,7 @@ _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
 
 
 class Meeting(NamedTuple):
-  """Flags that connect this host to the others; all None on a known cluster or a single host."""
+  """Flags for connecting to the other hosts; all None on a known cluster or a single host."""
 
   coordinator_address: str | None = None  # host:port of the first host
   num_processes: int | None = None
@@ -44,7 +44,7 @@ class Meeting(NamedTuple):
 
 @contextlib.contextmanager
 def joined(meeting: Meeting) -> Iterator[None]:
-  """Run the block as one of the run's hosts. Enter it before any other use of JAX.
+  """Run the block as one of the run's hosts. Enter the block before any other use of JAX.
 
   On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If neither
   does, this is the only host. With several hosts, only the first host prints to standard

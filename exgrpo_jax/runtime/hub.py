@@ -122,7 +122,7 @@ def pinned(repository: Repository) -> Repository:
 
 
 def as_known(repository: Repository) -> Repository:
-  """Pin the repository to its commit if this process has already resolved it."""
+  """Pin the repository if this process has already resolved its commit."""
   return repository._replace(revision=_commits.get(repository.key, repository.revision))
 
 
@@ -198,8 +198,8 @@ def check_push(name: str, public: bool) -> None:
   """Check that `publish` may write to the model repository `name`, which need not exist yet.
 
   Changes nothing on the Hub. Raises InputError if the name is invalid, if the token is missing or
-  may not write there, if the repository exists with a visibility other than `public` requests, or
-  if the Hub cannot be reached.
+  may not write there, if an existing repository's visibility contradicts `public`, or if the Hub
+  cannot be reached.
   """
   owner, slash, _ = name.partition('/')
   problem = '' if slash else 'the name has no owner. Write owner/name with your user name as owner.'
@@ -236,8 +236,8 @@ def publish(
   """Upload files to a model repository, in one commit; return the URL of its page.
 
   `files` maps names to local paths or contents. Creates the repository if it is missing. Deletes
-  the repository's files that match the patterns `replaced` but are not in `files`, because users
-  could load an earlier upload's weights instead. Raises InputError if the upload fails.
+  its other top-level files that match the patterns `replaced`; otherwise users could load the
+  weights of an earlier upload. Raises InputError if the upload fails.
   """
   if not sys.stderr.isatty():
     utils.disable_progress_bars()

@@ -68,7 +68,7 @@ def physical_memory() -> int:
 
 
 def host_memory() -> int:
-  """Return the memory that this process may use, in bytes without swap, or 0 if unknown."""
+  """Return the memory that this process may use, excluding swap, in bytes; 0 if unknown."""
   physical = physical_memory()
   limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else ''
   return min(physical, int(limit)) if limit.isdigit() else physical

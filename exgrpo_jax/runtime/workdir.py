@@ -44,7 +44,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
   A process that inherits the descriptor holds the lock too, even after its parent dies.
 
   Raises:
-    InputError: another process holds the lock; the message is `refusal` plus the owner. The
+    InputError: another process holds the lock; the message is `refusal` followed by the owner. The
       error is raised immediately if the owner is on this machine; otherwise it is raised after
       LEASE_SECONDS, when a dead host's lock would have expired.
   """
@@ -102,10 +102,10 @@ def _take(file: BinaryIO, refusal: str) -> None:
 
 
 def is_abandoned(path: pathlib.Path) -> bool:
-  """Return True if a process on this machine took the lock last, and nobody holds it any more.
+  """Return True if the lock was last held by a process on this machine and is now free.
 
-  Checking takes the lock for an instant, so a run that starts just then is rejected. After this
-  returns True, do not check again until the file changes.
+  The check takes the lock for an instant, so a run that starts just then is rejected. Once this
+  has returned True, do not check again until the file changes.
   """
   with contextlib.suppress(OSError), open(path, 'rb') as file:
     if file.read().startswith(f'{_machine()} '.encode()):

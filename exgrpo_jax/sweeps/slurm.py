@@ -100,7 +100,7 @@ def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> 
 
 
 def _in_queue(jobs: Jobs) -> Jobs:
-  """Return the part of `jobs` that is still queued or running."""
+  """Return the trials in `jobs` that are still queued or running."""
   found: Jobs = {}
   for job, trials in jobs.items():
     number, _, cluster = job.partition(';')

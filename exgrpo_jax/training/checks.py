@@ -65,7 +65,7 @@ def check_rewards(config: RunConfig, data: QuestionSet) -> None:
 
 
 def check_data_size(config: RunConfig, num_questions: int, workdir: str) -> None:
-  """Raise InputError if a resumed run's `num_epochs` no longer means the same number of steps."""
+  """Raise InputError if a resumed run's `num_epochs` now implies a different number of steps."""
   recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0}
   if not recorded['num_epochs']:
     return

@@ -83,7 +83,7 @@ def keep_best(
 
 
 def keep_last(experiment: Experiment, params: model.Params, step: int) -> None:
-  """Export the policy to workdir/export/last, replacing an existing folder."""
+  """Export the policy to workdir/export/last, replacing any earlier export."""
   with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
     write(experiment, params, unfinished)
     model_card.write(unfinished, experiment, step)

@@ -50,7 +50,7 @@ def write(
 ) -> None:
   """Write the card of the policy after `step`.
 
-  `evaluated` contains the step's scores if the run has not written them yet. The card names no
+  `evaluated` contains the step's scores if the run has not written them yet. The card leaves out
   folders on this machine, because it may be published.
   """
   if not hosts.is_first():
@@ -89,7 +89,7 @@ Settings that differ from the [defaults]({_CODE}/blob/main/docs/configuration.md
 
 
 def named(folder: str, name: str) -> bytes:
-  """Return the card in `folder` with `name`, its repository on the Hub, as the model's name."""
+  """Return the card in `folder`, with the Hub repository `name` as the model's name."""
   return pathlib.Path(folder, FILE).read_bytes().replace(_HERE.encode(), name.encode())
 
 
@@ -100,7 +100,7 @@ def _base(experiment: Experiment) -> str:
 
 
 def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
-  """Return the YAML for the Hub. It names the base model and data only if the Hub has them."""
+  """Return the YAML for the Hub, with the base model and data only if they are on the Hub."""
   config = experiment.config
   readme = os.path.join(config.model.path, FILE)
   of_base = {}
@@ -201,7 +201,7 @@ def _interval(record: Mapping[str, float], name: str) -> str:
 
 
 def _usage(experiment: Experiment, base: str) -> str:
-  """Return code for transformers and vLLM. For adapters, `base` is their base model, else ''."""
+  """Return code for transformers and vLLM. `base` is the adapters' base model, or ''."""
   config = experiment.config
   messages = [{'role': 'system', 'content': config.prompt.system}] * bool(config.prompt.system)
   messages.append({'role': 'user', 'content': _QUESTION})

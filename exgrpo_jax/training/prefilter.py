@@ -127,7 +127,7 @@ def _answered(
 
 
 def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
-  """Write the three files. Only the first host writes."""
+  """Write questions.jsonl, successes.parquet and pass_rates.jsonl. Only the first host writes."""
   rates = [
     {
       'row': one.question.row,

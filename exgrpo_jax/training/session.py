@@ -104,7 +104,7 @@ def open_run(
 
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
-  """Turn a full disk or too little memory into a one-line InputError."""
+  """Turn out-of-disk and out-of-memory errors into a one-line InputError."""
   with disk.explain_failure(workdir), machine.explained():
     yield
 
@@ -112,7 +112,7 @@ def explained(workdir: str) -> Iterator[None]:
 def load(
   config: ConfigDict, workdir: str
 ) -> tuple[Experiment, RolloutSetup, tuple[QuestionSet, ...]]:
-  """Load the experiment, its stages for the training questions, and its evaluation questions.
+  """Load the experiment, its rollout setup with the training questions, and its evaluation sets.
 
   The caller must have locked the workdir. Removes the files of a run with another config that
   never finished a step.

@@ -105,7 +105,7 @@ class Worker:
     """Replace the process, with the standby if there is one, and wait until it is ready.
 
     Raises InputError if the user's code is rejected, hangs or ends the process, and RuntimeError if
-    no process got ready for another reason. If the time ran out, the error's cause is a
+    no process became ready for another reason. After a timeout, the error's cause is a
     TimeoutError.
     """
     failure = None
@@ -164,7 +164,7 @@ class Worker:
       process.close()
 
   def _first_reply(self, process: WorkerProcess) -> dict[str, Any]:
-    """Wait for a process's first reply, printing what it is doing meanwhile."""
+    """Wait for a process's first reply, and print its progress meanwhile."""
     started, self._trying, timeout = time.monotonic(), {}, self._program.timeout
     while True:
       try:
@@ -182,7 +182,7 @@ class Worker:
       self._trying = reply
 
   def _explained(self, failure: BaseException | None) -> Exception:
-    """Return the error that explains why no process got ready."""
+    """Return the error that explains why no process became ready."""
     program, is_late = self._program, isinstance(failure, TimeoutError)
     ended = f'was not ready after {program.timeout:g} s' if is_late else f'ended {failure}'
     if not self._trying:

@@ -44,7 +44,7 @@ class WorkerProcess:
       self.send(first, time.monotonic() + timeout)
 
   def is_idle(self) -> bool:
-    """Return True if the process is alive and has no unread output, so it is between requests."""
+    """Return True if the process is alive and has no unread output, i.e. is between requests."""
     self._socket.setblocking(False)
     try:
       self._socket.recv(1, socket.MSG_PEEK)

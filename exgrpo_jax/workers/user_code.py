@@ -43,7 +43,7 @@ _NEEDED = {
 def load(spec: str, what: str = 'function') -> Any:
   """Import and return the object 'package.module:name'. Raises whatever the import raises.
 
-  The current folder is searched too, even if the command itself does not search it.
+  First adds the current folder to sys.path if it is missing.
   """
   module, _, name = spec.partition(':')
   if not (module and name):
@@ -68,7 +68,7 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 
 def summarize(error: BaseException) -> str:
-  """Summarize an error and its place in user code on one line, which may quote the response."""
+  """Summarize an error and its location in user code on one line; may quote the response."""
   frames = traceback.extract_tb(error.__traceback__)
   own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
   place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code
@@ -76,6 +76,6 @@ def summarize(error: BaseException) -> str:
 
 
 def on_a_line(error: BaseException) -> str:
-  """Return an error's type and text on one short line."""
+  """Format an error's type and text as one short line."""
   text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
   return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
