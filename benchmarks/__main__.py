@@ -1,11 +1,11 @@
-"""Measures this machine with random weights and data. Compare only the figures of one run.
+"""Benchmarks of this machine, with random weights and data. Compare only figures from one run.
 
 python -m benchmarks                        lists the benchmarks
 python -m benchmarks all --size=tiny        checks that all of them run
 python -m benchmarks update rollout.questions=8
 
-Settings of the config may follow, as in the last line. Exit status: 1 if a check failed or, with
-`all`, a benchmark failed.
+Append settings of the config to change them, as in the last line. Exit status: 1 if a check failed
+or, with `all`, a benchmark failed.
 """
 
 import argparse
@@ -15,32 +15,32 @@ import sys
 
 # Name -> description. Each benchmark is a module with measure(bench) -> figures.
 BENCHMARKS = {
-  'parity': "the sampler's log-probabilities against the trainer's",
-  'attention': 'every attention backend of this platform against the formula',
-  'loss': 'the fused loss against the naive one: time, memory, gradients',
+  'parity': "the sampler's log-probabilities compared with the trainer's",
+  'attention': 'every attention backend of this platform compared with the formula',
+  'loss': 'the fused loss compared with the naive loss: time, memory, gradients',
   'update': 'one update: tokens per second, share of the FLOP/s of a plain matrix product',
   'rollout': 'generating responses: tokens per second, share of the bandwidth of a plain copy',
   'carry': 'whole steps with and without partial rollouts',
-  'episodes': 'many turns with slow and with instant environments: busy slots',
-  'grading': 'responses judged per second',
-  'buffer': "the replay buffer at a share of the paper's scale: time and memory",
-  'start': 'a start with a large file of questions, new or prepared',
-  'report': "the page of a run of a share of the paper's steps: size, time and memory",
-  'smoke': 'a whole run of train --config=smoke',
+  'episodes': 'episodes of several turns with slow and with instant environments: busy slots',
+  'grading': 'responses graded per second',
+  'buffer': "the replay buffer at a fraction of the paper's scale: time and memory",
+  'start': 'a start with a large file of questions, before and after it is prepared',
+  'report': "a run's page, for a fraction of the paper's steps: size, time and memory",
+  'smoke': 'a complete run of train --config=smoke',
 }
 SIZES = ('tiny', 'small', 'large')
 
 
 def main() -> None:
   """Run a benchmark, or all of them."""
-  parser = argparse.ArgumentParser('python -m benchmarks', description='Measures this machine.')
+  parser = argparse.ArgumentParser('python -m benchmarks', description='Measure this machine.')
   parser.add_argument('name', nargs='?', choices=['all', *BENCHMARKS])
   parser.add_argument('changes', nargs='*', metavar='KEY=VALUE', help='settings of the config')
-  parser.add_argument('--size', choices=SIZES, help='default: small on a CPU, else large')
+  parser.add_argument('--size', choices=SIZES, help='default: small on a CPU, otherwise large')
   parser.add_argument(
     '--scale',
     type=float,
-    help="share of the paper's questions, responses and steps, in grading, buffer, start, report",
+    help="fraction of the paper's questions, responses and steps (grading, buffer, start, report)",
   )
   args = parser.parse_intermixed_args()
   if not args.name:

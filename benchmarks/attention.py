@@ -1,6 +1,6 @@
-"""Attention backends against the textbook formula: values, gradients and time.
+"""Attention backends compared with the textbook formula: values, gradients and time.
 
-The shape letters are those in policy/attention.py.
+Shape letters are the same as in policy/attention.py.
 """
 
 import functools
@@ -16,7 +16,7 @@ from exgrpo_jax.policy import attention, kv_cache, sharding
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Measure every backend of the platform, over whole sequences and in decoding."""
+  """Measure every backend of the platform, on whole sequences and in decoding."""
   platform, dtype = sharding.platform(), bench.model.dtype
   backends = dict.fromkeys(('blockwise', attention.backend_for(platform, dtype)))
   found = [figure for backend in backends for figure in _causal(bench, backend)]
@@ -61,7 +61,7 @@ def _causal(bench: Bench, backend: str) -> list[Figure]:
       f'{backend}, difference',
       difference(ours(*arrays), textbook(*arrays)),
       'relative',
-      'values and gradients against the formula in float32',
+      'values and gradients, compared with the formula in float32',
       limit=LIMITS[shape.dtype],
     ),
     Figure(
@@ -75,7 +75,7 @@ def _causal(bench: Bench, backend: str) -> list[Figure]:
 
 
 def _decoding(bench: Bench) -> list[Figure]:
-  """Measure the platform's decoding: one token of each slot attends to its cache."""
+  """Measure the platform's decoding: one token per slot attends to the slot's cache."""
   shape, B, S = bench.model, bench.config.rollout.slots, bench.config.rollout.longest_row
   N, G, H = shape.num_heads, shape.num_kv_heads, shape.head_size
   query_BNH, key_BSGH, value_BSGH = _random(
@@ -97,7 +97,7 @@ def _decoding(bench: Bench) -> list[Figure]:
       f'decode {backend}, difference',
       difference(attend(query_BNH, position_B, cache), expected),
       'relative',
-      'against the formula in float32',
+      'compared with the formula in float32',
       limit=LIMITS[shape.dtype],
     ),
     Figure(f'decode {backend}, time', 1e3 * seconds, 'ms', f'{B} slots of {S:,} tokens, one layer'),
@@ -119,7 +119,7 @@ def _random(mesh: jax.sharding.Mesh, dtype: str, *shapes: Sequence[int]) -> list
 
 
 def _with_gradient(attend: Callable[..., jax.Array]) -> Callable[..., object]:
-  """Return a function that gives (values, gradients of the sum of their squares)."""
+  """Return a function that computes the values and the gradients of the sum of their squares."""
 
   def loss(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
     values = attend(*qkv)

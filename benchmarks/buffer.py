@@ -1,4 +1,4 @@
-"""The replay buffer at a share of the paper's scale: drawing, recording, saving, restoring."""
+"""The replay buffer at a fraction of the paper's scale: drawing, recording, saving, restoring."""
 
 import functools
 import pathlib
@@ -16,8 +16,8 @@ from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 
-_QUESTIONS, _TRAJECTORIES, _TOKENS = 46_000, 4, 1500  # the paper's; tokens are a mean
-_STEP_QUESTIONS, _SAMPLES, _STEPS_BETWEEN_SAVES = 128, 8, 50  # the paper's
+_QUESTIONS, _TRAJECTORIES, _TOKENS = 46_000, 4, 1500  # the paper's values; _TOKENS is a mean
+_STEP_QUESTIONS, _SAMPLES, _STEPS_BETWEEN_SAVES = 128, 8, 50  # the paper's values
 _PROMPT = np.zeros(200, np.int32)
 _VERDICTS = (Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')) * (_SAMPLES // 2)
 
@@ -54,10 +54,10 @@ def _measure_saving(config: replay.ReplayConfig, scale: float, workdir: str) -> 
     Figure('buffer', 1e-9 * held, 'GB', f'{len(buffer.entries):,} questions'),
     Figure('draw', 1e3 * draw, 'ms'),
     Figure('record', 1e3 * record, 'ms'),
-    Figure('first save', first, 's', f'the loop waits {first_wait:.2g} s'),
-    Figure('its memory', 1e-9 * memory, 'GB', 'besides the buffer'),
-    Figure('second save', second, 's', f'the loop waits {second_wait:.2g} s'),
-    Figure('it writes', 1e-9 * _written(workdir), 'GB', 'what the first save does not have'),
+    Figure('first save', first, 's', f'training waits {first_wait:.2g} s'),
+    Figure('its memory', 1e-9 * memory, 'GB', 'in addition to the buffer'),
+    Figure('second save', second, 's', f'training waits {second_wait:.2g} s'),
+    Figure('it writes', 1e-9 * _written(workdir), 'GB', 'files that the first save lacks'),
   ]
 
 
@@ -69,12 +69,12 @@ def _measure_restoring(workdir: str) -> list[Figure]:
   memory = peak_bytes() - before - _size(buffer)
   return [
     Figure('restore', seconds, 's'),
-    Figure('its memory', 1e-9 * memory, 'GB', 'besides the buffer'),
+    Figure('its memory', 1e-9 * memory, 'GB', 'in addition to the buffer'),
   ]
 
 
 def _synthetic_buffer(count: int, rng: np.random.Generator) -> replay.Buffer:
-  """Make _TRAJECTORIES of about _TOKENS tokens for each question; questions in all buckets."""
+  """Make a buffer of questions in all buckets, each with _TRAJECTORIES of about _TOKENS tokens."""
   entries = {}
   for row in range(count):
     responses = [_synthetic_response(rng) for _ in range(_TRAJECTORIES)]
@@ -92,7 +92,7 @@ def _synthetic_buffer(count: int, rng: np.random.Generator) -> replay.Buffer:
 def _synthetic_step(
   num_questions: int, number: int, rng: np.random.Generator
 ) -> tuple[Plan, list[None], list[list[Response]], list[tuple[Verdict, ...]]]:
-  """Make plan, no replays, responses and verdicts of a step; half of the responses are right."""
+  """Make a step's plan, replays (none), responses and verdicts; half the responses are correct."""
   rows = rng.choice(num_questions, min(num_questions, _STEP_QUESTIONS), replace=False)
   plan = Plan(
     step=number,
@@ -111,7 +111,7 @@ def _synthetic_step(
 
 
 def _synthetic_response(rng: np.random.Generator) -> Response:
-  """Draw a response of half to one and a half times _TOKENS random tokens."""
+  """Draw a response of random tokens, 0.5 to 1.5 times _TOKENS long."""
   length = int(rng.integers(_TOKENS // 2, _TOKENS + _TOKENS // 2))
   start = int(rng.integers(0, len(_random_tokens()) - length))
   tokens = _random_tokens()[start : start + length].copy()
@@ -125,12 +125,12 @@ def _random_tokens() -> np.ndarray:
 
 
 def _state() -> TrainState:
-  """Return the state of a model so small that only the buffer counts in a checkpoint."""
+  """Return the state of a model so small that the buffer dominates a checkpoint."""
   return TrainState(params={'weight': jnp.zeros(1)}, opt_state=())
 
 
 def _save(manager: ocp.CheckpointManager, step: int, buffer: replay.Buffer) -> tuple[float, float]:
-  """Save; return the seconds until the checkpoint is complete and until the loop goes on."""
+  """Save; return the seconds until the checkpoint is complete and until training continues."""
   start = time.perf_counter()
   checkpoint.save(manager, Snapshot(step=step, state=_state(), buffer=buffer, cursor=Cursor()))
   wait = time.perf_counter() - start

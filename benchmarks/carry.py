@@ -1,7 +1,7 @@
-"""Partial rollouts: whole steps with and without them, in turns.
+"""Partial rollouts: whole steps with and without them, measured in turns.
 
-A step is the conversion to the decode layout, a rollout and an update. Both arms draw the same
-groups.
+A step converts the parameters to the decode layout, runs a rollout, and runs an update. Both arms
+draw the same groups.
 """
 
 import time
@@ -16,7 +16,7 @@ from exgrpo_jax.experiment.experiment import update_spec
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import model
 
-# Steps that are not measured, until the state is steady or programs are compiled.
+# First steps, not measured: until the state is steady, or until programs are compiled.
 _FIRST_STEPS = {True: 9, False: 2}
 
 
@@ -26,12 +26,12 @@ class _Step(NamedTuple):
 
   @property
   def tokens(self) -> int:
-    """Count the tokens of the responses that the step trains."""
+    """Count the tokens of the responses that the step trains on."""
     return int(self.taken.lengths.sum())
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Measure tokens per second with and without, busy slots, staleness, and repeated prefill."""
+  """Measure speed, busy slots, staleness and prefill, with and without partial rollouts."""
   spec = update_spec(bench.config, bench.model, bench.meshes.training)
   state = first_state(bench, spec)
   arms = {True: Rollouts(bench, carries=True), False: Rollouts(bench, carries=False)}
@@ -61,14 +61,14 @@ def measure(bench: Bench) -> list[Figure]:
     Figure('without', speeds[False], 'tokens/s', f'{100 * busy[False]:.0f}% of slots busy'),
     Figure('gain', speeds[True] / speeds[False], 'x', 'with partial rollouts'),
     Figure('age', sum(ages) / len(ages), 'steps', f'of trained groups, at most {max(ages)}'),
-    Figure('resumed', resumed / decoded, 'x', 'tokens prefilled again for each that is decoded'),
+    Figure('resumed', resumed / decoded, 'x', 'tokens prefilled again per decoded token'),
   ]
 
 
 def _take(
   bench: Bench, rollouts: Rollouts, spec: gradients.UpdateSpec, state: optimizer.TrainState
 ) -> tuple[_Step, optimizer.TrainState]:
-  """Take the next step of some rollouts; return it and the state after its update."""
+  """Run the next step of `rollouts`; return it and the state after its update."""
   start = time.perf_counter()
   taken = rollouts.take(model.decode_layout(bench.model, state.params, bench.meshes))
   rollout = time.perf_counter() - start

@@ -18,9 +18,9 @@ from exgrpo_jax.rollout.slots import Sync
 from exgrpo_jax.runtime.randomness import Purpose
 
 _TURNS = 8
-_SLOW, _INSTANT = 0.05, 0.0  # seconds of an answer
-_IN_FLIGHT = 2  # episodes for each slot
-_ARMS = {  # seconds of an answer, and the share of episodes whose caches are kept
+_SLOW, _INSTANT = 0.05, 0.0  # seconds per answer
+_IN_FLIGHT = 2  # episodes per slot
+_ARMS = {  # seconds per answer, and the share of episodes whose caches are kept
   'slow': (_SLOW, 1.0),
   'instant': (_INSTANT, 1.0),
   'recomputed': (_INSTANT, 0.0),
@@ -28,7 +28,7 @@ _ARMS = {  # seconds of an answer, and the share of episodes whose caches are ke
 
 
 class Waiting:
-  """An environment whose answer is always the same and takes the seconds in the task's answer."""
+  """An environment that always answers the same, after the seconds given as the task's answer."""
 
   def reset(self, task: Task, seed: int) -> Messages:
     """Return the task's prompt."""
@@ -44,13 +44,13 @@ class Waiting:
 
 
 class Letters(Tokenizer):
-  """A fake tokenizer: an answer has `observed` tokens, and a turn is always cut."""
+  """A fake tokenizer: every answer has `observed` tokens, and every turn is truncated."""
 
   files, pad_id = {}, 0
 
   def __init__(self, vocab_size: int, observed: int) -> None:
     self.vocab_size, self.eos_ids = vocab_size, (vocab_size - 1,)
-    self._answer = [1] * (observed - 1)  # the end token of the turn comes before it
+    self._answer = [1] * (observed - 1)  # the turn's end token comes first
 
   def encode(self, text: str) -> list[int]:
     """See Tokenizer.encode."""
@@ -72,11 +72,11 @@ class _Played(NamedTuple):
   seconds: float
   idle: float  # seconds in which no slot decoded
   syncs: list[Sync]
-  written: int  # tokens of the policy
+  written: int  # tokens that the policy wrote
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Measure busy slots with slow environments, their speed against instant ones, and caches."""
+  """Measure busy slots and speed with slow environments, and the gain from kept caches."""
   slots, turn = bench.config.rollout.slots, bench.config.rollout.max_response // _TURNS
   config = settings.EnvironmentConfig(
     name='benchmarks.episodes:Waiting',
@@ -89,7 +89,7 @@ def measure(bench: Bench) -> list[Figure]:
   for repeat in range(1 + bench.size.repeats):
     for name, (seconds, kept) in _ARMS.items():
       found = _play(bench, config, pool, seconds, round(kept * _IN_FLIGHT * slots))
-      played[name] += [found] * (repeat > 0)  # the first compiles
+      played[name] += [found] * (repeat > 0)  # the first repeat compiles
   speed = {
     name: sum(one.written for one in found) / sum(one.seconds for one in found)
     for name, found in played.items()
@@ -112,20 +112,20 @@ def measure(bench: Bench) -> list[Figure]:
       'kept caches',
       speed['instant'] / speed['recomputed'],
       'x',
-      'as fast as with caches computed again at each turn, with instant answers',
+      'as fast as recomputing the caches in each turn, with instant answers',
     ),
   ]
 
 
 def _observed(bench: Bench) -> int:
-  """Return the tokens of an answer: a quarter of a turn's."""
+  """Return the length of an answer in tokens, a quarter of a turn's length."""
   return max(2, bench.config.rollout.max_response // _TURNS // 4)
 
 
 def _play(
   bench: Bench, config: settings.EnvironmentConfig, pool: Pool, seconds: float, parked: int
 ) -> _Played:
-  """Play twice as many episodes as there are slots, one for each question."""
+  """Play twice as many episodes as there are slots, one per question."""
   rollout, syncs = bench.config.rollout, list[Sync]()
   asked = [
     Question(row, (Message('user', 'go'),), str(seconds), 'math', '', 'waiting')

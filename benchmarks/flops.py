@@ -7,18 +7,18 @@ from exgrpo_jax.policy import model
 
 
 def parameter_count(shape: model.ShapeConfig) -> int:
-  """Count the parameters except biases and norm scales, which are a thousandth of them."""
+  """Count the parameters except biases and norm scales, which make up a thousandth."""
   embeddings = shape.vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
   return embeddings + shape.num_layers * layer_parameter_count(shape)
 
 
 def layer_parameter_count(shape: model.ShapeConfig) -> int:
-  """Count the entries of one layer's matrices, with all its experts."""
+  """Count the entries of one layer's matrices, including all experts."""
   return _layer_entries(shape, max(1, shape.num_experts))
 
 
 def hidden_units(shape: model.ShapeConfig) -> int:
-  """Count the hidden units of a token in a layer, in all of the token's experts."""
+  """Count a token's hidden units in a layer, summed over the token's experts."""
   return max(1, shape.experts_per_token) * shape.mlp_width
 
 
@@ -31,7 +31,7 @@ def _layer_entries(shape: model.ShapeConfig, num_mlps: int) -> int:
 def forward_flops(shape: model.ShapeConfig, num_tokens: int, length: int, num_logits: int) -> int:
   """Count the FLOPs of a forward pass: matrix products, causal attention and the unembedding.
 
-  `num_tokens` counts all rows, `length` each row, and `num_logits` the tokens that get logits.
+  `num_tokens` is summed over rows that have `length` tokens each; `num_logits` tokens get logits.
   """
   return sum(_weights_and_attention(shape, num_tokens, length, num_logits))
 
@@ -41,9 +41,9 @@ def update_flops(
 ) -> int:
   """Count the FLOPs of a forward and a backward pass; arguments as in `forward_flops`.
 
-  A backward pass has two products for each one of the forward pass, one for the gradient of each
-  factor. `frozen` weights need no gradient. The products with LoRA's adapters, about a hundredth at
-  rank 32, are left out.
+  For each product of the forward pass, the backward pass has two: one for each factor's gradient.
+  `frozen` weights need no gradient. Products with LoRA's adapters, about a hundredth of the FLOPs
+  at rank 32, are left out.
   """
   of_weights, of_attention = _weights_and_attention(shape, num_tokens, length, num_logits)
   return (2 if frozen else 3) * of_weights + 3 * of_attention

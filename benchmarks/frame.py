@@ -1,4 +1,4 @@
-"""The shared parts of benchmarks: sizes, random data, measurements in turns, and figures."""
+"""Shared parts of the benchmarks: sizes, random data, alternating measurements, and figures."""
 
 import ast
 import concurrent.futures
@@ -57,8 +57,8 @@ _TINY_MODEL = _SMALL_MODEL | {
 class Size(NamedTuple):
   """The size of a benchmark."""
 
-  scale: float  # share of the paper's questions and responses, in benchmarks of the host
-  repeats: int  # of each measurement; the median counts
+  scale: float  # fraction of the paper's questions and responses, in benchmarks of the host
+  repeats: int  # of each measurement; the median is reported
   model: Mapping[str, Any]  # config.model, where it differs from Qwen2.5-Math-1.5B
   rollout: Mapping[str, Any]
   tokens_per_microbatch: int
@@ -121,7 +121,7 @@ class Bench:
 
   @functools.cached_property
   def lengths(self) -> np.ndarray:
-    """Draw the tokens of each response, lognormal: 1% are cut at the limit of 8 medians."""
+    """Draw lognormal response lengths in tokens; 1% are cut at the limit of 8 medians."""
     return lengths.draw('', self.rows, self.config.rollout.max_response)
 
   @functools.cached_property
@@ -138,12 +138,12 @@ class Bench:
     """Measure the bytes per second that a device reads and writes in a plain copy."""
     size = 2**27 if sharding.platform() == 'cpu' else 2**31
     array = jnp.zeros(size // 4, jnp.int32)
-    copy = jax.jit(lambda x: x ^ 1)  # XLA would skip a mere copy
+    copy = jax.jit(lambda x: x ^ 1)  # XLA would optimise a plain copy away
     [seconds] = in_turns(3, lambda: copy(array))
     return 2 * size / seconds
 
   def engine(self, drafts: str = '0', **options: Any) -> SlotEngine:
-    """Make the sampler of this bench, in which only limits end responses."""
+    """Make a sampler whose responses end only at their limits."""
     rollout = self.config.rollout
     spec = DecodeSpec(
       distribution=Distribution(),
@@ -164,9 +164,9 @@ class Bench:
     drafts: str = '0',
     past: Sequence[Response] = (),
   ) -> list[Response]:
-    """Generate responses of the given lengths to random prompts, `samples` to each.
+    """Generate responses of the given lengths to random prompts, `samples` per prompt.
 
-    `past` holds earlier responses to draft from, `samples` for each question.
+    `past` contains earlier responses to draft from, `samples` per prompt.
     """
     samples = samples or self.config.rollout.group_size
     requests = list[Request]()
@@ -179,13 +179,13 @@ class Bench:
     return responses
 
   def prompt(self, question: int) -> np.ndarray:
-    """Draw a prompt of random tokens, as long as the limit allows."""
+    """Draw a prompt of random tokens with the maximum length."""
     rng = np.random.default_rng(question)
     shape = self.config.rollout.max_prompt
     return rng.integers(0, self.model.vocab_size, shape).astype(np.int32)
 
   def batch(self, response_B: np.ndarray) -> Batch:
-    """Draw rows with responses of these lengths; a group shares a prompt, 1 of 8 is replayed."""
+    """Draw rows with these response lengths. Groups share a prompt; 1 in 8 rows is replayed."""
     rng, prompt, rows = np.random.default_rng(0), self.config.rollout.max_prompt, len(response_B)
     place_T = np.arange(prompt + response_B.max())
     is_response_BT = (place_T >= prompt) & (place_T < prompt + response_B[:, None])
@@ -205,7 +205,7 @@ class Bench:
 
 
 def open_bench(size: Size, changes: Sequence[str] = ()) -> Bench:
-  """Set up the bench of a size; `changes` are settings such as 'rollout.slots=8'."""
+  """Set up a bench of this size; `changes` are settings such as 'rollout.slots=8'."""
   values: Any = config_files.load_config('base')
   values.model.update(size.model)
   values.rollout.update(size.rollout)
@@ -229,17 +229,17 @@ def _value(text: str) -> Any:
 
 
 class Figure(NamedTuple):
-  """One value that a benchmark found."""
+  """A value measured by a benchmark."""
 
   name: str
   value: float
   unit: str
-  meaning: str = ''  # details that name and unit do not say
-  limit: float | None = None  # a check's, in the value's unit
+  meaning: str = ''  # details beyond the name and unit
+  limit: float | None = None  # highest value that passes, for a check
 
   @property
   def passes(self) -> bool:
-    """Return True if the value has no limit or is at most that; NaN fails a limit."""
+    """Return True if there is no limit or the value is within it. NaN fails any limit."""
     return self.limit is None or self.value <= self.limit
 
   def __str__(self) -> str:
@@ -249,9 +249,9 @@ class Figure(NamedTuple):
 
 
 def in_turns(repeats: int, *runs: Callable[[], object]) -> list[float]:
-  """Measure the median seconds of each run.
+  """Return the median time of each run in seconds.
 
-  The runs take turns, so a temporary slowdown of the machine affects all of them alike. A first
+  The runs take turns, so a temporary slowdown of the machine affects all of them alike. The first
   round compiles and is not counted.
   """
   seconds: list[list[float]] = [[] for _ in runs]
@@ -277,18 +277,18 @@ LIMITS = {'bfloat16': 2e-2, 'float32': 1e-4}
 
 
 def in_own_process(function: Callable[..., Result], *args: object) -> Result:
-  """Run a function in a fresh process, so that nothing else has used its memory."""
+  """Run a function in a fresh process, so that its peak memory includes nothing else."""
   with concurrent.futures.ProcessPoolExecutor(
     1,
     multiprocessing.get_context('spawn'),
-    logging.set_verbosity,  # orbax and TFDS log every detail below it
+    logging.set_verbosity,  # below ERROR, orbax and TFDS log every detail
     (logging.ERROR,),
   ) as pool:
     return pool.submit(function, *args).result()
 
 
 def peak_bytes() -> int:
-  """Return the most memory that this process has held; works only on Linux."""
+  """Return the peak memory of this process in bytes. Works only on Linux."""
   status = pathlib.Path('/proc/self/status').read_text()
   [line] = [line for line in status.splitlines() if line.startswith('VmHWM:')]
   return 1024 * int(line.split()[1])

@@ -1,4 +1,4 @@
-"""The speed of grading: responses per second, and the latency of a single one."""
+"""The speed of grading: responses per second, and the latency of a single response."""
 
 import statistics
 import time
@@ -7,7 +7,7 @@ from benchmarks.frame import Bench, Figure, in_turns
 from exgrpo_jax.grading import pool, verifier
 
 _RESPONSES = 100_000  # at scale 1
-_CHARACTERS = 8000  # of each response, about 2,000 tokens
+_CHARACTERS = 8000  # per response, about 2,000 tokens
 _THOUGHT = 'So we find that $x_1 + 3 = 7$, whence 12 of them are left. '
 # (boxed, ground truth), with a number so that no two responses are equal.
 _ANSWERS = (
@@ -23,7 +23,7 @@ _ANSWERS = (
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Measure how fast a batch of responses is graded, and how long a single one takes."""
+  """Measure how fast a batch of responses is graded, and how long a single response takes."""
   count = max(8, round(bench.size.scale * _RESPONSES))
   pairs = [[text.format(n=n) for text in _ANSWERS[n % len(_ANSWERS)]] for n in range(count)]
   thought = _THOUGHT * (_CHARACTERS // len(_THOUGHT))
@@ -39,5 +39,5 @@ def measure(bench: Bench) -> list[Figure]:
       single.append(1e3 * (time.perf_counter() - start))
   return [
     Figure('grading', count / total, 'responses/s', f'{count:,} of {_CHARACTERS:,} characters'),
-    Figure('single', statistics.median(single), 'ms', f'the slowest {max(single):.3g} ms'),
+    Figure('single', statistics.median(single), 'ms', f'the slowest takes {max(single):.3g} ms'),
   ]

@@ -1,4 +1,4 @@
-"""The fused loss against the two losses that it replaces: time, temporary memory, gradients."""
+"""The fused loss compared with the two that it replaces: time, temporary memory, gradients."""
 
 import functools
 
@@ -63,7 +63,7 @@ def measure(bench: Bench) -> list[Figure]:
       'gradients',
       difference(gradients, of_naive),
       'relative',
-      "the fused loss's against the naive one's",
+      'of the fused loss, compared with the naive loss',
       limit=LIMITS[bench.model.dtype],
     ),
   ]

@@ -1,14 +1,14 @@
-"""The sampler's log-probabilities against the trainer's, on random weights."""
+"""The sampler's log-probabilities compared with the trainer's, on random weights."""
 
 from benchmarks.frame import Bench, Figure
 from exgrpo_jax.rollout import scoring
 
-# The largest and the mean difference of any token, in nats. bfloat16 keeps 8 bits of hidden states.
+# Limits of the largest and the mean difference, in nats. bfloat16 keeps 8 bits of hidden states.
 _LIMITS = {'bfloat16': (1.0, 0.1), 'float32': (1e-3, 1e-4)}
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Compare the log-probabilities that both give to sampled responses."""
+  """Compare the log-probabilities that sampler and trainer compute for sampled responses."""
   rollout = bench.config.rollout
   responses = bench.generate(bench.lengths.tolist())
   prompts = [bench.prompt(row // rollout.group_size) for row in range(bench.rows)]

@@ -1,6 +1,6 @@
 """The HTML page of a long run: its size, and the time and memory to write it.
 
-The run is a short one. Its steps and their questions are repeated up to the paper's numbers.
+A short run is trained. Its steps and their questions are repeated to reach the paper's numbers.
 """
 
 import json
@@ -17,9 +17,9 @@ from benchmarks import smoke
 from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
 from exgrpo_jax.reporting import metrics, report, step_records
 
-_STEPS, _ROWS = 700, 1024  # the paper's steps, and responses of a step
+_STEPS, _ROWS = 700, 1024  # the paper's numbers of steps, and of responses per step
 _FILE_STEPS = step_records.STEPS_PER_FILE
-# Limits of a page, which should be small enough for mail.
+# Limits of a page, which should be small enough to email.
 _MAX_PAGE, _MAX_MEMORY = 15, 1000  # MB
 _SHORT = 4  # steps
 
@@ -36,12 +36,12 @@ def measure(bench: Bench) -> list[Figure]:
   return [
     Figure('page', 1e-6 * size, 'MB', f'{steps} steps of {_ROWS} responses', limit=_MAX_PAGE),
     Figure('writing', seconds, 's'),
-    Figure('memory', 1e-6 * memory, 'MB', 'the most that the writer held', limit=_MAX_MEMORY),
+    Figure('memory', 1e-6 * memory, 'MB', 'peak while writing the page', limit=_MAX_MEMORY),
   ]
 
 
 def lengthen(run: pathlib.Path, steps: int) -> None:
-  """Repeat the steps of a run up to `steps`, and each step's rows up to the paper's number."""
+  """Repeat a run's steps until there are `steps`, each with the paper's number of rows."""
   for name in ('questions', 'responses', 'tokens'):
     paths = step_records.files(run, name)
     whole = pa.concat_tables([step_records.read_file(path, name) for path in paths])
@@ -67,7 +67,7 @@ def lengthen(run: pathlib.Path, steps: int) -> None:
 
 
 def _moved(table: pa.Table, step: int, repeat: bool) -> pa.Table:
-  """Turn a step's table into another step's, with rows repeated under other questions."""
+  """Renumber a table as step `step`. With `repeat`, repeat its rows under new question numbers."""
   groups = 1 + table['group'].to_numpy().max()
   copies = max(1, _ROWS // (groups * 8)) if repeat else 1
   long = pa.concat_tables([table] * copies)

@@ -1,7 +1,7 @@
-"""The rollout engine: tokens per second, share of the device's bandwidth, gain from slots.
+"""The rollout engine: tokens per second, share of the device's bandwidth, gains from slots.
 
 Drafts are measured in the worst case (random prompts, so no draft is accepted) and in the best case
-(the same responses are given as past ones, so all drafts are accepted). A run's speedup is about
+(the same responses are passed as `past`, so all drafts are accepted). A run's speedup is about
 its tokens per pass divided by the slowdown in the worst case.
 """
 
@@ -19,7 +19,7 @@ _DRAFTS = ('1', '3', '7')  # of `rollout.drafts`
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Measure throughput, end to end and in decoding, and gains of refills and shared prefill."""
+  """Measure throughput, overall and in decoding, and the gains from refills and shared prefill."""
   rollout, slots = bench.config.rollout, bench.config.rollout.slots
   limits = bench.lengths.tolist()
   rows = min(slots, bench.rows)
@@ -55,23 +55,23 @@ def measure(bench: Bench) -> list[Figure]:
       f'{whole:.2f} s for {len(limits)} responses of {min(limits)} to {max(limits)} tokens in '
       f'{slots} slots',
     ),
-    Figure('decode only', rows / step, 'tokens/s', f'{1e3 * step:.3g} ms a step of {rows} rows'),
+    Figure('decode only', rows / step, 'tokens/s', f'{1e3 * step:.3g} ms per step of {rows} rows'),
     Figure(
       'share of bandwidth',
       100 * size / step / bench.bandwidth,
       '%',
-      f'of a plain copy; a step reads {size / 1e9:.3g} GB of weights and cache on a device',
+      f'of a plain copy; a step reads {size / 1e9:.3g} GB of weights and cache per device',
     ),
-    Figure('prefill', 100 * prefill / whole, '%', 'of the whole, up to the first tokens'),
-    Figure('resharding', 100 * reshard / whole, '%', 'of the whole, to the decode layout'),
+    Figure('prefill', 100 * prefill / whole, '%', 'of the total time, until the first tokens'),
+    Figure('resharding', 100 * reshard / whole, '%', 'of the total time, to the decode layout'),
     Figure('refill', batches / whole, 'x', f'as fast as running each batch of {slots} to its end'),
-    Figure('shared prefill', alone / prefill, 'x', f'as fast as {rows} prompts of their own'),
+    Figure('shared prefill', alone / prefill, 'x', f'as fast as {rows} separate prompts'),
     *_of_drafts(equal, drafted, rows),
   ]
 
 
 def _of_drafts(plain: float, drafted: Sequence[float], rows: int) -> Iterator[Figure]:
-  """Yield the slowdown and the speedup by drafts; `plain` is the time without drafts, in s."""
+  """Yield the slowdown and speedup from drafts; `plain` is the time without drafts in seconds."""
   for drafts, rejected, accepted in zip(_DRAFTS, drafted[::2], drafted[1::2]):
     name = f'{drafts} drafts'
     yield Figure(f'{name}, all rejected', rejected / plain, 'x', f'as slow as without, {rows} rows')
@@ -79,10 +79,10 @@ def _of_drafts(plain: float, drafted: Sequence[float], rows: int) -> Iterator[Fi
 
 
 def _bytes_of_step(bench: Bench, rows: int, positions: float) -> float:
-  """Count the bytes that a decode step must read on each device: weights, and cache so far."""
+  """Count the bytes that a decode step reads on each device: the weights and the filled cache."""
   shape, params = bench.model, bench.decode_params
   weights = sharding.bytes_per_device(params)
-  if not shape.tied_embeddings:  # with tied ones the table is the unembedding
+  if not shape.tied_embeddings:  # tied embeddings are read as the unembedding
     weights -= sharding.bytes_per_device(params['embedding_VD'])
   cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * rows * positions
   with jax.set_mesh(bench.meshes.decoding):

@@ -15,14 +15,14 @@ from exgrpo_jax.rollout import partial, settings
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE, Request
 from exgrpo_jax.rollout.slots import Sync
 
-_DRAWN = 4096  # groups, before they repeat
+_DRAWN = 4096  # number of groups before they repeat
 
 
 class Group(NamedTuple):
   """The responses to one prompt."""
 
   number: int
-  limits: list[int]  # tokens of each
+  limits: list[int]  # tokens per response
   responses: list[Response]
 
 
@@ -30,7 +30,7 @@ class Taken(NamedTuple):
   """The rollout of a step."""
 
   syncs: list[Sync]
-  lengths: np.ndarray  # int, tokens of the responses that the step trains
+  lengths: np.ndarray  # int, tokens of the responses that the step trains on
   ages: list[int]  # their groups' staleness, in steps
   resumed: int  # tokens that were prefilled again
 
@@ -46,7 +46,7 @@ class Taken(NamedTuple):
 
 
 class Rollouts:
-  """The rollouts of consecutive steps; if `carries`, groups continue in later steps."""
+  """The rollouts of consecutive steps. With `carries`, groups may continue in later steps."""
 
   def __init__(self, bench: Bench, carries: bool) -> None:
     self.bench = bench
@@ -56,7 +56,7 @@ class Rollouts:
     self._step = 0
 
   def take(self, params: Params) -> Taken:
-    """Do the next step's rollout, with these parameters in the decode layout."""
+    """Run the next step's rollout. `params` are in the decode layout."""
     self._step += 1
     missing = self.config.groups_in_flight - len(self._in_flight)
     self._in_flight += itertools.islice(self._supply, missing)
@@ -113,13 +113,13 @@ class Rollouts:
     return syncs
 
   def _trained(self) -> list[int] | None:
-    """Return the groups to train, or None; without partial rollouts, all once complete."""
+    """Return the groups to train on, or None if too few are complete; see `partial.ready`."""
     responses = [group.responses for group in self._in_flight]
     return partial.ready(self.config, responses, self._step)
 
 
 def drawn_groups(config: settings.RolloutConfig) -> Iterator[Group]:
-  """Yield groups without end, the same on every call."""
+  """Yield an endless sequence of groups, the same on every call."""
   drawn = lengths.draw('', _DRAWN * config.group_size, config.max_response)
   limits = itertools.cycle(drawn.reshape(-1, config.group_size).tolist())
   for number, group in enumerate(limits):

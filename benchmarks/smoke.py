@@ -1,4 +1,4 @@
-"""A whole training run, started as a user starts it."""
+"""A complete training run, started as a user would start it."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ TINY = (
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Train on the config smoke, in a separate process."""
+  """Train with the config smoke in a separate process."""
   settings = ('num_steps=2', *TINY) if bench.size.model == SIZES['tiny'].model else ()
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as workdir:
     start = time.perf_counter()
@@ -23,14 +23,14 @@ def measure(bench: Bench) -> list[Figure]:
     seconds = time.perf_counter() - start
     last = metrics.read(workdir)[-1]
   return [
-    Figure('smoke run', seconds, 's', f'{last["step"]:.0f} steps, from its start to its end'),
-    Figure('last step', last['time/step'], 's', 'after everything is compiled'),
+    Figure('smoke run', seconds, 's', f'{last["step"]:.0f} steps, from start to end'),
+    Figure('last step', last['time/step'], 's', 'with everything compiled'),
     Figure('speed', last['perf/tokens_per_second'], 'tokens/s', 'response tokens trained on'),
   ]
 
 
 def train(workdir: str, settings: tuple[str, ...]) -> None:
-  """Train on the config smoke with other settings; CalledProcessError if the run fails."""
+  """Train with the config smoke and `settings`. Raises CalledProcessError if the run fails."""
   command = ['-m', 'exgrpo_jax', 'train', '--config=smoke', f'--workdir={workdir}']
   flags = [f'--config.{setting}' for setting in settings]
   subprocess.run([sys.executable, *command, *flags], check=True, stdout=subprocess.DEVNULL)

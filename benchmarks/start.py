@@ -1,4 +1,4 @@
-"""Two starts with a large file of questions: the first prepares it, the second reuses it."""
+"""Two starts with a large file of questions: the first prepares the file for the second."""
 
 import dataclasses
 import json
@@ -31,13 +31,13 @@ def measure(bench: Bench) -> list[Figure]:
   return [
     Figure('first start', first, 's', f'{rows:,} questions'),
     Figure('second start', second, 's'),
-    Figure('its memory', 1e-6 * memory, 'MB', 'growth of the peak'),
+    Figure('its memory', 1e-6 * memory, 'MB', 'growth of the peak memory'),
     Figure('questions of a step', 1e3 * step, 'ms'),
   ]
 
 
 def _write(folder: pathlib.Path, rows: int) -> None:
-  """Write questions of 60 words with solutions of 120, and a tokenizer trained on some."""
+  """Write questions of 60 words with solutions of 120 words, and train a tokenizer on them."""
   rng = random.Random(0)
   phrases = [' '.join(rng.choices(_TEXT.split(), k=10)) for _ in range(1000)]
   with (folder / 'train.jsonl').open('w') as file:
@@ -51,7 +51,7 @@ def _write(folder: pathlib.Path, rows: int) -> None:
 def _start(
   config: questions.DataConfig, prompts: prompt.PromptConfig, folder: pathlib.Path
 ) -> tuple[float, int, float]:
-  """Return a start's seconds and growth of memory, and seconds to read a step's questions."""
+  """Return (seconds of a start, growth of its peak memory, seconds to read a step's questions)."""
   before, started = peak_bytes(), time.perf_counter()
   opened = tokenizer.load(str(folder / 'tokenizer.model'))
   path = str(folder / 'train.jsonl')

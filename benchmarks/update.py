@@ -1,4 +1,4 @@
-"""The time of one update, and its rate against a plain matrix product's."""
+"""The time of one update, and its FLOP/s relative to a plain matrix product."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from exgrpo_jax.learner import gradients, optimizer
 
 
 def measure(bench: Bench) -> list[Figure]:
-  """Measure the speed of updates in one minibatch."""
+  """Measure the speed of updates with a single minibatch."""
   spec = update_spec(bench.config, bench.model, bench.meshes.training)
   batch, prompt = bench.batch(bench.lengths), bench.config.rollout.max_prompt
   responses = int(bench.lengths.sum())
@@ -26,14 +26,14 @@ def measure(bench: Bench) -> list[Figure]:
   minibatch = gradients.passes(spec, bench.lengths + prompt, bench.lengths)
   computed = sum(one.shape.num_tokens for one in minibatch)
   return [
-    Figure('update', seconds, 's', f'{bench.rows} rows of {tokens // bench.rows:,} tokens, mean'),
-    Figure('speed', tokens / seconds, 'tokens/s', 'prompts included'),
-    Figure('packing', computed / tokens, 'x', f'tokens computed for each, {len(minibatch)} passes'),
+    Figure('update', seconds, 's', f'{bench.rows} rows, mean {tokens // bench.rows:,} tokens'),
+    Figure('speed', tokens / seconds, 'tokens/s', 'including prompts'),
+    Figure('packing', computed / tokens, 'x', f'computed / real tokens; {len(minibatch)} passes'),
     Figure(
       'share of FLOPs',
       100 * count / seconds / bench.flops,
       '%',
-      f'of a plain product; {count / 1e12:.3g} TFLOP in an update',
+      f'of a plain matrix product; {count / 1e12:.3g} TFLOP per update',
     ),
   ]
 
@@ -46,7 +46,7 @@ def first_state(bench: Bench, spec: gradients.UpdateSpec) -> optimizer.TrainStat
 def update(
   spec: gradients.UpdateSpec, state: optimizer.TrainState, batch: Batch
 ) -> optimizer.TrainState:
-  """Do an update and wait for it; return the new state. `state` is donated."""
+  """Run an update, wait for it, and return the new state. Donates `state`."""
   gradient, sums = gradients.minibatch_gradient(
     spec, state.params, batch, clip=False, is_first=True
   )

@@ -29,7 +29,7 @@ def get_config(side='4'):
   config.data.train = f'lake:train_{side}'
   config.data.evaluation = (f'lake:test_{side}[:200]',)
   config.warm_start.update(
-    # With more updates, the policy memorizes the smallest maps' 1,200 episodes and their strays.
+    # With more updates, the policy memorizes the smallest maps' 1,200 episodes, strays included.
     dict(num_updates=250, batch_size=32, data=f'lake:pretraining_{side}')
   )
   return config

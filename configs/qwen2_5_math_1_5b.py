@@ -1,4 +1,4 @@
-"""Qwen2.5-Math 1.5B: the paper's smallest backbone, with the settings that all five share.
+"""Qwen2.5-Math 1.5B: the paper's smallest backbone, with the settings shared by all five backbones.
 
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo train --config=qwen2_5_math_1_5b --workdir=/tmp/run

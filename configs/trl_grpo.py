@@ -13,9 +13,9 @@ Differences from TRL:
 - generation_batch_size: TRL generates 8 responses per device. Here, a step has one question with
   8 responses across all devices. To match TRL, set `rollout.questions` to the number of devices.
 - Advantages are divided by the standard deviation plus 1e-6, not plus 1e-4.
-- The importance ratio is exactly 1 because each response is used for one update, as in TRL without
-  vLLM. With use_vllm, TRL masks sequences whose sampler and trainer differ by more than 3. Here,
-  objective.tis_limit=3 with objective.old_logprobs=recompute bounds each token's weight instead.
+- The importance ratio is exactly 1 because each response is used once, as in TRL without vLLM. With
+  use_vllm, TRL masks sequences whose sampler and trainer probabilities differ by a factor above 3.
+  Here, objective.tis_limit=3 with objective.old_logprobs=recompute bounds each token's weight.
 - reward_funcs has no default in TRL. Here, the reward is the verifier's 1 or 0.
 - Prompts of more than 512 tokens are rejected. TRL accepts prompts of any length.
 - Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16. Parameters are

@@ -67,7 +67,7 @@ def prepare_process() -> None:
   """Set up the heap, the GPU memory share and Ctrl-C handling before any import starts threads."""
   machine.keep_pages()
   machine.take_share()
-  # Ctrl-C ends a command without a traceback, as SIGTERM does. Under nohup, it stays ignored.
+  # Ctrl-C ends a command without a traceback, as SIGTERM does, unless the parent ignores SIGINT.
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,7 +1,7 @@
-"""Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
+"""Conversion of a ConfigDict to frozen dataclasses whose values are all checked.
 
-Every component declares a frozen `Config` whose fields are created with `setting`. A field states
-its type, default, allowed values, meaning and origin in one place.
+Every component declares a frozen `Config` whose fields are created with `setting`. Each declaration
+states a setting's type, default, allowed values, meaning and origin in one place.
 """
 
 import copy
@@ -28,7 +28,7 @@ _INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
 
 # Where a default comes from.
 PAPER = 'paper'  # arXiv:2510.02245
-AUTHORS = "authors' code"  # the script that runs ExGRPO, or verl's defaults
+AUTHORS = "authors' code"  # their script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
 
@@ -66,7 +66,7 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
   """Build `cls` from `values`, or raise an InputError that names `path` and the key.
 
   Args:
-    cls: a frozen dataclass; each field is created with `setting` or is such a dataclass itself.
+    cls: a frozen dataclass whose fields are created with `setting` or are such dataclasses.
     values: one value for each field of `cls`; ints are converted to float for float fields.
     path: where the values come from, e.g. 'config.replay'.
   """
@@ -125,8 +125,8 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
     present: Any = place[last]
     if isinstance(present, ConfigDict):
       raise InputError(
-        f'{path}.{last} is a section, but an override sets a single value, such as '
-        f"'{key}.{next(iter(present))}'."
+        f'{path}.{last} is a section, but an override sets a single value. Override a key in the '
+        f"section, such as '{key}.{next(iter(present))}'."
       )
     with place.ignore_type():
       place[last] = value
@@ -188,7 +188,7 @@ def _bound(text: str) -> float:
 class Counterpart(NamedTuple):
   """A row of counterparts.md: options of TRL and verl, and our settings that replace them.
 
-  verl's names may be shortened to their last parts, and 'a.*' stands for all other options in a.
+  verl's names may be shortened to their last parts. 'a.*' stands for all other options in a.
   """
 
   trl: list[str]
@@ -199,7 +199,7 @@ class Counterpart(NamedTuple):
 
 @functools.cache
 def counterparts() -> list[Counterpart]:
-  """Return all rows of counterparts.md, which docs/coming_from.md shows too."""
+  """Return all rows of counterparts.md, which docs/coming_from.md also shows."""
   rows = []
   text = pathlib.Path(__file__).with_name('counterparts.md').read_text(encoding='utf-8')
   for line in re.findall(r'^\| ([`—].*) \|$', text, re.MULTILINE):
@@ -243,12 +243,12 @@ def evaluate_file(
   arguments: Sequence[str] = (),
   is_flag: bool = True,
 ) -> tuple[Any, str]:
-  """Run a Python file and return the result of its get_config(), get_sweep(), … and its docstring.
+  """Run a Python file's get_config(), get_sweep(), … and return (its result, the file's docstring).
 
-  `kind` is the function's name without 'get_' and the flag's name. With `is_flag`, messages start
-  with this flag. `returned` describes the expected value in messages, if possible with an example
-  file. `check` raises an exception if the value is unusable. Raises InputError, naming the flag and
-  the line, if the file fails, lacks the function, or returns a value that fails `check`.
+  `kind` is the function's name without 'get_', and also the flag's name. With `is_flag`, error
+  messages start with this flag. `returned` describes the expected result in error messages, ideally
+  with an example file. `check` raises an exception if the result is unusable. Raises InputError
+  with flag and line if the file fails, lacks the function, or returns a result that fails `check`.
   """
   function = f'get_{kind}'
   try:

@@ -1,4 +1,4 @@
-"""The data types that are passed between the stages of a step.
+"""Data types that the stages of a step pass to each other.
 
 Shape letters, used in names throughout the code:
   Q questions in a step, K rollouts per question, B = Q * K rows, T tokens,
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 import jax
 import numpy as np
 
-# Input of pure functions: NumPy on the host, jax.Array on a device or while tracing.
+# Inputs of pure functions: NumPy on the host, jax.Array on a device or while tracing.
 Array = jax.Array | np.ndarray
 
 
@@ -36,9 +36,9 @@ class Question:
   kind: str  # how answers are compared: one of verifier.KINDS
   solution: str  # a worked solution that ends in the answer; '' if missing
   source: str  # e.g. 'gsm8k', 'arithmetic' or 'aime24'; evaluation groups rows by it
-  # This row's columns in the data set, as JSON values for rewards. Empty for embedded tasks.
+  # The row's columns in the data set, as JSON values for reward functions; empty for embedded tasks
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-  # The messages in the data, if an environment derived `messages` from them.
+  # The data set's messages, if an environment derived `messages` from them.
   original_messages: tuple[Message, ...] = ()
 
 
@@ -59,7 +59,7 @@ class Questions(Sequence[Question]):
 
   @abc.abstractmethod
   def read(self, rows: Sequence[int]) -> list[Question]:
-    """Read several questions together, which takes barely longer than reading one."""
+    """Read several questions at once, which takes barely longer than reading one."""
 
   @abc.abstractmethod
   def select(self, rows: np.ndarray) -> 'Questions':
@@ -98,18 +98,18 @@ class Verdict(NamedTuple):
 
   reward: float  # the weighted sum of the components; 0 if grading failed
   outcome: str  # one of verifier.OUTCOMES or FAILURES
-  reason: str = ''  # a message, if grading failed
+  reason: str = ''  # an error message if grading failed
   answer: str | None = None  # extracted from the response, cut at worker.MAX_ANSWER characters
   has_code_block: bool = False  # see `rewards.has_code_block`
-  valid_steps: bool | None = None  # whether every step is right; None if that cannot be checked
-  # Name of each function in config.grading.rewards -> its value; None if grading failed.
+  valid_steps: bool | None = None  # True if every step is right; None if steps cannot be checked
+  # The value of each function in config.grading.rewards, by name; None if grading failed.
   components: Mapping[str, float] | None = None
 
   @property
   def correct(self) -> bool:
     """Return True if the outcome is 'correct'.
 
-    Storage, buckets and retirement depend only on this, never on the reward.
+    Storage, buckets and retirement depend only on correctness, never on the reward.
     """
     return self.outcome == 'correct'
 
@@ -135,8 +135,7 @@ def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
 def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
   """Return a mask of the tokens that the policy wrote, bool [T] with T = `length`.
 
-  The environment wrote the other tokens. Tokens after the last turn count as the policy's. If
-  `turns` is empty, all tokens count as the policy's.
+  Tokens after the last turn count as the policy's, as do all tokens if `turns` is empty.
   """
   own_T = np.ones(length, bool)
   for _, observed in turn_places(turns):
@@ -177,7 +176,7 @@ class TokenSequence:
 
   @functools.cached_property
   def probability(self) -> float:
-    """Return the mean probability with which the policy wrote its tokens."""
+    """Return the mean probability of the tokens that the policy wrote."""
     return float(np.mean(np.exp(self.logp[self.own])))
 
 
@@ -187,17 +186,17 @@ FEATURES = tuple(field for field in dataclasses.fields(TokenSequence) if field.k
 
 @dataclasses.dataclass(frozen=True)
 class Response(TokenSequence):
-  """The response to a prompt; with partial rollouts, several policies may have written it.
+  """A response to a prompt; with partial rollouts, possibly written by several policies.
 
   In an episode (rollout/episodes.py), the response is everything after the prompt. Tokens of the
   environment's messages are context; their log-probability and entropy are 0.
   """
 
-  entropy: np.ndarray  # [T] float32, nats, of the distribution that tokens were sampled from
-  truncated: bool  # True if it was cut at the limit without an end token; False while incomplete
+  entropy: np.ndarray  # [T] float32, nats, of the distributions that the tokens were sampled from
+  truncated: bool  # True if cut off at the limit, without an end token; False while incomplete
   tis_weight: np.ndarray | None = None  # [T] float32, see `losses.tis_weight`; None means all 1
   is_complete: bool = True  # if False, the next step continues the response
-  spans: tuple[Span, ...] = ()  # the parts that several steps wrote; empty if one step wrote it
+  spans: tuple[Span, ...] = ()  # the part that each step wrote; empty if a single step wrote it
   verdict: Verdict | None = None  # the environment's verdict on a complete episode
 
   def first_step(self, step: int) -> int:
@@ -215,7 +214,7 @@ class Response(TokenSequence):
     return dataclasses.replace(self, **values)
 
   def tokens_before(self, step: int) -> int:
-    """Count the tokens that were written before `step`; they come first."""
+    """Count the leading tokens written by steps before `step`."""
     return sum(span.tokens for span in self.spans if span.step < step)
 
 
@@ -238,7 +237,7 @@ def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayScores:
-  """The policy's scores of a replayed trajectory's own tokens; T excludes environment tokens."""
+  """Scores under the current policy for a replayed trajectory; T excludes environment tokens."""
 
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
@@ -250,12 +249,12 @@ class ReplayScores:
 
 @dataclasses.dataclass(frozen=True)
 class PartialGroup:
-  """A group that one step leaves for the next: incomplete, or not yet trained on."""
+  """A group carried over to the next step because it is incomplete or not yet trained on."""
 
   question_row: int
   drawn: int  # the step that first planned the group
   is_drawn: bool  # True if the question was drawn from the buffer
-  responses: tuple[Response, ...]  # K, or K - 1 with replay; an empty one has not been started
+  responses: tuple[Response, ...]  # K, or K - 1 with replay; an empty response has not been started
   verdicts: tuple[Verdict, ...]  # for the complete responses, in the same order
 
 
@@ -265,15 +264,15 @@ class Plan:
 
   step: int
   cursor: Cursor  # position in the question stream after this step's fresh questions
-  replay_started: bool  # whether replay had started at planning time
+  replay_started: bool  # True if replay had started when the step was planned
   questions: tuple[Question, ...]  # Q questions; with partial rollouts, all questions in flight
   prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
   # Stored successes of each of the Q questions. Empty for fresh questions, and for all questions if
   # `replay.include_trajectory` is off.
   candidates: tuple[tuple[Trajectory, ...], ...]
   is_drawn: tuple[bool, ...]  # for each of the Q questions, True if it comes from the buffer
-  # The first groups, as the previous step left them or, with dynamic sampling, as the step's
-  # previous round did.
+  # The first groups, left over from the previous step or, with dynamic sampling, from the step's
+  # previous round.
   partial_groups: tuple[PartialGroup, ...] = ()
   # `Buffer.retired_epoch`; dynamic sampling needs it to draw more questions during the step.
   retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)
@@ -282,7 +281,7 @@ class Plan:
 
   @property
   def epoch(self) -> int:
-    """Return the question stream's epoch after this step's fresh questions."""
+    """Return the question stream's epoch once this step's fresh questions are drawn."""
     return self.cursor.epoch
 
   @property
@@ -292,14 +291,14 @@ class Plan:
 
 
 class GradedGroups(NamedTuple):
-  """The groups that a step trains on, with fresh responses and their verdicts.
+  """A step's groups, with their fresh responses and verdicts.
 
-  The last `num_dropped` groups are not trained: see rollout/dynamic.py.
+  The step does not train on the last `num_dropped` groups; see rollout/dynamic.py.
   """
 
   plan: Plan  # the plan for these groups
   responses: Sequence[Sequence[Response]]  # by group: K, or K - 1 with a stored success
-  verdicts: Sequence[Sequence[Verdict]]  # for the responses, in the same order
+  verdicts: Sequence[Sequence[Verdict]]  # for the complete responses, in the same order
   partial_groups: tuple[PartialGroup, ...] = ()  # the other groups in flight
   num_dropped: int = 0
 
@@ -319,7 +318,7 @@ class Batch:
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
   policy_step_B: Array  # int32, the step whose policy wrote the row's first token
-  # float32, weight of a token's term: `losses.tis_weight` for fresh tokens, 0 for replayed tokens
+  # float32, weight of the token's term: `losses.tis_weight` for fresh tokens, 0 for replayed tokens
   # that `objective.m2po_threshold` drops, otherwise 1.
   term_weight_BT: Array
   # bool, True for tokens of fresh rows that an earlier step wrote; None if responses never span
@@ -333,7 +332,7 @@ class Batch:
 class Experience:
   """The data of one step: groups in the plan's order, and batch rows group by group.
 
-  The batch leaves out the last `num_dropped` groups, which dynamic sampling drops.
+  The batch excludes the last `num_dropped` groups, which dynamic sampling dropped.
   """
 
   plan: Plan
@@ -343,8 +342,8 @@ class Experience:
   replays: Sequence[Trajectory | None]  # each group's stored success; None if all rows are fresh
   scores: Sequence[ReplayScores | None]  # for `replays`
   batch: Batch
-  sampling: Mapping[str, float]  # metrics of the generation
-  mismatch: Mapping[str, float]  # metrics of the sampler-trainer mismatch; empty if not compared
+  sampling: Mapping[str, float]  # generation metrics
+  mismatch: Mapping[str, float]  # metrics of the sampler-trainer mismatch; empty if not measured
   num_dropped: int = 0
 
   @property

@@ -8,8 +8,8 @@ from typing import Any
 class InputError(ValueError):
   """An error in the user's input; the message says how to fix it.
 
-  Commands print it and exit with status 2, so it must never hide a bug in this package. The message
-  is joined into one line, even if it quotes a multi-line error.
+  Commands print the message and exit with status 2, so never raise this for a bug in this package.
+  Line breaks in the message, for example from a quoted error, become spaces.
   """
 
   def __init__(self, message: str) -> None:
@@ -17,11 +17,11 @@ class InputError(ValueError):
 
 
 def check_given(flags: Mapping[str, Any], example: str) -> None:
-  """Raise InputError naming the flags without a value; `example` shows how to set them."""
+  """Raise InputError if any flag has no value; the message lists these flags and `example`."""
   missing = [name for name, value in flags.items() if not value]
   if missing:
     are = 'is' if len(missing) == 1 else 'are'
-    raise InputError(f'{" and ".join(missing)} {are} needed, e.g. {example}.')
+    raise InputError(f'{" and ".join(missing)} {are} required, e.g. {example}.')
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,12 +2,12 @@
 
 A row is a prompt and its response. A sequence consists of whole rows, one after another. Attention
 keeps rows apart by their segment numbers, and each row's positions start at 0. If the attention
-backend supports it (`attention.has_prefixes`), rows of a sequence that have the same prompt share
-the prompt as a prefix. A forward pass has a fixed number of sequences of one length. Rows of any
-length therefore need only two compiled shapes, or one if the model is tiny (`model.is_tiny`).
+backend supports prefixes (`attention.has_prefixes`), rows with the same prompt share a single copy
+of the prompt within a sequence. Every forward pass has a fixed number of sequences of equal length,
+so rows of any length need only two compiled shapes, or one if the model is tiny (`model.is_tiny`).
 
-Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of a
-sequence. Logits are computed only for the response tokens.
+Shape letters: R rows to pack, B sequences per pass, T tokens per sequence, W response tokens per
+sequence. Logits are computed only for response tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from exgrpo_jax.datatypes import Array
 
 # ---- Padding ----
 
-_SMALLEST_BUCKET = 32  # tokens; compiling shapes for smaller buckets costs more than padding
+_SMALLEST_BUCKET = 32  # tokens; padding to this length costs less than compiling smaller shapes
 
 
 def length_bucket(length: int, limit: int | None = None) -> int:
@@ -41,8 +41,8 @@ def right_padded(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Concatenate each row's (prompt, response), and pad on the right with `pad_id`.
 
-  Returns (tokens_BT int32, response_mask_BT float32). T is the length bucket of the longest row, at
-  most `limit`; no row may be longer.
+  Returns (tokens_BT int32, response_mask_BT float32). T is the length bucket of the longest row,
+  capped at `limit`. No row may be longer than `limit`.
   """
   length = length_bucket(max(len(prompt) + len(response) for prompt, response in rows), limit)
   tokens_BT = np.full((len(rows), length), pad_id, np.int32)
@@ -54,21 +54,21 @@ def right_padded(
   return tokens_BT, mask_BT
 
 
-# If the longest rows are short, a long sequence has room for two of them. Otherwise, rows longer
-# than half a sequence could not be paired. With longer rows, attention costs more than this saves.
-_PAIRED = 256  # the most tokens that two such rows have together
-# With prefixes, a long sequence has room for three short rows of the longest length, which is about
-# what a group of eight needs. With room for four, the longest row would fit into a short sequence,
-# which must not happen.
-_GROUPED = 320  # the most tokens that three such rows have together
-# A short sequence is 1 / _SHORT_PART of a long one. Shorter ones would waste less in a pass that
-# is not full, but too many rows would then fit only long sequences: with 1/8, padding grows by half
-# at 64 shards.
+# A long sequence has room for two of the longest rows if they are short, so that any two rows can
+# be paired. If they are longer, attention over such a sequence would cost more than pairing saves.
+_PAIRED = 256  # maximum number of tokens in two such rows together
+# With prefixes, a long sequence has room for three of the longest rows if they are short. A group
+# of eight needs about that much. With room for four, the longest row would fit into a short
+# sequence, which must not happen.
+_GROUPED = 320  # maximum number of tokens in three such rows together
+# A short sequence has 1 / _SHORT_PART of a long sequence's length. If it were shorter, a partly
+# filled pass would waste less, but too many rows would need long sequences: with 1/8, padding grows
+# by half at 64 shards.
 _SHORT_PART = 4
-# Aim for at least this many passes per minibatch, even if the budget allows fewer: every pass has
-# full size, so with few passes most tokens are padding.
+# Aim for at least this many passes per minibatch, even if the budget allows fewer. A partly filled
+# pass costs as much as a full one, so with few passes, most tokens would be padding.
 _PASSES = 8
-# Try at most this many counts of long passes: among many passes, one more hardly matters.
+# Try at most this many numbers of long passes. Among many, one pass more or less hardly matters.
 _TRIALS = 8
 
 Rows = list[int]  # the rows of one sequence, in order
@@ -79,7 +79,7 @@ class Shape(NamedTuple):
 
   count: int  # B, the number of sequences
   length: int  # T, tokens per sequence
-  window: int  # W, the most response tokens per sequence; below T
+  window: int  # W, maximum number of response tokens per sequence; less than T
 
   @property
   def num_tokens(self) -> int:
@@ -95,10 +95,10 @@ class Pass(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-  """The rows' prefixes; rows of a sequence that have the same prefix share it."""
+  """The prefix of each row; rows with the same prefix share a copy within a sequence."""
 
   name_R: np.ndarray  # int, identifies the prefix: equal only if rows begin with the same tokens
-  length_R: np.ndarray  # int, tokens in the prefix: fewer than in the row, equal for equal names
+  length_R: np.ndarray  # int, tokens in the prefix; fewer than in the row, the same for equal names
 
 
 class Segments(NamedTuple):
@@ -106,8 +106,8 @@ class Segments(NamedTuple):
 
   segment_BT: Array  # int32, 1, 2, … per row, and per prefix if prefixes are shared; 0 is padding
   position_BT: Array  # int32, from 0 in each row; 0 in padding
-  # int32, the earlier prefix segment that a token continues, or the token's own segment if it does
-  # not continue one; None if each row is one segment.
+  # int32, the prefix that the token's segment continues, as a segment number, or the token's own
+  # segment if there is no such prefix; None if no prefixes are shared.
   prefix_BT: Array | None = None
 
 
@@ -137,10 +137,10 @@ def shapes(
 
   Args:
     num_shards: number of shards over which sequences are split evenly.
-    tokens_per_shard: token budget of a shard in a long pass; a shard gets at least one sequence.
+    tokens_per_shard: token budget per shard in a long pass; a shard gets at least one sequence.
     longest_row: number of tokens in the longest possible row, at least 2.
     max_response: number of response tokens in the longest possible row.
-    num_rows: approximate number of rows packed together.
+    num_rows: approximate number of rows that are packed together.
     has_prefixes: True if rows with the same prompt share it, so that a sequence has room for more
       responses.
     are_equal: True to make the short shape equal to the long one, so that only one program is
@@ -148,7 +148,7 @@ def shapes(
   """
   rows_per_shard = -(-num_rows // num_shards)
   most, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
-  # The number of rows of the longest length that fit into a long sequence.
+  # The number of longest rows that fit into a long sequence.
   rows = max(1, min(most, rows_per_shard, min(tokens_per_shard, limit) // longest_row))
   length, responses = rows * longest_row, rows * max_response
   if has_prefixes:
@@ -176,15 +176,15 @@ def pack(
   Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
   Several counts of long passes are tried; the remaining rows go into short passes.
 
-  `length_R` is each row's length in tokens, at most the long shape's; empty rows are skipped.
-  `response_R` counts the response tokens among them, at most the long shape's window. `prefixes` is
-  None if no prefixes are shared.
+  `length_R` is each row's token count, at most the long shape's length; empty rows are skipped.
+  `response_R` is each row's number of response tokens, at most the long shape's window. `prefixes`
+  is None if no prefixes are shared.
   """
   chex.assert_rank([length_R, response_R], 1)
   chex.assert_equal_shape([length_R, response_R])
   name_R, shared_R = prefixes or (np.arange(len(length_R)), np.zeros_like(length_R))
   rows = length_R, response_R, name_R, shared_R
-  # Prefixes by their longest row, then each prefix's rows by length.
+  # Sort prefixes by their longest row, and the rows of each prefix by length.
   longest = np.zeros(name_R.max(initial=-1) + 1, int)
   np.maximum.at(longest, name_R, length_R)
   sorted_R = np.lexsort((-length_R, name_R, -longest[name_R]))
@@ -211,8 +211,8 @@ def shared_prompts(
 ) -> Prefixes:
   """Find the prefixes that rows share; `prompt_R` is the number of prompt tokens in each row.
 
-  A prompt's last token is not part of the prefix, because in each row it predicts that row's first
-  response token. Rows whose prompts were routed to different experts share no prefix.
+  A prompt's last token is not part of the prefix, because it predicts each row's first response
+  token. Rows whose prompts were routed to different experts share no prefix.
   """
   names: dict[bytes, int] = {}
   of_rows = (
@@ -230,7 +230,7 @@ def shared_prompts(
 def layout(
   shape: Shape, sequences: Sequence[Rows], length_R: np.ndarray, prefixes: Prefixes | None = None
 ) -> Layout:
-  """Lay out the tokens of a pass that consists of these sequences."""
+  """Find the source row and segment of every token in a pass with these sequences."""
   row_BT = np.zeros((shape.count, shape.length), int)
   segment_BT, position_BT, prefix_BT = (np.zeros(row_BT.shape, np.int32) for _ in range(3))
   for b, rows in enumerate(sequences):
@@ -249,7 +249,7 @@ def _pieces(
 ) -> Iterator[tuple[int, int, int, int]]:
   """Yield a sequence's segments: (row, first token, last token + 1, prefix).
 
-  `prefix` is the number, from 1, of the segment that contains the row's prefix; 0 for no prefix.
+  `prefix` is the number of the segment that contains the row's prefix, from 1; 0 for no prefix.
   """
   count, number_of = 0, dict[int, int]()  # segments so far; prefix name -> segment number
   for row in rows:
@@ -265,7 +265,7 @@ def _pieces(
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
   """Return the position before each target, padded to length `window` with other positions.
 
-  `is_target_BT` is False at position 0 and has at most `window` targets per sequence; W is below T.
+  `is_target_BT` is False at position 0 and marks at most `window` targets per sequence; W < T.
   Returns int32 [B, W], strictly increasing in each sequence, so that gradients never collide.
   """
   chex.assert_rank(is_target_BT, 2)
@@ -279,7 +279,7 @@ def _best_fit(
 ) -> tuple[list[Rows], Rows]:
   """Pack rows into at most `count` sequences; return (sequences, rows that did not fit).
 
-  `rows` is (length_R, response_R, name_R of the prefix, shared_R tokens of the prefix).
+  `rows` is (length_R, response_R, name_R, shared_R); the last two are prefix names and lengths.
   """
   sequences: list[Rows] = [[] for _ in range(count)]
   tokens = np.full(count, shape.length)  # room left in each sequence

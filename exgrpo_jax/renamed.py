@@ -56,7 +56,7 @@ REMOVED = {
     'training samples from the full softmax. Remove this key.',
   ),
 }
-# Removed dotted key -> the value with which runs behaved as they do now. A workdir with another
+# Removed dotted key -> the value that is equivalent to today's behavior. A workdir with another
 # value keeps the key, so that resuming it is refused.
 NEUTRAL = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
 # New dotted key -> {old value: current value}.
@@ -84,7 +84,7 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return a hint about what replaces a dotted key or its value; '' if neither was replaced."""
+  """Return a hint if a dotted key was renamed or removed or its value was renamed, else ''."""
   if key in REMOVED:
     return REMOVED[key]
   if key in SETTINGS:

@@ -4,7 +4,7 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$(dirname "$here")
 dry_run=no
-options=()  # as given, to pass them on to other scripts
+options=()  # the arguments as given, to be passed on to other scripts
 # shellcheck disable=SC2034
 remote='exgrpo/tree/tpu_scripts/worker.sh'  # relative to the home folder on a worker
 
@@ -42,7 +42,7 @@ begin() {
 # matches_any ARGUMENT PATTERNS: succeeds if the argument matches one of the patterns.
 matches_any() {
   local pattern
-  set -f  # no file name expansion of the patterns
+  set -f  # do not expand the patterns to file names
   for pattern in $2; do
     # shellcheck disable=SC2053
     if [[ $1 == $pattern ]]; then
@@ -63,7 +63,7 @@ has_option() {
   return 1
 }
 
-# need NAME...: exits with an error if one of these variables is empty or malformed.
+# need NAME...: exits with an error if any of these variables is empty or malformed.
 need() {
   local name
   for name in "$@"; do
@@ -85,7 +85,7 @@ check_format() {
   [[ ${!1} =~ $2 ]] || die "$1='${!1}' in $variables is malformed: $(meaning "$1")"
 }
 
-# meaning NAME: the comment above this variable in the repository's variables.sh.
+# meaning NAME: prints the comment above this variable in the repository's variables.sh.
 meaning() {
   awk -v name="$1" '
     /^# / { text = text (text == "" ? "" : " ") substr($0, 3); next }
@@ -120,7 +120,7 @@ on_workers() {
 
 workdir() { printf '/mnt/%s/%s' "$BUCKET" "$RUN"; }
 
-# python_command PYTHON COMMAND: prints a command with training's flags, as one shell-quoted line.
+# python_command PYTHON COMMAND: prints a command with the training flags as one shell-quoted line.
 # Compiled programs are kept in the bucket for the next slice and for other runs.
 python_command() {
   show "$1" -m exgrpo_jax "$2" --config="$CONFIG" --workdir="$(workdir)" \
@@ -132,7 +132,7 @@ python_command() {
 train_command() { python_command python train; }
 
 # check_config: exits with an error if training would reject its flags or its config. The check
-# needs neither the data nor the weights, and takes seconds on this machine.
+# runs on this machine in seconds, and needs neither the data nor the weights.
 check_config() {
   local status=0 command
   command="cd $(show "$tree") && $(python_command "$PYTHON" check)"
@@ -143,8 +143,8 @@ check_config() {
   (eval "$command") >&2 || status=$?
   case $status in
     0) ;;
-    2) die "training would reject this, so nothing was done. Fix CONFIG or TRAIN_FLAGS in" \
-           "$variables." ;;
+    2) die "training would reject its settings, so nothing was done. Fix CONFIG or TRAIN_FLAGS" \
+           "in $variables." ;;
     *) die "PYTHON='$PYTHON' in $variables cannot check the config: $(meaning PYTHON)" ;;
   esac
 }
@@ -155,7 +155,7 @@ check_env_file() {
     die "ENV_FILE='$ENV_FILE' in $variables is not a file: $(meaning ENV_FILE)"
 }
 
-# Packs only the files of this tree that training needs, into the archive $packed.
+# Packs the files that training needs into the archive $packed.
 pack() {
   local folder=${TMPDIR:-/tmp}/exgrpo_jax_$NAME
   packed=$folder/tree.tar.gz

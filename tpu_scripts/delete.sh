@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Deletes the slice with everything on its VMs. The bucket stays. Asks first unless --yes is given.
+# Deletes the slice with everything on its VMs. Keeps the bucket. Asks first unless --yes is given.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"

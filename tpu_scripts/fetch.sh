@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Copies the run's folder from the bucket to results/ in this tree; checkpoints only with --all.
+# Copies the run's folder from the bucket to results/, without checkpoints unless --all is given.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'fetch.sh [--all]' '--all' "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates a GKE cluster with one slice through xpk, and attaches the bucket as storage of its pods.
+# Creates a GKE cluster with one slice through xpk, and attaches the bucket to its pods as storage.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'gke_create.sh' '' "$@"
@@ -9,7 +9,7 @@ capacity=--on-demand
 [[ $SPOT == no ]] || capacity=--spot
 run xpk cluster create --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \
   --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 "$capacity" --enable-gcsfuse-csi-driver
-# The same options as on TPU VMs; worker.sh gives the reasons.
+# These are the options that worker.sh uses on TPU VMs. It explains why.
 mount_options='metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0'
 mount_options+=',write:enable-streaming-writes:false'
 run xpk storage attach exgrpo-bucket --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Deletes the workload, or with --cluster the cluster and everything in it. The bucket stays. Asks
+# Deletes the workload, or with --cluster the cluster and everything in it. Keeps the bucket. Asks
 # first unless --yes is given.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -9,7 +9,7 @@ check_env_file
 environment=()
 [[ -z ${ENV_FILE:-} ]] || environment=(--env-file="$ENV_FILE")
 pack
-# exec: only a pod's first process gets SIGTERM, so worker.sh must be that process to pass it on.
+# exec makes worker.sh the pod's first process. Only this process gets SIGTERM.
 run xpk workload create --workload="$NAME" --cluster="$CLUSTER" --project="$PROJECT" \
   --zone="$ZONE" --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 \
   --base-docker-image="$DOCKER_IMAGE" --script-dir="$(dirname "$packed")" \

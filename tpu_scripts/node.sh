@@ -33,7 +33,7 @@ node_state_command() {
 
 # check_node: sets `state` to the state that gcloud reports, and `stage` to its meaning here.
 #
-# none: there is no queued resource. waiting: it is being provisioned or taken away. ready: ssh
+# none: there is no queued resource. waiting: it is being provisioned or removed. ready: ssh
 # works. gone: it has lost its VMs and must be deleted. failed: it will never be provisioned.
 # unknown: gcloud itself failed, and `state` contains its message.
 # shellcheck disable=SC2034

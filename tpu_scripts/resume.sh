@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Keeps training going until it is done: requests the slice, sets it up and launches training. It
-# starts over when the slice is preempted or training fails. You can stop and start this script at
+# Keeps training going until it is done: requests the slice, sets it up, launches training, and
+# starts over if the slice is preempted or training fails. You can stop and restart this script at
 # any time.
 #
 # Training is done when it exits with code 0 on every worker. Exit code 2 means that training has
-# rejected its input, such as a wrong flag or file. Training would do so again, so the loop ends.
-# Before the script requests a slice, it checks everything that requires neither data nor weights on
-# this machine.
+# rejected its input, such as a wrong flag or file. Training would reject it again, so the loop
+# ends. Before the script requests a slice, it checks the config on this machine. This check needs
+# neither the data nor the weights.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
@@ -15,7 +15,7 @@ need PROJECT ZONE NAME ACCELERATOR_TYPE RUNTIME_VERSION SPOT SERVICE_ACCOUNT BUC
   POLL_SECONDS MAX_FAILURES PYTHON
 check_env_file
 
-max_errors=10  # failing commands in a row after which the loop gives up
+max_errors=10  # the loop gives up after this many failed attempts in a row
 status_command="if [ -e $remote ]; then bash $remote status; else echo 'exgrpo: idle'; fi"
 
 list_checkpoints() {
@@ -105,7 +105,7 @@ while true; do
     *) errors=$((errors + 1)) ;;  # gcloud failed, or a worker does not answer
   esac
   ((errors < max_errors)) ||
-    die "$max_errors attempts in a row failed ($state $training). Running processes were left" \
-        "alone. Fix the cause and run resume.sh again."
+    die "$max_errors attempts in a row failed ($state $training). Running processes were not" \
+        "stopped. Fix the cause, and then run resume.sh again."
   sleep "$POLL_SECONDS"
 done

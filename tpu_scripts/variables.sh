@@ -1,7 +1,6 @@
 # shellcheck shell=bash disable=SC2034
-# The variables of the scripts in this folder. The scripts read this file, or the file that you pass
-# as --variables=FILE. Fill in this file, or make a copy for each run. A script refuses to start if
-# a variable that it needs is empty.
+# The variables of the scripts in this folder. Fill in this file, or make a copy for each run and
+# pass it as --variables=FILE. A script refuses to start if a variable that it needs is empty.
 
 # The id of the Google Cloud project, as `gcloud projects list` prints it.
 PROJECT=''
@@ -19,7 +18,7 @@ ACCELERATOR_TYPE='v5litepod-16'
 # The image of the TPU VMs, by TPU generation: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e.
 RUNTIME_VERSION='v2-alpha-tpuv5-lite'
 
-# yes: Spot VMs, which are cheaper and can be preempted at any time. no: on-demand VMs.
+# yes: Spot VMs, which are cheaper but can be preempted at any time. no: on-demand VMs.
 SPOT=''
 
 # The bucket for checkpoints, data and results, without gs://. It needs a hierarchical namespace.
@@ -28,7 +27,7 @@ BUCKET=''
 # The run's folder in BUCKET, such as runs/qwen2_5_math_1_5b. Training uses it as --workdir.
 RUN=''
 
-# The email address of the service account that the TPU VMs run as. It may read and write BUCKET.
+# The email address of the TPU VMs' service account, which needs read and write access to BUCKET.
 SERVICE_ACCOUNT=''
 
 # The --config flag for training: a file in this repository, or the name of a file in configs/.
@@ -42,13 +41,13 @@ TRAIN_FLAGS=(
 )
 
 # A file with lines NAME=value, which become environment variables for training only. Put secrets
-# here, such as WANDB_API_KEY=… if TRAIN_FLAGS sets config.metrics.wandb_project, because secrets
-# must not appear on a command line or in a log. Only you should be able to read the file (chmod
-# 600). Empty: no file.
+# into this file, such as WANDB_API_KEY=… if TRAIN_FLAGS sets config.metrics.wandb_project, because
+# they must not appear on a command line or in a log. Only you should be able to read the file
+# (chmod 600). Empty: no file.
 ENV_FILE=''
 
-# The Python on this machine in which this tree is installed (pip install -e .): a path, absolute or
-# relative to the tree. resume.sh checks CONFIG and TRAIN_FLAGS with it before it requests a slice.
+# A Python on this machine that has this package (pip install -e .): a path, absolute or relative to
+# the tree. resume.sh uses it to check CONFIG and TRAIN_FLAGS before it requests a slice.
 PYTHON='.venv/bin/python'
 
 # Seconds between two checks of the slice while a script waits.

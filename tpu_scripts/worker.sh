@@ -8,7 +8,7 @@
 #   start WORKDIR COMMAND...   runs the command detached; its output goes to ~/exgrpo/log
 #   stop                       sends SIGTERM, and SIGKILL after STOP_SECONDS
 #   status                     prints one line: exgrpo: idle, running, lost, or exit_code N
-#   run WORKDIR COMMAND...     runs the command in the foreground, with its exit code (GKE)
+#   run WORKDIR COMMAND...     runs the command in the foreground and returns its exit code (GKE)
 set -euo pipefail
 
 tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,7 +25,7 @@ install() {
   mkdir -m 700 "$state/private"
 }
 
-# Exports the lines NAME=value of ENV_FILE, which set_up.sh has copied here if there is one.
+# Exports the variables in ENV_FILE. If it is set, set_up.sh has copied the file to the worker.
 export_environment() {
   local line
   [[ -e $state/private/env ]] || return 0
@@ -49,18 +49,18 @@ mount_bucket() {
   if ! mountpoint -q "$point"; then
     sudo mkdir -p "$point"
     sudo chown "$(id -u)" "$point"
-    # No caches: the other workers must see a written file at once. No streaming writes: with them,
-    # fsync does not upload an open file (see sync_metrics).
+    # Caches are off because the other workers must see a written file at once. Streaming writes are
+    # off because otherwise fsync does not upload an open file (see sync_metrics).
     gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
       --enable-streaming-writes=false "$1" "$point"
   fi
 }
 
-# sync_metrics WORKDIR: uploads metrics.jsonl once a minute. It stays open during training, and an
-# open file reaches the bucket only by fsync.
+# sync_metrics WORKDIR: uploads metrics.jsonl once a minute. The file stays open during training,
+# and an open file is uploaded only by fsync.
 sync_metrics() {
   local sleeper=''
-  trap 'kill "$sleeper"; exit' TERM  # without it the sleep would outlive this process
+  trap 'kill "$sleeper"; exit' TERM  # otherwise, the sleep would outlive this process
   while true; do
     sleep 60 &
     sleeper=$!
@@ -69,12 +69,12 @@ sync_metrics() {
   done
 }
 
-# terminate [PROCESS]: sends it SIGTERM if it is given and running.
+# terminate PROCESS: sends SIGTERM. Does nothing if PROCESS is empty or is not running.
 terminate() {
   [[ -z $1 ]] || kill -TERM "$1" 2>/dev/null || true
 }
 
-# run_in_foreground WORKDIR COMMAND...: returns the exit code of the command, and passes SIGTERM on.
+# run_in_foreground WORKDIR COMMAND...: passes SIGTERM on, and returns the command's exit code.
 run_in_foreground() {
   local code=0 child='' early='' syncer signalled
   local workdir=$1
@@ -83,8 +83,8 @@ run_in_foreground() {
   export_environment
   sync_metrics "$workdir" >/dev/null 2>&1 &
   syncer=$!
-  # Before the child, so that no SIGTERM ends this process and leaves the child running. One that
-  # comes before its process id is known is passed on late, and only once: a second would kill it.
+  # Set before the child starts: SIGTERM must not end this process and leave the child running.
+  # A SIGTERM that arrives before the child's id is known is sent later, but only once: two kill it.
   trap 'signalled=yes; [[ -n ${child:-} ]] || early=yes; terminate "${child:-}"' TERM
   "$@" &
   child=$!
@@ -112,7 +112,7 @@ start() {
   rm -f "$state/exit_code" "$state/pid"
   echo "--- $(date -u +%FT%TZ) ${*:2}" >>"$state/log"
   setsid bash "${BASH_SOURCE[0]}" supervise "$@" >>"$state/log" 2>&1 </dev/null &
-  # A status check right after this returns must not see lost training and start it again.
+  # Otherwise, a status check right after this could report idle, and training would start twice.
   while [[ ! -e $state/pid ]]; do
     kill -0 $! 2>/dev/null || {
       echo "error: training did not start. Check $state/log for the reason." >&2
@@ -122,7 +122,7 @@ start() {
   done
 }
 
-# Records its process, runs the command and records its exit code; both atomically.
+# Records this process's id, runs the command, and records its exit code. Both writes are atomic.
 supervise() {
   local code=0
   echo $$ >"$state/pid.new"
@@ -137,7 +137,7 @@ running() {
   local process
   [[ -e $state/pid && ! -e $state/exit_code ]] || return 1
   process=$(<"$state/pid")
-  # After a reboot of the worker another process may have this id.
+  # After a reboot of the worker, another process may have this id.
   tr '\0' ' ' 2>/dev/null <"/proc/$process/cmdline" | grep -q 'worker.sh supervise'
 }
 

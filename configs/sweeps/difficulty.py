@@ -1,4 +1,4 @@
-r"""Train on-policy on only easy, medium or hard questions, as judged by their groups' correctness.
+r"""Train on-policy with only easy, medium or hard questions, judged by their groups' correctness.
 
 exgrpo sweep --sweep=difficulty \
     --config=arithmetic --workdir=/tmp/difficulty

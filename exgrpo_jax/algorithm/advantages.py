@@ -34,13 +34,12 @@ def group_advantages(
     reward_QK: the rewards, float32, from -1e15 to 1e15. Each group needs a fresh row.
     normalize_std: 'off', 'population' or 'sample'.
     is_replay_QK: True for replayed rows; None if no row is replayed.
-    baseline: 'group' subtracts the mean of all K rewards. 'fresh' subtracts this mean from replayed
-      rows only. From fresh rows, it subtracts the mean of the group's fresh rows, so that their
-      advantages sum to 0.
+    baseline: 'group' subtracts the mean of all K rewards. 'fresh' uses this mean for replayed rows
+      and the mean of the group's fresh rewards for fresh rows, so that fresh advantages sum to 0.
     replay_advantage: 'group' uses `baseline`. 'zero' sets a replayed row's advantage to 0, so the
       row only contributes to the mean. 'balanced' subtracts a weighted mean from all rows. Replayed
       rows have weight `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.
-    replay_slope: `objective.replay_slope`: a replayed token's gradient relative to a fresh one's.
+    replay_slope: `objective.replay_slope`: a replayed token's gradient relative to a fresh token's.
 
   Returns:
     Advantages, float32 [Q, K]; exactly 0 if a group's rewards are all equal. With baseline 'fresh',
@@ -84,7 +83,7 @@ def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 
   """Subtract the mean of each question's discounted Beta-Bernoulli posterior from its rewards.
 
   arXiv:2603.18444, eq. 12. Even a group of equal rewards gets nonzero advantages. `normalize_std`
-  also divides by the standard deviation of a reward with this mean (eq. 13), which is never 0.
+  also divides by the standard deviation of a 0/1 reward with this mean (eq. 13), which is not 0.
 
   >>> history_advantages(np.float32([[1, 1, 1, 1]]), np.float32([[6, 2]])).tolist()
   [[0.25, 0.25, 0.25, 0.25]]

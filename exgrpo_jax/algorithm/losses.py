@@ -1,7 +1,7 @@
 """Per-token terms of the objective: one small pure function per published method.
 
 r and w are the importance ratios of a fresh and a replayed token, and A is the advantage of the
-token's row. Array arguments broadcast: [B, T] holds one value per token, and [B, 1] one per row.
+token's row. Arrays broadcast: a [B, T] array has a value per token, a [B, 1] array one per row.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
-  It is computed as a sigmoid, so that a ratio too large for float32 gives value 1 and gradient 0
-  instead of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w below
-  sqrt(beta) - beta, this is larger than w, which is the gradient without shaping.
+  Computed as a sigmoid, so that ratios too large for float32 give value 1 and gradient 0 instead of
+  inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w < sqrt(beta) - beta,
+  it exceeds w, the gradient without shaping.
 
   >>> [round(float(policy_shaping(np.log(w), beta=0.1)), 2) for w in (0.1, 1, 10)]
   [0.5, 0.91, 0.99]
@@ -48,8 +48,8 @@ def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
 def unit_slope(log_ratio: Array, beta: float) -> jax.Array:
   """Return `policy_shaping` times (1 + beta)^2 / beta.
 
-  A replayed token at w = 1 then has the same gradient as a fresh token at r = 1. For beta = 0.1 the
-  value is below 12.1, and the gradient with respect to log w is at most a quarter of 12.1.
+  A replayed token at w = 1 then has the same gradient as a fresh token at r = 1. For beta = 0.1,
+  the value is below 12.1, and the gradient with respect to log w is at most 12.1 / 4.
 
   >>> round(float(jax.grad(unit_slope)(0.0, 0.1)), 3)
   1.0
@@ -62,7 +62,7 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   'policy_shaping': lambda _, log_ratio, config: policy_shaping(log_ratio, config.beta),
   'unit_slope': lambda _, log_ratio, config: unit_slope(log_ratio, config.beta),
   'none': lambda _, log_ratio, __: importance_ratio(log_ratio),
-  # w ** exponent (the authors' code: pow). Exponents below 1 pull the result toward 1.
+  # w ** exponent (the authors' code: pow). Exponents below 1 move the result toward 1.
   'power': lambda _, log_ratio, config: importance_ratio(config.shaping_exponent * log_ratio),
   # Supervised learning without a ratio (the authors' code: logp).
   'log': lambda logp, _, config: config.shaping_weight * logp,
@@ -109,7 +109,7 @@ def dual_clip(
 ) -> tuple[Array, Array]:
   """Bound PPO's term from below by limit x A where A is negative: dual clip (arXiv:1912.09729).
 
-  Updates the pair (term_BT, is_clipped_BT) that `ppo` returns.
+  Updates the pair (term_BT, is_clipped_BT) returned by `ppo`.
 
   >>> of_ppo = np.array([[-9.0, -2.0]]), np.array([[False, False]])
   >>> term_BT, is_clipped_BT = dual_clip(*of_ppo, np.array([[-1.0]]), clip=True, limit=3.0)
@@ -141,8 +141,8 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   """Return min(trainer probability / sampler probability, limit) for each token.
 
   Truncated importance sampling corrects the sampler-trainer mismatch of fresh tokens in the step
-  that wrote them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they use limit 2).
-  The arrays are float32, in nats and of equal shape; `limit` is positive.
+  that wrote them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl, with limit 2).
+  The arrays are float32, in nats, and have equal shapes; `limit` is positive.
 
   >>> trainer, sampler = np.log(np.float32([[0.6, 0.9], [0.3, 0.3]]))
   >>> tis_weight(trainer, sampler, limit=2.5).round(2).tolist()
@@ -158,8 +158,8 @@ def within_second_moment(
   """Mark the tokens to keep under M2PO's bound on the ratios' second moment (arXiv:2510.01161).
 
   The bound applies to tokens whose ratio has moved in the direction of their advantage: A > 0 and
-  r > 1, or A < 0 and r < 1. Of these, the tokens with the largest (log r)^2 are dropped until the
-  mean of (log r)^2 over the rest of these tokens is at most `limit`. All other tokens are kept.
+  r > 1, or A < 0 and r < 1. Of these, the ones with the largest (log r)^2 are dropped until the
+  mean of (log r)^2 over the remaining ones is at most `limit`. All other tokens are kept.
 
   The arrays are float32 [N], with log-ratios in nats; `limit` is positive. Returns bool [N].
 
@@ -183,8 +183,8 @@ def within_second_moment(
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   """Sum x over the tokens of each token's row: [B, T] -> [B, T].
 
-  `x_BT` is float32. `segment_BT` is the row of each token, int32 in 0 … T. A sequence may contain
-  several rows.
+  `x_BT` is float32. `segment_BT` assigns each token to a row, int32 in 0 … T. A sequence may
+  contain several rows.
 
   >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
   [[3.0, 3.0, 5.0]]

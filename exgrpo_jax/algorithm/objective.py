@@ -2,7 +2,7 @@
 
 The loss is the sum of weight x term over response tokens. The weights include all normalisers and
 are computed for a whole optimiser minibatch (`loss_inputs`). Each term depends on a single token
-(`token_loss`). So any split of a minibatch gives the same sums and gradient, up to rounding.
+(`token_loss`). So the way a minibatch is split changes its sums and gradient only by rounding.
 
 Deliberate departures from the authors' code (numbered as in docs/authors.md):
   1. Entropy is computed over response tokens only; their code includes padding.
@@ -27,7 +27,7 @@ from exgrpo_jax.datatypes import Array, Batch
 class LossInputs(NamedTuple):
   """Everything that a token's loss needs besides the current policy, including normalisers.
 
-  The losses of disjoint token subsets, in any arrangement, add up to the minibatch's loss.
+  However the tokens are split and rearranged, the parts' losses add up to the minibatch's loss.
   """
 
   mask_BT: Array  # float32, `Batch.response_mask_BT`
@@ -72,7 +72,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
     mask_BT=mask_BT,
     weight_BT=token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=mean_weights(mask_BT),
-    # Only tokens that this step wrote, because k3 is biased for tokens of other policies.
+    # Only tokens that this step wrote, because k3 is biased for tokens that other policies wrote.
     kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
     # Both log-probabilities of a ratio are 0 outside the mask, so exp cannot overflow there.
     old_logp_BT=np.where(mask_BT > 0, batch.old_logp_BT, np.float32(0)),
@@ -130,8 +130,8 @@ def row_log_ratio(
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
   """Return each fresh token's log-probability under the policy that wrote it, in nats: [B, T].
 
-  In a step's first minibatch, this is `now_BT` for all tokens that are not carried, because the
-  current policy wrote them.
+  In a step's first minibatch, this is `now_BT` except for carried tokens, because the current
+  policy wrote all other fresh tokens.
   """
   is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
   return jnp.where(is_now, now_BT, inputs.old_logp_BT)
@@ -141,7 +141,7 @@ def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
 
 
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
-  """Compute replayed tokens' terms for an advantage of 1: the configured shaping, never clipped."""
+  """Compute replayed tokens' unclipped terms for an advantage of 1, with the configured shaping."""
   return losses.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
@@ -160,7 +160,7 @@ def replay_slope(config: ObjectiveConfig) -> float:
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
-  """Compute each token's term, before it is multiplied by `weight_BT`.
+  """Compute each token's term before weighting by `weight_BT`.
 
   Fresh and replayed rows have different terms. Fresh ratios are clipped to
   [1 - clip_epsilon, 1 + clip_epsilon_high]. If clip_epsilon_high is larger than clip_epsilon, this
@@ -192,12 +192,12 @@ def token_loss(
   is_first: Flag,
   measures_kl: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Compute the contribution of some tokens to their minibatch's loss and metric sums.
+  """Compute what a slice of tokens contributes to its minibatch's loss and metric sums.
 
   With importance_level 'sequence' or 'product', a fresh token's ratio gets its value from the row
   and its gradient from the token's own log-probability. 'sequence' with aggregation 'sequence_mean'
   is exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses. Without clipping, it is unbiased for tokens of any policy.
+  importance sampling of whole responses. Without clipping, it is unbiased for any policy's tokens.
 
   Args:
     logp_BT: the tokens' log-probabilities under the current policy at the sampling temperature,
@@ -224,8 +224,8 @@ def token_loss(
   else:  # the row's value with the gradient of the token's own log-probability
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
   old_logp_BT = inputs.old_logp_BT
-  # `stages.pick_replays` has then scored replayed rows with the step's initial policy. As for fresh
-  # rows, the ratio is exactly 1 in the first minibatch, regardless of how scoring rounds.
+  # Without the correction, `stages.pick_replays` scored these rows with the step's initial policy.
+  # As for fresh rows, the ratio is exactly 1 in the first minibatch, however scoring rounds.
   if not config.importance_correction:
     old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
   log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)

@@ -1,4 +1,4 @@
-"""The question stream: the order in which steps read questions, set by the seed and a cursor."""
+"""The question stream: the order in which steps read questions. A cursor marks the position."""
 
 import functools
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_once: int) -> bool:
-  """Return True if `epoch` also reads retired questions because too few other questions remain.
+  """Return True if `epoch` must reread retired questions because too few others remain.
 
   `size` is the total number of questions. `retired_epoch` maps a row to the epoch in which it
   retired; the stream skips the row from the next epoch on. `at_once` is the number of questions
@@ -46,11 +46,11 @@ def take(
 
   Skips rows that retired in an earlier epoch (unless `reads_retired`), rows in `taken` and, in a
   step that crosses into the next epoch, rows already read. The cursor enters the next epoch only
-  when a row from it is needed. So if a question retires in the step that reads an epoch's
-  last row, its retirement counts toward that epoch.
+  when a row from it is needed. A question that retires in the step that reads an epoch's last row
+  is therefore recorded as retired in that epoch.
 
-  `taken` contains the rows that the step replays or that are in flight. `count + len(taken)` is at
-  most `at_once`. `seed` determines the permutations. For the other arguments, see `reads_retired`.
+  `taken` contains the rows in flight or replayed by the step. `count + len(taken)` is at most
+  `at_once`. `seed` determines the permutations. For the other arguments, see `reads_retired`.
   Raises InputError if the training data has fewer questions than a step needs.
   """
   if size < at_once:
@@ -59,7 +59,7 @@ def take(
       'questions. Add data, or use fewer questions per step.'
     )
   if count + len(taken) > at_once:
-    raise ValueError(f'{count} fresh and {len(taken)} replayed questions exceed {at_once}.')
+    raise ValueError(f'{count=} plus {len(taken)} taken rows is more than {at_once=}.')
   epoch, position = cursor.epoch, cursor.position
   rows, passed = [], set(taken)
   while len(rows) < count:

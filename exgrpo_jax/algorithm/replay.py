@@ -23,7 +23,7 @@ from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
-_IN_ORDER = 1e9  # scales headroom so far that the noise of a draw cannot change the order
+_IN_ORDER = 1e9  # scales headroom so much that the noise of a draw cannot change the order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,7 @@ def draw_questions(
   """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)) questions.
 
   Returns [] before replay starts. A question is eligible if it has the configured difficulty
-  (`trains`), a bucket of positive weight, and a success that is recent enough (`candidates`).
+  (`trains`), a bucket of positive weight, and a sufficiently recent trajectory (`candidates`).
   """
   if not buffer.started:
     return []
@@ -209,7 +209,7 @@ def draw_questions(
     return _draw(row_N, log_weight_N, total, rng)
   size_K = np.bincount(bucket_N, minlength=num_rollouts)
   count_K = np.zeros_like(size_K)
-  # Multinomial counts; draws beyond a bucket's size are redrawn from buckets with room.
+  # Multinomial counts; draws beyond a bucket's size are repeated among buckets with room.
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)
     count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
@@ -222,7 +222,7 @@ def draw_questions(
 
 
 def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajectory, ...]:
-  """Return a question's stored successes that `step` may replay, oldest first."""
+  """Return a question's stored trajectories that `step` may replay, oldest first."""
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
@@ -237,7 +237,7 @@ def headroom(stored: Sequence[Trajectory]) -> float:
 
 
 def has_drifted(log_ratio_T: np.ndarray, limit: float) -> bool:
-  """Return True if the policy has moved too far from the one that wrote a trajectory.
+  """Return True if the policy has moved too far from the policy that wrote a trajectory.
 
   Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of the squared log-ratio between the
   two policies, in nats squared. Unlike the terms of a KL estimate, squares cannot cancel. NaN
@@ -292,9 +292,9 @@ def record_step(
 ) -> Buffer:
   """Return the buffer after a step.
 
-  `buffer` is the buffer that the step was planned with. For each of the plan's Q groups, `replays`
-  contains the replayed trajectory or None, `responses` the fresh responses (K, or K - 1 next to a
-  replayed trajectory), and `verdicts` the verdicts on them. A replayed trajectory counts with its
+  `buffer` is the buffer from which the step was planned. For each of the plan's Q groups, `replays`
+  contains the replayed trajectory or None, `responses` the fresh responses (K, or K - 1 if a
+  trajectory is replayed), and `verdicts` their verdicts. A replayed trajectory counts with its
   stored verdict, which is a success unless `store` is 'all'. Truncated responses count toward their
   group's correctness even if `store_truncated` is False.
   """
@@ -329,7 +329,7 @@ def record_step(
 def _not_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, Entry]:
   """Return the entries without the trajectories that `stages.admit` removed from the plan.
 
-  Otherwise, the question with the most headroom would be drawn and rejected again in every step.
+  If these stayed, every step would draw and reject the question with the most headroom.
   """
   entries = dict(buffer.entries)
   if config.question_selection == 'headroom_drift' and config.include_trajectory:
@@ -357,7 +357,7 @@ def counts_after(
 
 
 def with_history(buffer: Buffer, plan: Plan, verdicts: Sequence[Sequence[Verdict]]) -> Buffer:
-  """Return the buffer with the counts of `counts_after`."""
+  """Return the buffer with its history updated by `counts_after`."""
   history = {**buffer.history, **counts_after(plan, verdicts)}
   return dataclasses.replace(buffer, history=history)
 

@@ -124,7 +124,7 @@ class ReplayConfig:
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
       raise InputError(
         f'config.replay.correctness_range={bounds}: the value must be two numbers from 0 to 1, the '
-        'first below the second. (0.0, 1.0) records every group with a success.'
+        'first less than the second. (0.0, 1.0) records every group with at least one success.'
       )
 
 
@@ -202,8 +202,8 @@ class ObjectiveConfig:
     ('group', 'fresh', 'history'),
     "the baseline of a fresh row's advantage: the mean reward of its group (group), of the "
     "group's fresh rows only (fresh), or of the question's fresh rows in all steps, where each "
-    'further visit halves the weight of earlier ones (history, arXiv:2603.18444); history is also '
-    'the baseline of replayed rows',
+    'further visit halves the weight of all earlier visits (history, arXiv:2603.18444); history is '
+    'also the baseline of replayed rows',
     PAPER,
   )
   replay_advantage: str = setting(
@@ -273,13 +273,14 @@ class ObjectiveConfig:
       )
     if self.replay_advantage == 'balanced' and self.shaping not in losses.SLOPES:
       raise InputError(
-        "config.objective.replay_advantage='balanced' weights a replayed row by the slope of its "
-        f'shaping at w = 1, but losses.SLOPES has no entry for {self.shaping!r}. Add an entry.'
+        "config.objective.replay_advantage='balanced' weights a replayed row by the slope of the "
+        f'shaping function at w = 1, but losses.SLOPES has no entry for {self.shaping!r}. Add an '
+        'entry.'
       )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
-        f"config.objective.tis_limit={self.tis_limit} needs the trainer's own log-probabilities to "
-        "compare them with the sampler's. Set config.objective.old_logprobs='recompute'."
+        f"config.objective.tis_limit={self.tis_limit} needs the trainer's log-probabilities to "
+        "compare with the sampler's. Set config.objective.old_logprobs='recompute'."
       )
     if self.dual_clip < float('inf') and self.policy_loss == 'cispo':
       raise InputError(

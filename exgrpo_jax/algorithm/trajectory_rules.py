@@ -33,11 +33,11 @@ def released_costs(
 ) -> list[float]:
   """Compute the costs that the authors' released code uses in place of the paper's entropies.
 
-  That code has three bugs (https://github.com/ElliottYan/LUFFY, experience_helpers.py; issue 57
-  there). A candidate's prompt and response entropies are right-aligned in a window of `longest`
-  tokens, with zeros on the left. The mask is built for left-aligned responses and selects their
-  padding. Every candidate uses a mask from the last pass of up to eight candidates. So a cost is
-  the mean of the window from some other candidate's length to the end.
+  That code (experience_helpers.py in https://github.com/ElliottYan/LUFFY, issue 57) has three bugs.
+  A candidate's prompt and response entropies are right-aligned in a window of `longest` tokens,
+  with zeros on the left. The mask is built for left-aligned responses and selects their padding.
+  Every pass over up to eight candidates uses the last pass's masks. So a cost is the mean of the
+  window from n to the end, where n is the length of the last pass's candidate in the same place.
 
   `entropies` are the token entropies of each candidate, nats [P - 1 + T]: its prompt except the
   first token, then its response. `lengths` counts the tokens in each response that are not the

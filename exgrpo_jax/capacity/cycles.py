@@ -1,10 +1,10 @@
 """Estimates of a compiled program's run time, from the compiler's cycle counts and formulas.
 
 libtpu's HLO text is scheduled, contains one chip's shapes, and estimates the cycles of the
-operations that the compiler generates itself. This module adds Pallas kernels and collectives by
-formula and multiplies loop bodies by their trip counts. An asynchronous collective costs only the
-time that the rest of its loop's body does not hide. Other compilers' text can be parsed too, but
-contains no cycles.
+operations that the compiler generates itself. This module estimates Pallas kernels and collectives
+by formula and multiplies loop bodies by their trip counts. An asynchronous collective costs only
+the time that the rest of its loop's body does not hide. Other compilers' text can be parsed too,
+but contains no cycles.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _ELEMENT = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f
 _ELEMENT['bf16'] = 2
 
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$')
-_END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # ends a computation; v6e names its thread
+_END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # end of a computation; v6e adds its thread
 # A Pallas kernel's metadata contains a line break, and the rest of the line is not indented.
 _BREAK = re.compile(rf'\n(?!  |%|ENTRY |{_END.pattern}$)', re.MULTILINE)
 _OPERATION = re.compile(
@@ -81,7 +81,7 @@ class Module(NamedTuple):
 
 
 def array_bytes(array: Array) -> float:
-  """Return the size of an array in bytes; 0 for element types that are not data."""
+  """Return the size of an array in bytes; 0 if its element type has no data."""
   element, sizes = array
   return _ELEMENT.get(element, 0) * math.prod(sizes)
 
@@ -110,8 +110,8 @@ def parse(text: str) -> Module:
 def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> Module:
   """Read a compiled program.
 
-  If JAX cannot print the program, compile it again and let libtpu dump it. JAX 0.10.2 fails on some
-  programs for v6e ("async-update instruction should have 1 operands").
+  If JAX cannot print the program, it is compiled again and dumped by libtpu. JAX 0.10.2 fails on
+  some programs for v6e ("async-update instruction should have 1 operands").
   """
   try:
     return parse(executable.as_text() or '')
@@ -123,11 +123,11 @@ def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> M
 
 
 def known_trips(module: Module, loop: Operation) -> int | None:
-  """Return how often a `while` loop runs its body; None if that depends on data.
+  """Return a `while` loop's trip count, or None if it depends on data.
 
-  The compiler states the count for some loops. In others, the condition compares a counter that
-  starts at 0 with a constant, and the body increments it by a constant. If the increment cannot be
-  determined, it is assumed to be 1.
+  The compiler states the count for some loops. In others, the condition compares a counter starting
+  at 0 with a constant, and the body adds a constant to the counter. An increment that cannot be
+  determined is assumed to be 1.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
   if known:
@@ -191,11 +191,11 @@ def _arrays(text: str) -> tuple[Array, ...]:
 ATTENTION_EFFICIENCY = 0.5
 # Assumed fraction of the memory bandwidth in any other Pallas kernel.
 READ_EFFICIENCY = 0.75
-# A collective is assumed to keep both links of one slice axis busy, and to pay for each hop.
+# A collective is assumed to keep both links of one slice axis busy. Each hop adds latency.
 LINKS = 2
 HOP_SECONDS = 1e-6
 
-# Number of [T, T] by H matrix products in each splash attention kernel; causality halves each.
+# Number of [T, T] by H matrix products in each splash attention kernel; causality halves the work.
 _SPLASH_PRODUCTS = {'splash_mha_fwd': 2, 'splash_mha_dq': 3, 'splash_mha_dkv': 4}
 _FLOATS = ('bf16', 'f32')
 _FUSIONS = ('fusion', 'async-start')
@@ -278,7 +278,7 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
 def _own(operation: Operation, chip: Chip) -> Seconds:
   """Return an operation's own time, excluding collectives and called computations.
 
-  For Pallas kernels, attention is estimated by its FLOPs, other kernels by the bytes moved.
+  Attention kernels are estimated from their FLOPs, other Pallas kernels from the bytes they move.
   """
   if operation.cycles is not None:
     return Seconds(operations=operation.cycles / chip.clock)
@@ -295,11 +295,11 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
-  """Yield each collective of a computation once, as (collective, whether the chip waits for it).
+  """Yield each collective of a computation once, as (collective, True if the chip waits for it).
 
   The compiler writes an asynchronous collective as a -start and a -done operation, or as a chain of
-  fusions that repeat it with the same channel. The first fusion starts the collective, which
-  overlaps the products of the following fusions. Permutations also overlap other work.
+  fusions that repeat it with the same channel. The first fusion starts the collective, which then
+  overlaps the matrix products in the following fusions. Permutations also overlap other work.
   """
   channels = set()
   for operation in computation.operations.values():

@@ -24,7 +24,7 @@ class Chip(NamedTuple):
   memory: float  # bytes that programs can use, slightly less than the chip's memory
   flops: float  # per second, in bfloat16
   bandwidth: float  # of the chip's memory, in bytes per second
-  link: float  # of one link to a neighbouring chip, in bytes per second and direction
+  link: float  # of one link to a neighbouring chip, in bytes per second per direction
   clock: float  # cycles per second
   matrix_unit: int  # number of rows, equal to the number of columns
 
@@ -71,7 +71,7 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
 
 # ---- GPUs ----
 
-# Memory in GB (10^9 bytes) on the data sheet -> GPU names; drivers report about as much.
+# Memory in GB (10^9 bytes) on the data sheet -> GPU names; drivers report roughly the same.
 _NAMES = {
   180: 'b200',
   141: 'h200',
@@ -97,9 +97,9 @@ _MEMORY = re.compile(r'(?<![a-z0-9])([1-9][0-9]{0,2})\s*(gib|gb|g)?\b')
 def usable_memory(device: str) -> float:
   """Return how many bytes of a GPU's memory JAX reserves for arrays and programs.
 
-  `device` is one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or any GPU's memory:
-  '24gb', '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no
-  GPU or more than one.
+  `device` is one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or a memory size: '24gb',
+  '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no GPU or
+  more than one.
   """
   if memory := _MEMORY.fullmatch(_lower(device)):
     size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)
@@ -109,7 +109,7 @@ def usable_memory(device: str) -> float:
 
 
 def has_bfloat16(device: str) -> bool:
-  """Return True if a GPU supports bfloat16, or if only its memory is known."""
+  """Return True unless `device` names a GPU that lacks bfloat16."""
   try:
     return _name_of(device) not in _WITHOUT_BFLOAT16
   except InputError:
@@ -120,9 +120,9 @@ def check_dtype(device: str, dtype: str) -> None:
   """Raise InputError if the GPU does not support `dtype`."""
   if dtype == 'bfloat16' and not has_bfloat16(device):
     raise InputError(
-      f'--device={device}: this GPU lacks bfloat16, which config.model.dtype=bfloat16 needs. '
-      'Choose an Ampere or newer GPU (A100, A10G, RTX 3090), or set --config.model.dtype=float32, '
-      'which doubles the memory of activations, cache and decode weights.'
+      f'--device={device}: this GPU does not support config.model.dtype=bfloat16. Choose an Ampere '
+      'or newer GPU (A100, A10G, RTX 3090), or set --config.model.dtype=float32, which doubles the '
+      'memory used by activations, cache and decode weights.'
     )
 
 
@@ -136,8 +136,8 @@ def _name_of(device: str) -> str:
   if several:
     raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(several)}.')
   raise InputError(
-    f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory of any GPU, '
-    'such as 24gb.'
+    f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory size of any '
+    'GPU, such as 24gb.'
   )
 
 

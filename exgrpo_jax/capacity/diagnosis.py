@@ -83,7 +83,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-  """Yield the devices that JAX uses, and the accelerators that it does not use."""
+  """Yield the devices that JAX uses, and any accelerators that it ignores."""
   try:
     devices = jax.devices()
   except RuntimeError as error:

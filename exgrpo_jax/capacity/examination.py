@@ -1,4 +1,4 @@
-"""Checks of whether a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
+"""Checks that a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,8 +78,8 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
   """Estimate by formula whether a config fits one GPU; print and return the result.
 
-  For `device` see `devices.usable_memory`. With `fit`, chooses and prints the most slots and the
-  largest microbatches that fit.
+  For `device` see `devices.usable_memory`. With `fit`, first finds and prints the most slots and
+  microbatch tokens that fit.
   """
   limit = devices.usable_memory(device)
   whole = step.of_config(config)
@@ -115,14 +115,14 @@ def _parameters(whole: Step) -> str:
 
 
 def _print_arrays(whole: Step, limit: float) -> bool:
-  """Print the arrays' sizes; return True if they fit while no program runs."""
+  """Print the arrays' sizes; return True if they fit when no program is running."""
   uses_lora = whole.spec.lora.rank > 0
   resident = {
     'adapters' if uses_lora else 'parameters': whole.state.params,
     'moments': whole.state.opt_state,
     'frozen base' if uses_lora else 'reference policy': whole.initial,
   }
-  # Each of these two exists during a part of a step, but never at the same time.
+  # Each of these two exists during part of a step, but the two never exist at the same time.
   transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
   sizes = {
     name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
@@ -133,7 +133,7 @@ def _print_arrays(whole: Step, limit: float) -> bool:
   held = [name for name in sizes if name not in transient] + [largest]
   total = sum(sizes[name] for name in held)
   if total > limit:
-    print(f'before any program runs, {", ".join(held)} take {total / GIB:.2f} GiB')
+    print(f'{", ".join(held)} already take {total / GIB:.2f} GiB before any program runs')
   return total <= limit
 
 
@@ -148,8 +148,8 @@ def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
   room = limit - peaks['decode'] + cache
   between = ', half of it for episodes between their turns' if keeps else ''
   print(
-    f'  KV cache {cache / GIB:.2f} GiB{between}; the largest that fits is about '
-    f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens'
+    f'  KV cache {cache / GIB:.2f} GiB{between}; up to about '
+    f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens would fit'
   )
 
 
@@ -182,7 +182,10 @@ def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> 
       print('  drop the reference policy: config.objective.kl_coefficient=0')
     if config.optimizer.moment_dtype == 'float32':
       print('  halve the moments: config.optimizer.moment_dtype=bfloat16')
-    print("  train with LoRA to avoid the full model's moments and gradient: config.lora.rank=32")
+    print(
+      "  train with LoRA to avoid storing the full model's moments and gradient: "
+      'config.lora.rank=32'
+    )
   print('  use a smaller model, or a GPU with more memory')
 
 
@@ -207,9 +210,9 @@ def _print_time(estimate: Estimate, work: Workload, num_chips: int, config: RunC
 def _print_alternatives(
   whole: Step, work: Workload, estimate: Estimate, modules: step.Modules, chip: Chip
 ) -> None:
-  """Print how busy the slots are, and how a step would change with settings that are off.
+  """Print how busy the slots are, and how other settings would change the step time.
 
-  The programs that only these settings need are compiled.
+  Compiles any additional programs that these settings need.
   """
   config, slots = whole.config, whole.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
@@ -217,7 +220,10 @@ def _print_alternatives(
     print(f'  {_ages(estimate)}')
   if config.rollout.is_dynamic:
     factor = config.rollout.dynamic_sampling
-    print(f'  not counted: dynamic sampling, which may generate up to {factor:g} times as much')
+    print(
+      f'  not counted: dynamic sampling, which may generate up to {factor:g} times as many '
+      'responses'
+    )
   known = dict(modules)
   for name, rollout in _alternatives(config.rollout):
     changed = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=rollout))
@@ -240,7 +246,7 @@ def _print_alternatives(
 
 
 def _alternatives(rollout: RolloutConfig) -> Iterator[tuple[str, RolloutConfig]]:
-  """Yield settings that are off but may shorten the rollout, and the config with them."""
+  """Yield (name, config) for each disabled feature that may shorten the rollout."""
   partial, name = programs.with_partial_rollouts(rollout), 'config.rollout.partial=True'
   drafts = {'drafts': step.DRAFTS}
   if not rollout.partial:
@@ -267,9 +273,9 @@ def _print_assumptions(work: Workload, described: str) -> None:
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS
   print(f"""\
 assumptions:
-  compiler: it estimates the cycles of all operations that it generates itself
-  formulas: collectives move their bytes over {links} links and take {hop:.0f} microsecond per hop,
-    hidden behind other work if they are asynchronous; attention reaches at most
+  compiler: its own cycle estimates for all operations except Pallas kernels and collectives
+  formulas: collectives use {links} links, have a latency of {hop:.0f} microsecond per hop, and
+    overlap with other work if they are asynchronous; attention reaches at most
     {100 * cycles.ATTENTION_EFFICIENCY:.0f}% of peak FLOPs in training, and \
 {100 * cycles.READ_EFFICIENCY:.0f}% of the memory bandwidth in
     decoding, where it reads only the filled part of the cache

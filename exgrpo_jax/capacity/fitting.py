@@ -43,8 +43,8 @@ class Fitted(NamedTuple):
 def fit(config: RunConfig, limit: float) -> Fitted | None:
   """Double slots and microbatch tokens while they fit a GPU; return the largest values that fit.
 
-  Returns None if even the smallest values do not fit. `limit` is the number of bytes that programs
-  can use. The values in `config` are ignored.
+  Returns None if even the smallest values do not fit. `limit` is the number of bytes available to
+  programs. The slots and microbatch tokens set in `config` are ignored.
   """
 
   def fits(list_programs: Callable[[Step], Iterable[Program]], slots: int, tokens: int) -> bool:

@@ -23,9 +23,9 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
   """Draw `count` response lengths in tokens, int [count]; every call returns the same lengths.
 
   Args:
-    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', whose 99th percentile is 8 medians and
-      whose mean before truncation is 1.5 medians. Or a run's workdir, to sample from the
-      run's generated responses with replacement. '' means lognormal with median limit / 8.
+    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with 99th percentile 8 * MEDIAN and mean
+      1.5 * MEDIAN (before truncation); or a run's workdir, to sample from the run's generated
+      responses with replacement. '' means lognormal with median limit / 8.
     count: number of lengths.
     limit: number of tokens at which responses are truncated. The LIMIT in `spec` may be lower.
 

@@ -1,10 +1,10 @@
-"""The device memory that a program needs, from the compiler or by formula.
+"""The device memory that a program needs, as reported by the compiler or computed by formula.
 
 The formula adds up all arguments and, from the model's shape, the largest temporary arrays that
 exist at the same time. It counts an update's gradient and logits separately. If the two share
 memory, an update takes up to a fifth less. Tests compare the sums with the buffers that XLA
-allocates for the CPU and, if the GPU compiler is installed, for an H100. Shape letters are those in
-layers.py and attention.py.
+allocates for the CPU and, if the GPU compiler is installed, for an H100. Shape letters are the
+same as in layers.py and attention.py.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Need(NamedTuple):
 
 
 def of_compiled(executable: jax.stages.Compiled) -> Need:
-  """Return the compiler's own memory count for one device."""
+  """Return a program's memory on one device, as reported by the compiler."""
   analysis = executable.memory_analysis()
   assert analysis is not None, 'XLA counts the memory of every program'
   return Need(
@@ -51,7 +51,7 @@ def of_compiled(executable: jax.stages.Compiled) -> Need:
 
 
 def other_arrays(program: Program, held: Any) -> int:
-  """Return how many bytes other arrays take on a device while a program runs.
+  """Return the bytes that other arrays occupy on a device while a program runs.
 
   `held` is a tree of the arrays that exist during the whole run.
   """
@@ -65,9 +65,9 @@ def print_peaks(
 ) -> dict[str, float]:
   """Print the memory that each program of a step needs on a device.
 
-  For `held` see `other_arrays`. `limit` is the number of bytes that programs can use. `need_of`
-  returns a program's memory and may compile it. Returns program name -> peak bytes on a device at
-  the program's largest size; inf if the program does not compile.
+  For `held` see `other_arrays`. `limit` is the number of bytes available to programs. `need_of`
+  returns a program's memory and may compile it. Returns program name -> highest peak in bytes over
+  the program's sizes; inf if it does not compile at one of them.
   """
   peaks: dict[str, float] = {}
   for program in programs:
@@ -201,7 +201,7 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
 
 
 class _Layer(NamedTuple):
-  """Sizes that the estimates of several programs share."""
+  """Sizes shared by several programs' estimates."""
 
   projections: int  # entries of a token's queries, keys and values
   hidden: int  # a token's hidden units in a layer, summed over its experts

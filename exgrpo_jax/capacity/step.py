@@ -1,4 +1,4 @@
-"""A training step's programs, as the rollout and the learner list them, and their estimated time.
+"""A training step's programs, listed by the rollout and the learner, and their estimated time.
 
 Nothing is measured; cycles.py explains how a program's time is estimated.
 """
@@ -94,7 +94,7 @@ def of_config(
     state=optimizer.shapes(spec.optimizer, spec.num_updates, trained),
     initial=initial,
     policy=lora.joined(spec.lora, initial, trained),
-    # decode_shapes returns the same shape objects for every layer; here each array needs its own.
+    # decode_shapes shares shape objects between layers, but here each array needs its own.
     decode_params=jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
       model.decode_shapes(shape, meshes.decoding),
@@ -112,9 +112,9 @@ class Workload:
   prompt: int  # length of each prompt
   fresh: np.ndarray  # lengths of a step's generated responses, in starting order
   groups: Sequence[np.ndarray]  # lengths by group, for `programs.num_groups` groups
-  replayed: np.ndarray  # replayed responses in the update
-  candidates: np.ndarray  # stored responses that are scored to choose the replayed ones
-  evaluated: np.ndarray  # responses of one evaluation; empty without evaluation
+  replayed: np.ndarray  # lengths of the replayed responses in the update
+  candidates: np.ndarray  # lengths of the stored responses scored to choose the replayed ones
+  evaluated: np.ndarray  # lengths of an evaluation's responses; empty without evaluation
   evaluation_every: int  # steps
 
 
@@ -154,7 +154,7 @@ def generations(step: Step, work: Workload) -> list[programs.Step]:
 
 
 def listed(step: Step, work: Workload) -> list[Program]:
-  """Return the `needed` programs of a step with this workload, in the order in which they run."""
+  """Return the `needed` programs of a step with this workload, in execution order."""
   responses = np.concatenate([work.fresh, work.replayed])
   minibatches = np.split(responses, step.spec.optimizer.minibatches)
   passes = [gradients.passes(step.spec, part + work.prompt, part) for part in minibatches]
@@ -170,7 +170,7 @@ def listed(step: Step, work: Workload) -> list[Program]:
 
 
 def needed(programs: Iterable[Program]) -> list[Program]:
-  """Keep the programs that a step runs and, for peak memory, the largest program of each name."""
+  """Drop programs that the step never runs, except the largest of each name (for peak memory)."""
   found = list(programs)
   by_size = sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
   largest = {one.name: one for one in by_size}
@@ -194,7 +194,7 @@ class Estimate(NamedTuple):
   parts: list[Part]  # in the order in which they run
   live: float  # number of busy slots, averaged over decode steps
   ages: np.ndarray  # int, staleness of the trained groups in steps; empty without partial rollouts
-  carried: float  # fraction of these groups' tokens that earlier steps wrote
+  carried: float  # fraction of these groups' tokens that earlier steps generated
 
   @property
   def seconds(self) -> float:

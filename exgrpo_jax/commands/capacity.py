@@ -6,7 +6,7 @@ exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
 exgrpo capacity --config=one_gpu --device=l4 --fit
 
 For a slice, the command compiles a step's programs and prints memory and time; it needs libtpu (pip
-install -e '.[tpu]'). For a GPU, it computes the memory by formula. Exit status: 0 if everything
+install -e '.[tpu]'). For a GPU, it computes the memory from a formula. Exit status: 0 if everything
 fits, 1 if it does not, 2 if the command cannot run.
 """
 
@@ -28,8 +28,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    'A GPU, given instead of --topology: either the memory of any GPU, such as 24gb, or one of '
-    f'these names in any spelling: {", ".join(devices.GPUS)}.',
+    'The GPU, if you do not set --topology: the memory of any GPU, such as 24gb, or one of these '
+    f'names in any spelling: {", ".join(devices.GPUS)}.',
   )
   flags.DEFINE_bool(
     'fit',
@@ -42,7 +42,7 @@ def define_flags() -> None:
     '',
     'With --topology: the distribution of response lengths. lognormal:MEDIAN or '
     'lognormal:MEDIAN,LIMIT, in tokens, is a log-normal distribution whose 99th percentile is 8 '
-    "times the median. A run's workdir uses the response lengths of that run. The default is "
+    'times the median. To use the response lengths of a run, give its workdir. The default is '
     'lognormal with a median of config.rollout.max_response / 8.',
   )
   flags.DEFINE_integer(
@@ -67,8 +67,8 @@ def main(args: command_line.Args) -> None:
   )
   if args.fit and not args.device:
     raise InputError(
-      '--fit: this flag needs --device, because every trial for a slice would have to be '
-      'compiled. Replace --topology with --device, or leave --fit out.'
+      '--fit: this flag requires --device, because every trial with --topology requires a '
+      'compilation. Replace --topology with --device, or remove --fit.'
     )
   config = with_counted_length(parse_config(args.config))
   config = with_folders(config, config.model.path)  # in case the config does not set the shape

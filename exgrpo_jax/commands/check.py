@@ -2,10 +2,10 @@
 
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
-Accepts train's flags and performs train's first checks: flags, config and reward functions, wandb,
-the model's shape and the tokenizer, and whether local data and weights exist. It writes only to the
-cache: the files that describe a model on the Hub or in a GGUF, without its weights. It does not
-read from buckets. With config.num_epochs, it also reads the training questions to count the steps.
+Accepts train's flags and performs train's first checks: flags, config, reward functions, wandb,
+model shape, tokenizer, and whether local data and weights exist. If the model is on the Hub or in a
+GGUF, the files that describe it are cached, but not its weights. Nothing else is written. Buckets
+are not read. With config.num_epochs, the training questions are also read to count the steps.
 Exit status: 0 if it finds no problem, 2 if the run could not start.
 """
 
@@ -32,7 +32,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Check a command line for train."""
+  """Run train's first checks on the flags, and print what was not checked."""
   config = check_command(args.config, args.workdir)
   hub.recall(args.workdir)
   with_counted_length(config)
@@ -47,7 +47,7 @@ def main(args: command_line.Args) -> None:
   if path and is_read[path]:
     prompt.template_keywords(config.prompt, tokenizer.load(path).chat)
   remote = [path for path, read in is_read.items() if not read]  # in buckets
-  untried = ', '.join(['rows of the data', 'values of the weights', *remote])
+  untried = ', '.join(['data rows', 'weight values', *remote])
   print(f'the flags and the config are valid; not checked: {untried}, devices')
 
 

@@ -57,7 +57,7 @@ class _Paths(flags.ListParser):
 
 
 class _Specs(flags.ListParser):
-  """A parser for comma-separated data specs. Commas in brackets belong to a spec."""
+  """A parser for comma-separated data specs. Commas inside brackets do not separate specs."""
 
   syntactic_help = 'comma-separated data specs'
 
@@ -164,8 +164,8 @@ def define_hosts() -> None:
   flags.DEFINE_integer(
     'num_processes',
     None,
-    'The number of hosts. To run on this host only, set this flag to 1 and leave '
-    '--coordinator_address and --process_id out.',
+    'The number of hosts. To run on this host only, set this flag to 1 and omit '
+    '--coordinator_address and --process_id.',
     lower_bound=1,
   )
   flags.DEFINE_integer('process_id', None, 'The index of this host, from 0.', lower_bound=0)
@@ -181,14 +181,14 @@ def run(
   on_all_hosts: bool = False,
   several: str = '',
 ) -> None:
-  """Run a command. A user error prints one line and exits with status 2.
+  """Run a command. For a user error, print one line and exit with status 2.
 
   Args:
-    main: called with the flags, and with the words after the command if it accepts any.
+    main: called with the flags, followed by any words after the command.
     define_flags: defines the command's flags.
-    choices: if given, exactly one of these words must follow the command.
-    on_all_hosts: whether the command can run on several hosts that work together.
-    several: a name for the words (at least one) that must follow the command, e.g. 'WORKDIR'.
+    choices: if given, the command must be followed by exactly one of these words.
+    on_all_hosts: True if several hosts can run the command together.
+    several: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -282,8 +282,7 @@ def _check_names(args: Sequence[str]) -> None:
       name = match[1]
       if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
         raise InputError(
-          f'--{name}: this flag is given twice, as {typed[name]} and as {arg}. Leave one of them '
-          'out.'
+          f'--{name}: this flag is given twice, as {typed[name]} and as {arg}. Remove one of them.'
         )
       typed[name] = arg
 
@@ -306,7 +305,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
 
 
 def _explanation(message: str) -> str:
-  """Complete an absl error message. For a bad value, say what the flag accepts and means."""
+  """Expand an absl error message. For a bad value, say what the flag accepts and means."""
   match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
   if not match:
     return f'{message.rstrip(".")}. --help lists all flags.'
@@ -322,28 +321,28 @@ def _explanation(message: str) -> str:
 
 
 def chosen_policy(args: Args) -> Source:
-  """Return the policy given by --checkpoint and --step, or by --model. Needs exactly one."""
+  """Return the policy given by --checkpoint (and --step) or --model. Exactly one must be set."""
   if args.checkpoint and args.model:
     raise InputError(
       f'--checkpoint={args.checkpoint} and --model={args.model}: both flags choose a policy. '
-      'Leave one of them out.'
+      'Remove one of them.'
     )
   if not args.checkpoint and not args.model:
     raise InputError(
-      "--checkpoint or --model is needed. Set --checkpoint to a run's workdir, or --model to a "
+      "--checkpoint or --model is required. Set --checkpoint to a run's workdir, or --model to a "
       "model's folder, GGUF file or name on the Hub."
     )
   if args.checkpoint:
     return Source('run', args.checkpoint, args.step)
   if args.step is not None:
     raise InputError(
-      f'--step={args.step}: only runs have steps, but --model={args.model} is not a run. Leave '
-      '--step out.'
+      f'--step={args.step}: only runs have steps, but --model={args.model} is not a run. Remove '
+      '--step.'
     )
   if 'model.path' in given_overrides(args):
     raise InputError(
-      f'--config.model.path and --model={args.model}: both flags choose a model. Leave one of '
-      'them out.'
+      f'--config.model.path and --model={args.model}: both flags choose a model. Remove one '
+      'of them.'
     )
   return Source('model', args.model)
 
@@ -361,5 +360,5 @@ def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
 
 def given_overrides(args: Args) -> dict[str, Any]:
   """Return the config overrides on the command line, as dotted key -> value."""
-  is_given = getattr(args, 'config', None)  # some commands have no such flag
+  is_given = getattr(args, 'config', None)  # some commands have no --config
   return config_flags.get_override_values(args['config']) if is_given else {}

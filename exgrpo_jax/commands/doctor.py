@@ -14,7 +14,7 @@ from exgrpo_jax.commands import command_line
 
 
 def main(_: command_line.Args) -> None:
-  """Print the findings and a first command to run. Exits with status 1 if training cannot work."""
+  """Print the findings and a first command to run. Exits with status 1 if training cannot start."""
   found = list(diagnosis.findings())
   for finding in found:
     print(f'{"!" if finding.is_problem else " "} {finding.name:<12}{finding.text}')

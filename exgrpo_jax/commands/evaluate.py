@@ -53,8 +53,8 @@ def define_flags() -> None:
     'suite',
     None,
     'A table of benchmarks to add a row to: a file such as path/to/suite.py, or one of these '
-    f'names: {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings replace the '
-    "config's, except settings given on the command line.",
+    f'names: {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings override the '
+    'config, but not the settings given on the command line.',
   )
   flags.DEFINE_string(
     'name', None, "The row's name; by default the name of the run's or model's folder."
@@ -103,14 +103,14 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
   if not args.suite:
     if args.name is not None:
       raise InputError(
-        f'--name={args.name}: this flag names a row in a table, but --suite is missing. Add '
-        '--suite, or leave --name out.'
+        f'--name={args.name}: this flag names a table row, so it requires --suite. Add --suite, '
+        'or remove --name.'
       )
     return None
   if args.samples is not None:
     raise InputError(
-      f'--samples={args.samples}: the suite sets the number of samples for each benchmark. Leave '
-      '--samples out.'
+      f'--samples={args.samples}: the suite sets the number of samples for each benchmark. Remove '
+      '--samples.'
     )
   (path,) = source.describe().values()
   name = os.path.basename(path.rstrip('/'))
@@ -120,7 +120,7 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
 def _check_specs(specs: Sequence[str]) -> None:
   if not specs:
     raise InputError(
-      '--data is needed, because neither the config nor the run names data to evaluate on.'
+      '--data is required, because neither the config nor the run names data to evaluate on.'
     )
   questions.check_distinct(specs, '--data')
 
@@ -130,8 +130,7 @@ def _compare_two(args: command_line.Args) -> None:
   for name in ('checkpoint', 'model', 'step', 'suite', 'name'):
     if getattr(args, name) is not None:
       raise InputError(
-        f'--{name}={getattr(args, name)}: --compare already names both policies. Leave --{name} '
-        'out.'
+        f'--{name}={getattr(args, name)}: --compare already names both policies. Remove --{name}.'
       )
   if len(args.compare) != 2:
     raise InputError(

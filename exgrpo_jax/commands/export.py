@@ -42,7 +42,7 @@ def define_flags() -> None:
   command_line.define_checkpoint()
   command_line.define_model('Its weights are written unchanged.')
   command_line.define_path(
-    'out', 'The folder to write; it must be new or empty. With --push, this flag may be left out.'
+    'out', 'The folder to write; it must be new or empty. With --push, this flag is optional.'
   )
   flags.DEFINE_string(
     'push',
@@ -69,7 +69,7 @@ def main(args: command_line.Args) -> None:
   """Export a run's checkpoint, or a model, and publish it if --push is given."""
   source = command_line.chosen_policy(args)
   if args.public and not args.push:
-    raise InputError('--public: only --push publishes anything. Add --push=owner/name.')
+    raise InputError('--public: nothing is published without --push. Add --push=owner/name.')
   with _folder(args) as out:
     exported = _export(args, source, out)
     if args.out or not args.push:
@@ -83,7 +83,7 @@ def main(args: command_line.Args) -> None:
 def _folder(args: command_line.Args) -> Iterator[epath.Path]:
   """Yield the folder to write, after checking that --push can succeed.
 
-  Without --out, it is a temporary folder.
+  This is a temporary folder if --out is not set.
   """
   if args.push and '://' in (args.out or ''):
     raise InputError(f'--out={args.out}: --push needs a local folder. Remove --out.')
@@ -120,8 +120,8 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
   if source.kind == 'model':
     if args.adapters:
       raise InputError(
-        f'--adapters: only runs have adapters, but --model={args.model} is not a run. Leave '
-        '--adapters out.'
+        f'--adapters: only runs have adapters, but --model={args.model} is not a run. Remove '
+        '--adapters.'
       )
     return f'{source.path}, in {write_model(source.path, out, args.dtype)}'
   values: Any = policies.run_config(args.checkpoint)
@@ -133,7 +133,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
     if args.push and not hub_checkpoint.named(experiment.model_name):
       raise InputError(
         f'--push={args.push}: the base model {experiment.model_name} is not on the Hub, so nobody '
-        'could load the adapters. Leave --adapters out to publish the whole policy.'
+        'could load the adapters. Remove --adapters to publish the whole policy.'
       )
   with (
     jax.set_mesh(experiment.meshes.training),
@@ -183,20 +183,18 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
 
 
 def _check_adapters(config: RunConfig, dtype: str | None) -> None:
-  """Raise InputError if the adapters alone would be useless."""
+  """Raise InputError if the adapters cannot be exported on their own."""
   problem = None
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = "the adapters' base is random weights or a warm start, which no other folder contains"
+    problem = 'the adapters need random or warm-started weights, which no other folder contains'
   elif config.model.extension.rope_theta:
     problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:
-    problem = (
-      f'adapters are always written in float32, as they were trained, not in --dtype={dtype}'
-    )
+    problem = f'adapters are trained and written in float32, not in --dtype={dtype}'
   if problem:
-    raise InputError(f'--adapters: {problem}. Leave --adapters out to export the whole policy.')
+    raise InputError(f'--adapters: {problem}. Remove --adapters to export the whole policy.')
 
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:

@@ -42,7 +42,7 @@ def main(args: command_line.Args) -> None:
   """Print responses to --prompt, or episodes of --row."""
   if (args.row is None) == (not args.prompt):
     raise InputError(
-      "exactly one of --prompt and --row is needed: --prompt='What is 12 * 13?' asks a question, "
+      "exactly one of --prompt and --row is required: --prompt='What is 12 * 13?' asks a question, "
       'and --row=3 plays an episode in an environment.'
     )
   source = command_line.chosen_policy(args)

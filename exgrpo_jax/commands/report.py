@@ -49,8 +49,8 @@ def main(args: command_line.Args, *workdirs: str) -> None:
   for name in ('out', 'texts'):
     if args.serve and args[name].present:
       raise InputError(
-        f'--{name}={args[name].value}: this flag cannot be combined with --serve, because a '
-        f'served page is not a file and always includes all texts. Leave --{name} out.'
+        f'--{name}={args[name].value}: this flag cannot be combined with --serve, which '
+        f'writes no file and always includes all texts. Remove --{name}.'
       )
   out = pathlib.Path(args.out or PAGE).expanduser()
   if out.is_dir() or (args.out or '').endswith(('/', os.sep)):

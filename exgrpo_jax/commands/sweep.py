@@ -45,7 +45,7 @@ def main(args: command_line.Args) -> None:
   )
   if args.sbatch and args.launcher != 'slurm':
     raise InputError(
-      f'--sbatch={args.sbatch}: this flag needs --launcher=slurm. Add it, or leave --sbatch out.'
+      f'--sbatch={args.sbatch}: this flag needs --launcher=slurm. Add it, or remove --sbatch.'
     )
   options = slurm.check_options(args.sbatch)
   path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')

@@ -2,9 +2,9 @@
 
 exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
 
-A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 when the run has
-ended, 2 if the command cannot run, 75 after SIGTERM or Ctrl-C, once the current step is finished
-and saved. To resume, run the same command again.
+A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 if the run is
+complete, 2 if the command cannot run, 75 if SIGTERM or Ctrl-C stopped it. In the last case, the
+current step is finished and saved first. To resume, run the same command again.
 """
 
 import os

@@ -5,7 +5,7 @@ exgrpo verify --file=cases.jsonl
 
 The file contains one JSON object per line: 'response', 'gold' or 'answer' (the ground truth), and
 optionally 'expected' (whether it should be judged correct, true by default) and 'kind'. The command
-prints the lines that are not judged as expected, and the totals.
+prints the lines whose verdict is not as expected, and the totals.
 """
 
 import argparse
@@ -39,13 +39,13 @@ def _answer(args: argparse.Namespace) -> str:
   config = verifier.VerifierConfig(args.require)
   given = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
   if args.file is not None and given:
-    raise InputError(f'--file and {given[0]} are both given. Choose a file or a single response.')
+    raise InputError(f'--file and {given[0]} are both given. Pass a file or a single response.')
   if args.file is not None:
     return score(args.file, config, args.kind, args.verifier)
   if len(given) == 2:
     return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
-    r"--response and --answer are needed, e.g. --response='\boxed{5}' --answer=5. Add both "
+    r"--response and --answer are required, e.g. --response='\boxed{5}' --answer=5. Add both "
     'flags, or use --file instead.'
   )
 
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     default=(),
     nargs='+',
     choices=verifier.REQUIREMENTS[-1],
-    help=r"a response without '</think>' (think) or without \boxed{…} (box) has no answer",
+    help=r"treat a response without '</think>' (think) or without \boxed{…} (box) as unanswered",
   )
   return parser
 

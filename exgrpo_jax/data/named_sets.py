@@ -40,7 +40,7 @@ class HubSplit(NamedTuple):
 
 
 def parse(base: str) -> HubSplit | None:
-  """Parse a data spec without its slice as a Hub split; return None if it has another form."""
+  """Parse a data spec (without its slice) as a Hub split; return None if it isn't one."""
   match = _SPLIT.fullmatch(base)
   if match and (repository := hub.parse('dataset', match['name'])):
     return HubSplit(repository, match['config'] or '', match['split'])
@@ -68,10 +68,10 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
 
 
 def settle(split: HubSplit) -> None:
-  """Make all hosts agree on the commit to read a split from. Every host calls this before `files`.
+  """Make all hosts agree on the commit to read a split from. All must call this before `files`.
 
-  Raises InputError if the split cannot be fetched or does not exist. The message then lists the
-  splits that exist.
+  Raises InputError if the split cannot be fetched or does not exist. If it does not exist, the
+  message lists the splits that do.
   """
   _locate(split)
 
@@ -153,8 +153,8 @@ def _absent(split: HubSplit, layout: Layout) -> str:
       'Hub, so'
     )
     return (
-      f'the data set {repository} has no parquet files at the usual paths of a split, and {why} '
-      f'download its files from {repository.page}, convert them if necessary, and name the local '
+      f'the data set {repository} has no parquet files at the usual paths for splits, and {why} '
+      f'download its files from {repository.page}, convert them if necessary, and use the local '
       'files.'
     )
   if not split.config and len(layout) > 1:
@@ -170,7 +170,7 @@ def _absent(split: HubSplit, layout: Layout) -> str:
 
 
 def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
-  """Return a split of a TFDS data set as array_record; raise InputError if there is none."""
+  """Return a TFDS split, prepared as array_record. Raises InputError if it does not exist."""
   builder = _prepared(cache_dir, spec, name)
   splits = builder.info.splits
   if split not in splits:
@@ -208,7 +208,7 @@ def _builder(cache_dir: str, name: str) -> Any:
 
 
 def _tfds_knows(cache_dir: str, name: str) -> bool:
-  """Return True if TFDS provides a data set with this name or one has been prepared."""
+  """Return True if TFDS provides a data set with this name, or if one has been prepared here."""
   try:
     _builder(cache_dir, name)
   except _tfds().core.DatasetNotFoundError:
@@ -233,9 +233,9 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
         raise
   except _tfds().core.DatasetNotFoundError as error:
     raise InputError(
-      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
-      'finds here. If its builder needs TensorFlow, prepare it as array_record on another machine '
-      'and set config.data.cache_dir to that folder.'
+      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a data set that TFDS "
+      'can find on this machine. If its builder needs TensorFlow, prepare it as array_record on '
+      'another machine and set config.data.cache_dir to the folder that contains the result.'
     ) from error
   except Exception as error:  # builders are third-party code and may download files
     reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]

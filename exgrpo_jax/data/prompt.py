@@ -1,9 +1,9 @@
 """Prompts: render a question's messages as the text that the model reads.
 
-Chat templates come with checkpoints and are code, so they run in jinja2's sandbox, with
-the globals and filters that transformers provides, except for one: strftime_now is left
-out, because a prompt that contains today's date would make runs irreproducible.
-Templates that use it (Llama 3.2's) fall back to a fixed date.
+Chat templates come with checkpoints and are code, so they run in jinja2's sandbox. They can use all
+globals and filters that transformers provides except strftime_now, because a prompt that contains
+today's date would make runs irreproducible. Templates that would use it (Llama 3.2's) fall back to
+a fixed date.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
-THINK = '<think>\n'  # every prompt of the template 'paper' ends with this
+THINK = '<think>\n'  # the template 'paper' ends every prompt with this
 
 _TURN = 'the-turn-before'  # placeholder for a turn's content while a template is applied
 
@@ -115,7 +115,7 @@ class Chat:
   source: str  # the file it was read from, for error messages
   template: str | None  # in jinja2
   special_tokens: Mapping[str, str]  # e.g. bos_token -> '<|begin_of_text|>'
-  begin: str  # special tokens that precede text not rendered as a chat; often ''
+  begin: str  # special tokens to put before text that isn't rendered as a chat; often ''
 
 
 NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={}, begin='')
@@ -129,21 +129,21 @@ def render(
 ) -> str:
   r"""Render `messages` as a policy's prompt, in training and everywhere else.
 
-  Messages without a system message first get one from `config.system`. The template then decides:
+  Adds `config.system` if there is no system message. The rest depends on the template:
 
-  'plain': the contents of the user and assistant messages, each followed by a newline.
-  System messages are dropped because a base model was never trained to follow them.
+  'plain': the contents of the user and assistant messages, each followed by a newline. System
+  messages are dropped because a base model was never trained to follow them.
   'chat': the output of transformers' apply_chat_template with a generation prompt and the
   keyword arguments `config.template_kwargs`.
-  'paper': first adds a system message that asks for '<think> ... </think>' and \boxed{}, unless
-  there is one; then applies the chat template, or, if the checkpoint has none, writes
-  lines that begin with the role; then appends '<think>\n', unless the template has done so.
+  'paper': the prompt ends with '<think>\n'. If neither the messages nor the config has a system
+  message, one is added that asks for '<think> ... </think>' and \boxed{}. The messages are rendered
+  by the chat template or, if the checkpoint has none, as lines that begin with the role.
 
   A chat template receives `tools` as JSON schemas, as in transformers. If the template ignores
   them, the system message describes them and asks for calls in Qwen2.5's format.
 
   Raises InputError if the template fails on these messages or does not use a keyword argument, or
-  if there is no chat template but 'chat' or `tools` need one.
+  if 'chat' or `tools` require a chat template and there is none.
   """
   template = config.template
   if tools and (template == 'plain' or chat.template is None):
@@ -198,8 +198,8 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
 def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   """Return the keyword arguments for the chat template.
 
-  Raises InputError if the template does not use one of them, or if it is an argument that every
-  prompt passes, such as `messages`.
+  Raises InputError for an argument that the template does not use, or that is always passed, such
+  as `messages`.
   """
   keywords, used = parsed_kwargs(config.template_kwargs), _variables(chat.template or '')
   if not keywords or used is None:
@@ -288,7 +288,7 @@ def _variables(template: str) -> frozenset[str] | None:
   """Return the names of the variables that a caller may pass to the template.
 
   Variables that the template sets itself count only if it checks whether they are defined, as in
-  `{% if date is not defined %}`. Returns None if the template's syntax is wrong, which rendering
+  `{% if date is not defined %}`. Returns None for a template with a syntax error, which rendering
   will report.
   """
   environment = _environment()
@@ -306,7 +306,7 @@ def _variables(template: str) -> frozenset[str] | None:
 
 
 def _environment() -> jinja2.Environment:
-  """Build the same jinja2 environment as transformers, which templates are written for."""
+  """Build the jinja2 environment that transformers uses, because templates are written for it."""
   return jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
   )

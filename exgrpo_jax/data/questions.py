@@ -121,7 +121,7 @@ def load_set(
 def settle(config: DataConfig, spec: str) -> None:
   """Make all hosts agree on the commit to read if `spec` names a Hub data set.
 
-  All hosts must call it before `load`. Raises InputError if the Hub and the cache lack the data.
+  All hosts must call it before `load`. Raises InputError if neither Hub nor cache has the data.
   """
   if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
     named_sets.settle(found)
@@ -167,7 +167,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files and their source ('': the file name), used if no column contains one.
+  """Return a spec's files and the source for rows without a source column ('': the file name).
 
   The spec must not name an embedded task.
   """
@@ -182,7 +182,7 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
     if name and split:
       return [named_sets.of_tfds(config.cache_dir, spec, name, split)], name
     raise InputError(
-      f"the data spec '{spec}' cannot be read. It must be an embedded task's split ("
+      f"the data spec '{spec}' is not valid. It must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
       f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
       '(reasoning_gym:chain_sum:train), or a split of a Hub data set (owner/name:config:split) or '
@@ -193,11 +193,11 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
 
 
 def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
-  """Return the rows of a split selected by the spec's slice."""
+  """Return the rows of a split that the spec's slice selects."""
   if split not in found.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
-    raise InputError(f'{spec}: {split} is empty because there are too few different questions.')
+    raise InputError(f'{spec}: {split} is empty because there are too few distinct questions.')
   kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
   rows = spec_rows(spec, len(kept))
   return Dataset(spec, found, split, kept[rows.start : rows.stop])
@@ -245,15 +245,15 @@ def spec_columns(spec: str) -> dict[str, str]:
   named = {key.strip(): column.strip() for key, _, column in pairs}
   if len(named) < len(pairs) or not set(named) <= set(COLUMNS) or not all(named.values()):
     raise InputError(
-      f'{spec}: {" and ".join(braces)} must name columns, as in {{question=problem,answer=key}}: '
-      f'{", ".join(COLUMNS)}, each at most once. A column whose name contains a comma or a brace '
-      'can only be named in config.data.question_field, answer_field or solution_field.'
+      f'{spec}: {" and ".join(braces)} must map question, answer or solution to column names, each '
+      'at most once, as in {question=problem,answer=key}. A column whose name contains a comma or '
+      'a brace can only be named in config.data.question_field, answer_field or solution_field.'
     )
   return named
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
-  """Return the files that a spec (without its slice) names, and their common name or ''.
+  """Return the files that a spec (without its slice) names, and a common name ('' without a `*`).
 
   `*` in the last path component matches any characters. Files are sorted by name. Raises InputError
   if no file matches.
@@ -332,25 +332,27 @@ def _spell(match: re.Match[str]) -> str:
 def check_distinct(specs: Iterable[str], where: str) -> None:
   """Raise InputError if two specs share a name and would overwrite each other's results.
 
-  `where` is the setting that the message starts with, e.g. 'config.data.evaluation'.
+  The message starts with `where`, a setting such as 'config.data.evaluation'.
   """
   named: dict[str, str] = {}
   for spec in specs:
     name = spec_name(spec)
     if name in named:
       raise InputError(
-        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', a name built "
-        'from file and folder (or task and split) and slice. Rename one of them or remove it.'
+        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', because "
+        'a reported name consists of folder, file and slice (or task, split and slice). Rename or '
+        'remove one of them.'
       )
     named[name] = spec
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """Raise InputError if a spec is in both lists or two specs would be reported under one name."""
+  """Raise InputError if a spec is in both lists, or if two specs have the same reported name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(
-        f"config.data.validation and config.data.evaluation both contain '{spec}'. The data used "
-        'to choose a policy must not be the data it is reported on. Remove it from one of them.'
+        f"config.data.validation and config.data.evaluation both contain '{spec}'. Scores must "
+        'not be reported on data that was used to choose the policy. Remove the spec from one of '
+        'the two settings.'
       )
   check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

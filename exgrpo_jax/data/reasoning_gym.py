@@ -52,7 +52,7 @@ _SIXTHS = (*['train'] * 4, 'validation', 'test')  # the split of each sixth of a
 _SIZE = 2000  # default number of train questions
 _TRIES = 1000  # a task is exhausted after this many tries in a row without a new question
 _CHUNK = 500  # questions per reasoning_gym seed
-_APART = 1_000_000  # reasoning_gym seeds between two of ours; most tasks add the row to the seed
+_APART = 1_000_000  # reasoning_gym seeds for each of ours; most tasks add the row to the seed
 _FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with keyword arguments'
 
 
@@ -78,7 +78,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
   """Return the splits of a spec's tasks; raise InputError if they cannot be generated."""
   if importlib.util.find_spec('reasoning_gym') is None:
     raise InputError(
-      f'{spec}: the package reasoning-gym is not installed. Run pip install '
+      f'{spec}: the reasoning-gym package is not installed. Run pip install '
       "'exgrpo_jax[reasoning-gym]'."
     )
   code = inspect.getsource(sys.modules[__name__])
@@ -93,7 +93,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
 
 
 def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
-  """Run `main` in a process with a fixed hash seed, so that set order is reproducible."""
+  """Run `main` in a process with a fixed hash seed, so that set iteration is reproducible."""
   search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
   done = subprocess.run(
     [sys.executable, '-P', '-m', __name__, spec, tasks],
@@ -266,7 +266,7 @@ def _literal(place: str, keyword: ast.keyword) -> Any:
 
 
 def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
-  """Return the task's config values that a curriculum level changes from their defaults."""
+  """Return the config values that a curriculum level changes from the task's defaults."""
   if name not in factory.CURRICULA:
     raise InputError(
       f'{place}: level={level!r} has no effect because the task has no curriculum. Remove it.'

@@ -1,7 +1,7 @@
 """Convert the rows of a file or data set to records.
 
-`recognize` alone decides from the column names which column contains the question, the answer and
-so on. Each supported public data set is one entry in KNOWN_SETS. `of_file` then converts each row.
+From the column names, `recognize` decides which columns contain the question, the answer and so on.
+Each supported public data set has an entry in KNOWN_SETS. `of_file` then converts each row.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def task_record(question: str, answer: int, solution: str, source: str) -> Recor
   return {'messages': messages} | fields
 
 
-# Text in place of an answer: markers in NuminaMath-like data, or a missing value as text.
+# Texts that mean "no answer": markers in NuminaMath-like data, or missing values as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
 # Common column names. A data set may have at most one name from each line.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
@@ -65,7 +65,7 @@ class Layout:
 
   name: str  # the data set's name in messages
   question: str  # text, or chat messages
-  known_by: tuple[str, ...] = ()  # columns that identify a known set; it may have more
+  known_by: tuple[str, ...] = ()  # columns that identify a known set, which may have others
   answer: str = ''  # '' extracts it from the solution or the last assistant turn
   solution: str = ''  # a worked solution; '' if none
   worked: bool = False  # solutions are always worked, with the answer in a box or after ####
@@ -143,22 +143,22 @@ KNOWN_SETS = (
 def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
   """Choose how to read rows with these columns; `fields` take precedence.
 
-  Raises InputError, which names the file or data spec `place`, if a column named by the user is
-  missing or no column is recognized as the question or the answer.
+  Raises InputError if a column named by the user is missing, or if no column is recognized as the
+  question or the answer. The message starts with `place`, the file or data spec.
   """
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
   if known is PREFILTERED and not fields.of_spec:
-    return PREFILTERED  # `fields` describe the file that was filtered
+    return PREFILTERED  # `fields` describe the original file, before filtering
   # Settings apply to all data, so some data may lack the configured solution column.
   for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
     named = getattr(fields, key)
     if named and not {named, named.partition('.')[0]} & set(columns):
       if fields.of_spec:
         raise InputError(
-          f"{place}: no field '{named}', which the data spec names (has: {quote(columns)}). Name "
-          'one of these.'
+          f"{place}: the data spec names the field '{named}', but the data has only "
+          f'{quote(columns)}. Name one of these fields.'
         )
-      # The same settings apply to benchmarks in verl's format and to training data in others.
+      # The same settings apply to benchmarks in verl's format and training data in other formats.
       if not (known and known.style):
         raise InputError(no_field(place, named, columns, key))
       fields = fields._replace(**{key: ''})
@@ -194,12 +194,12 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
 
 
 def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
-  """Return the only name that is a column, or '' if none is; raise InputError if several are."""
+  """Return the name in `names` that is a column, or ''; raise InputError if several are."""
   found = [name for name in names if name in columns]
   if len(found) > 1:
     raise InputError(
       f'{place}: {quote(found)} could each be the {key} (has: {quote(columns)}). Set '
-      f'config.data.{key}_field to one of them, or end the data spec in {{{key}=COLUMN}}.'
+      f'config.data.{key}_field to one of them, or end the data spec with {{{key}=COLUMN}}.'
     )
   return found[0] if found else ''
 
@@ -207,14 +207,14 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
 def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
   return (
     f'{place}: no column is recognized as the {key} (has: {quote(columns)}). Set '
-    f'config.data.{key}_field, or end the data spec in {{{key}=COLUMN}}. Recognized names are '
+    f'config.data.{key}_field, or end the data spec with {{{key}=COLUMN}}. Recognized names are '
     f'{quote(names)} and the columns of these sets: '
     f'{", ".join(known.name for known in KNOWN_SETS)}.'
   )
 
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
-  """Build the error message for a missing `field`, which config.data.<key>_field can change."""
+  """Build the error message for a missing `field`; config.data.<key>_field can choose another."""
   return (
     f"{place}: no field '{field}' (has: {quote(columns)}). Set config.data.{key}_field, or end the "
     f'data spec in {{{key}=COLUMN}}.'
@@ -262,7 +262,7 @@ def record(
 ) -> Record | str:
   """Convert a row to a record, or return the reason why its answer cannot be checked.
 
-  See `of_file` for `source` and errors; messages name `place`.
+  See `of_file` for `source` and errors. Error messages start with `place`.
   """
   messages = _messages(_value(row, layout.question, 'question', place), layout.question, place)
   turn = ''  # the last assistant turn, if any
@@ -306,8 +306,8 @@ def record(
 def answer_text(value: Any, name: str, place: str) -> str:
   """Convert an answer to text: '' if missing, a JSON array for a list of accepted answers.
 
-  Raises InputError, which names the row `place` and the column `name`, if the value or a list
-  element is neither text nor a number.
+  Raises InputError if the value or a list element is neither text nor a number. The message names
+  the row `place` and the column `name`.
   """
   if not _is_list(value):
     return _optional(value, name, place)
@@ -349,7 +349,7 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str)
 
 
 def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, place: str) -> str:
-  """Return one of KINDS: verl's style if it names one, otherwise the kind of verl's data source."""
+  """Return one of KINDS, determined by verl's style, else verl's data source, else the default."""
   if not layout.style:
     return fields.default_kind or 'math'
   style = _value(row, layout.style, 'answer', place) or 'rule'
@@ -358,8 +358,8 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
   # DAPO-Math-17k uses 'rule-lighteval/MATH_v2'.
   if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
-      f'{place}: reward_model.style={reprlib.repr(style)} is not a way to compare answers. '
-      f"Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
+      f'{place}: reward_model.style={reprlib.repr(style)} does not name a way to compare '
+      f"answers. Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
     )
   kind = _KIND_OF_SOURCE.get(source) if layout.source else 'math'
   if not (kind := kind or fields.default_kind):
@@ -423,10 +423,10 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
 
 
 def content_text(content: Any, place: str) -> str:
-  """Return the text of a message's content: text, or a list of parts whose texts are joined.
+  """Return a message's content as text. The texts of a list of parts are joined.
 
-  Parts look like {'type': 'text', 'text': '...'}. Raises InputError, which names the row `place`
-  and the type, if a part is not text, for example an image.
+  Parts look like {'type': 'text', 'text': '...'}. Raises InputError if a part is not text, for
+  example an image. The message names the row `place` and the type.
   """
   if not _is_list(content):
     return _text(content, 'content', place)
@@ -434,8 +434,8 @@ def content_text(content: Any, place: str) -> str:
     kind = part.get('type') if isinstance(part, Mapping) else type(part).__name__
     if kind != 'text' or not isinstance(part.get('text'), str):
       raise InputError(
-        f'{place}: a part of the content has the type {kind!r}: {reprlib.repr(part)}. Only text '
-        "can be read. Remove the part, or use {'type': 'text', 'text': …}."
+        f'{place}: a content part has the type {kind!r}: {reprlib.repr(part)}. Only text '
+        "is supported. Remove the part, or use {'type': 'text', 'text': …}."
       )
   return _text(''.join(part['text'] for part in content), 'content', place)
 
@@ -484,7 +484,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-  """Convert `value` to JSON types; other types and integers that are too long become text."""
+  """Convert `value` to JSON types; overly long integers and all other types become text."""
   if value is None or type(value) in (str, int, float, bool):
     return value
   if isinstance(value, Numeral):

@@ -1,7 +1,7 @@
 """Read rows from any supported format: jsonl, a JSON array, csv, parquet, or a Python task.
 
-The `datasets` library is not used. It turns an answer of 0.50 into 0.5, 5,000 digits into infinity,
-and `nan` or a missing value into None. It also shifts the columns of a csv row that is too long,
+The `datasets` library is not used. It turns an answer of 0.50 into 0.5, a 5,000-digit number into
+infinity, and `nan` or a missing value into None. It also shifts the columns of an overlong csv row,
 renames the second of two columns with the same name, and does not report which line is wrong.
 """
 
@@ -69,7 +69,7 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
   """Open the file at `path` with the reader for its extension.
 
   The path of a Python task ends in its split, as in 'squares.py:train'. With `keep_spelling`, JSON
-  numbers become Numerals, and parquet's float16 and float32 become the float64 with the same
+  numbers become Numerals, and a float16 or float32 in parquet becomes the float64 with the same
   shortest spelling: 0.1, not 0.10000000149011612.
 
   Raises InputError, now or while reading, if the file is missing, damaged or in another format, a
@@ -205,8 +205,8 @@ def _csv(path: str, file: epath.Path) -> Table:
     header = opened_file.readline().decode(errors='replace').strip()
   if ',' not in header and any(separator in header for separator in ';\t|'):
     raise InputError(
-      f'{path}:1: {reprlib.repr(header)} has no comma, so the separator seems to be another '
-      'character. Save the file with commas between values.'
+      f'{path}:1: {reprlib.repr(header)} has no comma, so the file seems to use another '
+      'separator. Save the file with commas as separators.'
     )
   names = _next(values(), f'{path}:1', file) or []
   check_distinct(names, f'{path}:1')
@@ -218,7 +218,7 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
     return next(found, None)
   except csv.Error as error:
     raise InputError(f'{place}: not valid CSV ({error}). Save the file again.') from error
-  except UnicodeDecodeError as error:  # its position is relative to a part of the file
+  except UnicodeDecodeError as error:  # reports a position within one chunk of the file
     for number, line in enumerate(file.read_bytes().split(b'\n'), start=1):
       try:
         line.decode()
@@ -272,7 +272,7 @@ def _has_short_floats(kind: pa.DataType) -> bool:
 
 
 def _spelt(value: Any, kind: pa.DataType) -> Any:
-  """Replace each float16 and float32 in a value with the float64 of its shortest spelling."""
+  """Replace each float16 and float32 in a value by the float64 with the same shortest spelling."""
   if value is None or not _has_short_floats(kind):
     return value
   if pa.types.is_floating(kind):
@@ -318,7 +318,7 @@ def quote(names: Sequence[str]) -> str:
 
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
-  return InputError(f'{place}: a text is not UTF-8 ({error}). Save the file as UTF-8.')
+  return InputError(f'{place}: the text is not valid UTF-8 ({error}). Save the file as UTF-8.')
 
 
 def _damaged(path: str, error: Exception) -> InputError:

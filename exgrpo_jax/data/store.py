@@ -1,12 +1,12 @@
 """Prepared data: a data set's records and prompt tokens, written once and then memory-mapped.
 
-A data set has one folder, named with a hash of everything that shapes the records. It contains:
+Each data set has a folder named after a hash of everything that shapes the records. It contains:
 
   facts.json     each split's row count, and how the rows were read
   SPLIT.arrow    a split's records
   prompts/HASH   prompt tokens; the hash covers everything that shapes them
 
-So any file with the right name is up to date, and files from before a change are not used.
+A file with the right name is therefore always up to date, and outdated files are never used.
 """
 
 import functools
@@ -56,7 +56,7 @@ Facts = dict[str, Any]  # a Store's attributes except its folder
 
 
 class LeftOut(NamedTuple):
-  """Rows that were left out for one reason."""
+  """Rows that were left out for the same reason."""
 
   rows: int
   first: str  # the first row's place; for conflicting answers, the second row's too
@@ -71,7 +71,7 @@ class Store:
     self.sizes: dict[str, int] = facts['sizes']  # split -> row count, including `excluded` rows
     # Lines that say how columns were read (usually one for all files) or count each task's rows.
     self.layouts: list[str] = facts.get('layouts', [])
-    # Reason -> rows of files whose answer cannot be checked.
+    # Reason -> the rows whose answer cannot be checked (only for files).
     self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
     # Rows that are stored but not used: conflicts are known only after all rows are written.
     self.excluded: list[int] = facts.get('excluded', [])
@@ -98,15 +98,15 @@ def prepared(
 ) -> Store:
   """Return the data set with this key, preparing it first if needed.
 
-  Concurrent calls and killed processes are safe: each process writes to its own folder, and the
-  first to finish renames it. Raises InputError if the data cannot be stored.
+  Handles concurrent calls and killed processes: each process writes to its own folder, and the
+  first to finish renames its folder. Raises InputError if the data cannot be stored.
 
   Args:
     cache_dir: the cache folder; '' means TFDS's folder.
     name: the data set's name, used as a prefix of its folder's name.
     key: everything that shapes the records.
-    make: returns the records of each split. It may add facts to its argument, which are written
-      after all records. Its exceptions propagate.
+    make: returns the records of each split. Its argument is a dict to which it may add facts; they
+      are written after all records. Exceptions propagate.
   """
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
@@ -175,7 +175,7 @@ def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: s
 def _records(
   files: Sequence[RowFile], digests: Sequence[str], fields: Fields, source: str, facts: Facts
 ) -> Iterator[Record]:
-  """Yield the files' records. At the end, add to `facts` how the files were read."""
+  """Yield the files' records. At the end, store in `facts` how the files were read."""
   found = [(file, *records.of_file(fields, file, source)) for file in files]
   first = files[0].path
   named = first if len(files) == 1 else f'{first} and {len(files) - 1} more'
@@ -204,7 +204,7 @@ def _records(
       )
   if len(excluded) == len(answers.asked):
     if not left_out:
-      raise InputError(f'{first}: the file contains no question. It needs at least one.')
+      raise InputError(f'{first}: the file contains no questions. Add at least one.')
     reason, (count, place) = next(iter(left_out.items()))
     raise InputError(
       f'{first}: no row has an answer that can be checked: {reason} ({counted(count, "row")}, the '
@@ -218,7 +218,7 @@ CONFLICT = 'conflicting answers to the same question'
 
 
 class Answers:
-  """A data set's answers, which are added row by row to find conflicts.
+  """A data set's answers, collected row by row to find conflicts.
 
   The verifier may treat answers as equal even if their texts differ, such as 1/2 and 0.5.
   """
@@ -231,7 +231,7 @@ class Answers:
   def add(
     self, place: str, messages: Sequence[Mapping[str, Any]], answer: str, kind: str = 'math'
   ) -> None:
-    """Add a row. `kind` determines how its answers are compared."""
+    """Add a row. `kind` determines how answers are compared."""
     asked = question_key(messages)
     self.asked.append(asked)
     first, first_place = self._first.setdefault(asked, (answer, place))
@@ -245,7 +245,7 @@ class Answers:
 
 
 def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
-  """Hash the messages, because a large data set's texts would take too much memory."""
+  """Return a hash of the messages, which takes less memory than their text."""
   return hashlib.sha256(repr(messages).encode()).digest()[:16]
 
 
@@ -253,7 +253,7 @@ def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 class Dataset(Questions):
-  """One data spec's questions: some of the rows of a split."""
+  """The questions of one data spec: a selection of a split's rows."""
 
   def __init__(self, spec: str, store: Store, split: str, rows: np.ndarray) -> None:
     self.spec, self.store, self.split = spec, store, split
@@ -313,8 +313,8 @@ class Prompts(Sequence[np.ndarray]):
 def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> Prompts:
   """Return the tokenized prompts of `data` from the cache, or tokenize and store them.
 
-  Concurrent calls and killed processes are safe, as with `prepared`. Raises InputError if a
-  question cannot be rendered.
+  Like `prepared`, handles concurrent calls and killed processes. Raises InputError if a question
+  cannot be rendered.
   """
   shaping = (
     data.split,
@@ -338,8 +338,9 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
   except OSError as error:
     hosts.warn(
       f'the tokenized prompts of {data.spec} cannot be saved in {path.parent} '
-      f'({error.strerror or error}), so every start tokenizes them again. Make that folder '
-      'writable and free some space, or set config.data.cache_dir to another folder.'
+      f'({error.strerror or error}), so they will be tokenized again each time a run starts. '
+      'Make that folder writable and free some space, or set config.data.cache_dir to another '
+      'folder.'
     )
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
 
@@ -356,8 +357,8 @@ def _code() -> tuple[str, ...]:
 def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
   """Tokenize the prompts and return the content of their cache file.
 
-  It consists of a SHA-256 of everything that follows, a SHA-256 of the questions and, as
-  little-endian int32, the tokens of all prompts, each prompt's length, and the number of prompts.
+  The file starts with a SHA-256 of everything that follows, and a SHA-256 of the questions. The
+  rest is little-endian int32: all prompts' tokens, each prompt's length, and the prompt count.
   """
   content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
   report = activity.reporter(

@@ -47,7 +47,7 @@ class TokenizerConfig:
     None,
     'a tokenizer.json, a SentencePiece *.model, a folder that contains either, or a Hub model '
     "name; '' uses the tokenizer in config.model.path. Without a model, '' trains a SentencePiece "
-    "model on the text of the warm start's data, or of config.data.train without a warm start",
+    "model on the warm start's data or, without a warm start, on config.data.train",
   )
   vocab_size: int = setting(
     512,
@@ -83,7 +83,7 @@ class Tokenizer(abc.ABC):
     """
 
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Return each token's text (see `token_texts`). Joined, they equal `decode` with `special`."""
+    """Return each token's text (see `token_texts`). Joined, the texts equal `decode(ids, True)`."""
     places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
     found = token_texts([int(ids[place]) for place in places], lambda some: self.decode(some, True))
     texts = dict(zip(places, found))
@@ -120,7 +120,7 @@ class SentencePieceTokenizer(Tokenizer):
       self._model.LoadFromSerializedProto(content)
     except RuntimeError as error:
       raise InputError(
-        f'{path}: not a SentencePiece model. Use a file that SentencePiece wrote.'
+        f'{path}: not a SentencePiece model. Use a model file produced by SentencePiece.'
       ) from error
     if self._model.eos_id() < 0:
       raise InputError(
@@ -179,7 +179,7 @@ class JsonTokenizer(Tokenizer):
       self._model = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
     except Exception as error:  # the library raises plain Exceptions
       raise InputError(
-        f"{path}: not a tokenizer.json ({error}). Use one that the 'tokenizers' library wrote."
+        f"{path}: not a tokenizer.json ({error}). Use one saved by the 'tokenizers' library."
       ) from error
     self._model.no_padding()  # the file may enable padding and truncation for other purposes
     self._model.no_truncation()
@@ -263,7 +263,7 @@ def load(path: epath.PathLike) -> Tokenizer:
 def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   """Train a SentencePiece model on `texts` deterministically and write it to `path`.
 
-  It uses byte-pair encoding without normalization, splits numbers into digits, and falls
+  The model uses byte-pair encoding without normalization, splits numbers into digits, and falls
   back to bytes for characters not in the texts, so that decoding restores any text exactly.
   A repeated text counts every time it appears. `vocab_size` is the maximum number of pieces; with
   few texts, merges may run out earlier. `path` ends in '.model'.
@@ -275,7 +275,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   least = _RESERVED + _BYTES + len(characters)
   if not characters:
     raise InputError(
-      "config.tokenizer.path='': the data has no text to train a tokenizer on. Name a tokenizer."
+      "config.tokenizer.path='': the data has no text to train a tokenizer on. Set a path."
     )
   if vocab_size < least:
     raise InputError(
@@ -370,7 +370,7 @@ def observed_tokens(
   turn: np.ndarray,
   messages: Sequence[Mapping[str, str]],
 ) -> np.ndarray:
-  """Tokenize the `messages` that follow a policy turn, up to the beginning of its next turn.
+  """Tokenize the `messages` that follow a policy turn, up to the beginning of the next one.
 
   `turn` contains the turn's tokens. If it was truncated, the result begins with an end token. Each
   message has a role and a content; `prompt.following` renders them. Returns int32 [T].

@@ -45,9 +45,8 @@ _AUTO_TOKENIZER = {
 def of_sentencepiece(content: bytes) -> dict[str, bytes]:
   """Convert a SentencePiece model to tokenizer.json, tokenizer_config.json and tokenization.py.
 
-  Returns file contents by name. The dict is empty if a tokenizer.json could not produce the same
-  ids for every text, because the model isn't BPE with byte fallback or it changes text before
-  encoding (for example by adding a dummy prefix).
+  Returns file contents by name, or {} if a tokenizer.json would encode some texts differently, for
+  example because the model isn't BPE with byte fallback or adds a dummy prefix.
   """
   # Digits, spaces and newlines don't need pre-splitting because no piece spans them.
   proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]  # generated code without types
@@ -87,7 +86,7 @@ def _is_convertible(proto: Any) -> bool:
     and trainer.byte_fallback
     and not changes_text
     and not _names(proto, 'UNUSED')
-    # Longer ones are matched before any merge. A single character never takes part in a merge.
+    # Longer pieces are matched before any merge. A single character never takes part in a merge.
     and all(len(name) == 1 for name in _names(proto, 'USER_DEFINED'))
   )
 
@@ -133,7 +132,7 @@ _QWEN2 = _LLAMA3.replace('{1,3}', '')
 
 
 class _Split(NamedTuple):
-  """The preparation of a text before merging."""
+  """Settings for splitting a text before merging."""
 
   pattern: str = ''  # matches the parts; '' means GPT-2's pattern, built into `tokenizers`
   digits: bool = False  # split off each digit first
@@ -154,10 +153,10 @@ _BY_NAME = {
 
 
 def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
-  """Return tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
+  """Convert a GGUF's `metadata` to a tokenizer's files, and return their contents by name.
 
-  Converts the GGUF's `metadata` to file contents by name. Raises InputError, which names `path`, if
-  the tokenizer is missing, unsupported, or has no end token.
+  The files are tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
+  Raises InputError naming `path` if the tokenizer is missing, unsupported, or has no end token.
   """
   own = {
     key.removeprefix('tokenizer.ggml.'): value
@@ -216,13 +215,13 @@ def _check(own: Mapping[str, Any], path: str) -> None:
   for key in needed[kind]:
     if not own.get(key):
       raise InputError(
-        f'{path}: no tokenizer.ggml.{key}. Without it, the tokens would differ from those the '
-        'model was trained on. Convert the model again.'
+        f'{path}: no tokenizer.ggml.{key}. Without it, text would be tokenized differently than '
+        'in training. Convert the model again.'
       )
   if kind == 'gpt2' and pre not in _BY_NAME:
     raise InputError(
       f"{path}: tokenizer.ggml.pre='{pre}' is not supported. Use a model with one of "
-      f'{", ".join(_BY_NAME)}; other values split texts differently.'
+      f'{", ".join(_BY_NAME)}; other values split text differently.'
     )
 
 
@@ -270,7 +269,7 @@ def _sentencepiece(
 def _add_tokens(
   model: tokenizers.Tokenizer, vocabulary: dict[str, int], types: Sequence[int]
 ) -> None:
-  """Add the tokens that are matched in a text before it is split."""
+  """Add the tokens that are matched before a text is split."""
   model.add_tokens(
     [
       tokenizers.AddedToken(token, special=types[id_] != _USER_DEFINED, normalized=False)
@@ -283,9 +282,9 @@ def _add_tokens(
 def _ends(
   own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
 ) -> list[int]:
-  """Return the ids that stop generation, as in llama.cpp: end, end of turn and well-known ones.
+  """Return the ids that stop generation, as in llama.cpp: end, end of turn, known end tokens.
 
-  A GGUF names a single end token, but Hugging Face's generation_config.json lists several.
+  Hugging Face's generation_config.json lists all of them, but a GGUF may name only one.
   """
   ids = [own[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in own]
   known = [vocabulary[token] for token in (*KNOWN_EOS, '<|eom_id|>') if token in vocabulary]

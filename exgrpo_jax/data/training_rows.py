@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
 
 class FileCounts(NamedTuple):
-  """Row counts of an output file of training questions."""
+  """Row counts of a written file of training questions."""
 
   rows: int
   different: int  # unique questions
@@ -59,10 +59,10 @@ class FileCounts(NamedTuple):
 
 
 def shards(places: Sequence[str]) -> list[Shard]:
-  """Return the files at these places, in order. A place is a file, a folder, or a Hub split.
+  """Return the data files at these places (files, folders or Hub splits), in order.
 
   Raises InputError if a place does not exist or contains no suitable file, or if a file cannot be
-  read or has other columns.
+  read or lacks the columns.
   """
   found = []
   for path in itertools.chain.from_iterable(map(_files, places)):
@@ -97,7 +97,7 @@ def _files(place: str) -> list[str]:
   ]
   if not inside:
     raise InputError(
-      f'--data={place}: no file in this folder ends in {endings}. Name a folder with such files.'
+      f'--data={place}: no file in this folder ends in {endings}. Choose a folder with such files.'
     )
   return inside
 
@@ -116,7 +116,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
   A row with problem and answer becomes a prompt with a single user message. It gets no system
   message because the config's template provides one. Rows are skipped if they have no prompt or
-  ground truth, or if their question has another ground truth elsewhere. `keep_target` keeps the
+  ground truth, or if their question has a different ground truth elsewhere. `keep_target` keeps the
   worked solutions, as text. Raises InputError if a value has the wrong type for its column.
   """
   schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA
@@ -159,7 +159,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
 
 def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """Yield each row's place and either the row in verl's columns or the reason to skip it."""
+  """Yield each row's place, with the row in verl's columns or the reason for skipping it."""
   solution = _TARGET if shard.is_verl else 'solution'
   wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
   for place, record in shard.file.rows(set(shard.columns) - wanted):
@@ -224,7 +224,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
 
 
 def _solution(value: Any, place: str) -> str | None:
-  """Return a worked solution as text; if `value` is a list, take it from the first message."""
+  """Return a worked solution as text; for a list of messages, return the first one's text."""
   if isinstance(value, list):
     value = value[0] if value else None
   if isinstance(value, Mapping):

@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_chance(self) -> Iterator[None]:
-    """Swap in this game's global random state, because episodes share a process."""
+    """Use this game's global random state inside the block, because episodes share a process."""
     others = random.getstate(), np.random.get_state()
     if self._chance is not None:
       random.setstate(self._chance[0])
@@ -130,7 +130,7 @@ def package(name: str) -> Any:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:
     raise InputError(
-      f"{name} environments need the package {name}. Run pip install 'exgrpo_jax[{name}]'."
+      f"{name} environments require the {name} package. Run pip install 'exgrpo_jax[{name}]'."
     ) from error
 
 

@@ -29,7 +29,7 @@ class Observation(NamedTuple):
   messages: Messages = ()  # for the policy to read before its next turn
   reward: float = 0.0  # for this turn
   done: bool = False  # True if the episode ends here
-  success: bool = False  # True if solved; only this decides what is stored and replayed
+  success: bool = False  # True if solved; only this field decides what is stored and replayed
   # This turn's counts by name. The step's metrics contain their sums.
   counts: Mapping[str, float] = MappingProxyType({})
 
@@ -53,25 +53,25 @@ class Environment(Protocol):
     ...
 
   def step(self, response: str) -> Observation:
-    """Process the policy's turn: its text, without the end token and other special tokens."""
+    """Process a turn; `response` is its text without special tokens such as the end token."""
     ...
 
 
 def as_messages(messages: Messages) -> list[dict[str, str]]:
-  """Convert `messages` to a list of dicts. Raises ValueError if one is not a message."""
+  """Convert `messages` to a list of dicts. Raises ValueError if a message is invalid."""
   if isinstance(messages, str):
     return [{'role': 'user', 'content': messages}]
   found = [dict(message) for message in messages]
   for message in found:
     if set(message) != {'role', 'content'} or not all(isinstance(v, str) for v in message.values()):
       raise ValueError(
-        f'{message!r} is not a message. A valid one is {{"role": "user", "content": "higher"}}'
+        f'{message!r} is not a message. A valid message is {{"role": "user", "content": "higher"}}'
       )
   return found
 
 
 def checked(observation: Observation) -> Observation:
-  """Convert the fields to JSON values. Raises ValueError if a field is invalid."""
+  """Convert an observation's fields to JSON values. Raises ValueError if a field is invalid."""
   messages, reward, done, success, counts = observation
   reward = float(reward)
   if not abs(reward) <= LARGEST:  # also rejects NaN
@@ -79,8 +79,8 @@ def checked(observation: Observation) -> Observation:
   for name in counts:
     if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
-        f'{name!r} cannot be the name of a count: a name may contain only lower-case letters, '
-        f'digits and _, and must not be one of {", ".join(TAKEN)}'
+        f'{name!r} cannot be the name of a count: a name must start with a lower-case letter, '
+        f'contain only lower-case letters, digits and _, and not be one of {", ".join(TAKEN)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
   return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

@@ -57,7 +57,7 @@ class Pool:
     self._answers: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
 
   def submit(self, key: str, begin: Beginning, said: Sequence[str]) -> None:
-    """Request the answer to an episode's last turn, which `answers` returns under `key`."""
+    """Request the answer to an episode's last turn; `answers` will return it under `key`."""
     if key not in self._holder_of:
       self._holder_of[key] = min(self._holders, key=lambda holder: holder.waiting)
     holder, turns = self._holder_of[key], tuple(said)
@@ -82,7 +82,7 @@ class Pool:
     holder.pool.submit(lambda worker: holder.leave(worker, key))
 
   def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
-    """Return what `reset` returns for each question. Raises InputError if it fails."""
+    """Return the prompt from `reset` for each question. Raises InputError if `reset` fails."""
     requests = [
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
       for question in questions
@@ -93,7 +93,7 @@ class Pool:
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
   ) -> list[list[tuple[str, Observation]]]:
-    """Let the environment's player play episodes. Raises InputError if one fails."""
+    """Play an episode per question with the environment's player. Raises InputError on failure."""
     requests = [
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
@@ -116,7 +116,7 @@ class Pool:
   def _all(
     self, questions: Sequence[Question], requests: Sequence[Values], what: str
   ) -> list[Values]:
-    """Spread requests that belong to no episode over all workers, and return the replies.
+    """Distribute requests outside any episode across all workers, and return the replies.
 
     Raises InputError with `what`, the question's row and the reason if a request fails.
     """
@@ -132,12 +132,12 @@ class Pool:
 
 @functools.cache
 def of(config: EnvironmentConfig) -> Pool:
-  """Return the config's pool, which a run's steps and evaluations share."""
+  """Return the config's pool, shared by a run's steps and evaluations."""
   return Pool(config)
 
 
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
-  """Return the start of an episode. `is_known` means the prompt is already known."""
+  """Return the start of an episode. If `is_known`, `question` has the environment's prompt."""
   prompt = [message._asdict() for message in question.messages]
   original = [message._asdict() for message in question.original_messages] or prompt
   task = Task(question.row, original, question.answer, question.columns, question.kind)
@@ -161,7 +161,7 @@ class _Holder:
     self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
 
   def ask(self, request: Values) -> concurrent.futures.Future[Values | Failure]:
-    """Submit a request that belongs to no episode."""
+    """Submit a request outside any episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
@@ -188,7 +188,7 @@ class _Holder:
       self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
   def _reply(self, worker: Worker, make: Callable[[], Values]) -> Values | Failure:
-    """Send the request that `make` builds, again for each new process, and return the reply."""
+    """Send a request built by `make` and return the reply; each new process gets a new request."""
 
     def request() -> tuple[Any, float]:
       made = make()

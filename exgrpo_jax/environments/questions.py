@@ -34,7 +34,7 @@ class Begun(Questions):
 
 
 def begin(questions: Sequence[Question], pool: Pool) -> list[Question]:
-  """Return the questions with prompts from the environment. Raises InputError if it fails."""
+  """Return the questions with the environment's prompts. Raises InputError if `reset` fails."""
   return [
     _beginning_with(tuple(Message(**message) for message in own), question)
     for own, question in zip(pool.prompts(questions), questions)
@@ -48,7 +48,7 @@ def _beginning_with(messages: tuple[Message, ...], question: Question) -> Questi
 def begun(
   data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """Return the questions with the environment's prompts; InputError if one fails or is too long."""
+  """Use environment prompts in `data`; InputError if `reset` fails or a prompt is too long."""
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, pool)]
   if messages == [question.messages for question in questions] and not tools:

@@ -56,8 +56,8 @@ class EnvironmentConfig:
   keep_caches: bool = setting(
     True,
     None,
-    'keep the KV caches of episodes that have given up their slot while their environment answers, '
-    "up to as many caches as there are slots. This doubles the slots' memory. An episode whose "
+    'keep the KV caches of episodes that give up their slot while they wait for the environment, '
+    "at most as many caches as there are slots. This doubles the slots' memory. An episode whose "
     'cache is not kept recomputes it at each turn',
   )
 
@@ -73,25 +73,26 @@ class EnvironmentConfig:
 
 
 def check(config: EnvironmentConfig) -> None:
-  """Raise InputError if the environment is unknown or does not support the tools."""
+  """Raise InputError if the environment is unknown, or if its tools are missing or unsupported."""
   if config.name and ':' not in config.name:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
   if (config.name == 'tools') > bool(config.tools):
     raise InputError(
-      "config.environment.tools=(): config.environment.name='tools' needs functions that the model "
-      "may call. Name some, such as ('exgrpo_jax.environments.expressions:calculate',)."
+      "config.environment.tools=(): config.environment.name='tools' requires functions for the "
+      'model to call. List at least one, such as '
+      "('exgrpo_jax.environments.expressions:calculate',)."
     )
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
-      f'config.environment.tools={config.tools}: config.environment.name={config.name!r} gives the '
-      "model no tools. Set it to 'tools' or to a class of your own that accepts tools."
+      f'config.environment.tools={config.tools}: config.environment.name={config.name!r} does not '
+      "accept tools. Set it to 'tools' or to your own class that accepts tools."
     )
 
 
 def check_rewards(config: EnvironmentConfig, rewards: tuple[str, ...]) -> None:
-  """Raise InputError if reward functions are set that no episode would call."""
+  """Raise InputError if reward functions are set for an environment, which would ignore them."""
   if config.name and rewards != ('correctness',):
     raise InputError(
       f"config.grading.rewards={rewards} must be ('correctness',) with "
-      f'config.environment.name={config.name!r}, because an environment rewards its own turns.'
+      f'config.environment.name={config.name!r}, because an environment computes its own rewards.'
     )

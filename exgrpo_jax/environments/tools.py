@@ -3,13 +3,13 @@
 Our verifier compares this answer with the ground truth, as in single-turn training. If a call
 cannot be read or a tool fails, the model sees the error and may try again.
 
-Tools that share state are the public methods of a class, which is created without arguments for
-each episode, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
+Tools that share state are the public methods of a class, which is instantiated for each episode
+without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
 prompt. An attribute `reward`, a number from 0 to 1, becomes the episode's reward when the model
 answers. A reward of 1 counts as a success, and the answer is not compared.
 
-Two call formats are supported. Calls follow the reasoning; nothing inside the reasoning is a call:
+Calls follow the reasoning; nothing inside the reasoning is a call. Two call formats are supported:
 
   Qwen2.5, Qwen3: text, and any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>
   Llama 3: {"name": …, "parameters": {…}} and nothing else, optionally after <|python_tag|>
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 class Tools:
-  """An environment made of functions, which the chat template describes to the model."""
+  """An environment of functions that the chat template describes to the model."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
     """Collect the tools: plain functions, and classes whose methods share state."""
@@ -61,7 +61,7 @@ class Tools:
     self._tools = {tool.__name__: tool for tool in tools}
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Return the task's prompt with the text that the classes add."""
+    """Return the task's prompt followed by the text from the classes' `reset` methods."""
     del seed  # nothing is random
     self._truth = verifier.Truth(task.answer, task.kind, task.columns)
     row = {**task.columns, 'prompt': task.messages, 'answer': task.answer}
@@ -70,7 +70,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls. If there are none, end with the classes' mean reward or the verifier's."""
+    """Run the calls; without calls, end the episode with the classes' or the verifier's reward."""
     try:
       calls = calls_of(response)
     except ValueError as error:
@@ -123,7 +123,7 @@ def _answered(results: Sequence[str]) -> Observation:
 def calls_of(text: str) -> list[Call]:
   """Return the calls that follow a turn's reasoning, in order; empty if there are none.
 
-  Raises ValueError, whose message shows the expected format, if a call cannot be read.
+  Raises ValueError if a call cannot be parsed; the message shows the expected format.
   """
   text = extraction.solution(text) or ''
   found = _QWEN.findall(text)
@@ -164,7 +164,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     if parameter.name not in hints:
       raise ValueError(f'parameter {parameter.name} of {name} has no type hint')
     if parameter.name not in described:
-      raise ValueError(f'parameter {parameter.name} of {name} is not described below Args:')
+      raise ValueError(f'parameter {parameter.name} of {name} is not described under Args:')
     schema = _schema(hints[parameter.name], f'parameter {parameter.name} of {name}')
     properties[parameter.name] = {**schema, 'description': described[parameter.name]}
     if parameter.default is parameter.empty:
@@ -208,4 +208,6 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     (other,) = (argument for argument in arguments if argument is not type(None))
     return {**_schema(other, where), 'nullable': True}
   names = ', '.join(known.__name__ for known in _TYPES)
-  raise ValueError(f'{where} has the type {hint}, but only {names}, list, Literal and None work')
+  raise ValueError(
+    f'{where} has the type {hint}, but only {names}, list, Literal and None are supported'
+  )

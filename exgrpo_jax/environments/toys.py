@@ -13,7 +13,7 @@ from exgrpo_jax.grading import verifier
 
 # Error rates of the warm start's players.
 _FORGETS = 0.25  # Guess: share of turns on which the player forgets all replies
-_HALVES = 0.3  # Guess: share of the others that halve the interval; the rest pick any number in it
+_HALVES = 0.3  # Guess: share of the other turns that halve the interval; the rest guess inside it
 _SKIPS = 0.15  # Calculator: share of turns that answer before the sum is complete
 _SLIPS = 0.1  # Calculator: share of the other turns that use a wrong number
 _STRAYS = 0.35  # Lake: share of turns that make a random move
@@ -27,11 +27,11 @@ MISSING = 'I find no answer in that. Try again.'
 class Guess:
   """A guessing game: find a hidden number from the replies 'higher' and 'lower'.
 
-  Anything that isn't a number is answered with '?'. The task's answer is the number.
+  Anything that isn't a number is answered with '?'. The task's answer is the hidden number.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Return the task's prompt: the lowest and the highest number, as '1-64'."""
+    """Return the task's prompt, a range such as '1-64'."""
     del seed
     self._number = int(task.answer)
     self._low, self._high = map(int, task.messages[-1]['content'].split('-'))
@@ -61,7 +61,7 @@ class Guess:
 
 
 class Calculator:
-  """A sum of numbers that are too large for a small policy, which may use a calculator.
+  """A sum too large for a small policy, which may use a calculator.
 
   A turn such as '4821+377' is answered with the total. '=4286' ends the episode with an answer.
   Anything else is answered with '?'.
@@ -95,7 +95,7 @@ class Calculator:
 
 
 class Lake:
-  """A frozen lake to cross. A hole ends the episode, and the goal solves it.
+  """A frozen lake to cross. Falling into a hole ends the episode; reaching the goal solves it.
 
   A move is answered with the new map. A turn that isn't one of MOVES is answered with '?'.
   """
@@ -147,7 +147,7 @@ class Attempts:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Judge an answer. A right one gets reward 1; environment.discount lowers late rewards."""
+    """Judge an answer. A right answer gets reward 1, before environment.discount."""
     outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
     if outcome == 'correct':
       return Observation(reward=1.0, done=True, success=True)

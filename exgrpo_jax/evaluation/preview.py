@@ -2,7 +2,7 @@
 
 The preview shows how columns and ground truths are read, three questions as the model sees them,
 the prompt lengths, and which rows are left out and why. With an environment, it also shows an
-episode of each question, played by the environment itself. Rows that a run can leave out never
+episode of each question, played by the environment's player. Rows that a run can leave out never
 cause an error here.
 """
 
@@ -77,7 +77,7 @@ def _rendered(
 
 
 def _episode(environments: Pool, question: Question, config: RunConfig) -> str:
-  """Describe an episode that the environment plays, with each turn's reward."""
+  """Describe an episode played by the environment's player, with each turn's reward."""
   try:
     (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
   except InputError as error:
@@ -115,7 +115,7 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
 
 
 def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
-  """Return a line per reason to leave out or refuse rows; ['nothing'] if there is no reason."""
+  """Return a line per reason for leaving out or refusing rows; ['nothing'] if there is none."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.on_unverifiable, 'on_unverifiable')

@@ -48,7 +48,7 @@ def sample(
 def play(
   policy: Policy, row: int, samples: int = 1, *, seed: int = 0
 ) -> tuple[np.ndarray, list[Response]]:
-  """Play episodes with a policy in the environment of its config, sampling as `sample` does.
+  """Play episodes with a policy in its config's environment, sampling as `sample` does.
 
   `row` is the question's row in config.data.train. The same `seed` gives the same episodes. Returns
   the prompt's tokens and the episodes. Raises InputError if the config has no environment or the
@@ -63,7 +63,7 @@ def play(
   data = load_questions(experiment, experiment.config.data.train)
   if row not in range(len(data.questions)):
     raise InputError(
-      f'--row={row}: {data.spec} only has rows 0 to {len(data.questions) - 1}. Choose one of these.'
+      f'--row={row}: {data.spec} only has rows 0 to {len(data.questions) - 1}. Choose one of them.'
     )
   (question,) = data.questions.read([row])
   (episodes,) = _sampled(policy, [data.prompts[row]], [row], samples, seed, [question])
@@ -78,7 +78,7 @@ def _sampled(
   seed: int,
   asked: Sequence[Question] = (),
 ) -> list[list[Response]]:
-  """Sample responses to each prompt, with a decoder that is just large enough for the prompts."""
+  """Sample responses to each prompt, with a decoder just large enough for these prompts."""
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
   sized = dataclasses.replace(

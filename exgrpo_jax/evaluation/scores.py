@@ -55,7 +55,7 @@ def score(
 def score_all(
   experiment: Experiment, params: model.Params, evaluations: Sequence[QuestionSet], step: int
 ) -> dict[str, float]:
-  """Run and print all of a run's evaluations; see `score_policy`.
+  """Run all of a run's evaluations and print the scores; see `score_policy`.
 
   With a validation set, 'validation/score' is the share of correct responses, averaged over the
   sources not listed in config.export.best_without. The best policy is the one with the highest
@@ -85,7 +85,7 @@ def score_all(
 def score_policy(
   experiment: Experiment, decode_params: model.Params, data: QuestionSet, step: int
 ) -> tuple[dict[str, float], list[Record]]:
-  """Score `decode_params` on some questions; return metrics and one record per question.
+  """Score `decode_params` on the questions in `data`; return metrics and one record per question.
 
   The required response format comes from config.evaluation, not config.verifier. Sampling depends
   only on the seed, the step and the questions, so a manual evaluation reproduces the run's scores.
@@ -97,7 +97,7 @@ def score_policy(
     if the task can check steps, 'valid_steps' are shares of all responses. The name comes from the
     data spec (`spec_name`). If the data has several sources, the metrics are per source instead:
     'eval/{name}/{source}/…'.
-    Records, which contain questions, responses, verdicts and sampling settings.
+    Records with the questions, responses, verdicts and sampling settings.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
   wanted, samples = config.evaluation, config.evaluation.samples
@@ -158,7 +158,7 @@ def table(scores: Mapping[str, float]) -> str:
 
 
 def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
-  """Format how much more often the second policy is correct than the first, by source.
+  """Format the score difference (second policy minus first) per source, with an interval.
 
   `first` and `second` are records of the same questions, with the same number of responses to each.
   Differences are paired by question, so a question's difficulty does not widen the interval.
@@ -192,8 +192,8 @@ def _grade(
 ) -> list[Verdict]:
   """Grade the texts as config.evaluation specifies.
 
-  `texts` are in question order, with the same number for each question. `thinks` is True if all
-  prompts end in <think>; only then can a response be required to contain </think>.
+  `texts` contains equally many responses per question, in question order. `thinks` is True if all
+  prompts end in <think>; otherwise, responses need not contain </think>.
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
@@ -246,7 +246,7 @@ def _records(
 
 
 def _asked(record: Record) -> str:
-  """Return a question's cluster key; rows with the same key (AIME's 32 copies) are one cluster.
+  """Return a question's cluster key, shared by repeated rows such as AIME's 32 copies.
 
   The key includes the answer because an environment may ask different questions in the same words.
   """

@@ -78,9 +78,9 @@ def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> Con
 def plan(
   table: Table, loaded: Sequence[QuestionSet], config: RunConfig, may_miss: bool
 ) -> list[Part]:
-  """Plan the sampling; refuse a row that would not be comparable with the table's other rows.
+  """Plan the sampling; raises InputError if the row is not comparable with the table's other rows.
 
-  With `may_miss`, some benchmarks may have no questions in `loaded`.
+  With `may_miss`, `loaded` need not contain questions for every benchmark.
   """
   parts = _parts(table.suite, loaded)
   used = {benchmark.source for part in parts for benchmark in part.benchmarks}
@@ -89,8 +89,8 @@ def plan(
   if missing and (not may_miss or not parts):
     raise InputError(
       f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Use '
-      '--data to pass files that contain them. Benchmarks without questions are then left blank, '
-      'but at least one must have questions.'
+      '--data to pass files that contain them. With --data, benchmarks without questions are left '
+      'blank, but at least one must have questions.'
     )
   others = {question.source for data in loaded for question in data.questions} - used
   if missing:
@@ -116,7 +116,7 @@ def write_row(
 ) -> str:
   """Write the row's file and the tables of all rows; return the table as Markdown.
 
-  `policy` describes the policy as evaluations.jsonl does, with its run or model and its step.
+  `policy` identifies the policy by its run or model and its step, as in evaluations.jsonl.
   """
   row = {
     'name': table.row,
@@ -159,7 +159,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
 
 
 def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
-  """Return the config's value for every key that the suite sets, as it is read back from JSON."""
+  """Return the config's values for the keys that the suite sets, converted to JSON types."""
   values = {key: functools.reduce(getattr, key.split('.'), config) for key in suite.settings}
   return json.loads(json.dumps(values))
 
@@ -195,9 +195,9 @@ def _check(suite: Any) -> None:
 def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
   """Plan which questions to sample; benchmarks without questions in `loaded` are skipped.
 
-  If a benchmark takes k samples and each question is listed c times, each row gets k / c responses.
-  Raises InputError if a benchmark has questions in two data specs, its questions are not listed
-  equally often, or c does not divide k.
+  For a benchmark with k > 1 samples per question and c copies of each question, each row gets k / c
+  responses. Raises InputError if two data specs contain questions of the same benchmark, the number
+  of copies varies, or c does not divide k.
   """
   found: dict[str, str] = {}  # source -> the data spec that contains it
   planned = []
@@ -247,7 +247,7 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
     times = f'{most}' if fewest == most else f'{fewest} to {most}'
     raise InputError(
       f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
-      f'{benchmark.label} is {benchmark.measure}. List every question the same number of times, '
-      f'and choose a number that divides {benchmark.samples}.'
+      f'{benchmark.label} is measured as {benchmark.measure}. List every question the same '
+      f'number of times, and make that number a divisor of {benchmark.samples}.'
     )
   return benchmark.samples // most

@@ -48,7 +48,7 @@ def summary(data: Dataset) -> list[str]:
 def kind_of(truth: str, compared: str = 'math') -> str:
   """Return the kind of a ground truth as the verifier reads it, such as 'integers'.
 
-  `compared` is the row's kind, which decides how answers are compared.
+  `compared` is the question's `kind`, i.e. how its answers are compared.
   """
   text = final_answer(truth).strip()
   if not text:

@@ -38,8 +38,8 @@ def shipped_names(package: str) -> list[str]:
 def shipped_path(value: str, package: str, flag: str) -> str:
   """Resolve a path or the name of a file in `package` to a path.
 
-  `flag` is config, sweep or suite. Messages use it as the name of the flag and as the noun for
-  these files. Raises InputError if the file does not exist.
+  `flag` is 'config', 'sweep' or 'suite': the flag's name and, in messages, the kind of file.
+  Raises InputError if the file does not exist.
   """
   if not value.endswith('.py') and os.sep not in value:
     path = _folder(package) / f'{value}.py'
@@ -68,7 +68,7 @@ def config_path(value: str) -> str:
 
 
 def portable_config(path: str) -> str:
-  """Return a shipped config's name, which is valid on any machine. Other paths are unchanged."""
+  """Replace a shipped config's path with its name, which works on any machine; keep other paths."""
   file, colon, argument = path.partition(':')
   folder, name = os.path.split(file)
   is_shipped = folder == os.fspath(_folder(CONFIGS))

@@ -28,7 +28,7 @@ TOKENIZER_TEXTS = 20_000  # maximum number of questions whose text trains a toke
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """A config and the objects it describes. Never changes during a run."""
+  """A config and the objects built from it, constant during a run."""
 
   config: RunConfig
   workdir: str
@@ -47,7 +47,7 @@ def model_name(parsed: RunConfig) -> str:
 def with_folders(parsed: RunConfig, model: str) -> RunConfig:
   """Replace the Hub names of the model and the tokenizer with local folders in the config.
 
-  Fetches the files that describe them, but no weights. All hosts must call this. `model` is the
+  Fetches config and tokenizer files, but no weights. All hosts must call this. `model` is the
   model's name or folder, or ''. Raises InputError if a name cannot be fetched.
   """
   return dataclasses.replace(
@@ -74,7 +74,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   shape = model_config(parsed)
   if not parsed.tokenizer.path and not parsed.model.path:  # a tokenizer will be trained
     questions.settle(parsed.data, _tokenizer_data(parsed))
-  with hosts.first_host_first('tokenizer'):  # the first host may train one for the others to read
+  with hosts.first_host_first('tokenizer'):  # the first host may train it for the others
     text_tokenizer = _open_tokenizer(parsed, workdir)
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
   if vocab_size < text_tokenizer.vocab_size:
@@ -100,7 +100,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
 
 
 def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
-  """Raise InputError if a setting needs a model with experts but this model has none."""
+  """Raise InputError if a setting requires experts but the model has none."""
   settings = {
     'objective.balance_coefficient': config.objective.balance_coefficient,
     'rollout.router_replay': config.rollout.router_replay,
@@ -165,7 +165,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  `data.on_overlong` decides whether prompts above `rollout.max_prompt` are refused or dropped.
+  Long prompts are rejected or dropped (`data.on_overlong`); an environment's are always rejected.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -177,9 +177,9 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def with_counted_length(parsed: RunConfig) -> RunConfig:
-  """Return the config with its number of steps, for commands that do not load the data anyway.
+  """Return the config with its number of steps, for commands that do not otherwise load data.
 
-  With num_epochs, reads the training questions and prints the length, which is an upper
+  With num_epochs, reads the training questions and prints the number of steps, which is an upper
   bound if `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
   """
   if not parsed.num_epochs:
@@ -241,7 +241,7 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  # Without config.json, this is left over from a rejected start, perhaps trained on other texts.
+  # Without config.json, this is a rejected start's tokenizer, perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
     found = questions.load(parsed.data, _tokenizer_data(parsed))
@@ -257,6 +257,6 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 def _tokenizer_data(parsed: RunConfig) -> str:
   """Return the data spec whose text trains the tokenizer.
 
-  With a warm start, it does not depend on config.data.train, so that runs can share a warm start.
+  With a warm start, config.data.train plays no role, so that different runs can share a warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

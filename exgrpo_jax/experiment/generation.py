@@ -22,7 +22,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSetup:
-  """Make a run's rollout setup. Raises InputError if the questions are too few or unsuitable."""
+  """Make a run's rollout setup. Raises InputError if there are too few suitable questions."""
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
@@ -56,7 +56,7 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSet
 def stages_of(
   experiment: Experiment, data: QuestionSet, purpose: Purpose, **sections: Any
 ) -> stages.RolloutSetup:
-  """Make the stages of a step on `data`. `sections` replace sections of the config."""
+  """Make the rollout setup for `data`; `sections` override sections of the config."""
   parsed = dataclasses.replace(experiment.config, **sections)
   changed = dataclasses.replace(experiment, config=parsed)
   return stages.RolloutSetup(
@@ -83,7 +83,7 @@ def make_sampler(
   distribution: Distribution | None = None,
   resumes: bool = False,
 ) -> Sampler:
-  """Make a slot engine for an experiment's model, wrapped in the environment if there is one.
+  """Make a slot engine for an experiment's model; with an environment, make an `EpisodeSampler`.
 
   `config.rollout` sets the number of slots and the limits. `purpose` and `seed` (default: the run's
   seed) determine the random numbers. `distribution` defaults to the softmax at the training
@@ -113,7 +113,7 @@ def make_engine(
   resumes: bool = False,
   step_key: Callable[[int], jax.Array] = jax.random.key,
 ) -> SlotEngine:
-  """Make the slot engine of `make_sampler`, which always resumes if there is an environment."""
+  """Make the slot engine for `make_sampler`. With an environment, `resumes` is always on."""
   config, has_turns = experiment.config, bool(experiment.config.environment.name)
   spec = config.rollout.decode_spec(experiment.tokenizer, distribution)
   return SlotEngine(

@@ -28,7 +28,7 @@ class Need:
   what: str
   size: int  # bytes, on all devices combined or on the host
   is_on_host: bool = False
-  is_certain: bool = True  # in a run that reaches its limits; False if it depends on the responses
+  is_certain: bool = True  # True if every run that reaches its limits needs the array
 
 
 def needs(experiment: Experiment) -> list[Need]:
@@ -75,7 +75,7 @@ def needs(experiment: Experiment) -> list[Need]:
 
 
 def check(experiment: Experiment) -> None:
-  """Raise InputError if an array that the config always needs exceeds the memory."""
+  """Raise InputError if an array needed by every run of the config does not fit in memory."""
   on_host = on_devices = machine.host_memory()
   if jax.default_backend() != 'cpu':
     stats = jax.local_devices()[0].memory_stats() or {}

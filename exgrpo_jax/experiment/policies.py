@@ -1,4 +1,4 @@
-"""The policy that a command samples: a run's checkpoint or a Hugging Face model."""
+"""The policy that a command samples from: a run's checkpoint or a Hugging Face model."""
 
 import copy
 import dataclasses
@@ -114,7 +114,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 
 
 def suited_to(path: str) -> ConfigDict:
-  """Make a config for sampling: the chat template, and as many slots as _CACHE_BYTES allows."""
+  """Make a sampling config with any chat template and with slots that fit in _CACHE_BYTES."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')
@@ -145,7 +145,7 @@ def open_policy(
     path: the workdir, or the model's folder or name on the Hub.
     overrides: dotted key -> value of settings to change in the run's config or the model's default
       config, e.g. {'evaluation.temperature': 0.0}.
-    step: the step of the run's checkpoint; the newest by default.
+    step: the step of the run's checkpoint to load; by default, the newest.
 
   Raises:
     InputError: the policy doesn't exist or is damaged, or a setting doesn't exist.

@@ -39,14 +39,14 @@ class ModelConfig(model.ShapeConfig):
   repository: str = setting(
     '',
     None,
-    'Hub name of the model that must be at `path`; fetched if `path` is empty. Its shape must '
+    'Hub name of the model expected at `path`; fetched if `path` is empty. Its shape must '
     "match the shape given here; '' allows any model",
   )
   extension: architecture.Extension = dataclasses.field(default_factory=architecture.Extension)
   dtype: str = setting(
     'bfloat16',
     ('auto', 'float32', 'bfloat16'),
-    'dtype of activations; parameters are float32. auto is bfloat16 on accelerators and on CPUs '
+    'dtype of activations; parameters are float32. auto means bfloat16 on accelerators and on CPUs '
     'with bfloat16 matrix units (AMX), float32 on other CPUs',
   )
 
@@ -74,7 +74,7 @@ class WarmStartConfig:
   path: str = setting(
     '',
     None,
-    "folder for the result; a result found there is reused; '' keeps it in the run's workdir",
+    "folder for the result; an existing result is reused; '' uses a folder in the run's workdir",
   )
 
 
@@ -114,8 +114,8 @@ class EvaluationConfig:
   require: tuple[str, ...] = setting(
     (),
     verifier.REQUIREMENTS,
-    "the parts without which a response is not correct: '</think>' (think, only if prompts end "
-    "in '<think>'), \\boxed{...} (box); the paper requires both; training uses config.verifier",
+    "parts that a correct response must contain: '</think>' (think, only if prompts end in "
+    "'<think>'), \\boxed{...} (box); the paper requires both; training uses config.verifier",
   )
 
   @property
@@ -164,7 +164,7 @@ class RunConfig:
   compilation_cache: str = setting(
     '~/.cache/exgrpo_jax/compiled',
     None,
-    "folder that caches compiled programs for the next start; {workdir} stands for the run's "
+    "folder that caches compiled programs for later runs; {workdir} stands for the run's "
     "workdir; '' keeps JAX's own setting",
   )
   rollout: rollout_settings.RolloutConfig
@@ -222,8 +222,8 @@ class RunConfig:
 def steps_of(num_epochs: float, num_questions: int, per_step: int) -> int:
   """Return the number of steps in `num_epochs` epochs of `num_questions`, `per_step` at a time.
 
-  An epoch's last step may also read the next epoch's first questions. The decimal value is used,
-  because in binary, .07 * 100 is above 7.
+  An epoch's last step may also read the next epoch's first questions. The calculation uses
+  decimal numbers, because in binary floating point, .07 * 100 is above 7.
 
   >>> steps_of(num_epochs=1.5, num_questions=10, per_step=4)
   4
@@ -299,7 +299,7 @@ def parse_config(values: ConfigDict) -> RunConfig:
 
 
 def _check_environment(parsed: RunConfig) -> None:
-  """Raise InputError if the environment is invalid, missing, or does not fit other settings."""
+  """Raise InputError if the environment is missing, invalid or incompatible with other settings."""
   environment, data = parsed.environment, parsed.data
   specs = {'train': (data.train,), 'validation': data.validation, 'evaluation': data.evaluation}
   for key, spec in ((key, spec) for key, named in specs.items() for spec in named):

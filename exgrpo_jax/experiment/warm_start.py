@@ -49,7 +49,7 @@ TOGETHER = 1000  # solutions loaded at a time
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-  """A row to learn from."""
+  """A training row: a prompt and its worked solution or episode."""
 
   prompt: np.ndarray  # [T] int32
   tokens: np.ndarray  # [T] int32, after the prompt
@@ -122,8 +122,8 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
     episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
   except InputError as error:
     raise InputError(
-      f'{error}. A warm start learns from episodes that the class plays in its method '
-      'demonstrate(rng). Define this method, or set config.warm_start.num_updates=0.'
+      f"{error}. A warm start trains on episodes from the environment's demonstrate(rng) method. "
+      'Define this method, or set config.warm_start.num_updates=0.'
     ) from error
   for episode in episodes:
     yield _tokens(experiment, episode)
@@ -149,8 +149,8 @@ REPORTS = 10  # progress lines per warm start
 CHECK_EVERY = 25  # updates between checks of the pass rate
 CHECK_ROWS = 256  # responses per check
 
-# Files in a warm start's folder: the settings it depends on, written last, and the lock that a run
-# holds while it trains.
+# Files in a warm start's folder: the settings that the result depends on (written last), and the
+# lock that a run holds while it trains.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
 # Name in origin.json -> name of the setting, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
@@ -160,7 +160,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   """Return the run's initial parameters, from a checkpoint or random, after any warm start.
 
   With LoRA, these are the adapters' base and are frozen (see `model.shapes`). `data` are the
-  training questions, used to check the warm start; None requires a stored result.
+  training questions for the pass-rate check; None is allowed unless a warm start must be trained.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
@@ -184,7 +184,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   if not is_frozen:
     return params
   count = sum(math.prod(x.shape) for x in jax.tree.leaves(state_shapes(experiment).params))
-  print(f'LoRA: adapters of rank {config.lora.rank}: {count:,} parameters', flush=True)
+  print(f'LoRA adapters of rank {config.lora.rank}: {count:,} parameters', flush=True)
   return model.frozen(experiment.model, params, mesh)
 
 
@@ -196,9 +196,9 @@ def run(
 ) -> model.Params:
   """Return the parameters after the warm start: load a stored result, or train and store it.
 
-  `data` are the training questions that `stop_at_pass_rate` is checked on; only training needs
-  them. `rows` are the rows to learn from; None loads them. Raises InputError if the folder contains
-  the result of a different config.
+  `data` are the training questions for the `stop_at_pass_rate` check; None is allowed if a result
+  is stored. `rows` are the rows to learn from; None loads them. Raises InputError if the folder
+  contains the result of a different config.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
@@ -208,7 +208,7 @@ def run(
   waiting = f'warm start: another run is training this warm start in {directory}'
   turn = workdir.in_turn_of(directory, _LOCK, waiting)
   with turn if hosts.is_first() else contextlib.nullcontext():
-    if _is_kept(experiment):  # stored by the run that this one waited for
+    if _is_kept(experiment):  # stored while this run waited for the lock
       return _kept(directory, wanted, params)
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
@@ -223,7 +223,7 @@ def run(
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
-  """Load the folder's result in the layout of `params`, if the result's origin matches `wanted`."""
+  """Load the folder's result in the layout of `params`; InputError if its origin isn't `wanted`."""
   kept = json.loads(pathlib.Path(directory, _ORIGIN).read_text())
   if kept != wanted:
     changed = '; '.join(
@@ -244,9 +244,9 @@ def _directory(experiment: Experiment) -> str:
 
 
 def _is_kept(experiment: Experiment) -> bool:
-  """Return True if the first host finds a stored warm start that belongs to this config.
+  """Return True if the first host finds a stored warm start for this run to load.
 
-  The workdir may contain another config's warm start if training with that config never began.
+  In the workdir, a leftover from another config does not count if training never began.
   """
   config, path = experiment.config, pathlib.Path(_directory(experiment), _ORIGIN)
   is_kept = path.exists()
@@ -318,7 +318,7 @@ def _train(
 
 
 def rehearse(experiment: Experiment) -> None:
-  """Compile a warm start's updates, one for each length to which rows may be padded."""
+  """Compile a warm start's updates, one per padded row length."""
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
@@ -347,7 +347,7 @@ def _update_on(
 def _pass_rate(
   experiment: Experiment, params: model.Params, data: QuestionSet, update: int
 ) -> float:
-  """Return the pass rate on the first 256 questions, from one response each at run temperature."""
+  """Return the pass rate on the first 256 questions, one response each, sampled as in training."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response
@@ -368,7 +368,7 @@ def _pass_rate(
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
-  """Return the rows of one update: a consecutive slice of each epoch's permutation."""
+  """Return the rows of one update: the next `count` entries of the epochs' permutations."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
     int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
@@ -378,7 +378,7 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 
 
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
-  """Return AdamW for the warm start. It clips at norm 1 because the loss is a per-token mean."""
+  """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean."""
   warm_start = config.warm_start
   return dataclasses.replace(
     config.optimizer,

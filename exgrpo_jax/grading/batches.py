@@ -29,7 +29,7 @@ class Batches:
   """The batches of one round: responses whose verdicts are collected together."""
 
   def __init__(self, config: GradingConfig, scorer: Pool) -> None:
-    """Start empty. `scorer` is a pool of one process, which calls the rewards (programs.py)."""
+    """Create an empty round. `scorer` is a one-process pool that calls rewards (programs.py)."""
     self._config, self._scorer = config, scorer
     self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch being filled
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []

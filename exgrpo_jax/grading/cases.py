@@ -56,8 +56,8 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
   """Judge the cases in a JSON Lines file, whose format commands/verify.py describes.
 
   `kind` applies to cases without a kind, and `chosen` is a value of config.grading.verifier.
-  Returns one line per unexpected verdict, followed by the totals. Raises InputError, which names
-  the file and the line, if the file or a case is invalid.
+  Returns one line per unexpected verdict, followed by the totals. Raises InputError, naming the
+  file and the line, if the file or a case is invalid.
   """
   lines, judges = [], verifier.load(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)

@@ -1,7 +1,7 @@
 """Math-Verify, the verifier that the paper's authors use in training.
 
-It passes the model's text to sympy, which evaluates it. Its own time limits rely on signals, so
-they are turned off; the worker process's limits apply instead.
+The package passes the model's text to sympy, which evaluates the text. The package's time limits
+rely on signals, so they are turned off; the worker process's limits apply instead.
 """
 
 import logging
@@ -12,11 +12,11 @@ from exgrpo_jax.grading.answers.equality import strip_delimiters
 from exgrpo_jax.grading.answers.extraction import accepted_answers
 from exgrpo_jax.grading.verifier import BuiltIn, Judgement, Question
 
-logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that its limits are off
+logging.getLogger('math_verify').setLevel(logging.ERROR)  # silence a warning about the limits
 
 
 class MathVerify:
-  """A verifier that checks math answers as the authors do; `BuiltIn` judges all other kinds."""
+  """The authors' verifier for math answers; `BuiltIn` judges all other kinds."""
 
   def judge(self, response: str, question: Question) -> Judgement:
     """Parse both answers with the default settings and compare them with math_verify.verify."""

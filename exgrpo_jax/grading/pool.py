@@ -69,7 +69,7 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return this host's progress since `collect`, as in '3 of 8 graded'; '' if it has no work."""
+    """Return this host's progress since `collect`: '3 of 8 graded', or '' if it has no work."""
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
@@ -173,8 +173,8 @@ def check(
 ) -> None:
   """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
-  Without `row`, only the rewards that need no row of the data are tried. With a row (from
-  `stages.question_facts`), only the rewards that need a row are tried.
+  Without `row`, only rewards that do not read a data row are tried. With a row (from
+  `stages.question_facts`), only rewards that read a row are tried.
   """
   for is_batched in (False, True) if config.batched else (False,):
     program = programs.program(config, required, row, is_batched)

@@ -21,9 +21,9 @@ def program(
   row: Mapping[str, Any] | None = None,
   is_batched: bool = False,
 ) -> Program:
-  """Return the program that judges single responses or, if `is_batched`, calls batched rewards.
+  """Return the program that judges individual responses or, if `is_batched`, calls batched rewards.
 
-  With a `row` of the data, the program tries only rewards that read a row; with None, the others.
+  Given a data `row`, the program tries only rewards that read a row; without it, only the others.
   """
   known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
   setup = {**known, 'row': row, 'is_batched': is_batched}
@@ -45,7 +45,7 @@ def program(
 
 
 def asked(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the facts that a ready worker asks for, converted to JSON types."""
+  """Return the facts requested in a worker's greeting, converted to JSON types."""
   return {
     name: value.tolist() if isinstance(value, np.ndarray) else value
     for name, value in facts.items()

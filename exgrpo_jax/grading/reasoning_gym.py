@@ -39,7 +39,7 @@ _EVALUATES = re.compile(r'\b(?:eval|exec|parse_expr|sympify)\(\s*answer\b')
 
 
 def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
-  """Judge a response stripped of its thought; return the fields of a Judgement.
+  """Judge a response with its thought removed; return the fields of a Judgement.
 
   Raises InputError if the columns contain no entry that can be scored.
   """
@@ -62,9 +62,9 @@ def extract(response: str, entry: Mapping[str, Any]) -> str | None:
 
 
 def score(given: str, entry: Mapping[str, Any]) -> float:
-  """Return the best score over an answer's spellings: 1 if correct, else partial credit.
+  """Return the best score among an answer's spellings: 1 if correct, else partial credit.
 
-  Raises InputError if the task is unknown or evaluates a model's text.
+  Raises InputError if the task is unknown or would execute a model's text as code.
   """
   task = _kept(entry['task'], json.dumps(entry['config']))
   best = 0.0
@@ -87,7 +87,7 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset; raises InputError as `score` does, and whatever the task raises."""
+  """Create a task's dataset; raises InputError as `score` does, or any error from the task."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'.")
@@ -95,7 +95,7 @@ def dataset(name: str, config: Mapping[str, Any]) -> Any:
   # Text from a model is never evaluated. A test looks for evaluations that this pattern misses.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
-      'this task is refused because its score_answer evaluates text from a model, with '
+      'this task is rejected because its score_answer runs model output through '
       f'{found[0]}). Choose another task.'
     )
   return generator(settings(**{'seed': 0, **config}))
@@ -107,7 +107,7 @@ def _kept(name: str, config: str) -> Any:
 
 
 def _spellings(given: str, true: str) -> list[str]:
-  """Return the spellings of an answer that the module docstring describes."""
+  """Return the spellings to try for an answer, as described in the module docstring."""
   bare = _WRAPPER.sub(r'\1', equality.strip_delimiters(given)).strip()
   if quoted := _QUOTED.fullmatch(bare):
     bare = quoted[2].strip()
@@ -117,7 +117,7 @@ def _spellings(given: str, true: str) -> list[str]:
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """Return an entry as score_answer expects it; JSON turned the tuples of two tasks into lists."""
+  """Restore tuples that JSON turned into lists, because score_answer needs them in two tasks."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)
   board = tuple(map(tuple, entry['metadata']['output']))

@@ -70,12 +70,12 @@ class RewardFunction:
     return {name: [row.get(name) for row in rows] for name in (*self.required, *known)}
 
   def of_one(self, row: Mapping[str, Any]) -> float:
-    """Compute one response's reward; raises ValueError and whatever the function raises."""
+    """Compute one response's reward; raises ValueError or the function's own error."""
     arguments = {name: values[0] for name, values in self.arguments([row]).items()}
     return _checked(self.function(**arguments))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Compute a batch of rewards with a function that takes lists; raises as `of_one` does."""
+    """Compute the rewards of a batch, passing lists to the function; raises as `of_one` does."""
     values = list(self.function(**self.arguments(rows)))
     if len(values) != len(rows):
       raise ValueError(
@@ -85,12 +85,12 @@ class RewardFunction:
 
 
 def name_of(spec: str) -> str:
-  """Return a reward's name in metrics, which is the function's name."""
+  """Return the function's name, which is the reward's name in metrics."""
   return spec.rpartition(':')[2]
 
 
 def load(spec: str) -> RewardFunction:
-  """Load one of rewards.BUILT_IN or 'package.module:function'; raises whatever importing raises."""
+  """Load a built-in or 'package.module:function'; raises ValueError or the import's error."""
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():
@@ -102,7 +102,7 @@ def load(spec: str) -> RewardFunction:
     if name in _FOREIGN:
       raise ValueError(
         f'its parameter {name!r} is for {_FOREIGN[name]} rewards; here, a reward is called once '
-        'per response, asks for values by parameter name ('
+        'per response, receives values by parameter name ('
         f'{", ".join(PARAMETERS)}, or a column of the data), and returns one number, as in '
         '`def reward(response, answer): return float(answer in response)`'
       )
@@ -110,7 +110,7 @@ def load(spec: str) -> RewardFunction:
 
 
 def _checked(value: Any) -> float:
-  """Return a reward as a Python float; raises ValueError if it is not a number or too large."""
+  """Return a reward as a Python float; raises ValueError if it is too large or not a number."""
   # numbers.Real does not include NumPy's bool.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
     raise ValueError(f'it returned {value!r}, not a number')

@@ -27,7 +27,7 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
   """Return DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), from -1 to 0.
 
   It is 0 up to `max_response - overlong_buffer` tokens, then falls linearly to its minimum of -1 at
-  `max_response`. The end token counts toward the length. A buffer of 0 stands for a fifth of
+  `max_response`. The end token counts toward the length. A buffer of 0 means a fifth of
   `max_response`.
   """
   buffer = overlong_buffer or max(1, max_response // _DEFAULT_BUFFER_SHARE)
@@ -35,10 +35,10 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
 
 
 def think_format(response: str) -> float:
-  """Return 1 if the response follows the paper's template, else 0; the answer does not matter.
+  """Return 1 if the response follows the paper's template, even with a wrong answer; else 0.
 
-  The response must close exactly one think section, with text inside the section and after it. It
-  may open that section, but only at its very start; not every prompt ends with the opening tag
+  The response must close exactly one think section, with text inside the section and after it. An
+  opening tag is allowed only at the start of the response, for prompts that do not end with the tag
   (prompt.THINK).
   """
   thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')
@@ -49,7 +49,7 @@ def think_format(response: str) -> float:
 def boxed_format(response: str) -> float:
   r"""Return 1 if the answer is in a closed, nonempty \boxed{...}, else 0.
 
-  If the response contains '</think>', only the text after the last one counts, as in verification.
+  As in verification, text up to the last '</think>' does not count.
   """
   return float(extraction.extract(response, ('box',)) is not None)
 
@@ -68,7 +68,7 @@ def latin_script(response: str) -> float:
 
 @functools.lru_cache(maxsize=65536)
 def _script(character: str) -> str:
-  """Return 'latin', 'other', or '' for a character that is ignored."""
+  """Classify a character as 'latin' or 'other', or as '' if it is ignored."""
   name = unicodedata.name(character, '') if character.isalpha() else ''
   if not name or name.startswith(('GREEK', 'MATHEMATICAL')):
     return ''
@@ -94,7 +94,7 @@ def has_code_block(text: str) -> bool:
   """Return True if any line starts with ```, optionally indented; the block need not be closed.
 
   This is a metric, not a reward. Models write code that they cannot run and trust their own guess
-  at its output. The paper calls the effect of replaying such responses a snowball
+  at its output. The paper says that replaying such responses causes a snowball effect
   (arXiv:2510.02245).
   """
   return _FENCE.search(text) is not None

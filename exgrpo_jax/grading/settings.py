@@ -49,8 +49,8 @@ class GradingConfig:
   batched: tuple[str, ...] = setting(
     (),
     None,
-    'the functions in `grading.rewards` that take a batch of responses and run in a separate '
-    'process, such as a small model or a service',
+    'the functions in `grading.rewards` that score a batch of responses at once, for example with '
+    'a small model or a service; they run in a separate process',
   )
   batch_size: int = setting(64, '[1, 2048]', 'responses per batch')
   batch_timeout: float = setting(
@@ -74,14 +74,14 @@ class GradingConfig:
 
   @property
   def correctness_alone(self) -> 'GradingConfig':
-    """Return a copy whose only reward is the verifier's 1 or 0, as in evaluation."""
+    """Return a copy whose only reward is correctness, as in evaluation."""
     return dataclasses.replace(self, rewards=('correctness',), weights=(), batched=())
 
 
 def check_rewards(config: GradingConfig, max_response: int) -> None:
   """Raise InputError if the verifier, a reward, a weight or the overlong buffer is invalid.
 
-  `max_response` is the longest response in tokens, which overlong_buffer must not exceed.
+  `max_response` is the maximum length of a response, in tokens; overlong_buffer must not exceed it.
   """
   if ':' not in config.verifier:
     known = (*verifier.NAMES, 'package.module:Class')
@@ -89,7 +89,7 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:
     raise InputError(
-      "config.grading.rewards=(): there is no reward. Name at least one, such as 'correctness'."
+      "config.grading.rewards=(): the list is empty. Add a reward, such as 'correctness'."
     )
   for spec in config.rewards:
     if ':' not in spec:

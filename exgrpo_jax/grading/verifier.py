@@ -52,7 +52,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; a worker has only those that it asks for (see programs.asked)."""
+    """Return the row's columns; a worker gets only the columns it requests (programs.asked)."""
     ...
 
 
@@ -79,7 +79,7 @@ class Verifier(Protocol):
   """
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Judge a response, stripped of its thought, against the question's answer."""
+    """Judge a response, with its thought removed, against the question's answer."""
     ...
 
 
@@ -87,7 +87,7 @@ class BuiltIn:
   """Our own verifier."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Extract the answer and compare it with the truth; reasoning_gym judges its own kind."""
+    """Extract the answer and compare it with the truth, or let reasoning_gym judge its tasks."""
     if question.kind == reasoning_gym.KIND:
       return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)
@@ -102,7 +102,7 @@ def load(spec: str) -> Verifier:
     if spec == 'math_verify':
       if importlib.util.find_spec('math_verify') is None:
         raise InputError(
-          "config.grading.verifier='math_verify': the package math-verify is not installed. Run "
+          "config.grading.verifier='math_verify': the math-verify package is not installed. Run "
           "pip install 'exgrpo_jax[math-verify]'."
         )
       spec = 'exgrpo_jax.grading.math_verify:MathVerify'
@@ -133,7 +133,7 @@ def is_correct(
 
 
 def compare(given: str | None, answer: str, kind: str = 'math') -> str:
-  """Compare an extracted answer with the ground truth; returns and raises as `judge` does."""
+  """Compare an extracted answer with the ground truth; results and errors are as in `judge`."""
   if kind not in KINDS:
     raise InputError(
       f'kind={kind!r} must be one of {", ".join(KINDS)}. The kind decides how answers are compared.'

@@ -2,8 +2,8 @@
 
 programs.py builds the setup, and ../workers/server.py delivers these requests:
 
-  {'config', 'required', 'row',     the setup: the fields of both configs; a row of the data if the
-   'is_batched'}                    rewards that read one should be tried; True for batched rewards.
+  {'config', 'required', 'row',     the setup: the fields of both configs; a data row for trying the
+   'is_batched'}                    rewards that read rows, or None; True for batched rewards.
                                     The reply is {'asks': names of the values that the verifier and
                                     the rewards need besides `OWN`}
   [kind]                            the reply is {} once the package that judges this kind has been
@@ -67,9 +67,9 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 def bounded(response: str, max_length: int) -> str | None:
   """Return the part of a response to judge, at most `max_length` characters.
 
-  The start of a longer response is cut off if the rest still contains the last '</think>': only
-  thought is lost then, and the answer is never part of the thought. Otherwise the result is None,
-  because the end of a thought must not pass for an answer.
+  A longer response is cut at the start if the remaining part still contains '</think>', so only
+  thought is removed, never the answer. Otherwise, the result is None, because the end of a
+  thought must not pass for an answer.
   """
   if len(response) <= max_length:
     return response

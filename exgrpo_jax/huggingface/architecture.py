@@ -22,7 +22,7 @@ from exgrpo_jax.policy import model, rotary
 
 # Old format: rope_theta and rope_scaling, plus a family-specific name for the base of layers with a
 # window. New format: rope_parameters with all fields, per layer type in families with two bases.
-# Ministral 3 adds a factor on queries that grows with their position.
+# Ministral 3 adds a factor for queries that grows with position.
 
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
@@ -39,13 +39,13 @@ _NEEDED = {
   'yarn': _LINEAR | _YARN,
 }
 _YARN_TURNS = {'beta_fast': 32.0, 'beta_slow': 1.0}
-_MSCALES = ('mscale', 'mscale_all_dim')  # yarn's factor for queries and keys follows from these
+_MSCALES = ('mscale', 'mscale_all_dim')  # determine yarn's factor for queries and keys
 
 
 def parse_rope(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[rotary.RopeConfig, rotary.RopeConfig]:
-  """Parse (rope, local_rope) from a config.json with defaults, in either format.
+  """Parse (rope, local_rope) from a config.json in either format, with defaults filled in.
 
   The two are equal if all layers share a base. Raises InputError if the scaling in the file at
   `path` is not supported or lacks a field.
@@ -64,7 +64,7 @@ def parse_rope(
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Return the rotary parameters of layers without and with a window, merged as in transformers."""
+  """Merge both formats, as in transformers, for layers without and for layers with a window."""
   given = values.get('rope_parameters')
   given = family.defaults.get('rope_parameters') if given is None else given
   new = _mapping(given, 'rope_parameters', path)
@@ -107,9 +107,9 @@ def _mapping(given: Any, name: str, path: str) -> dict[str, Any]:
 def _parse_one(
   given: dict[str, Any], values: Mapping[str, Any], path: str, always: Mapping[str, str]
 ) -> rotary.RopeConfig:
-  """Parse one base and scaling. The fields in `always` are required for every rope type.
+  """Parse a base and its scaling. The fields in `always` are required for every rope type.
 
-  The pretraining context length in `values` takes precedence over the one in `given`.
+  The pretraining context length in `values` overrides the length in `given`.
   """
   kind = given.get('rope_type', given.get('type', 'default'))
   if kind not in [*_SCALINGS]:  # a list, because JSON objects are unhashable
@@ -118,14 +118,14 @@ def _parse_one(
     )
   if given.get('type', kind) != kind:
     raise InputError(
-      f"{path}: type='{given['type']}' has no effect next to rope_type='{kind}'. Write only "
-      'rope_type.'
+      f"{path}: type='{given['type']}' is ignored because rope_type='{kind}' takes precedence. "
+      'Use only rope_type.'
     )
   partial = given.get('partial_rotary_factor', 1)
   if partial != 1:
     raise InputError(
       f'{path}: partial_rotary_factor={partial} is not supported: rotary positions apply to '
-      'all dimensions of a head. It must be 1.'
+      'all dimensions of a head, so partial_rotary_factor must be 1.'
     )
   whole = _YARN['original_positions']
   if kind in ('llama3', 'yarn') and whole in values:
@@ -152,11 +152,11 @@ def _parse_one(
 def _yarn_options(
   given: Mapping[str, Any], path: str, read: Callable[[str], Any]
 ) -> dict[str, float]:
-  """Parse the fields of yarn that have defaults."""
+  """Parse yarn's optional fields."""
   if not given.get('truncate', True):
     raise InputError(
-      f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole pairs. It '
-      'must be true.'
+      f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole '
+      'pairs, so truncate must be true.'
     )
   fields = {
     name: float(read(name) if given.get(name) else turns) for name, turns in _YARN_TURNS.items()
@@ -245,7 +245,7 @@ class Extension:
 
 
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
-  """Read a checkpoint's config.json. For image models, return the text part.
+  """Read a checkpoint's config.json. For image models, return only the text part.
 
   Raises InputError if the folder or the file does not exist, or the file is not a JSON object.
   """
@@ -254,8 +254,8 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
   if not path.is_file():
     problem = 'contains no config.json' if folder.is_dir() else 'is not a folder'
     raise InputError(
-      f'config.model.path={directory} {problem}. It must be a Hugging Face checkpoint: '
-      'config.json, safetensors files and a tokenizer.'
+      f'config.model.path={directory} {problem}. It must be a Hugging Face checkpoint '
+      'with config.json, safetensors files and a tokenizer.'
     )
   try:
     values = json.loads(path.read_text())
@@ -275,10 +275,10 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
 
 
 def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig:
-  """Parse a config.json as a model.ShapeConfig with activations of `dtype`.
+  """Parse a config.json into a model.ShapeConfig with activations of `dtype`.
 
-  The dtype in config.json is ignored. Raises InputError, which names `path`, if this decoder does
-  not implement the model or a field is missing.
+  The dtype in config.json is ignored. Raises InputError if this decoder does not implement the
+  model or a field is missing; the message names `path`.
   """
   family = _family(values, path)
   values = {**families.DEFAULTS, **family.defaults, **values}
@@ -290,7 +290,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
   for field, name in families.numbers(family).items():
     kind = type(getattr(model.ShapeConfig, field))
     fields[field] = families.read(values, name, path, kind, _SHAPE)
-  # transformers rejects null in families with their own head size.
+  # In families that set a default head_dim, transformers rejects null.
   sizes = {'num_key_value_heads': fields['num_heads']}
   if 'head_dim' not in family.defaults:
     sizes['head_dim'] = fields['width'] // fields['num_heads']
@@ -338,8 +338,8 @@ def _family(values: Mapping[str, Any], path: str) -> Family:
     return FAMILIES['MinistralForCausalLM']  # as in transformers
   if kind != family.model_type:
     raise InputError(
-      f"{path}: model_type='{kind}' does not match architecture '{name}', which has "
-      f"'{family.model_type}'. transformers uses model_type. Correct one of the two."
+      f"{path}: model_type='{kind}' does not match architecture '{name}', whose model_type is "
+      f"'{family.model_type}'. transformers uses model_type. Correct one of the two fields."
     )
   return family
 
@@ -353,7 +353,8 @@ def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> No
   for field, (reason, allowed) in (families.REFUSED | biases).items():
     if field in values and values[field] not in allowed:
       raise InputError(
-        f'{path}: {field}={values[field]!r} is not supported: {reason}. It must be {allowed[0]!r}.'
+        f'{path}: {field}={values[field]!r} is not supported: {reason}, so {field} must be '
+        f'{allowed[0]!r}.'
       )
   if 'max_position_embeddings' in values:
     families.read(values, 'max_position_embeddings', path, int, 'which limits the context')
@@ -384,7 +385,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
-  """Return `model.ShapeConfig.layers`, as short as possible, because the letters are repeated."""
+  """Return `model.ShapeConfig.layers`, the shortest repeating pattern of the layers' letters."""
   types, rotates = _of_each_layer(values, family, num_layers, path)
   letters = _default_layers(values, family, num_layers, rotates, path)
   if family.has_layer_types and types:
@@ -396,7 +397,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
   if types and not family.has_layer_types and types != letters:
     raise InputError(
       f'{path}: layer_types={values["layer_types"]} is not supported: this architecture has no '
-      'layer types. It must be null.'
+      'layer types, so layer_types must be null.'
     )
   if 's' in letters or 'w' in letters:
     is_off = family.has_window_flag and not values['use_sliding_window']
@@ -417,7 +418,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
 def _of_each_layer(
   values: Mapping[str, Any], family: Family, num_layers: int, path: str
 ) -> tuple[str, list[Any]]:
-  """Return layer_types as letters, and whether each layer rotates; empty if unspecified."""
+  """Return (layer_types as letters, whether each layer rotates). Unspecified parts are empty."""
   names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
   for name in names:
     given = values.get(name)
@@ -473,12 +474,12 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
   family = FAMILIES[name]
   if family.heads_divide_width and config.width % config.num_heads:
     raise InputError(
-      f'config.model.num_heads={config.num_heads} must divide width={config.width} for an export, '
-      f'because transformers otherwise rejects a {name}.'
+      f'config.model.num_heads={config.num_heads} must divide width={config.width} for export; '
+      f'otherwise, transformers rejects the {name}.'
     )
   if not family.any_head_size and config.head_size * config.num_heads != config.width:
     raise InputError(
-      f'config.model.head_size={config.head_size} must be width / num_heads for an export, because '
+      f'config.model.head_size={config.head_size} must be width / num_heads for export, because '
       f'{name} supports no other head size.'
     )
   options = {}
@@ -491,8 +492,8 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
     scale = config.query_scale or config.head_size
     if scale != int(scale):
       raise InputError(
-        f'config.model.query_scale={scale} must be a whole number for an export, because '
-        f'transformers otherwise rejects a {name}.'
+        f'config.model.query_scale={scale} must be a whole number for export; otherwise, '
+        f'transformers rejects the {name}.'
       )
     options[family.options['query_scale']] = int(scale)
   activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)

@@ -1,8 +1,8 @@
 """Descriptions of the Hugging Face architectures that this decoder implements.
 
-A family describes what its models have in common, what their config.json may set, and the defaults
-of transformers. To add a family, add an entry here, any new weight names in tensor_names.py, and a
-case in tests/helpers/make_checkpoints.py, which compares it with transformers.
+A family describes what its models have in common, what their config.json may set, and
+transformers' defaults. To add a family, add an entry here, any new weight names in tensor_names.py,
+and a case in tests/helpers/make_checkpoints.py, which compares it with transformers.
 """
 
 import math
@@ -28,11 +28,11 @@ class Family(NamedTuple):
   has_window_flag: bool = False  # whether windows require use_sliding_window
   no_rope: bool = False  # whether config.json may contain no_rope_layers
   pattern: str = ''  # config.json name of the layer period, whose last layer has no window
-  # If local_rope has its own base: (the base's name in config.json or '', its default).
+  # If local_rope has its own base: (the base's key in config.json or '', default base).
   local_theta: tuple[str, float] | None = None
   defaults: Mapping[str, Any] = _NOTHING  # config.json defaults that differ from DEFAULTS
   any_head_size: bool = True  # if False, head_size is width / num_heads
-  heads_divide_width: bool = False  # whether num_heads must divide width for any head size
+  heads_divide_width: bool = False  # whether num_heads must divide width, even if head_dim is set
   has_gguf: bool = False  # whether its GGUF files are supported
 
 
@@ -50,11 +50,11 @@ DEFAULTS = dict(
 _CAUSAL = 'a token must attend only to earlier tokens'
 _EXPERTS = 'all layers must have experts'
 # config.json fields that change the computation in transformers but are not supported here
-# -> (reason, values that change nothing).
+# -> (reason, values that have no effect).
 REFUSED = {
   'is_causal': (_CAUSAL, (True,)),  # in transformers, null is not always causal
   'use_bidirectional_attention': (_CAUSAL, (False, None)),
-  'is_encoder_decoder': ('the model must be a decoder only', (False, None)),
+  'is_encoder_decoder': ('the model must be decoder-only', (False, None)),
   'per_layer_config': ('all layers must have the same shape', ({}, None)),
   'mlp_only_layers': (_EXPERTS, ([], None)),
   'decoder_sparse_step': (_EXPERTS, (1, None)),
@@ -155,7 +155,7 @@ FAMILIES = {
     defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, sliding_window_pattern=6),
   ),
 }  # fmt: skip
-# Image models. Only their text part is read. Its text_config has the model_type of a family.
+# Image models. Only the text part is read; its model_type, in text_config, selects the family.
 WITH_IMAGES = ('Gemma3ForConditionalGeneration', 'Mistral3ForConditionalGeneration')
 # Values of fields that a family neither fixes nor offers as options.
 PLAIN: dict[str, Any] = dict(
@@ -174,7 +174,7 @@ def numbers(family: Family) -> dict[str, str]:
 def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
   """Return a config.json field: a bool, or an int or float above 0.
 
-  Raises InputError if it is missing or invalid. The message says `why` it is needed.
+  Raises InputError if the field is missing or invalid; the message says `why` it is needed.
   """
   if name not in values:
     raise InputError(f"{path}: no '{name}', {why}.")
@@ -195,7 +195,7 @@ def has(family: Family, config: model.ShapeConfig) -> bool:
     field in family.options or field in family.numbers or getattr(config, field) == value
     for field, value in fields.items()
   ) and bool(config.num_experts) == ('num_experts' in family.numbers)
-  # Fields set by the same name must agree.
+  # Fields set by the same config.json name must agree.
   decided = {(name, getattr(config, field)) for field, name in family.options.items()}
   agree = len(decided) == len({*family.options.values()})
   kinds = {*config.kinds}

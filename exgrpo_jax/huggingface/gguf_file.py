@@ -1,7 +1,7 @@
 """GGUF, llama.cpp's model format: one file with metadata, tokenizer and quantized tensors.
 
-The package `gguf` reads it (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors are
-dequantized slice by slice from the memory-mapped file, so memory never contains more than one
+The package `gguf` reads GGUFs (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors
+are dequantized slice by slice from the memory-mapped file, so memory never contains more than one
 device's slice.
 """
 
@@ -40,17 +40,17 @@ def opened(path: str) -> Any:
   big-endian.
   """
   if not os.path.isfile(path):
-    raise InputError(f'{path}: there is no such file. A GGUF must be a local file.')
+    raise InputError(f'{path}: there is no such file. A GGUF model must be a local file.')
   gguf = library(path)
   try:
     reader = gguf.GGUFReader(path)
   except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
     raise InputError(
-      f'{path}: not a complete GGUF file, at {os.path.getsize(path)} bytes '
-      f'({type(error).__name__}: {error}). Download it again, or update the package gguf.'
+      f'{path}: not a complete GGUF file ({os.path.getsize(path)} bytes; '
+      f'{type(error).__name__}: {error}). Download it again, or update the gguf package.'
     ) from error
   if reader.byte_order != 'I':
-    raise InputError(f'{path}: big-endian numbers are not supported. Convert the model again.')
+    raise InputError(f'{path}: this file is big-endian. Convert it to little-endian.')
   if (parts := reader.fields.get('split.count')) and parts.contents() > 1:
     raise InputError(
       f'{path}: this is one of {parts.contents()} files, but a model must be a single file. Join '
@@ -60,15 +60,15 @@ def opened(path: str) -> Any:
 
 
 def library(path: str) -> Any:
-  """Import the package `gguf`; raise InputError for `path` if it is not installed."""
+  """Import the package `gguf`; if it is not installed, raise an InputError that names `path`."""
   try:
     package = importlib.import_module('gguf')
   except ImportError:
     package = None
   if not hasattr(package, 'GGUFReader'):  # a folder gguf/ can be imported too
     raise InputError(
-      f'{path}: reading a GGUF file needs the package gguf, which is not installed. Run pip '
-      "install 'exgrpo_jax[gguf]', or name a Hugging Face folder."
+      f'{path}: reading a GGUF file requires the gguf package, which is not installed. Run '
+      "pip install 'exgrpo_jax[gguf]', or use a Hugging Face folder."
     )
   return package
 
@@ -77,8 +77,8 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
   """Check the file's tensors against the expected ones and return a `Slice` for each.
 
   `tensors` are keyed by their Hugging Face names; `head_size` is the size of query and key heads.
-  Raises InputError if the file is damaged, or a tensor is missing, unexpected, has another shape,
-  or has a type that the package `gguf` cannot dequantize.
+  Raises InputError if the file is damaged, or a tensor is missing or unexpected, or has the wrong
+  shape or a type that the package `gguf` cannot dequantize.
   """
   file = opened(path)
   gguf = library(path)
@@ -103,7 +103,7 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
       gguf.dequantize(np.zeros((1, block_bytes), np.uint8), stored.tensor_type)
     except NotImplementedError as error:
       raise InputError(
-        f'{path}: tensor {own} has type {stored.tensor_type.name}, which the package gguf cannot '
+        f'{path}: tensor {own} has type {stored.tensor_type.name}, which the gguf package cannot '
         'dequantize. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
       ) from error
     found_slices[name] = Slice(gguf, stored, head_size if is_permuted else 0)
@@ -115,24 +115,24 @@ _VALUES = 2**21  # values dequantized at a time; 8 MiB
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A lazily read tensor: indexing it reads that part as float32."""
+  """A tensor read on demand: indexing it reads only the indexed part, as float32."""
 
   gguf: Any  # the package
-  stored: Any  # its ReaderTensor
+  stored: Any  # a `gguf.ReaderTensor`
   head_size: int  # 0 unless llama.cpp permuted the rows
 
   def __getitem__(self, index: Any) -> np.ndarray:
-    """Read a slice of each dimension. Slices of permuted rows must cover whole heads."""
+    """Read one slice per dimension. If rows are permuted, their slice must cover whole heads."""
     *rows, columns = index if isinstance(index, tuple) else (index,)
     start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml lists the row length first
-    values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # of a block: count, bytes
+    values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # per block: count, bytes
     first, last = start // values, -(-stop // values)
     blocks = np.asarray(self.stored.data).view(np.uint8)[(*rows, slice(first * size, last * size))]
     part = self._dequantized(blocks, (last - first) * values)
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
-    # llama.cpp rotates neighbors, Hugging Face i with i + H/2: conversion interleaved the halves.
+    # llama.cpp pairs neighbors, Hugging Face i and i + H/2, so conversion interleaved the halves.
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
@@ -140,7 +140,7 @@ class Slice:
     """Dequantize some blocks to float32."""
     if blocks.ndim == 1:
       return self.gguf.dequantize(blocks, self.stored.tensor_type)
-    # Some rows at a time, because the package needs several times its result's memory.
+    # Dequantize some rows at a time: the package needs several times its result's memory.
     part, together = np.empty((len(blocks), columns), np.float32), max(1, _VALUES // columns)
     for start in range(0, len(blocks), together):
       some = slice(start, start + together)
@@ -150,8 +150,8 @@ class Slice:
 
 # ---- The folder of a GGUF file ----
 
-# The folder is created once in huggingface_hub's asset cache (HF_HOME). All other code reads the
-# model's description from it; the weights stay in the GGUF.
+# The folder is created once in huggingface_hub's asset cache (HF_HOME). All other code reads
+# config.json and the tokenizer from this folder; the weights stay in the GGUF.
 
 
 _VERSION = '1'  # increment this when the conversion of metadata to files changes
@@ -160,7 +160,7 @@ _HEAD_BYTES = 2**26  # more than the metadata, which comes first in the file
 _FAMILIES = {
   family.model_type: name for name, family in families.FAMILIES.items() if family.has_gguf
 }
-# Metadata key after the family's name -> config.json key.
+# Metadata key without the family prefix -> config.json key.
 _REQUIRED = {
   'context_length': 'max_position_embeddings',
   'embedding_length': 'hidden_size',
@@ -175,7 +175,7 @@ _OPTIONAL = {
   'rope.freq_base': 'rope_theta',
 }
 _HEAD_SIZES = ('attention.value_length', 'rope.dimension_count')
-# Other known keys. _rope_scaling reads the type and the factor; the rest change nothing.
+# Other known keys. _rope_scaling reads the type and the factor; the rest have no effect.
 _IGNORED = ('vocab_size', 'tensor_data_layout', 'rope.scaling.type', 'rope.scaling.factor',
             'rope.scaling.original_context_length', 'rope.scaling.finetuned')  # fmt: skip
 # Values for Llama 3.1, 3.2 and 3.3, which differ only in the factor.
@@ -218,9 +218,9 @@ def gguf_folder(path: str) -> str:
 
 
 def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str, Any]:
-  """Return the content of config.json. Its dtype is float32, so dequantized weights are exact.
+  """Return the content of config.json, with dtype float32 to keep dequantized weights exact.
 
-  `reader` is the file's `gguf.GGUFReader`, and `metadata` its metadata by key. Raises InputError if
+  `reader` is the file's `gguf.GGUFReader`; `metadata` maps its keys to values. Raises InputError if
   the architecture is not in `families.FAMILIES` or this decoder does not implement the variant.
   """
   family = metadata.get('general.architecture')
@@ -234,7 +234,7 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
   _check_description(own, family, path)
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   if 'token_embd.weight' not in tensors:
-    raise InputError(f'{path}: no tensor token_embd.weight. The file must contain a whole model.')
+    raise InputError(f'{path}: no tensor token_embd.weight. The file must contain a full model.')
   values = {
     name: _shortest(own[key]) for key, name in (_REQUIRED | _OPTIONAL).items() if key in own
   }
@@ -254,7 +254,7 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
     if own.get(key, values['head_dim']) != values['head_dim']:
       raise InputError(
         f'{path}: {family}.{key}={own[key]} must be the head size, {values["head_dim"]}, because '
-        'in this decoder values have the same size as queries, and whole heads are rotated.'
+        'this decoder uses one head size for queries and values and applies RoPE to the full head.'
       )
   factors = tensors.get(ROPE_FACTORS)
   values['rope_scaling'] = _rope_scaling(own) if factors is None else _llama3(values, factors, path)
@@ -278,7 +278,7 @@ def _check_description(own: Mapping[str, Any], family: str, path: str) -> None:
 
 
 def _shortest(value: float) -> float:
-  """Return the shortest decimal of a float32: 1e-05 instead of 9.999999747378752e-06."""
+  """Round a float32 to its shortest decimal: 1e-05 instead of 9.999999747378752e-06."""
   return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -299,7 +299,7 @@ def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any
   expected_P = plain_P / rotary.frequencies(scaled, head_size)
   if given_P.shape != expected_P.shape or not np.allclose(given_P, expected_P, rtol=1e-4):
     raise InputError(
-      f"{path}: {ROPE_FACTORS} is not Llama 3's rotary scaling by a factor ({factor}). No other "
-      'scaling is supported.'
+      f"{path}: {ROPE_FACTORS} does not match Llama 3's rotary scaling with factor {factor}. No "
+      'other scaling is supported.'
     )
   return {'rope_type': 'llama3', 'factor': factor} | _LLAMA3

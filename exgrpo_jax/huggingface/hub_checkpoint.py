@@ -21,8 +21,8 @@ _DESCRIPTION = (
 )
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
 FILES = (*_DESCRIPTION, *_WEIGHTS, 'adapter_*')  # of a model or of adapters
-# Prefix of models that ship with the package. Without it, a name might also be a folder: a run of
-# config chains may well have a workdir called chains.
+# Prefix of models that ship with the package. Without the prefix, a name could also mean a folder:
+# a run of the config chains may well have a workdir called chains.
 _SHIPPED = 'shipped:'
 _SHIPPED_MODELS = pathlib.Path(__file__).parent / 'shipped'
 
@@ -33,9 +33,9 @@ def is_shipped(path: str) -> bool:
 
 
 def named(path: str) -> hub.Repository | None:
-  """Return the repository that `path` names as owner/name or owner/name@revision.
+  """Parse a Hub name, owner/name or owner/name@revision, and return the repository.
 
-  Returns None if `path` has another form, or is an existing file or folder.
+  Returns None if `path` is not of this form, or is an existing file or folder.
   """
   return None if os.path.exists(path) else hub.parse('model', path)
 
@@ -46,11 +46,11 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   All hosts must call this, so that they agree on the commit. The first host fetches first, so
   hosts that share a cache fetch only once. `path` may be ''.
 
-  With `weights`, the weights are fetched too, not only config.json and the tokenizer's files. A
-  GGUF contains its own weights, so with `weights` its path is returned instead of a folder.
+  Always fetches config.json and the tokenizer's files, but fetches the weights only if `weights` is
+  True. A GGUF contains its weights, so with `weights`, the GGUF's own path is returned.
 
-  Raises InputError, which names the setting `key`, if the model cannot be fetched or read as a
-  GGUF, or no model with this name ships.
+  Raises InputError, naming the setting `key`, if the model cannot be fetched or read as a GGUF, or
+  no shipped model has this name.
   """
   if is_shipped(path):
     models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())

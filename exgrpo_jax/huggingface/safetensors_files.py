@@ -30,9 +30,9 @@ _DERIVED = 'rotary_emb.inv_freq'  # stored in old checkpoints, but derivable fro
 
 
 def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-  """Map tensor names to file names, including unexpected tensors that can be ignored.
+  """Map tensor names to file names; derived rotary frequencies are included.
 
-  Raises InputError if the files or tensors are incomplete, or a tensor is unexpected.
+  Raises InputError if a file or tensor is missing, or any other tensor is unexpected.
   """
   path, listed = list_tensors(folder)
   files = {name: file for full, file in listed.items() if (name := text_name(full))}
@@ -57,15 +57,15 @@ def check_names(
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected because the model in {described_by} has '
-      f'no tensor with that name{_and_more(unexpected)}.'
+      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} describes a model with '
+      f'no tensor of that name{_and_more(unexpected)}.'
     )
 
 
 def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
   """Return the file that lists a checkpoint's tensors, and a map from tensor name to file name.
 
-  Raises InputError if one of these files is missing or the index is invalid.
+  Raises InputError if a file is missing or the index is invalid.
   """
   index = folder / _INDEX
   if index.is_file():
@@ -80,7 +80,7 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
       if not (folder / file).is_file():
         tensor = next(name for name, holder in files.items() if holder == file)
         raise InputError(
-          f'{index}: the index lists {file} as the file with {tensor}, but there is no such file. '
+          f'{index}: the index lists {tensor} in {file}, but that file does not exist. '
           'Download the checkpoint again.'
         )
     return index, files
@@ -102,8 +102,8 @@ def _and_more(names: Sequence[str]) -> str:
 def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
   """Check a file's tensors against the expected ones and yield a `Slice` for each, by name.
 
-  `path` may be remote. Raises InputError if the file is damaged, or a tensor is missing,
-  unexpected, or has another shape or a non-floating type.
+  `path` may be remote. Raises InputError if the file is damaged, or a tensor is missing or
+  unexpected, or has the wrong shape or a non-floating type.
   """
   with _local_copy(path) as local:
     with _open(local, path) as reader:
@@ -128,7 +128,7 @@ class Slice:
 
 @contextlib.contextmanager
 def _local_copy(path: epath.Path) -> Iterator[str]:
-  """Yield a local path with the content of `path`, because safetensors maps local files."""
+  """Yield a local path to the content of `path`, because safetensors can only map local files."""
   if '://' not in str(path):
     yield os.fspath(path)
     return
@@ -144,8 +144,8 @@ def _open(local: str, path: epath.Path) -> Iterator[Any]:
     reader = safe_open(local, 'np')
   except SafetensorError as error:
     raise InputError(
-      f'{path}: not a complete safetensors file, at {os.path.getsize(local)} bytes '
-      f'({error}). Download it again.'
+      f'{path}: not a complete safetensors file ({os.path.getsize(local)} bytes; '
+      f'{error}). Download it again.'
     ) from error
   with reader:
     yield reader
@@ -202,7 +202,7 @@ def write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
     local = os.path.join(folder, path.name)
     with open(local, 'wb') as file:
       mode = os.stat(file.fileno()).st_mode
-    # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
+    # transformers requires this metadata; 'pt' means PyTorch's layout, which NumPy shares.
     save_file(arrays, local, {'format': 'pt'})
     os.chmod(local, mode)  # safetensors lets only the owner read the file, regardless of the umask
     if is_remote:

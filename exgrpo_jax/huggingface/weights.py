@@ -41,8 +41,8 @@ def load(
   parameters are laid out over `mesh` as in `model.init`; with `frozen`, they have the dtypes of
   frozen parameters (see `model.shapes`) instead of float32.
 
-  Raises InputError if a tensor is missing, unexpected, or has another shape or a non-floating type,
-  if a file is missing or truncated, or if hosts have different copies.
+  Raises InputError if a tensor is missing or unexpected, or has the wrong shape or a non-floating
+  type, if a file is missing or truncated, or if hosts have different copies.
   """
   folder = epath.Path(directory).expanduser()
   layout = tensor_names.of(config)
@@ -62,7 +62,7 @@ def load(
     if path not in leaves:
       leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
     leaves[path] = _set(leaves[path], _read(reader, tensor, _one_of(like, index)), index)
-  # No host reads the full matrices, but different checkpoints differ in their vectors too.
+  # Compare only vectors. No host reads full matrices, and vectors also differ between checkpoints.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return traverse_util.unflatten_dict(leaves)
 
@@ -72,8 +72,8 @@ def _slices(
 ) -> Iterator[tuple[str, Any]]:
   """Yield each tensor's name and slice, from one file at a time.
 
-  The largest tensors come first. Reading a tensor briefly takes a few times its size in memory,
-  which is then reused for the other tensors.
+  In each file, the largest tensors come first. Reading a tensor briefly takes several times its
+  size in memory, and smaller tensors can reuse that memory.
   """
 
   def size(item: tuple[str, Any]) -> int:
@@ -125,7 +125,7 @@ def _file_slices(
   """Return (slices of the file's matrix that contain `param[index]`, shape of `param[index]`).
 
   `param` is our parameter, with shape `shape`. If the file merges several dimensions (heads and
-  head size), only the first of them may be split.
+  head size), only the first may be split.
   """
   ranges = [axis.indices(size)[:2] for axis, size in zip(index, shape)]
   dims = range(len(shape))
@@ -261,7 +261,7 @@ def save_adapters(
 def adapter_tensors(
   config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
-  """Return each target's A and B like `tensor_names.of`, with paths in the adapters' tree."""
+  """Return the A and B of each target, like `tensor_names.of` but with the adapters' paths."""
   layout = {}
   for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')

@@ -36,7 +36,7 @@ Columns = Mapping[str, np.ndarray]  # name -> column of the index
 def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | None) -> None:
   """Write the buffer for the checkpoint of `step` into an existing, empty folder.
 
-  Hard-links segments from `previous`, the buffer folder of the previous checkpoint, unless None.
+  Hard-links segments from `previous`, the previous checkpoint's buffer folder, unless it is None.
   """
   rows = sorted(buffer.entries)
   stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
@@ -58,7 +58,7 @@ def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | 
 
 
 def read(folder: epath.Path) -> Buffer:
-  """Read a buffer that `write` wrote; no two trajectories share memory.
+  """Read a buffer written by `write`; no two trajectories share memory.
 
   Raises OSError, or ValueError if the files were changed or truncated.
   """
@@ -82,7 +82,7 @@ def read_some(
 ) -> dict[int, tuple[Trajectory, ...]]:
   """Read the stored trajectories of the questions `rows`: row -> trajectories, oldest first.
 
-  Skips rows that are not in the buffer. Stops before the questions exceed `max_tokens` in total.
+  Skips rows that are not in the buffer. Stops before the total exceeds `max_tokens` tokens.
   Raises the same errors as `read`.
   """
   columns = _read_index(folder)
@@ -105,7 +105,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """Build all index columns except places, per question (in `rows` order) and per trajectory."""
+  """Build all columns except segment and offset, per question (as in `rows`) or trajectory."""
   entries = [buffer.entries[row] for row in rows]
   retired, history = sorted(buffer.retired_epoch.items()), dict(sorted(buffer.history.items()))
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
@@ -168,7 +168,7 @@ def _name(segment: int) -> str:
 def _link_segments(
   previous: epath.Path, folder: epath.Path, segment: np.ndarray, size: np.ndarray
 ) -> list[int]:
-  """Link the segments of `previous` that are worth keeping into `folder`; return their numbers.
+  """Link segments worth keeping from `previous` into `folder`; return their numbers.
 
   `segment` is each trajectory's segment in `previous`, negative for a new trajectory. `size` is
   each trajectory's size in bytes.

@@ -58,7 +58,7 @@ def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
 
 
 def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
-  """Read groups that `write_partial` wrote. Raises OSError, or ValueError if a file was changed."""
+  """Read groups written by `write_partial`. Raises OSError, or ValueError if a file was changed."""
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
     raise ValueError('carried: the data differs from what was saved')
@@ -146,7 +146,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class FolderArgs(ocp.args.CheckpointArgs):
-  """A function that reads a folder, or fills an empty folder from data that must not change."""
+  """A function that reads a folder, or writes data that must not change to an empty folder."""
 
   call: Callable[[epath.Path], Any]
 
@@ -154,7 +154,7 @@ class FolderArgs(ocp.args.CheckpointArgs):
 # The checkpoint format. Format 1 stored no format number and stored the buffer as a few arrays.
 # Format 2 lacked `carried`.
 FORMAT = 3
-NO_BASE: Mapping[str, int] = {}  # used if the state contains the whole model
+NO_BASE: Mapping[str, int] = {}  # for states that contain the whole model
 _NOT_WHAT_WAS_SAVED = 'the data differs from what was saved'
 
 
@@ -169,7 +169,7 @@ class CheckpointConfig:
 
 
 class DamagedError(Exception):
-  """Raised if files of a checkpoint are missing, truncated or changed."""
+  """An error for a checkpoint whose files are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
@@ -183,7 +183,7 @@ class Snapshot(NamedTuple):
 
 
 def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.CheckpointManager:
-  """Open a run's checkpoints; read-only if no config is given."""
+  """Open a run's checkpoints, read-only if `config` is None."""
   options = ocp.CheckpointManagerOptions(
     max_to_keep=config.keep if config else None,
     create=config is not None,
@@ -198,7 +198,7 @@ def _folder(workdir: str) -> epath.Path:
 
 
 def steps(workdir: str) -> list[int]:
-  """List the steps of a run's complete checkpoints, newest last.
+  """List the steps of a run's complete checkpoints in ascending order.
 
   Lists the folder instead of opening a manager, because managers are slow and wait for other hosts.
   """
@@ -220,8 +220,8 @@ def save(
   """Start writing a snapshot in the background, once the previous snapshot has been written.
 
   The caller may donate the state as soon as this returns. By then, orbax has copied the state to
-  the host or, on CPU, holds a reference that keeps JAX from reusing its memory. The buffer and
-  partial groups are immutable.
+  the host or, on CPU, keeps a reference that prevents JAX from reusing the memory. The buffer and
+  the partial groups are immutable.
 
   `manager` must be open for writing. `base_sums`, the checksums of LoRA's frozen base, are saved so
   that restoring can reject a different base.
@@ -278,7 +278,7 @@ def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, An
   """Read items of a checkpoint; raises InputError or DamagedError."""
 
   def read() -> Mapping[str, Any]:
-    # Does not use a manager, because a manager would wait for all hosts, including failed ones.
+    # Do not use a manager: it would wait for all hosts, including hosts that have failed.
     with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
       return handler.restore(path, ocp.args.Composite(**items))
 
@@ -309,7 +309,7 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raise an error on all hosts if any host has one; the others would otherwise wait forever."""
+  """Raise an error on all hosts if any host has one, so that no host waits forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
   for kind in (InputError, DamagedError):  # in this order: an unreadable checkpoint may be intact
     for name, message in filter(None, reported):
@@ -322,9 +322,9 @@ def restore_newest(
 ) -> Snapshot | None:
   """Restore the newest intact snapshot; return None if nothing has been saved.
 
-  Warns about damaged newer checkpoints and moves them to a folder 'damaged' next to the
-  checkpoints, because their steps will be saved again. If no checkpoint is intact, or a
-  checkpoint cannot be read right now, raises InputError and moves nothing.
+  Warns about newer, damaged checkpoints and moves them to a folder 'damaged' next to
+  'checkpoints', because their steps will be saved again. Raises InputError and moves nothing if no
+  checkpoint is intact or a checkpoint cannot be read right now.
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
@@ -418,7 +418,7 @@ def save_params(path: str, params: Params) -> None:
 
 
 def load_params(path: str, like: Params) -> Params:
-  """Load parameters that `save_params` wrote, in the layout of `like`."""
+  """Load parameters written by `save_params`, in the layout of `like`."""
   with ocp.StandardCheckpointer() as checkpointer:
     return checkpointer.restore(epath.Path(path).absolute(), like)
 

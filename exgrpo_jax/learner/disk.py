@@ -1,4 +1,4 @@
-"""Checks of the run's disk: whether a checkpoint fits, and why a write failed."""
+"""Checks of the run's disk: the space for a checkpoint, and the cause of a failed write."""
 
 import contextlib
 import re
@@ -39,9 +39,9 @@ def check_space(workdir: str, state: TrainState) -> None:
 
 @contextlib.contextmanager
 def explain_failure(workdir: str) -> Iterator[None]:
-  """Convert an error in the block to an InputError if a full or failing disk caused it.
+  """Convert an error raised in the block to an InputError if a full or failing disk caused it.
 
-  Orbax wraps the file system's errors in many types.
+  Orbax wraps the file system's errors in many exception types.
   """
   hook, log = sys.unraisablehook, logging.get_absl_handler()
 

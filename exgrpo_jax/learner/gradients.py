@@ -52,7 +52,7 @@ class MicrobatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSpec:
-  """All static inputs of an update; each distinct value compiles its own programs."""
+  """All static inputs of an update; each distinct value is compiled separately."""
 
   microbatch: MicrobatchConfig
   objective: objective.ObjectiveConfig
@@ -62,7 +62,7 @@ class UpdateSpec:
   mesh: Mesh
   num_updates: int  # in the whole run; the learning rate schedule needs it
   temperature: float  # sampling temperature
-  longest_row: int  # tokens of prompt and response
+  longest_row: int  # maximum tokens of a prompt and its response
   max_response: int  # tokens
   logit_chunk: int  # tokens per shard of rows whose logits exist at the same time
 
@@ -186,7 +186,7 @@ def accumulate(
 
 
 def not_stopped(spec: UpdateSpec) -> jax.Array | None:
-  """Return a step's initial `stopped` flag, 0. Updates return 1 once `max_kl` stops the step.
+  """Return a step's initial `stopped` flag, 0. Updates return 1 once the KL exceeds `max_kl`.
 
   The flag stays on the device, so the host doesn't wait for it. Returns None if `max_kl` is inf.
   """
@@ -266,7 +266,7 @@ def _with_whole_row_inputs(
 def _predictor_states(
   spec: UpdateSpec, params: model.Params, packed: Microbatch
 ) -> tuple[tuple[jax.Array, jax.Array], mlp.Balance | None]:
-  """Return ((the targets' predictors [B, W, D], the unembedding), the experts' load balance)."""
+  """Return ((states that predict the targets [B, W, D], unembedding), load balance of experts)."""
   counted = None
   if spec.model.num_experts:
     weight_BW = packed.inputs.entropy_weight_BT
@@ -314,7 +314,7 @@ def microbatches(
   """Pack a minibatch's rows into passes of the two shapes from packing.py, in NumPy.
 
   Leaves out rows without response tokens because they have no weight. A minibatch without any
-  tokens still gets one pass, because an update without signal is still an update. `inputs` are the
+  response tokens still gets one pass, because its update is applied anyway. `inputs` are the
   minibatch's `objective.loss_inputs`. Sequences are split over `num_shards` shards.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
@@ -349,9 +349,9 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[Stack]:
   """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
-  Returns (number of microbatches, stack) for each shape. M is the most microbatches of this shape
-  that `num_rows` rows can need; unused entries are zero. If M depended on the rows' lengths, the
-  program would be recompiled.
+  Returns (number of microbatches, stack) for each shape. M is the largest number of microbatches of
+  this shape that `num_rows` rows can need; unused entries are zero. M does not depend on the rows'
+  lengths, so the program is compiled only once.
   """
   alike: dict[tuple[int, ...], list[Microbatch]] = {}
   for packed in cut:
@@ -375,7 +375,7 @@ def _microbatch(
   tokens_RT = np.asarray(batch.tokens_BT)
 
   def take_targets(x_RT: np.ndarray) -> np.ndarray:
-    """Gather the targets' values, [R, T'] -> [B, W]; 0 at positions that predict nothing."""
+    """Gather the targets' values, [R, T'] -> [B, W]; 0 at positions that predict no target."""
     x_BW = np.take_along_axis(layout.take(x_RT), predictor_BW + 1, axis=1)
     return np.where(is_target_BW, x_BW, x_BW.dtype.type(0))
 
@@ -399,11 +399,11 @@ def programs(
   nothing: Batch,
   minibatch_passes: Sequence[Sequence[packing.Pass]] = (),
 ) -> Iterator[Program]:
-  """Yield the compiled programs that a step's updates use.
+  """Yield the compiled programs used by a step's updates.
 
   `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
-  batch with the shapes of every step's batch, but without a token to train on. `minibatch_passes`
-  lists each minibatch's passes, used to count how often each program runs in all epochs.
+  batch of a step's size without any tokens to train on (`programs.empty_batch`).
+  `minibatch_passes` lists each minibatch's passes, to count how often each program runs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
   epochs, num_updates = spec.optimizer.epochs, spec.optimizer.updates_per_step
@@ -451,7 +451,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch that trains on a single row of these sizes, which determine the pass's shape."""
+  """Make a batch whose only row to train on has these sizes, to get a pass of the right shape."""
   mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(nothing.advantage_B)

@@ -16,11 +16,11 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """AdamW, its schedule, and the gradient norms above which to clip gradients or skip updates.
+  """AdamW, its schedule, and the gradient norms that trigger clipping or skipping.
 
   The authors' gradient is 64 times ours. Their code sums over the 64 rows of one GPU's share of a
-  minibatch, divides by the response limit and averages over 8 GPUs. Ours also divides by the
-  minibatch's 512 rows. So our defaults in gradient units are the authors' values divided by 64.
+  minibatch, divides by the response limit and averages over 8 GPUs. Ours averages over all
+  512 rows instead. So our defaults in gradient units are the authors' values divided by 64.
   """
 
   minibatches: int = setting(
@@ -74,7 +74,7 @@ class OptimizerConfig:
 
   @property
   def updates_per_step(self) -> int:
-    """Return the number of updates in a step that `max_kl` does not stop."""
+    """Return the number of updates in a step, unless `max_kl` stops the step early."""
     return self.epochs * self.minibatches
 
   @property
@@ -136,7 +136,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
     updates, state = adam.update(updates, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
-    # The same key for every seed, because rounding is not part of the experiment.
+    # Use the same key for every seed, because rounding is not part of the experiment.
     key = randomness.key(0, Purpose.STOCHASTIC_ROUNDING, state.count)
     keys = jax.random.split(key, len(leaves))
     return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))

@@ -1,7 +1,7 @@
 """Reads from unreliable storage: retries, and checksums that tell damaged data from failed reads.
 
-If storage fails, the stored data may still be intact: a checkpoint that cannot be read right now is
-not necessarily damaged.
+A checkpoint that cannot be read right now is not necessarily damaged: the storage may have failed
+while the data is still intact.
 """
 
 import errno
@@ -25,7 +25,7 @@ WAITS = (1.0, 4.0, 10.0)  # seconds to wait before each retry
 
 # Error numbers for files that are missing or of the wrong kind.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-# How tensorstore reports errors of the operating system or of a remote store.
+# Patterns in tensorstore's reports of errors from the operating system or a remote store.
 _NUMBERED = re.compile(r"os_error_code='(\d+)'")
 _STATUS = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
@@ -35,7 +35,7 @@ T = TypeVar('T')
 
 
 def patiently(read: Callable[[], T], place: str) -> T:
-  """Call `read`, and retry after each of WAITS while the storage of `place` fails.
+  """Call `read`, retrying after each delay in WAITS while the storage of `place` fails.
 
   Raises InputError if the storage keeps failing; errors with other causes propagate.
   """
@@ -53,7 +53,7 @@ def patiently(read: Callable[[], T], place: str) -> T:
           f'{place} could not be read in {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
           f'({reason}). The disk or network is failing, or a permission is missing. Nothing was '
           'moved or changed. Fix the problem and run the same command again. If the data is lost, '
-          'move this path away first.'
+          'first move this path elsewhere.'
         ) from error
       message = f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s'
       print(message, file=sys.stderr, flush=True)
@@ -101,14 +101,14 @@ def of_base(base: Params) -> dict[str, int]:
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
   """Return twelve hex digits that identify the parameters or, with LoRA, the base.
 
-  Computes checksums of the whole state, because saving compiles the same program anyway.
+  Computes checksums of the whole state, to use the same compiled program as saving.
   """
   sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
-  """List the arrays that differ from the saved arrays or were not saved; '' if all match."""
+  """List the arrays that were not saved or differ from the saved arrays; '' if all match."""
   return ', '.join(name for name, value in computed.items() if value != saved.get(name))
 
 

@@ -6,7 +6,7 @@ None of the three backends materialises all scores of a long sequence:
   cudnn      NVIDIA's flash attention; bfloat16, H a multiple of 8 up to 128, no cap on scores
   splash     Pallas kernels for TPU
 
-Attention over the cache in decoding is in kv_cache.py.
+For attention over the cache during decoding, see kv_cache.py.
 """
 
 import math
@@ -32,8 +32,7 @@ _LANES, _BLOCK = 128, 512
 def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.0) -> str:
   """Choose the fastest of BACKENDS for `platform`: 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  `dtype` is the dtype of the activations, and `head_size` is H. A `cap` of 0 leaves scores as they
-  are.
+  `dtype` is the activations' dtype, and `head_size` is H. A `cap` of 0 leaves scores unchanged.
   """
   if platform == 'tpu':
     return 'splash'
@@ -73,7 +72,7 @@ def causal(
       sequence is one segment.
     prefix_BT: int32, a second segment that a token attends to; None means no prefixes. Must be None
       if `has_prefixes` is False.
-    position_BT: int32, each token's position in its row; needed with both a prefix and a window.
+    position_BT: int32, each token's position in its row; needed if there are prefixes and a window.
     window: number of tokens that a token attends to, including itself; 0 means no limit.
     cap: scores become cap * tanh(score / cap); 0 leaves them unchanged.
 
@@ -94,7 +93,7 @@ def causal(
   N, G = query_BTNH.shape[2], key_BTGH.shape[2]
   num_shards = sharding.num_shards('heads', N)
   repeats = num_shards // math.gcd(num_shards, G)
-  if repeats > 1:  # more devices than key/value heads: each gets the heads its queries need
+  if repeats > 1:  # more devices than key/value heads: repeat heads for the devices that need them
     key_BTGH, value_BTGH = (jnp.repeat(x, repeats, axis=2) for x in (key_BTGH, value_BTGH))
   axes = ('batch', None, 'heads', None)
   in_axes = (axes, axes, axes, *(('batch', None) for _ in arrays))
@@ -116,7 +115,7 @@ def _cudnn(
     seen = jax.tree.map(lambda x_BT: pad_right(x_BT, 2, axis=1), seen)
     mask_B1TT = in_segments(seen, seen, window)[:, None]
   is_by_index = window and seen.position_BT is None
-  # Padded because JAX has no backward pass for an odd T.
+  # Pad, because JAX has no backward pass for an odd T.
   mixed_BTNH: jax.Array = jax.nn.dot_product_attention(
     *(pad_right(x, 2, axis=1) for x in (query_BTNH, key_BTGH, value_BTGH)),
     mask=mask_B1TT,

@@ -1,7 +1,7 @@
 """Causal attention in plain JAX on any platform: the 'blockwise' backend of attention.py.
 
-Further shape letters: S keys, R = N/G query heads that share a key/value head, Q queries in a block
-or strip, M = R * Q.
+Further shape letters: S keys, R = N/G query heads per key/value head, Q queries in a block or
+strip, M = R * Q.
 """
 
 import functools
@@ -25,7 +25,7 @@ _STRIP = 64
 
 
 class Seen(NamedTuple):
-  """Limits on which earlier tokens a token attends to, each [B, T]; None means no limit."""
+  """Limits on the earlier tokens that a token attends to, each [B, T]; None means no limit."""
 
   segment_BT: Array | None = None  # int32, tokens with the same number attend to each other
   prefix_BT: Array | None = None  # int32, a second segment that a token attends to
@@ -66,7 +66,7 @@ def _attend_in_strips(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attend for T up to _LONGEST_WHOLE: the scores of all strips exist at the same time."""
+  """Attend for T up to _LONGEST_WHOLE, with the scores of all strips in memory at once."""
   T = query_BGRTH.shape[3]
   num_keys = _keys_of(_STRIP, T, seen, window)
 
@@ -95,7 +95,7 @@ def _attend_in_blocks(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attend for any T: one block's scores exist at a time; the backward pass recomputes them."""
+  """Attend for any T, with one block's scores at a time; the backward pass recomputes scores."""
   B, G, R, T, H = query_BGRTH.shape
   query_BGRTH = pad_right(query_BGRTH, _BLOCK, axis=3)
   num_blocks = query_BGRTH.shape[3] // _BLOCK
@@ -165,7 +165,7 @@ def _attend(
 
 
 def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
-  """Return how many of the latest keys the queries can see, rounded up to whole strips."""
+  """Return the number of latest keys visible to the queries, rounded up to whole strips."""
   if not window or seen.prefix_BT is not None:  # a prefix may be anywhere earlier
     return T
   return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))
@@ -213,7 +213,7 @@ def _mixed(
   mixed_BGMH = jnp.einsum(
     'BGMS,BGSH->BGMH', cast_BGMS, value_BGSH, preferred_element_type=jnp.float32
   )
-  # Normalised last, because the result has the fewest entries to divide.
+  # Normalise last, because the result has the fewest entries to divide.
   total_BGM1 = jnp.sum(weight_BGMS, axis=-1, keepdims=True)
   mixed_BGMH /= total_BGM1
   return mixed_BGMH.astype(query_BGMH.dtype), cast_BGMS, total_BGM1
@@ -255,7 +255,7 @@ _mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
 
 
 def pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
-  """Pad `axis` on the right to a multiple; causality hides the padding from real queries."""
+  """Pad `axis` on the right to a multiple of `multiple`; causality hides the padding."""
   widths = [(0, 0)] * x.ndim
   widths[axis] = 0, -x.shape[axis] % multiple
   return jnp.pad(x, widths)

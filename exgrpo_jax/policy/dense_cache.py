@@ -5,7 +5,7 @@ step needs a transpose. With this layout, attention on CPU is nearly twice as fa
 stored as [S, H]. `Dense` is for accelerators: a token's key and value are contiguous, so writing
 them scatters whole rows.
 
-Shape letters are those in kv_cache.py; R = N/G query heads share a key/value head.
+Shape letters as in kv_cache.py; R = N/G is the number of query heads per key/value head.
 """
 
 import functools
@@ -20,7 +20,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.matmul import from_bits, to_bits
 
-MULTIPLE = 128  # S of `Dense` is a multiple of this, because the kernels' blocks must divide S
+MULTIPLE = 128  # S of `Dense` must be a multiple, because the kernels' blocks must divide S
 _CACHE_AXES = ('batch', 'kv_heads', None, None)
 
 
@@ -104,7 +104,7 @@ def attend_new(
   Args:
     query_BTNH: rotated queries; token t is at position_B + t.
     new_BTGH: rotated keys and values of the new tokens. The cache does not contain them.
-    position_B: int32, each row's number of tokens in the cache.
+    position_B: int32, the number of cached tokens in each row.
     layer: the cache; with a window, token p is in slot p % window.
     window: number of tokens that a token attends to, including itself; 0 means no limit.
     cap: see `kv_cache.attend`.
@@ -217,7 +217,7 @@ def _attend(
     value_BGSH,
     preferred_element_type=jnp.float32,
   )
-  # Normalised last, because the result has the fewest entries to divide.
+  # Normalise last, because the result has the fewest entries to divide.
   mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
   mixed_BGRH = mixed_BGRH.astype(query_BNH.dtype)
   return mixed_BGRH.reshape(B, N, H)
@@ -230,7 +230,7 @@ def _attend(
 # [B, S, G, H] would need a transposed copy. Tests run the same call with XLA on a CPU; the kernel
 # itself has not been run on a GPU yet.
 #
-# Shape letters are those in kv_cache.py; M = B * G sequences.
+# Shape letters as in kv_cache.py; M = B * G sequences.
 
 
 _GPU_AXES = ('batch', 'kv_heads', None, None)

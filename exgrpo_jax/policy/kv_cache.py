@@ -8,8 +8,8 @@ Each decoding backend reads one cache layout:
   ragged      Pallas' ragged paged attention for TPU, which reads only the positions in use
 
 The names of a layer's arrays end in their dimensions, and layout-independent code relies on these
-names. Further shape letters: S positions in the cache, R rows selected from B, P packed sequences
-of T tokens.
+names. Further shape letters: S positions in the cache, R rows selected from the B rows, P packed
+sequences of T tokens.
 """
 
 import functools
@@ -57,7 +57,7 @@ def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> 
 
 
 def is_ragged(platform: str) -> bool:
-  """Return True if attention does not read unused cache positions, as on TPU.
+  """Return True if attention skips unused cache positions, as on TPU.
 
   The cache then has its full length from the start, and slots are never compacted.
   """
@@ -145,8 +145,8 @@ def select_rows(cache: Cache, row_R: Array) -> Cache:
 def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
   """Write the R rows of `replacement` to rows `row_R` of the cache.
 
-  Rows whose number is out of range are dropped, and so are positions of `replacement` beyond the
-  cache's length. If `replacement` is shorter, the remaining positions are unchanged.
+  Drops rows whose entry in `row_R` is out of range, and positions beyond the cache's length.
+  If `replacement` is shorter than the cache, the remaining positions are unchanged.
   """
 
   def write(x: jax.Array, new: jax.Array) -> jax.Array:
@@ -162,12 +162,12 @@ def unpack_rows(
   """Replace rows `row_R` of a layer's cache with consecutive rows from the packed sequences.
 
   Args:
-    layer: the cache to write to; positions after a row's length become meaningless.
+    layer: the cache to write to; its content after each row's length becomes meaningless.
     packed: the layer's cache of P sequences of T tokens.
     row_R: int32, rows of the cache; out-of-range rows are not written.
     start_R: int32, index of each row's first token among the P * T tokens.
     length_R: int32, number of tokens in each row, at least 1.
-    size: how many of a row's tokens the layer keeps: T, or the layer's window.
+    size: number of tokens that the layer keeps per row: T, or the layer's window.
   """
   chex.assert_rank([row_R, start_R, length_R], 1)
   sequence_R, first_R = jnp.divmod(start_R, length(packed))
@@ -193,9 +193,9 @@ def write_token(
 
 
 def room_for(drafts: int) -> int:
-  """Return how many positions a cache needs after its last token for passes with `drafts` drafts.
+  """Return the number of extra positions that a cache needs for passes with `drafts` drafts.
 
-  Only the TPU's kernel writes drafts to the cache before they are accepted.
+  Only the TPU kernel writes drafts to the cache before they are accepted.
   """
   return drafts + 1 if drafts and is_ragged(sharding.platform()) else 0
 
@@ -224,9 +224,9 @@ def attend_new(
 ) -> tuple[jax.Array, LayerCache | NewTokens]:
   """Attend from T > 1 new tokens per row to the cache and the new tokens: [B, T, N, H].
 
-  The cache contains each row's first `position_B` tokens. Usually, new tokens are not written to it
-  and `new` is returned, because rejected drafts would overwrite tokens that a window still needs.
-  The TPU's kernel requires them in the cache, so it returns the cache with the new tokens.
+  The cache contains each row's first `position_B` tokens. It usually stays unchanged and `new` is
+  returned, because rejected drafts would overwrite tokens that a window still needs. The TPU kernel
+  reads the new tokens from the cache, so with this kernel the updated cache is returned.
   """
   if isinstance(layer, Ragged) and not window:
     return ragged_cache.attend_several(query_BTNH, new, position_B, layer, cap)
@@ -280,7 +280,7 @@ def _copy_own_rows(
   sequence_R: jax.Array,
   first_R: jax.Array,
 ) -> jax.Array:
-  """Run `_copy_rows` on the device that holds rows `number_B`. Positions are on axis `axis`."""
+  """Run `_copy_rows` on the device that stores rows `number_B`; `axis` indexes positions."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
   own_first_R = jnp.argsort(~is_own_R)

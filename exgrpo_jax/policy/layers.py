@@ -74,7 +74,7 @@ class Attention(nnx.Module):
     Args:
       x_BTD: normalised activations.
       rotation: the rotation at the T positions.
-      is_local: True to attend only to the window; may be an array only for whole sequences.
+      is_local: True to attend only to the window; an array is allowed only for whole sequences.
       cache: in decoding, the cache of the earlier tokens; None for whole sequences.
       position_BT: the tokens' positions; needed only with a cache.
       segments: the rows of each whole sequence; None if each sequence is a single row.
@@ -110,7 +110,7 @@ class Attention(nnx.Module):
     cache: LayerCache,
     is_local: bool,
   ) -> tuple[jax.Array, LayerCache | NewTokens]:
-    """Attend to the cache from one token per row, which is also written to it, or from several."""
+    """Attend from each row's new tokens; a single new token is first written to the cache."""
     cap, window = self.config.attention_cap, self.config.window
     if query_BTNH.shape[1] > 1:
       window = window if is_local else 0

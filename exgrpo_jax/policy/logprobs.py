@@ -1,9 +1,9 @@
 """Log-probabilities, entropies and losses from hidden states and the unembedding.
 
 The hidden state at t - 1 predicts the token at t. `token_logprobs` shifts whole rows; training
-gathers the states that `packing.predictors` names. Logits exist for one chunk of positions at a
-time, never for all of [B, T, V]. Further shape letters: W target positions in a sequence (its
-window), S positions in a chunk.
+gathers the states at the positions from `packing.predictors`. Logits exist for one chunk of
+positions at a time, never for all of [B, T, V]. Further shape letters: W target positions in a
+sequence (its window), S positions in a chunk.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def token_logprobs(
     unembedding_DV: the unembedding, of the same dtype.
     tokens_BT: int32.
     temperature: the sampling temperature; logits are divided by it.
-    chunk: maximum number of tokens, per shard of rows, whose logits exist at the same time. A chunk
+    chunk: maximum number of tokens, per shard of rows, whose logits are in memory at once. A chunk
       covers at least one position per row.
     cap: see `capped`.
 
@@ -94,7 +94,7 @@ def fused_loss(
     target_BW: int32, the target tokens.
     operands: a pytree of [B, W] arrays, chunked like the targets; no gradient flows to them.
     loss_of_tokens: a `TokenLoss` that sums over positions, so that its gradient can be computed
-      chunk by chunk. It may close over arrays, but not over differentiated ones.
+      chunk by chunk. It may close over arrays, except differentiated arrays.
     temperature: the sampling temperature; logits are divided by it.
     chunk: see `token_logprobs`.
     cap: see `capped`.
@@ -118,7 +118,7 @@ def fused_loss(
     logp_BW, entropy_BW, gradients = _logprobs_with_gradients(
       hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *head
     )
-    # Once for all chunks, because summing rows that are sharded over devices is a collective.
+    # Called once for all chunks, because a sum over rows on several devices is a collective.
     return loss_of_tokens(logp_BW, entropy_BW, operands), gradients
 
   def backward(

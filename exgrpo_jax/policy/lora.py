@@ -28,7 +28,7 @@ from exgrpo_jax.policy.matmul import OutputMajor, project, project_output_major
 
 
 class Target(NamedTuple):
-  """A matrix that can have an adapter, by its path within a layer."""
+  """A matrix that can have an adapter, identified by its path within a layer."""
 
   module: str
   name: str
@@ -83,7 +83,7 @@ class LoraConfig:
 )
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-  """A matrix with its adapter: kernel + scale * a b. The arrays may be stacks over L layers."""
+  """A matrix with its adapter: kernel + scale * a b. The arrays may be stacked over layers."""
 
   kernel: jax.Array  # [I, O]
   a: jax.Array  # [I, R] float32
@@ -121,7 +121,7 @@ def shapes(config: LoraConfig, params: Params) -> Params:
 def _shapes(
   config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """Return A's and B's shapes for a matrix stack; raise InputError if the rank is too large."""
+  """Return the stacked shapes of A and B; raises InputError if the rank is too large."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
@@ -144,7 +144,7 @@ def _shapes(
 
 
 def init(shapes: Params, key: jax.Array) -> Params:
-  """Initialise adapters that do not change the model yet, with the same values on every mesh.
+  """Initialise adapters that leave the model unchanged, with the same values on every mesh.
 
   A is uniform within ±1 / sqrt(I) as in PEFT, so PEFT's learning rates apply here; B is 0.
   """

@@ -29,7 +29,7 @@ _Kernel = TypeVar('_Kernel', jax.Array, jax.ShapeDtypeStruct)
 class OutputMajor:
   """A weight stored output-first, for decoding on a CPU without matrix units."""
 
-  kernel_OI: Any  # an array or its shape; outputs and inputs are one or two dimensions each
+  kernel_OI: Any  # an array or its shape; outputs and inputs span one or two dimensions each
 
 
 def is_output_major(platform: str, dtype: str) -> bool:
@@ -56,7 +56,7 @@ def on_matrix_units(dtype: jnp.dtype) -> bool:
 
 
 def transposed(x: jax.Array) -> jax.Array:
-  """Swap the last two dimensions in a way that XLA does not fold into a following product."""
+  """Swap the last two dimensions so that XLA does not fold the swap into a following product."""
   *batch, rows, columns = x.shape
   part = math.gcd(columns, 64)
   *kept, m, i, p = range(x.ndim + 1)
@@ -141,5 +141,5 @@ def to_bits(x: jax.Array) -> jax.Array:
 
 
 def from_bits(x: jax.Array) -> jax.Array:
-  """Undo `to_bits`, whose input must not have been a uint16 array."""
+  """Undo `to_bits`, assuming that its input was not uint16."""
   return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x

@@ -1,6 +1,6 @@
 """A layer's MLP, or its experts and the router that chooses among them for each token.
 
-Routing follows Qwen3 MoE, after arXiv:2101.03961: the router computes a softmax over all experts
+Routing follows Qwen3 MoE, based on arXiv:2101.03961: the router computes a softmax over all experts
 and chooses the most probable experts, weighted by their probabilities. No tokens are dropped: the
 products are ragged, with one row for each token that is routed to an expert. Further shape letters:
 F hidden units, E experts, C experts chosen for a token, M tokens, P pairs of a token and one of its
@@ -40,13 +40,13 @@ def normal(
 def residual_scale(config: ShapeConfig) -> float:
   """Return the initial scale of projections to the residual stream.
 
-  Each layer adds two projections to the stream, whose variance must not grow with depth.
+  Each layer adds two projections. Scaling them keeps the stream's variance independent of depth.
   """
   return 1 / math.sqrt(2 * config.num_layers)
 
 
 class MLP(nnx.Module):
-  """SwiGLU, GEGLU or ReGLU (arXiv:2002.05202)."""
+  """A gated MLP, such as SwiGLU, GEGLU or ReGLU (arXiv:2002.05202)."""
 
   def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F = config.width, config.mlp_width
@@ -97,10 +97,10 @@ class Experts(nnx.Module):
 
     Args:
       x_BTD: normalised activations.
-      chosen_BTC: int, the experts to use for each token instead of the router's choice, for
-        instance the sampler's (router replay, arXiv:2510.11370). The router still computes the
-        experts' weights, and still chooses the experts of tokens whose first entry is E or more.
-        None lets the router choose.
+      chosen_BTC: int, experts that override the router's choice, for example those the sampler
+        used (router replay, arXiv:2510.11370). The router still computes the experts' weights,
+        and still chooses the experts for tokens whose first entry is at least E. If None, the
+        router chooses for all tokens.
     """
     config, dtype = self.config, x_BTD.dtype
     logits_BTE = project(x_BTD, self.router_DE[...].astype(dtype))
@@ -130,7 +130,7 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """Compute a device's part of the sum; its experts start at `first` (`sharding.over_experts`)."""
+  """Compute the part of `sharding.over_experts` for a device whose experts start at `first`."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
@@ -157,7 +157,7 @@ def _mixed(
 
 @jax.custom_vjp
 def _permuted(x_PD: jax.Array, order_P: jax.Array, _inverse_P: jax.Array) -> jax.Array:
-  """Return x[order], with a gradient that gathers by the inverse; autodiff would scatter."""
+  """Return x[order]; the gradient is a gather by the inverse order, not autodiff's scatter."""
   return x_PD[order_P]
 
 
@@ -167,7 +167,7 @@ _permuted.defvjp(
 )
 
 
-# Hidden activations are the widest, so only `gate` and `up` are kept for the backward pass.
+# Hidden activations are the widest arrays, so the backward pass keeps only `gate` and `up`.
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
   return _ACTIVATIONS[activation](gate) * up

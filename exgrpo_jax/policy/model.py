@@ -2,8 +2,8 @@
 
 Parameters are a nested dict of arrays, with the same names and shapes as in the modules of
 layers.py. The training layout stacks each layer parameter along a leading axis, so that a single
-layer is compiled and scanned. In the decode layout, each layer has its own arrays. Otherwise, a
-loop over tokens would copy every layer out of the stack for every token.
+layer is compiled and scanned. In the decode layout, each layer has its own arrays, because a loop
+over tokens would copy every layer out of a stack for every token.
 
 Rows are padded on the right or packed into sequences (see packing.py). Causality hides the padding
 from the tokens, so no length mask is needed: `hidden_states` is meaningless at padding positions,
@@ -67,7 +67,7 @@ def parameter_shape(
 
 
 def rotations_of_kinds(config: ShapeConfig, position_BT: Array) -> dict[Kind, rotary.Rotation]:
-  """Compute each layer kind's rotation at these positions."""
+  """Compute the rotation at these positions for each kind of layer."""
   size, rotations, scale_BT = config.head_size, {}, None
   if config.query_beta:  # as in Llama 4 and Ministral 3
     periods_BT = jnp.floor(jnp.asarray(position_BT) / config.rope.original_positions)
@@ -106,16 +106,16 @@ REMAT = {
 def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
   """Draw random parameters in the training layout, with the same values on every mesh.
 
-  The standard deviation is 1/sqrt(width), which is the usual 0.02 at width 2,500 and makes narrow
-  models learn faster. For a layer's two projections to the residual stream, it is multiplied by
-  1/sqrt(2 * num_layers). Norm scales are 1 and biases are 0. Each device computes its own shards.
+  Matrices have standard deviation 1/sqrt(width), which equals the usual 0.02 at width 2,500 and
+  helps narrow models learn faster. Each layer's two projections to the residual stream are further
+  scaled by 1/sqrt(2 * num_layers). Norms start at 1, biases at 0. Each device computes its shards.
   """
   return _init(config, mesh)(key)
 
 
 @functools.cache
 def _init(config: ShapeConfig, mesh: Mesh) -> Callable[[jax.Array], Params]:
-  """Compile `init`; cached because a process may start several runs."""
+  """Return the jitted `init`, cached because one process may start several runs."""
 
   def random_params(key: jax.Array) -> Params:
     outer_key, layers_key = jax.random.split(key)
@@ -142,10 +142,10 @@ def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
 
 
 def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
-  """Return True if compiling another shape costs more time than padding costs a run.
+  """Return True if compiling for another shape costs more time than the padding it avoids.
 
-  This is the case below a million parameters on one CPU device: compiling takes 5 s, and a step's
-  padding costs milliseconds.
+  This is the case below a million parameters on a single CPU device, where compiling takes 5 s and
+  the padding in a step takes only milliseconds.
   """
   sizes = (leaf.size for leaf in jax.tree.leaves(shapes(config, mesh)))
   is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == 'cpu'
@@ -192,9 +192,9 @@ def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[
 def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Meshes) -> Params:
   """Convert parameters to the decode layout and delete the originals.
 
-  The result is the same as with `decode_layout`, but parameters are converted one at a time.
-  Memory only needs room for the model and a copy of its largest parameter. Using an original
-  parameter afterwards raises JAX's error for deleted arrays.
+  The result is the same as with `decode_layout`, but parameters are converted one at a time, so
+  peak memory is only the model plus a copy of its largest parameter. Using an original parameter
+  afterwards raises JAX's error for deleted arrays.
   """
 
   def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
@@ -208,7 +208,7 @@ def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Mes
 
 
 def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
-  """Return each parameter's conversion function, in a tree like `init`'s; stacks become tuples."""
+  """Return a tree with a conversion function per parameter; layer stacks become tuples."""
 
   def conversion(path: tuple[Any, ...], axes: tuple[str | None, ...]) -> Callable[..., Any]:
     def convert(weight: lora.Weight) -> jax.Array | OutputMajor:
@@ -298,8 +298,8 @@ def hidden_states_and_balance(
     counted: the tokens to count in the experts' load balance.
 
   Returns:
-    (hidden states [B, T, D], load balance stacked over layers). The load balance is None without
-      experts or `counted`.
+    (hidden states [B, T, D], load balance stacked over layers). The load balance is None if the
+      model has no experts or `counted` is None.
   """
   chex.assert_rank(tokens_BT, 2)
   of_kind = rotations_of_kinds(
@@ -328,8 +328,8 @@ def hidden_states_and_balance(
   if remat != 'none':
     # No CSE barrier is needed: XLA does not merge a scan's body with the code around it.
     apply_layer = jax.checkpoint(apply_layer, policy=REMAT[remat], prevent_cse=False)
-  # Start from the embedding table's layout. From there, whole rows need only one all-to-all along
-  # fsdp, and one back for the gradient. Otherwise XLA would gather all rows on every device.
+  # Start from the embedding table's layout. From there, one all-to-all along fsdp makes whole rows,
+  # and another returns the gradient. Otherwise XLA would gather all rows on every device.
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
   routes_LBTC = None if routes_BTLC is None else jnp.moveaxis(routes_BTLC, 2, 0)
@@ -338,7 +338,7 @@ def hidden_states_and_balance(
 
 
 def copied(params: Params) -> Params:
-  """Copy parameters, because updates donate their input. This compiles no program."""
+  """Copy parameters, without compiling, so that the originals survive donating updates."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
@@ -352,13 +352,13 @@ def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | Outpu
 
 
 def unembedding(config: ShapeConfig, params: Params) -> jax.Array:
-  """Return the unembedding [D, V] in the compute dtype, from params in the training layout."""
+  """Return the unembedding [D, V] in the compute dtype; `params` must not be output-first."""
   kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']
   return kernel_DV.astype(config.dtype)
 
 
 def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
-  """Make an empty cache with `length` positions per row; local layers get at most a window."""
+  """Make an empty cache with `length` positions per row; local layers get at most the window."""
   G, H = config.num_kv_heads, config.head_size
   return tuple(
     kv_cache.empty(num_rows, G, H, size, config.dtype) for size in config.layer_lengths(length)
@@ -366,7 +366,7 @@ def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
 
 
 def cache_length(config: ShapeConfig, cache: Cache) -> int:
-  """Return a cache's number of positions; UNLIMITED if all layers are local with a whole window."""
+  """Return a cache's number of positions; UNLIMITED if every layer stores its whole window."""
   full = [kv_cache.length(layer) for layer, kind in zip(cache, config.kinds) if not kind.is_local]
   longest = max(full or map(kv_cache.length, cache))
   return longest if full or longest < config.window else UNLIMITED
@@ -405,7 +405,7 @@ def decode(
 
   Writes keys and values at position_B, which must be below the cache's length. Attends only to
   positions 0 .. position_B, regardless of the cache's contents at later positions. `params` are in
-  the decode layout, `tokens_B` and `position_B` int32.
+  the decode layout; `tokens_B` and `position_B` are int32.
 
   Returns:
     (hidden states [B, D], updated cache, chosen experts [B, L, C] or None).
@@ -439,7 +439,7 @@ def keep(
   position_B: jax.Array,
   count_B: jax.Array,
 ) -> Cache:
-  """Write each row's first `count_B` tokens from `decode_new`, between 1 and T, to the cache.
+  """Write each row's first `count_B` tokens (1 to T) from `decode_new` to the cache.
 
   Position position_B + count_B - 1 must be below the cache's length.
   """
@@ -480,7 +480,7 @@ def apply_layers(
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Apply all layers, unrolled, in the decode layout.
 
-  `store`, if given, maps each layer's output and new cache to the values that replace them.
+  If given, `store(number, output, cache)` returns replacements for a layer's output and new cache.
   """
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = rotations_of_kinds(config, position_BT)

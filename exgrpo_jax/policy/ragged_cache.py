@@ -4,7 +4,7 @@ The kernel reads only a row's used positions, rounded up to a block of pages, wh
 reads the whole cache. A row's pages are contiguous here, so the page table is the identity and the
 cache is an ordinary array.
 
-Shape letters are those in kv_cache.py; C = 2G interleaved keys and values: key, value, key, ….
+Shape letters as in kv_cache.py; C = 2G interleaved keys and values: key, value, key, ….
 """
 
 import functools
@@ -39,8 +39,8 @@ class Ragged(NamedTuple):
 def takes(G: int, H: int, dtype: str) -> bool:
   """Return True if the kernel supports G heads of size H on the mesh of `jax.set_mesh`.
 
-  The kernel requires bfloat16 heads as wide as a vector register, with keys and values that fill
-  whole tiles. The mesh must not separate a key from its value.
+  The kernel requires bfloat16, a head size equal to the vector register width, and keys and values
+  that fill whole tiles. The mesh must keep each key on the same device as its value.
   """
   num_shards = sharding.num_shards('kv_heads', G)
   together = num_shards == sharding.num_shards('kv_heads', 2 * G)
@@ -56,7 +56,7 @@ def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
 
 
 def as_dense(layer: Ragged) -> Dense:
-  """Return views of a layer's keys and values for plain JAX."""
+  """Return a layer's keys and values as separate arrays, for attention in plain JAX."""
   pair_BCSH = layer.pair_BSCH.swapaxes(1, 2)
   return Dense(key_BGSH=pair_BCSH[:, ::2], value_BGSH=pair_BCSH[:, 1::2])
 
@@ -72,9 +72,9 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B, reading few other positions.
+  """Attend from each row's query to positions 0 .. position_B, reading few positions beyond.
 
-  A row at position 0, as in a free slot, costs one block.
+  A row at position 0, such as a free slot, reads only one block.
   """
   B, N, H = query_BNH.shape
   G = layer.pair_BSCH.shape[2] // 2
@@ -93,10 +93,10 @@ def attend_several(
   layer: Ragged,
   cap: float = 0.0,
 ) -> tuple[jax.Array, Ragged]:
-  """Write T tokens per row from position_B on; each attends to itself and to earlier tokens.
+  """Write T tokens per row, starting at position_B; each attends to itself and earlier tokens.
 
-  Returns the result, [B, T, N, H], and the layer. S must be at least position_B + T. Drafts
-  that are rejected later remain after the row's position, where nothing reads them.
+  Returns the attention output [B, T, N, H] and the new layer. S must be at least position_B + T.
+  Drafts that are rejected later stay in the cache, beyond the positions that are read.
   """
   B, T, N, H = query_BTNH.shape
   G = layer.pair_BSCH.shape[2] // 2
@@ -140,7 +140,7 @@ def _call_kernel(
     pair_BSCH.reshape(B * pages, PAGE, C, H),
     kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
-    # Where each row's queries begin, and where the last row's queries end.
+    # The start of each row's queries, and the end of the last row's.
     cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T
     if T > 1
     else jnp.arange(B + 1, dtype=jnp.int32),

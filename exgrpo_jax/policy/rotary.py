@@ -1,6 +1,6 @@
 """Rotary position embedding (arXiv:2104.09864), plain or scaled for longer contexts.
 
-Further shape letter: P = H/2, the pairs of entries in a head.
+Further shape letter: P = H/2 pairs of entries in a head.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class RopeConfig:
   scaling: str = setting(
     'none',
     ('none', 'linear', 'llama3', 'yarn'),
-    'which wavelengths are stretched for contexts longer than in pretraining: no wavelengths '
-    '(none), all by the same factor (linear), or only the long ones (llama3, yarn)',
+    'the wavelengths that are stretched for contexts longer than in pretraining: none, all by the '
+    'same factor (linear), or only the long ones (llama3, yarn)',
   )
   factor: float = setting(
     1.0, '[1, inf)', 'the factor that stretches wavelengths, unless scaling is none'
@@ -106,7 +106,7 @@ def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
   P = len(plain_P)
 
   def pair(turns: float) -> float:
-    """Return the fractional index of the pair that turns this often over `original_positions`."""
+    """Return the fractional index of the pair with this many turns in `original_positions`."""
     return P * np.log(config.original_positions / (turns * 2 * np.pi)) / np.log(config.theta)
 
   first = max(np.floor(pair(config.beta_fast)), 0)

@@ -1,7 +1,7 @@
 """The shape of a decoder: its sizes, and what distinguishes its model family.
 
-`ShapeConfig` describes everything in which model families differ. layers.py and model.py implement
-it, and huggingface/architecture.py converts it to and from Hugging Face's config.json.
+`ShapeConfig` describes everything that differs between model families. layers.py and model.py
+implement it, and huggingface/architecture.py converts it to and from Hugging Face's config.json.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
-  """A decoder's shape, by default Qwen2.5-Math-1.5B's; every field is static under jit."""
+  """A decoder's shape, Qwen2.5-Math-1.5B by default; every field is static under jit."""
 
   vocab_size: int = setting(
     151936, '[0, inf)', "number of rows of the embedding; 0 means the tokenizer's vocabulary size"
@@ -203,6 +203,6 @@ def _check_mesh(config: ShapeConfig, mesh: Mesh, place: str) -> None:
     alternative = ' or be a multiple of it' if axis == 'kv_heads' else ''
     raise InputError(
       f'{place}.{names}={devices}: the number of devices must divide '
-      f'config.model.{field}={size}{alternative}, because each device holds an equal share. '
+      f'config.model.{field}={size}{alternative}, because each device stores an equal share. '
       'Choose another number of devices.'
     )

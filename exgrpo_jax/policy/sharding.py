@@ -8,7 +8,7 @@ over the tensor axis. Both meshes have the same axis names, so one table of rule
 
 Only this file names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads', ...).
 A dimension that its mesh axes do not divide evenly is replicated. For example, with two key/value
-heads on a tensor axis of four, each device on that axis holds both heads. This costs memory but is
+heads on a tensor axis of four, each device on that axis stores both heads. This costs memory but is
 always correct.
 
 Experts are split over their own axis, which also splits rows: a layer's experts see the rows of all
@@ -105,14 +105,14 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """The device arrangement for training and decoding, which only affects rounding."""
+  """The device meshes for training and decoding; they affect results only through rounding."""
 
   training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
   decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
 
 class Meshes(NamedTuple):
-  """Two meshes with the same devices in the same order, so a program can convert between them."""
+  """Two meshes over the same devices in the same order, so programs can reshard between them."""
 
   training: Mesh
   decoding: Mesh
@@ -159,7 +159,7 @@ def spec(
 ) -> PartitionSpec:
   """Return the mesh axes that split each dimension of an array; `axis_sizes` is `mesh.shape`.
 
-  Unknown names raise KeyError. Dimensions that their mesh axes do not divide are replicated.
+  Unknown names raise KeyError. Dimensions not divisible by their mesh axes are replicated.
   """
   return PartitionSpec(
     *(mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
@@ -211,7 +211,7 @@ def layout_of(tree: Any) -> Any:
 
 
 def bytes_per_device(tree: Any) -> int:
-  """Return how many bytes a tree of arrays or shapes takes on one device; 0 for None."""
+  """Return the bytes per device of a tree of arrays or shapes; 0 for None."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -221,15 +221,15 @@ def bytes_per_device(tree: Any) -> int:
 def restore_layout(tree: Any, layout: Any) -> Any:
   """Give the arrays in `tree` the shardings in `layout`, a tree of the same structure.
 
-  The shardings of a program's results may lack mesh axes of size one. If such results were passed
-  to the next call, JAX would compile another program that is not in the compilation cache.
+  The shardings of a program's results may lack mesh axes of size 1. If the next call received such
+  results, JAX would compile another program that is not in the compilation cache.
   """
 
   def restore(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     if not leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
       return jax.device_put(leaf, sharding)
     # Reuse the shards. With several hosts, jax.device_put would run a copying program for each
-    # array, and XLA:CPU hangs if these fill its queue behind a collective.
+    # array, and XLA:CPU hangs if such programs fill its queue behind a collective.
     shards = [shard.data for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
@@ -249,8 +249,8 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
 def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -> jax.Array:
   """Move a parameter from the training layout to the decoding layout, inside jit.
 
-  The move is split into steps of one collective each. If asked for the whole move at once, XLA
-  gives up with a warning.
+  The move is split into steps of one collective each, because XLA cannot plan the whole move at
+  once and warns about it.
   """
   training, decoding = meshes
   target = spec(decoding.shape, logical_axes, x.shape)
@@ -259,7 +259,7 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
     wide and size % training.size == 0 for wide, size in zip(is_width, x.shape, strict=True)
   ):
     # First, each device gets a part of the width. Then an all-to-all runs along each axis that
-    # splits another dimension, and an all-gather along the other axes. No device ever holds the
+    # splits another dimension, and an all-gather along the other axes. No device ever stores the
     # whole array.
     steps, width, moved = [], ['data', 'expert', 'tensor'], [list[str]() for _ in target]
     steps.append((decoding, [tuple(width) if wide else None for wide in is_width]))
@@ -288,7 +288,7 @@ def platform() -> str:
 
 
 def num_shards(logical_axis: str, size: int) -> int:
-  """Return how many shards the mesh of `jax.set_mesh` splits a logical axis of `size` into.
+  """Return the number of shards of a logical axis of `size` on the mesh of `jax.set_mesh`.
 
   Raises:
     RuntimeError: no mesh is set.
@@ -450,8 +450,8 @@ def over_experts(
   `first` is the global index of the device's first expert.
 
   Args:
-    function: computes the part of the sum from a device's experts and hidden units, with the shape
-      and dtype of rows[0].
+    function: computes a device's part of the sum from its experts and hidden units; the result has
+      the shape and dtype of rows[0].
     rows: arrays [B, ...].
     kernels: (gate, up, down), with the same axes as in `mlp.Experts`.
 

@@ -25,7 +25,7 @@ _SHARES = ('groups/zero_advantage', 'groups/solved_by_all', 'groups/solved_by_no
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """Facts about a run that the warnings need besides its metrics."""
+  """Facts about a run, other than its metrics, that the warnings depend on."""
 
   num_steps: int
   pool: int  # number of training questions
@@ -71,7 +71,7 @@ def observe(
 
 
 def of_step(setup: Setup, metrics: Mapping[str, float], silent_steps: int) -> str:
-  """Return a warning if all responses were truncated or many steps taught nothing, else ''.
+  """Return a warning if all responses were truncated or many steps had no signal, else ''.
 
   `silent_steps` is the number of consecutive steps, including this one, in which every group had
   equal rewards.
@@ -94,8 +94,8 @@ def of_step(setup: Setup, metrics: Mapping[str, float], silent_steps: int) -> st
 def empty_pool(setup: Setup, recent: Run) -> str:
   """Return a warning if retired questions will be reused before the run ends, else ''.
 
-  R of N questions are retired, and r more retire per step. At this pace, fewer than the Q questions
-  that a step needs are left after (N - R - Q) / r more steps.
+  R of N questions are retired, and r more retire per step. After (N - R - Q) / r more steps at this
+  pace, fewer questions are left than the Q that each step needs.
   """
   first, last = recent[0], recent[-1]
   retired = last['buffer/retired']
@@ -178,7 +178,7 @@ def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int)
 
 
 def no_probabilities(config: optimizer.OptimizerConfig) -> str:
-  """Explain why the run must stop when an update leaves no finite probabilities."""
+  """Explain why the run must stop once the policy's probabilities are no longer finite."""
   return (
     'the policy no longer produces finite probabilities, and no further update can fix that. '
     f'config.optimizer.learning_rate={config.learning_rate:g} is probably too large. Train with a '

@@ -124,12 +124,12 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
     for label in row['benchmarks'].keys() & other['benchmarks'].keys():
       here, there = row['benchmarks'][label], other['benchmarks'][label]
       for key, what in (
-        ('content', 'different questions'),
-        ('responses', 'a different number of responses'),
+        ('content', 'on different questions'),
+        ('responses', 'with a different number of responses'),
       ):
         if here[key] != there[key]:
           raise InputError(
-            f'{label}: the row in {where} was evaluated on {what} ({key} is {there[key]} there, '
+            f'{label}: the row in {where} was evaluated {what} ({key} is {there[key]} there, '
             f'but {here[key]} here). Use the same --data, or choose another --out.'
           )
 
@@ -195,8 +195,8 @@ def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None, int, int]]:
   """Return the cells of a row: for each group, its benchmarks and then their average.
 
-  A cell is the score (None if it was not evaluated) and, for an average, the numbers of benchmarks
-  in the average and in its group. For a single benchmark, both numbers are 0.
+  Each cell is a score (None if not evaluated) and two counts: the benchmarks in an average and in
+  its group. For an individual benchmark, both counts are 0.
   """
   cells: list[tuple[Score | None, int, int]] = []
   for members in _grouped(benchmarks).values():
@@ -224,7 +224,7 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
     absent = [item.label for item in benchmarks if item.label not in row['benchmarks']]
     without.setdefault(', '.join(absent), []).append(row['name'])
   lines += [
-    f'Without {absent} (no questions): {", ".join(names)}.'
+    f'Not evaluated on {absent} (no questions): {", ".join(names)}.'
     for absent, names in without.items()
     if absent
   ]

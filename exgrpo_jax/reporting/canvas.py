@@ -144,8 +144,8 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
   """Plot every evaluation score and some training metrics of a sweep, one line per setting.
 
-  A line is the mean over a setting's runs, at the steps where all of them have a finite value. The
-  band around it is one sample standard deviation (n - 1). Metrics without values are left out.
+  Each line is the mean over a setting's runs, at the steps where every run has a finite value. The
+  band is one sample standard deviation (n - 1) on either side. Metrics without values are left out.
   Raises InputError if no metric has values.
   """
   names = (*tabulated(runs), *_TRAINING_METRICS)

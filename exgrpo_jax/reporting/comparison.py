@@ -2,9 +2,9 @@
 
 Intervals over questions are cluster-robust; intervals over seeds are percentile bootstraps by SciPy
 (Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
-normal values they cover the true mean 95% of the time in the limit, about 91% with 16 seeds, 87%
-with 8 and 83% with 5. With two seeds it would be 50%, so no interval is computed. Equal values have
-no interval either, because all their resamples would be equal.
+normal values, they cover the true mean 95% of the time with many seeds, about 91% with 16 seeds,
+87% with 8 and 83% with 5. With two seeds, coverage would be 50%, so no interval is computed. Equal
+values have no interval either, because all their resamples would be equal.
 """
 
 import math
@@ -43,8 +43,8 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   score interval (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0
   of 100 are correct.
 
-  A standard error of 0, for example if all or no responses are correct, carries no information; n
-  is then G. n never exceeds the number of samples.
+  A standard error of 0, for example if all or no responses are correct, carries no information, so
+  n = G is used instead. n never exceeds the number of samples.
 
   Args:
     correct_QK: correctness [questions, samples], bool or float in [0, 1].
@@ -66,9 +66,9 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
-  error is 0 and carries no information. Because all G clusters have the same value, another value
-  has a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval contains every mean
-  that is possible if a share b of the differences may be anywhere in [-1, 1].
+  error is 0 and carries no information. Seeing the same value in all G clusters implies, with 95%
+  confidence, that other values have a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The
+  interval contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].
@@ -147,7 +147,7 @@ def compare(
 ) -> Comparison:
   """Compare the scores of two policies, or of two settings, pair by pair.
 
-  Pairing cancels the effect of the seed or question on both scores. Keys are seeds or, with
+  Pairing cancels seed or question effects that both scores share. Keys are seeds or, with
   `of_questions`, (row, question). Rows with the same question (AIME lists each question 32 times)
   count as one pair.
   """
@@ -247,7 +247,7 @@ def at_best(name: str, points: Run) -> Mapping[str, float]:
 def scores_by_column(run: Run) -> dict[str, float]:
   """Return a run's final and best evaluation scores, with their intervals, by column name.
 
-  For example 'final/gsm8k/pass@1', 'final/gsm8k/pass@1_low' and 'final/gsm8k/pass@1_high'.
+  Examples: 'final/gsm8k/pass@1', 'final/gsm8k/pass@1_low' and 'final/gsm8k/pass@1_high'.
   """
   found = {}
   for name in tabulated({'': [run]}):
@@ -265,11 +265,11 @@ def scores_by_column(run: Run) -> dict[str, float]:
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Return a Markdown table with the final and best scores of a sweep's evaluations over seeds.
 
-  A run's final score is from its last evaluation, at the step shown in the preceding column. Its
+  A run's final score comes from its last evaluation; the 'step' column shows when that was. The
   best score is chosen by `best` and may come from the evaluation before training.
 
   `runs` maps each setting to its finished runs. `wanted` maps each setting to its number of planned
-  runs, in the order of the rows.
+  runs, in row order.
   """
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in tabulated(runs):

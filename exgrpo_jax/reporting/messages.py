@@ -116,8 +116,8 @@ def farewell(
 ) -> str:
   """Return the closing message: results, output files and suggested next commands.
 
-  `program` lists the words that start a command, such as ['exgrpo']. A run with a checkpoint can be
-  evaluated if its config names evaluation data, and exported if its model can be exported.
+  `program` lists the words that start a command, such as ['exgrpo']. `can_evaluate` and
+  `can_export` determine which of these two commands are suggested.
   """
   files = {
     'report': 'report.html',
@@ -135,9 +135,9 @@ def farewell(
 def summary_table(run: Run) -> str:
   """Return a text table of the first, last and best values of a run's metrics and evaluations.
 
-  First and last are means over the first and last tenth (at least one) of the records with the
-  metric. Best is `comparison.best`, followed by its step; entropy and length have no best value.
-  Metrics that appear in no record are left out.
+  First and last are means over the first and last tenth of the records with the metric, at least
+  one record each. Best is `comparison.best`, followed by its step; entropy and length have no best
+  value. Metrics that appear in no record are left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
   evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]

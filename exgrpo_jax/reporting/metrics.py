@@ -52,8 +52,8 @@ class MetricsConfig:
 def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
   """Read the records in metrics.jsonl, oldest first. Returns [] if the file does not exist.
 
-  Skips a last line without a newline, which a killed process may leave. Raises InputError for any
-  other line that is not a record.
+  Ignores an incomplete last line, without a newline, which a killed process may leave behind.
+  Raises InputError for any other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
   if not path.exists():
@@ -76,7 +76,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
 
 
 def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, Any]]:
-  """Read what `exgrpo evaluate` recorded about a run's policy after `step`, oldest first."""
+  """Read the records of `exgrpo evaluate` for a run's policy after `step`, oldest first."""
   path = pathlib.Path(workdir, 'evaluation', EVALUATIONS)
   lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else ()
   return [line for line in map(json.loads, lines) if line['step'] == step]
@@ -103,7 +103,7 @@ def json_line(record: Mapping[str, Any]) -> str:
 
 
 def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
-  """Write one record per line, atomically: a kill leaves the complete old or new file."""
+  """Write one record per line, atomically, so that a kill never leaves a partial file."""
   # UTF-8 cannot encode a lone surrogate; backslashreplace writes its JSON escape.
   with (
     replacing(path) as unfinished,
@@ -194,9 +194,9 @@ _BOUNDS = ('_low', '_high')  # suffixes of the bounds of an evaluation's interva
 
 
 def tag(name: str) -> str:
-  """Return a metric's TensorBoard tag, which always has a group as its prefix.
+  """Return a metric's TensorBoard tag, which always begins with a group.
 
-  The bounds of intervals have a separate group.
+  Interval bounds are in a separate group.
   """
   if name.endswith(_BOUNDS):
     name = name.replace('eval/', 'eval_interval/', 1)
@@ -226,8 +226,8 @@ def _code(text: str) -> str:
 class _EventFile:
   """A file that ignores write errors.
 
-  An error would end tensorboardX's thread, and the run would wait for it forever. A failing disk
-  still raises an error when the same values are written to metrics.jsonl.
+  An error would end tensorboardX's thread, and the run would then wait forever for that thread. A
+  failing disk still raises an error when the same values are written to metrics.jsonl.
   """
 
   def __init__(self, path: str) -> None:

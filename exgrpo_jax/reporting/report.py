@@ -45,10 +45,10 @@ class State(NamedTuple):
 
 
 def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: float) -> State:
-  """Describe what a run is doing at `now`. It stalls after the same time as in `clock.watched`.
+  """Return a run's state at time `now`; it is 'stalled' when `clock.watched` would print a warning.
 
-  Only steps since the latest start count, because a run may resume long after its last step and has
-  to compile first. Times are in Unix seconds. `is_gone` means that the run's process has ended.
+  Step times are taken only since the latest start, because a run may resume long after its last
+  step and must compile first. Times are in Unix seconds. `is_gone`: the run's process has ended.
   """
   if not records:
     if is_gone:
@@ -69,7 +69,7 @@ def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: flo
   pace, since = statistics.median(gaps), datetime.datetime.fromtimestamp(times[-1])
   if now - times[-1] > max(clock.FACTOR * pace, clock.LEAST_SECONDS):
     text = f'No step has finished since {done} at {since:%H:%M:%S on %Y-%m-%d}, although a step '
-    text += f'takes {pace:.1f} s. The run may be stuck; its output may say where.'
+    text += f'takes {pace:.1f} s. The run may be stuck; its output may show where.'
     return State('stalled', text)
   text = f'{done.capitalize()} finished at {since:%H:%M:%S}; a step takes {pace:.1f} s.'
   return State('running', text)
@@ -147,7 +147,7 @@ class Server(http.server.ThreadingHTTPServer):
     return {'states': states, 'page': page, 'again': _SLOW_POLL if is_over else _POLL}
 
   def document(self) -> str:
-    """Return the page as a document that requests its other parts when it needs them."""
+    """Return the page as a document that requests its other parts on demand."""
     return contents.render({'page': self._page})
 
   def part(self, name: str) -> str | None:

@@ -17,7 +17,7 @@ from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import RUN_LOCK, read_config
 
-# Runs have the same setting if only these keys differ: the seed, paths and keys without effect.
+# Runs have the same setting if only these keys differ: the seed and keys that don't affect results.
 SAME_SETTING = (
   'seed',
   'compilation_cache',
@@ -70,7 +70,7 @@ class Group:
 def read(workdirs: Sequence[str]) -> list[Group]:
   """Read the runs in these workdirs and group them by setting, in the given order.
 
-  Raises InputError if a folder is not a run's workdir, is given twice, or has no metrics yet.
+  Raises InputError for duplicate runs, or if a folder is not a run's workdir or has no metrics yet.
   """
   names = [os.path.realpath(workdir) for workdir in workdirs]
   for index, workdir in enumerate(workdirs):
@@ -88,8 +88,8 @@ def read(workdirs: Sequence[str]) -> list[Group]:
     if len(set(seeds)) < len(seeds):
       raise InputError(
         f'{group.runs[0].workdir}: two of the {len(seeds)} runs with this setting have the same '
-        f'seed ({", ".join(map(str, sorted(seeds)))}), so they are duplicates. Pass only one '
-        'of them.'
+        f'seed (seeds: {", ".join(map(str, sorted(seeds)))}), so they are duplicates. Pass only '
+        'one of them.'
       )
   return groups
 
@@ -144,7 +144,7 @@ def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def departures(config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-  """Return (name, default, value) of a flat config's settings that differ from configs/base.py."""
+  """Return (name, default, value) for a flat config's settings that differ from configs/base.py."""
   values = importlib.import_module(_BASE).get_config().to_dict()
   base = flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
   return [(name, base.get(name), v) for name, v in config.items() if base.get(name) != v]
@@ -156,7 +156,7 @@ def setting(run: Recorded) -> dict[str, Any]:
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Label each setting with just enough values to tell them apart.
+  """Label settings with just enough values to tell them apart.
 
   replay.ratio comes first, then short values. A single setting is labelled with its replay.ratio.
   """
@@ -226,7 +226,7 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
   """Return the moving average over a fortieth of all points on either side, or fewer at the ends.
 
-  `points` replaces the number of `values`, so that several lines can have the same window.
+  `points` overrides the number of points, so that several lines can use the same window.
   """
   array = np.asarray(values, np.float64)
   reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))

@@ -80,7 +80,7 @@ QUESTIONS = pa.schema(
     pa.field('text', pa.string()),
     pa.field('answer', pa.string()),  # the ground truth
     pa.field('is_replay', pa.bool_(), nullable=False),
-    # Share of correct responses; includes the replayed one if replay.count_replayed is set.
+    # Share of correct responses; counts the replayed response if replay.count_replayed is set.
     pa.field('correctness', pa.float64(), nullable=False),
     pa.field('bucket_before', pa.int32()),  # null if it is not in the buffer
     pa.field('bucket_after', pa.int32()),
@@ -98,7 +98,7 @@ TOKENS = pa.schema(
     # From the sampler if the response is fresh, computed now if it is replayed.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
-    # Under the policy that wrote the replayed response; null for a fresh one.
+    # Under the policy that wrote the replayed response; null for a fresh response.
     pa.field('past_logp', pa.list_(pa.float32())),
     # The turns of an episode (see datatypes.Turn), null for single-turn responses. At the
     # environment's tokens, logp, entropy and past_logp are 0.
@@ -136,12 +136,12 @@ def read(workdir: str | os.PathLike) -> Records:
 
 
 def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:
-  """Return the sorted paths of the table `name`'s files."""
+  """Return the sorted paths of the files of table `name`."""
   return sorted((pathlib.Path(workdir) / FOLDER).glob(f'{name}_*.parquet'))
 
 
 def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.Path:
-  """Return the path of the table `name`'s file that starts at `first_step`."""
+  """Return the path of the file of table `name` that starts at `first_step`."""
   return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
 
 
@@ -166,7 +166,7 @@ def read_file(path: pathlib.Path, name: str) -> pa.Table:
 
 
 def write_file(path: pathlib.Path, table: pa.Table) -> None:
-  """Write a table atomically: a kill leaves either the complete old file or the new one."""
+  """Write a table atomically, so that a kill never leaves a partial file."""
   with replacing(path) as unfinished, unfinished.open('wb') as file:
     parquet.write_table(table, file, compression='zstd')
     file.flush()
@@ -183,9 +183,8 @@ class Writer:
   """A writer that saves each step's rows in a thread.
 
   With several hosts, only the first host writes. A file contains a window of steps, such as 11 to
-  20. It is written when the window is complete and also, with the steps so far, before each
-  checkpoint. So every step that a checkpoint covers is on disk, and at most one window is in
-  memory.
+  20. It is written when the window is complete, and before each checkpoint with the steps so far.
+  So every step that a checkpoint covers is on disk, and at most one window is in memory.
 
   Opening a writer at `first_step` drops the rows from that step on, because a resumed run starts
   from its last checkpoint and repeats the later steps. Errors in the thread are raised by the next

@@ -50,11 +50,11 @@ def rows(
   after: Bucketed,
   with_tokens: Collection[int],
 ) -> Rows:
-  """Return the step's rows for every table. Token rows are limited to the groups `with_tokens`.
+  """Return the step's rows for every table. Token rows are limited to groups in `with_tokens`.
 
-  The policy at the start of the step wrote the fresh responses and scored the replayed ones. So
-  entropies, probabilities and ratios equal those in the first minibatch's loss, up to rounding.
-  `before` is the buffer when the step was planned, `after` the buffer after the step.
+  Except in partial rollouts, the policy at the start of the step wrote the fresh responses and
+  scored the replayed ones, so entropies, probabilities and ratios match the first minibatch's loss,
+  up to rounding. `before` is the buffer when the step was planned, and `after` is the final buffer.
   """
   tables = {
     'responses': list(_responses(tokenizer, experience)),
@@ -205,7 +205,7 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
 
 
 def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
-  """Draw up to `count` rows: a fresh response per random group, and the group's replayed response.
+  """Draw up to `count` rows: one fresh response per random group, and its replayed one, if any.
 
   Prompts and responses include special tokens, so that you can check the chat template. The draw
   depends only on the seed and the step.
@@ -290,8 +290,8 @@ def _scalars(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
 def rollout_metrics(experience: Experience) -> dict[str, float]:
   """Compute rewards, pass rates and lengths of fresh responses, and ages of replayed trajectories.
 
-  'reward_std' is over all fresh responses. 'reward_std_within' is the mean over groups of the
-  within-group standard deviation, including the replayed reward, because advantages include it.
+  'reward_std' covers all fresh responses. 'reward_std_within' is the mean standard deviation within
+  a group, including the replayed reward because advantages include it.
   'groups/zero_advantage' is the share of groups without a learning signal: all rewards, including
   the replayed one, are equal in float32, and all advantages are 0. These two metrics leave out the
   groups that dynamic sampling drops. 'rewards/…' are the means of the unweighted reward components
@@ -349,9 +349,9 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
 
   'groups/…' are shares of groups; `replay.count_replayed` determines whether the replayed row
   counts towards a group's correctness. 'replay/bucket_…' counts the replayed questions by their
-  bucket before the step. All other metrics are unweighted means over fresh or replayed responses:
-  'entropy/incorrect' over all fresh responses that are not correct, 'valid_steps/correct' over the
-  fresh correct responses whose steps can be checked. Means over no responses are left out.
+  bucket before the step. Except for 'replay/times_max', all others are unweighted means over fresh
+  or replayed responses: 'entropy/incorrect' over fresh responses that are not correct, and
+  'valid_steps/correct' over correct ones with checkable steps. Metrics without data are left out.
   """
   responses, questions = rows['responses'], rows['questions']
 

@@ -1,4 +1,4 @@
-"""Rollout slots on the device: decoding in them and filling them.
+"""Device programs that decode in rollout slots and fill them.
 
 Shape letters: B slots, S cache positions, W prompts kept prefilled, P rows prefilled together,
 R slots filled together, N tokens decoded between two host syncs, X words of a random key.
@@ -42,13 +42,13 @@ class DecodeSpec:
 
   distribution: token_sampling.Distribution
   slots: int  # rows that decode together
-  prompts: int  # W, prefilled prompts kept at a time
+  prompts: int  # W, number of prompts kept prefilled at a time
   max_prompt: int  # tokens
   max_response: int  # tokens, including the end token
   eos_ids: tuple[int, ...]  # any of these ends a response
   pad_id: int  # any valid token: padding is never read
-  keeps_routes: bool = False  # whether responses include their routes; see routes.py
-  parked: int = 0  # episodes whose cache is kept between turns, while they have no slot
+  keeps_routes: bool = False  # True if responses include their routes; see routes.py
+  parked: int = 0  # episodes whose caches are kept between turns, outside the slots
   drafts: str = '0'  # tokens drafted per row and pass; see `drafts.width`
 
   @property
@@ -85,7 +85,7 @@ class State(NamedTuple):
   key_BX: jax.Array  # uint32, key data from `randomness.row_keys`
   limit_B: jax.Array  # int32, maximum response tokens
   cache: kv_cache.Cache
-  routes_BSLC: jax.Array | None  # for the cached tokens; None if not kept
+  routes_BSLC: jax.Array | None  # routes of the cached tokens; None if not kept
 
 
 class Prompts(NamedTuple):
@@ -108,14 +108,14 @@ class Forced(NamedTuple):
 
 
 class Decoded(NamedTuple):
-  """The tokens decoded since the last sync. Each column starts with its row's tokens."""
+  """The tokens decoded since the last sync. Columns are undefined after their row's last token."""
 
   tokens_NB: jax.Array  # int32
   logp_NB: jax.Array  # float32, nats
   entropy_NB: jax.Array  # float32, nats
   length_B: jax.Array  # int32, response tokens so far
   live_B: jax.Array  # bool
-  ended_B: jax.Array  # bool, whether the row sampled an end token
+  ended_B: jax.Array  # bool, True if the row sampled an end token
 
 
 _Carry = tuple[jax.Array, State, Decoded]  # (step of the loop, slots, decoded tokens)
@@ -220,8 +220,8 @@ def decode(
     )
     decoded = _with_token(decoded, time, token_B, logp_B, entropy_B)
     decoded = decoded._replace(length_B=length_B, live_B=live_B, ended_B=decoded.ended_B | ends_B)
-    # Finished rows keep writing to a position that is never read: the first, or the one after their
-    # last token.
+    # Finished rows keep writing to a position that is never read: position 0 or, with `forced`, the
+    # position after their last token.
     rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
     state = state._replace(
       hidden_BD=hidden_BD,
@@ -248,9 +248,9 @@ def draw(
   length_B: jax.Array,
   temperature: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Draw each row's token number `length_B`: see `token_sampling.sample_token` and `decode`."""
+  """Draw token number `length_B` of each row; see `token_sampling.sample_token` and `decode`."""
   logits_BV = logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
-  # The actual temperature. `sample_token` divides again, but by 1: see `at_any_temperature`.
+  # Divide by the actual temperature. `sample_token` divides by 1: see `at_any_temperature`.
   logits_BV = logits_BV / temperature
   uniform_B2 = randomness.uniforms(key_B, length_B)
   return token_sampling.sample_token(
@@ -281,7 +281,7 @@ def _with_routes(state: State, routes_BLC: jax.Array | None) -> jax.Array | None
 def _read_or_written(
   forced: Forced | None, time: jax.Array, token_B: jax.Array, live_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Return each row's next token, and whether the row sampled it."""
+  """Return each row's next token, and True if the row sampled the token itself."""
   if forced is None:
     return token_B, live_B
   is_forced_B = time < forced.count_B
@@ -289,14 +289,14 @@ def _read_or_written(
 
 
 def for_hosts(decoded: _Decoded) -> _Decoded:
-  """Replicate arrays because every host reads them."""
+  """Replicate arrays, so that every host can read them."""
   return jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
 
 
 def laid_out(rows: _Rows) -> _Rows:
   """Shard slots or prompts over the mesh.
 
-  Pinning the layout of each program's output keeps the programs that read it from recompiling.
+  A fixed layout keeps the programs that read these arrays from recompiling.
   """
   rest = jax.tree.map(
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())
@@ -336,7 +336,7 @@ class Insertion(NamedTuple):
   """The slots to fill and what to put in them."""
 
   slot_R: Array  # int32; an index one past the last slot fills no slot
-  source_R: Array  # int32, index of a prompt; see resuming.py for its other uses
+  source_R: Array  # int32, index of a prompt; resuming.py uses it for other indices
   position_R: Array  # int32, prompt tokens plus response tokens so far
   length_R: Array  # int32, response tokens so far
   step_key_RX: Array  # uint32, key data of the step that began the response
@@ -354,7 +354,7 @@ def prefill(
   lengths_P: Array,
   place_P: Array,
 ) -> Prompts:
-  """Prefill a batch of prompts and store them at `place_P`. Out-of-range places are dropped."""
+  """Prefill a batch of prompts and store them at `place_P`; out-of-range places are dropped."""
   T = tokens_PT.shape[1]
   hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
@@ -384,7 +384,7 @@ def filled(
 ) -> State:
   """Fill slots `insertion.slot_R` with R rows and return the state.
 
-  `cache` or `routes_RTLC` is None if the state already contains it.
+  `cache` and `routes_RTLC` are None if the state already contains them.
   """
   slot_R = insertion.slot_R
   chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])

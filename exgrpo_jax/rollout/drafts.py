@@ -1,13 +1,13 @@
 """Exact drafts: decoding several tokens per row and pass (`rollout.drafts`).
 
-A token is a function of the logits and of its own noise, which depends only on seed, step,
-question, sample and position. So a pass over a row's next token and k drafted tokens, with a draw
-after each token, produces the same tokens as decoding one at a time. Drafts are kept until one
-differs from its draw, which then replaces it. Drafts are copied from texts on the same question:
-the row's own prompt and response, the responses in other slots, and past responses.
+A token is a function of the logits and of noise that depends only on seed, step, question, sample
+and position. A pass over a row's next token and k drafted tokens draws a token after each of them,
+and therefore produces the same tokens as decoding one at a time. At the first draft that differs
+from its draw, the draw is used, and later drafts are discarded. Drafts are copied from texts on the
+same question: the row's prompt and response, responses in other slots, and past responses.
 
-Shape letters as in decode_loop.py; T drafts and the token before them, R texts, M texts of one
-question, X last tokens of a row.
+Shape letters as in decode_loop.py; T the drafts and the token before them, R texts, M texts that a
+row drafts from, X last tokens of a row.
 """
 
 import functools
@@ -28,17 +28,17 @@ CHOICES = ('0', '1', '3', '7', 'auto')  # the allowed values of `rollout.drafts`
 SOURCES = ('own', 'siblings', 'past')  # the kinds of text that drafts are copied from
 MAX_TEXTS = 16  # M: a row drafts from its own text and at most 15 others
 LONGEST_MATCH = 5  # X
-# Rows of activations per device that cost about as much as one row, because reading the weights
-# takes longer than multiplying by them. Not measured on GPUs. 0 on TPUs, because the TPU kernel has
-# not been tried with several queries per row.
+# Number of activation rows per device that cost about as much as a single row, because reading the
+# weights takes longer than multiplying by them. Not measured on GPUs. 0 on TPUs, because the TPU
+# kernel has not been tried with several queries per row.
 _FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 
 
 def width(setting: str, slots: int, mesh: Mesh) -> int:
   """Return how many tokens each of `slots` rows drafts per pass; `setting` is one of CHOICES.
 
-  'auto' chooses the largest number of drafts for which a device's matrix products stay within a
-  number of rows that depends on the platform.
+  'auto' chooses the largest number that keeps the row count of each device's matrix products within
+  a platform-dependent limit.
   """
   if setting != 'auto':
     return int(setting)
@@ -51,14 +51,14 @@ def width(setting: str, slots: int, mesh: Mesh) -> int:
 class Texts(NamedTuple):
   """The texts that drafts are copied from. The first B of the R texts belong to the slots."""
 
-  tokens_RS: Array  # int32; prompt and response; only the prompt's end for past responses
+  tokens_RS: Array  # int32; prompt and response; past responses keep only the end of the prompt
   length_R: Array  # int32
   start_R: Array  # int32, where the response begins
   peers_BM: Array  # int32, each slot's texts, its own text first; -1 means no text
 
 
 class Counts(NamedTuple):
-  """The work of one call of `decode`, over all rows."""
+  """The work done in one call of `decode`, over all rows."""
 
   passes: jax.Array  # int32
   row_passes: jax.Array  # int32, passes of live rows
@@ -67,7 +67,7 @@ class Counts(NamedTuple):
 
 
 class _Draws(NamedTuple):
-  """Tokens drawn, with their log-probabilities and the entropies, in nats."""
+  """Drawn tokens with their log-probabilities and entropies, in nats."""
 
   token: jax.Array
   logp: jax.Array
@@ -88,8 +88,8 @@ class _Checked(NamedTuple):
 
   token_BT: jax.Array  # the row's next token, then the drafts
   draws_BT: _Draws  # the draw after each token
-  following_BT: jax.Array  # the token after each token: forced, or else the draw
-  kept_BT: jax.Array  # bool, True for the tokens to keep, which come first; only in live rows
+  following_BT: jax.Array  # the token after each token: forced, where given, otherwise the draw
+  kept_BT: jax.Array  # bool, True for the tokens to keep, the first few of each live row
   ended_B: jax.Array  # bool, True if an end token has ended the row
 
 
@@ -106,7 +106,7 @@ def decode(
   temperature: float,
   forced: Forced | None = None,
 ) -> tuple[State, Decoded, Counts]:
-  """Do what `decode_loop.decode` does, in at most `max_passes` passes of T = num_drafts + 1 tokens.
+  """Decode like `decode_loop.decode`, in at most `max_passes` passes of T = num_drafts + 1 tokens.
 
   The columns of `Decoded` and of `forced` have room for T tokens per pass.
   """
@@ -157,7 +157,7 @@ def _drawn(
   state: State,
   ahead: int,
 ) -> _Draws:
-  """Draw a token after each hidden state; the first is its row's token number length_B + ahead."""
+  """Draw a token after each hidden state; each row's first draw has number length_B + ahead."""
   B, T, D = hidden_BTD.shape
   hidden_MD = hidden_BTD.reshape(B * T, D)
   key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))
@@ -186,7 +186,7 @@ def _begun(
 def _read(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Replace tokens, numbered from `place_B`, with forced tokens. Also returns a mask of these."""
+  """Apply forced tokens to the tokens at indices from `place_B` on; also mark the forced ones."""
   if forced is None:
     return token_BT, jnp.zeros(token_BT.shape, bool)
   tokens_NB = jnp.asarray(forced.tokens_NB)
@@ -199,7 +199,7 @@ def _read(
 def _kept(
   state: State, token_BT: jax.Array, following_BT: jax.Array, ends_BT: jax.Array, S: int
 ) -> jax.Array:
-  """Mark the tokens to keep: drafts as long as they equal the draws, up to an end or a limit."""
+  """Mark the tokens to keep, up to the first mismatch with a draw, an end token or a limit."""
   room_B = jnp.minimum(state.limit_B - state.length_B, S - state.position_B)
   agrees_BK = (token_BT[:, 1:] == following_BT[:, :-1]) & ~ends_BT[:, :-1]
   agrees_BT = jnp.pad(agrees_BK, ((0, 0), (1, 0)), constant_values=True)
@@ -244,7 +244,7 @@ def _advanced(
 
 
 def _with_tokens(carry: _Carry, token_BT: jax.Array, draws_BT: _Draws) -> Decoded:
-  """Add tokens to the columns; the next pass overwrites the ones that are not kept."""
+  """Add tokens to the columns; the next pass overwrites tokens that are not kept."""
   decoded, next_B = carry.decoded, carry.next_B
   place_BT = carry.written_B[:, None] + jnp.arange(token_BT.shape[1])
 
@@ -275,7 +275,7 @@ def _with_routes(
 
 
 def _with_following(texts: Texts, token_BT: jax.Array, count_B: jax.Array) -> Texts:
-  """Append the first `count_B` tokens to the slots' texts. Tokens beyond a text are never read."""
+  """Append the first `count_B` tokens to the slots' texts. Tokens past their ends are not read."""
   B, T = token_BT.shape
   place_BT = texts.length_R[:B, None] + jnp.arange(T)
   tokens_RS, length_R = jnp.asarray(texts.tokens_RS), jnp.asarray(texts.length_R)
@@ -308,12 +308,12 @@ def _counted(
 
 
 def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
-  """Draft the next tokens of each slot's text by a majority vote of the slot's texts.
+  """Draft each slot's next tokens by a majority vote of the texts that it may copy from.
 
-  A text's match is its longest occurrence of the row's last tokens, up to five of them; ties go to
-  the last place. Only the texts with the longest match vote on the first token. On each later
-  token, only the texts that have agreed with every winner so far vote. Ties go to the first text.
-  From texts other than the row's own, only tokens of the response are copied.
+  A text's match is the longest run of the row's last tokens, at most five, that occurs in the text;
+  ties go to the last occurrence. Only texts with the longest match vote on the first token. On each
+  later token, only texts that have agreed with every winner so far vote. Ties go to the first text.
+  From texts other than the row's own, only response tokens are copied.
 
   Returns:
     (tokens int32 [B, num], indices into SOURCES int32 [B, num]); a token is -1 if no text votes.
@@ -339,9 +339,9 @@ def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _longest_matches(texts: Texts) -> tuple[jax.Array, jax.Array]:
-  """Return the length of each text's longest match with its row's end, and where it ends: [B, M].
+  """Find each text's longest match with its slot's last tokens: (length, last place), both [B, M].
 
-  A match must be followed by a token that may be copied. The length is 0 without a match.
+  A match must be followed by a token that may be copied. The length is 0 if there is no match.
   """
   (B, M), S = texts.peers_BM.shape, texts.tokens_RS.shape[1]
   is_own_M = jnp.arange(M) == 0

@@ -1,9 +1,9 @@
 """Dynamic sampling (`rollout.dynamic_sampling`), as in DAPO (arXiv:2503.14476).
 
-A fresh group whose rewards are all equal gives no gradient. A step drops such groups and draws more
-questions, until it can train Q groups that are replayed or have different rewards. Questions are
-drawn in rounds, because a round's verdicts decide how many are still missing. Once a step has
-finished `dynamic_sampling` times as many fresh groups as it trains, dropped groups fill the rest.
+A fresh group whose rewards are all equal produces no gradient. A step drops such groups and draws
+more questions until it has Q groups that are replayed or have unequal rewards. Questions are drawn
+in rounds, because each round's verdicts show how many groups are still missing. Once a step has
+finished `dynamic_sampling` times as many fresh groups as it needs, dropped groups fill the rest.
 
 Surplus groups wait for the next step, as in partial rollouts (partial.py).
 """
@@ -34,7 +34,7 @@ def fresh_finished(plan: Plan, responses: Responses) -> int:
 
 
 def most_finished(config: RolloutConfig, plan: Plan) -> int:
-  """Return the number of fresh groups after which a step draws no more questions."""
+  """Return how many fresh groups a step may finish before it stops drawing questions."""
   drawn = zip(plan.is_drawn, partial.drawn_in(plan))
   replayed = sum(is_drawn and step == plan.step for is_drawn, step in drawn)
   fresh = max(0, config.questions - replayed)
@@ -46,10 +46,10 @@ def next_round(
 ) -> partial.Round | None:
   """Plan the next round, or return None if the step can train.
 
-  A round finishes the number of missing groups divided by the share of informative groups in the
-  step so far, but at most Q groups. So without partial rollouts, fewer than Q groups are left over.
-  With partial rollouts, new questions replace dropped groups. `waiting` is the number of fresh
-  groups that had finished before the step.
+  A round finishes missing / share groups, at most Q, where share is the fraction of the step's
+  finished groups that are informative. Without partial rollouts, this leaves fewer than Q surplus
+  groups. With partial rollouts, new questions replace dropped groups. `waiting` is the number of
+  fresh groups that had finished before the step.
   """
   plan, responses = graded.plan, graded.responses
   gone = partial.dropped(replay_config, graded)
@@ -72,8 +72,8 @@ def sample(
 ) -> tuple[Plan, Responses, dict[str, float]]:
   """Generate the step's responses and submit them to `grader`; see `stages.generate`.
 
-  With dynamic sampling, also collects the verdicts, and draws questions until the step can train.
-  The returned plan contains these questions and, in its partial groups, all verdicts.
+  With dynamic sampling, also collects verdicts and draws questions until the step can train; the
+  returned plan includes the new questions and, in its partial groups, all verdicts.
   """
   config = rollout.config
   if not config.is_dynamic:
@@ -101,7 +101,7 @@ def _count_tokens(responses: Responses) -> int:
 
 
 def with_more_questions(rollout: RolloutSetup, plan: Plan, count: int) -> Plan:
-  """Return the plan with `count` more fresh questions after its other groups."""
+  """Append `count` fresh questions to the plan."""
   data = rollout.data
   rows, cursor = question_stream.take(
     plan.cursor,
@@ -123,7 +123,7 @@ def with_more_questions(rollout: RolloutSetup, plan: Plan, count: int) -> Plan:
 
 
 def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
-  """Count the groups that a step dropped, their tokens, and the groups kept to fill the step."""
+  """Count the groups that a step dropped, their tokens, and the droppable groups that it kept."""
   if not rollout.config.is_dynamic:
     return {}
   Q = len(trained.plan.questions) - trained.num_dropped
@@ -136,10 +136,10 @@ def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
 
 
 def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-  """Merge the sampler's metrics of several rounds, given as (tokens written, metrics).
+  """Merge the sampler's metrics from several rounds, given as (tokens written, metrics).
 
-  Takes the largest of maxima, adds up environment times and counts, and averages all other values,
-  weighted by tokens.
+  Takes the maximum of '*_max' metrics, adds up environment times and counts, and averages all other
+  metrics, weighted by tokens.
   """
   values = collections.defaultdict[str, list[tuple[float, float]]](list)
   for tokens, measured in rounds:

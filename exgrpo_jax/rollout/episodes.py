@@ -5,11 +5,11 @@ messages are rendered the way the chat template renders them after a turn, and t
 appended.
 
 A slot is freed at the end of each turn. Once the environment has answered, the episode queues for
-another slot, ahead of all requests that have not begun. This allows more episodes in flight than
-slots, and slots keep decoding while environments work. Samples depend only on the request and the
-position, not on the order in which environments answer. If this order would decide which responses
-a step trains, or could differ between hosts, answers are processed in the order of their turns
-instead: the engine waits for each answer a fixed number of syncs after its turn.
+another slot, ahead of all requests that have not begun. More episodes than slots can therefore be
+in flight, and slots keep decoding while environments work. Samples depend only on the request and
+the position, not on the order in which environments answer. If this order would decide which
+responses a step trains on, or could differ between hosts, answers are instead processed in the
+order of their turns: the engine waits for each answer a fixed number of syncs after its turn.
 """
 
 import collections
@@ -58,7 +58,7 @@ class EpisodeSampler:
   prompts: prompt.PromptConfig
   seed: int  # the run's seed
   purpose: Purpose  # what the responses are for
-  in_order: bool  # True makes the order of answers independent of timing
+  in_order: bool  # True to process answers in an order that timing cannot change
 
   def generate(
     self, params: Params, requests: Sequence[Request], on_finish: OnFinish = ignore
@@ -84,7 +84,7 @@ class _Episode:
 
   @property
   def key(self) -> str:
-    """Return the episode's name in the pool, which stays the same in later steps."""
+    """Return the episode's name in the environment pool, which does not change between steps."""
     return f'{self.request.question}:{self.start.seed}'
 
   @property
@@ -150,7 +150,7 @@ class _Play:
       self._following(self._sync, is_idle=True)
 
   def metrics(self) -> dict[str, float]:
-    """Compute turns and tokens per episode, environment times, and the environments' counts."""
+    """Compute turns and observed tokens per episode, environment times, and environment counts."""
     counts = {f'environment/{name}': count for name, count in self._counts.items()}
     turns = [e.response.turns for e in self.episodes if e.response.is_complete]
     if not turns:
@@ -189,7 +189,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Wait for answers to all turns up to `last_sync` and, if idle, to the oldest turns too."""
+    """Await answers to turns that ended by `last_sync`; if idle, at least to the oldest turns."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]
@@ -201,7 +201,7 @@ class _Play:
     return [answers[key] for key in due]
 
   def _answered(self, answer: Answer) -> _Episode:
-    """Apply an answer to its episode, which may end it, and return the episode."""
+    """Apply an answer to its episode, and return the episode, which may now be complete."""
     episode, result = self._waiting.pop(answer.key), answer.result
     del self._asked_at[answer.key]
     self._seconds += answer.seconds
@@ -239,7 +239,7 @@ class _Play:
 
 
 def verdict(config: settings.EnvironmentConfig, response: Response, success: bool) -> Verdict:
-  """Return the verdict on a complete episode. The reward is the discounted sum over turns."""
+  """Return the verdict on a complete episode; its reward is the discounted sum of turn rewards."""
   rewards = [turn.reward * config.discount**number for number, turn in enumerate(response.turns)]
   reward = float(sum(rewards))
   outcome = 'correct' if success else 'wrong'

@@ -1,8 +1,8 @@
 """Partial rollouts (`rollout.partial`): responses may span several steps.
 
-A step ends once enough groups are complete for it to train, and the next step continues the rest. A
-group is in flight from the step that draws it to the step that trains it. It is trained once all of
-its responses are complete, at most `rollout.max_staleness` steps after its first token was written.
+A step ends once enough groups are complete to train on, and the next step continues the rest. A
+group is complete once all of its responses are. It is in flight from the step that draws it to the
+step that trains on it, at most `rollout.max_staleness` steps after its first token was written.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ def continuing(
   data: QuestionSet,
   buffer: Buffer,
 ) -> Plan:
-  """Put the groups that the last step left before the plan's new groups."""
+  """Prepend the groups left over from the last step to the plan's new groups."""
   rows = [group.question_row for group in groups]
-  # A group of K - 1 responses needs a stored one, even if it has become too old or has drifted.
+  # A group of K - 1 responses needs a stored response, even one that is too old or has drifted.
   candidates = [
     buffer.entries[group.question_row].trajectories if len(group.responses) < group_size else ()
     for group in groups
@@ -68,16 +68,16 @@ def drawn_in(plan: Plan) -> list[int]:
 def trained(
   begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
-  """Choose the oldest complete groups to train in `step`; None if it must keep generating.
+  """Choose the oldest complete groups for training in `step`; return None to keep generating.
 
-  A step keeps generating until enough groups are complete and every remaining group can still train
-  in time. If each step trains the oldest groups, the i-th oldest remaining group trains
-  `1 + i // questions` steps later. So no group gets too old as long as at most
+  A step keeps generating until enough groups are complete and every remaining group can still be
+  trained on in time. If each step trains on the oldest groups, the i-th oldest remaining group is
+  due `1 + i // questions` steps later. So no group gets too old as long as at most
   `questions * (max_age + 1)` groups are in flight.
 
-  `begun` is the step that wrote each group's first token, or `step` for a group without tokens.
-  `complete` is True for groups whose responses are all complete. A step trains `questions` groups
-  (Q), at most `max_age` steps after their first tokens.
+  `begun` lists the step that wrote each group's first token, or `step` for groups without tokens.
+  `complete` is True for groups whose responses are all complete. A step trains on `questions`
+  groups (Q), at most `max_age` steps after their first tokens.
   """
   by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties keep draw order
   chosen = [group for group in by_age if complete[group]][:questions]
@@ -98,12 +98,12 @@ def ready(
 ) -> list[int] | None:
   """Choose which groups to train on, based on their responses; see `trained`.
 
-  Groups in `dropped` are never chosen, except the first `fillers` if too few others are complete.
+  Skips groups in `dropped`, but adds back up to `fillers` of them if too few others are complete.
   """
   groups = [group for group in range(len(responses)) if group not in dropped]
   begun = [min(one.first_step(step) for one in responses[group]) for group in groups]
   complete = [are_complete(responses[group]) for group in groups]
-  # Only as many as are missing: a dropped group cannot wait for the next step.
+  # Add only as many as are missing, because a dropped group cannot wait for the next step.
   extra = dropped[: max(0, min(fillers, config.questions - sum(complete)))]
   groups, begun = [*groups, *extra], [*begun, *[step] * len(extra)]
   complete += [True] * len(extra)
@@ -141,22 +141,22 @@ def dropped(config: ReplayConfig, graded: GradedGroups) -> list[int]:
 
 
 class Round(NamedTuple):
-  """The aim of a round of dynamic sampling (dynamic.py)."""
+  """The target of a round of dynamic sampling (dynamic.py)."""
 
   draw: int = 0  # questions to draw first
   finish: int = 0  # groups to finish
   dropped: Sequence[int] = ()  # the groups that earlier rounds dropped
-  fillers: int = 0  # how many of them will be trained, if all others turn out to be informative
+  fillers: int = 0  # dropped groups to train on if all other groups turn out to be informative
 
 
 WHOLE_STEP = Round()
 
 
 def continued(config: RolloutConfig, before: Response, now: Response, step: int) -> Response:
-  """Return `now` with a span for the tokens that `step` added to `before`.
+  """Return `now` with the earlier spans of `before` and one span for all tokens written in `step`.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
-  Returns `now` itself if the config never leaves groups for the next step.
+  Returns `now` unchanged if the config never leaves groups for the next step.
   """
   if not config.keeps_groups:
     return now
@@ -176,7 +176,7 @@ def verdicts(plan: Plan) -> dict[tuple[int, int], Verdict]:
 
 
 def in_flight(graded: GradedGroups, groups: Sequence[int]) -> tuple[PartialGroup, ...]:
-  """Convert some of the groups to the form in which the next step or round continues them."""
+  """Convert the given groups to `PartialGroup`s, for the next step or round to continue."""
   plan, drawn = graded.plan, drawn_in(graded.plan)
   return tuple(
     PartialGroup(

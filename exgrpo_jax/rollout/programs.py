@@ -1,4 +1,4 @@
-"""All programs that the slot engine calls, at every size, and how often a step calls each.
+"""All programs that the slot engine calls, in every size, and how often a step calls each of them.
 
 tests/capacity/test_step.py fails if a program is missing here. For the forward passes over finished
 responses, see `scoring.programs`. Shape letters as in decode_loop.py.
@@ -35,12 +35,12 @@ from exgrpo_jax.runtime.compilations import Program
 
 # ---- Simulating the generation of a step ----
 
-# `decoded_in` simulates scheduler.py with ragged attention, in NumPy. `partial_rollouts` adds
-# partial.py. Tests compare both simulations with the real scheduler, sync for sync.
+# `decoded_in` simulates scheduler.py with ragged attention, in NumPy. `partial_rollouts` also
+# simulates partial.py. Tests compare both simulations with the real scheduler, sync by sync.
 
 
-# Steps to simulate with partial rollouts: a warm-up until the schedule no longer depends on the
-# start, then steps to average over.
+# Steps to simulate with partial rollouts: first a warm-up, until the schedule no longer depends on
+# the start, then the steps to average over.
 _FIRST_STEPS, _STEADY_STEPS = 12, 16
 
 
@@ -48,18 +48,18 @@ class Span(NamedTuple):
   """The decode steps between two host syncs."""
 
   steps: int
-  positions: float  # cache positions that attention reads in all slots, as a mean per step
+  positions: float  # cache positions that attention reads in all slots, averaged over steps
 
 
 class Generation(NamedTuple):
-  """The device work of generating one step's responses."""
+  """The device work needed to generate one step's responses."""
 
   spans: list[Span]
   prompt: int  # tokens per prompt
   tokens: int  # tokens decoded
   prompts: int  # prompts whose first response begins in this step
   begun: int  # responses that get their first token
-  resumed: np.ndarray  # int, tokens of each row that is prefilled again, including the prompt
+  resumed: np.ndarray  # int, tokens, including the prompt, of each row that is prefilled again
 
   @property
   def decode_steps(self) -> int:
@@ -102,7 +102,7 @@ def decoded_in(
   *,
   to_the_end: bool,
 ) -> Iterator[tuple[Span, np.ndarray]]:
-  """Yield each span and the number of tokens that each response has after the span, int [N].
+  """Yield each span, and the length of each response after the span, in tokens: int [N].
 
   `lengths_N` are the final lengths of the responses in queue order, and `begun_N` their lengths at
   the start; complete responses get no slot. Each prompt has `prompt` tokens. Attention reads
@@ -133,7 +133,7 @@ def decoded_in(
 
 
 def with_partial_rollouts(rollout: settings.RolloutConfig) -> settings.RolloutConfig:
-  """Return the config with partial rollouts turned on, if they are not on already."""
+  """Return the config with partial rollouts turned on."""
   if rollout.partial:
     return rollout
   return dataclasses.replace(rollout, partial=True, max_groups_in_flight=0)
@@ -154,7 +154,7 @@ def steady_steps(
 def partial_rollouts(
   groups: Iterable[np.ndarray], rollout: settings.RolloutConfig, prompt: int, block: int
 ) -> Iterator[Step]:
-  """Simulate training steps and yield each one, until the groups run out.
+  """Simulate and yield training steps until the groups run out.
 
   `groups` are int arrays with the response lengths of each group in tokens, in draw order. `prompt`
   is the number of tokens per prompt. For `block`, see `decoded_in`.
@@ -221,9 +221,9 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  `params` are in the decode layout and may be shapes. `made` is the work of some steps, used to
-  count how often a step runs each program. `only_longest` skips shorter caches and smaller numbers
-  of slots.
+  `params` are in the decode layout and may be shapes. `made` lists the work of some steps, from
+  which the mean number of runs of each program per step is computed. `only_longest` leaves out
+  programs for shorter caches or fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):
@@ -240,7 +240,7 @@ def of_engine(
     found, parked = list[Program](), None
     if longer is None:
       found += (fill := list(_prefill(engine, params, prompts, made)))
-      # Slots are filled after a prefill, whose shardings have other names, so compile that variant.
+      # A prefill renames the shardings of the prompts, so compile the variant for these names.
       laid_out = prompts if only_longest else fill[0].results(exact=True)
     rows = rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
@@ -357,7 +357,7 @@ def _resize(engine: SlotEngine, state: State, longer: State, length: int) -> Ite
 
 
 def empty_batch(config: RolloutConfig, shape: ShapeConfig) -> Batch:
-  """Return a batch without tokens. Its arrays have the same shapes as in every step's batch."""
+  """Return an empty batch with as many rows as a step's batch, each of the maximum length."""
   B, T = config.questions * config.group_size, config.longest_row
   routes_BTLC = None
   if config.router_replay:

@@ -4,8 +4,8 @@ The tokens of such a response are prefilled together with its prompt, directly i
 decoding continues from there. Rows are packed into sequences of two lengths (see packing.py).
 
 The first `spec.parked` episodes of a call instead keep their caches between turns, so a later turn
-reads only the observation, token by token, while other slots keep decoding. The choice of these
-episodes must not depend on timing because the rounding of a cache depends on how it was computed.
+reads only the observation, token by token, while other slots keep decoding. Timing must not decide
+which episodes these are, because the rounding of a cache depends on how the cache was computed.
 
 Shape letters as in decode_loop.py, but P counts packed sequences of T tokens each.
 """
@@ -28,7 +28,7 @@ from exgrpo_jax.rollout.decode_loop import DecodeSpec, Forced, Insertion, State
 from exgrpo_jax.rollout.slots import Slots, insertion_of, rows_per_insert
 
 # Maximum resumed responses per sequence. With lognormal lengths and a 99th percentile of 8 times
-# the median, this computes 1.02 tokens per real token. Four per sequence give 1.04, and three 1.10.
+# the median, passes compute 1.02 tokens per real token; four would cost 1.04, and three 1.10.
 _ROWS_OF_SEQUENCE = 8
 
 _Name = TypeVar('_Name', bound=Hashable)
@@ -46,7 +46,7 @@ def resumed(
   rows: Slots,
   shares: bool,
 ) -> State:
-  """Fill the slots of rows that have already begun. For `shares`, see `packed_passes`."""
+  """Prefill the slots of rows that already have tokens. For `shares`, see `packed_passes`."""
   begun = {slot: row for slot, row in enumerate(rows) if row and row.length and not row.is_filled}
   written = {
     slot: np.concatenate([row.request.prompt, *(tokens for tokens, *_ in row.pieces)])
@@ -118,7 +118,7 @@ def packed(
   """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
 
   `rows` maps names to token arrays: at most `most` arrays of at most `longest_row` tokens.
-  `starts` contains, for each row, its name and the index of its first token among the P * T tokens.
+  `starts` lists each row's name and the index of its first token in the flattened `tokens_PT`.
   `routes_RTLC` are the rows' routes, at least as long as the rows (see routes.py), or None. For
   `shares`, see `packed_passes`.
   """
@@ -162,7 +162,7 @@ def packed_passes(
 
 
 def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """Return the (long, short) shapes for resumed responses; `window` limits the rows in each."""
+  """Return the (long, short) shapes, whose `window` here limits the number of rows per sequence."""
   short = -(-longest_row // 4)
   long, short = (
     Shape(slots.prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
@@ -172,7 +172,7 @@ def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape
 
 
 def packed_rows(num_sequences: int, most: int) -> int:
-  """Return the maximum number of rows that `num_sequences` sequences resume."""
+  """Return the maximum number of rows to resume in `num_sequences` sequences."""
   return min(most, num_sequences * _ROWS_OF_SEQUENCE)
 
 
@@ -182,7 +182,7 @@ def packed_rows(num_sequences: int, most: int) -> int:
 def parked_with(
   spec: DecodeSpec, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
 ) -> kv_cache.Cache:
-  """Park the caches of complete turns, given as (slot, place), if there is room."""
+  """Park the caches of complete turns, given as (slot, place); skip places that don't exist."""
   kept = [(slot, place) for slot, place in complete if place < spec.parked]
   count = rows_per_insert(spec.slots)
   for start in range(0, len(kept), count):
@@ -209,7 +209,7 @@ def unparked(spec: DecodeSpec, state: State, parked: kv_cache.Cache, rows: Slots
 
 
 def forced_of(rows: Slots, width: int = 0) -> Forced:
-  """Collect the tokens that rows must read before they sample, up to the number per sync."""
+  """Collect the tokens that rows must read before sampling, at most one sync's worth per row."""
   N, B = decode_loop.TOKENS_PER_SYNC * (width + 1), len(rows)
   tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
   for slot, row in enumerate(rows):
@@ -227,7 +227,7 @@ def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache
 
 @functools.partial(jax.jit, donate_argnums=1)
 def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
-  """Copy the caches of `slot_R` to places `place_R`. Out-of-range places are dropped."""
+  """Copy the caches of `slot_R` to places `place_R`; drop caches whose place is out of range."""
   rows = kv_cache.select_rows(state.cache, slot_R)
   return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
 

@@ -3,7 +3,7 @@
 Routing is a step function: a tiny numerical difference between sampler and trainer can send a token
 to a different expert. The importance ratio then compares the outputs of different experts. With
 `rollout.router_replay`, a response keeps the experts chosen for its tokens and its prompt. All
-later forward passes over the response use these experts, weighted by the router at that time.
+later forward passes over the response use these experts, with weights from the current router.
 This module uses only NumPy. Shape letters: R rows, C experts per token.
 """
 
@@ -15,13 +15,13 @@ from exgrpo_jax.policy import model
 
 
 def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
-  """Return routes that leave the choice to the router: [*sizes, L, C]."""
+  """Return unknown routes, which leave the choice of experts to the router: [*sizes, L, C]."""
   dtype = np.dtype(config.route_dtype)
   return np.full((*sizes, *config.route_shape), np.iinfo(dtype).max, dtype)
 
 
 def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
-  """Pad each row's routes [T, L, C] into one array [R, length, L, C]. None means unknown routes."""
+  """Pad and stack the rows' routes [T, L, C]: [R, length, L, C]. None means unknown routes."""
   routes_RTLC = unknown(config, len(rows), length)
   for padded_TLC, routes_TLC in zip(routes_RTLC, rows):
     if routes_TLC is not None:
@@ -35,7 +35,7 @@ def completed(
   """Return all known routes of a row of `length` tokens, or None if no routes are known.
 
   Args:
-    begun_TLC: the routes that were known for the row's first tokens when it got its slot, or None.
+    begun_TLC: the first tokens' routes, known before the row got its slot, or None.
     found_SLC: the routes recorded in the slot; None if routes are not kept or the row has no slot.
     cached: the number of tokens in the slot's cache.
     length: the number of tokens in the prompt and the response.

@@ -42,7 +42,7 @@ OnFinish = Callable[[int, Response], bool | None]
 
 
 # Returns new requests as they become known, or None to stop the sampler. The argument is True if
-# the sampler is idle; the callback then blocks until there are requests, if more are expected.
+# the sampler is idle. If more requests are expected, the callback then blocks until some arrive.
 More = Callable[[bool], Sequence[Request] | None]
 
 
@@ -65,7 +65,7 @@ class Sampler(Protocol):
 
     Args:
       params: the policy's parameters in the decode layout (`model.decode_layout`).
-      requests: the requests. Equal prompts should be adjacent.
+      requests: equal prompts should be adjacent.
       on_finish: called as each response finishes, while others are still being written. Once it
         returns True, unfinished responses are returned incomplete.
     """
@@ -82,8 +82,8 @@ def requests_for(
 ) -> list[Request]:
   """Build `samples` requests for each prompt, in prompt order.
 
-  `questions` are the prompts' rows. `episode_questions` are the questions themselves, which
-  environments need.
+  `questions` are the row numbers of the prompts' questions. `episode_questions` are the questions
+  themselves, which environments need.
   """
   return [
     Request(prompt, row, sample, step, limit, episode_question=question)

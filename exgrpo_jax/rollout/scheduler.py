@@ -1,11 +1,11 @@
-"""The slot engine: a fixed set of slots decodes together, and a queue refills them.
+"""The slot engine: a fixed set of slots that decode together and are refilled from a queue.
 
 A row's samples depend only on its request, not on the other rows. So slot assignment, order and
 refills affect only rounding: a draw close to a boundary may flip if a logit changes by an ulp.
 
 The device runs `decode_loop.decode` until some rows have finished, in parts of several seconds
 (`_Pace`). The host then collects the finished responses and inserts the next prompts into the free
-slots. Each prompt has been prefilled earlier, once for all its samples (`slots.Prefilled`). The
+slots. Each prompt is prefilled in advance, once for all its samples (`slots.Prefilled`). The
 host bases its decisions on small arrays that are identical on every host.
 
 Few programs are compiled. With ragged attention (`kv_cache.is_ragged`), the cache always has its
@@ -58,7 +58,7 @@ from exgrpo_jax.rollout.slots import (
 from exgrpo_jax.runtime import activity, hosts
 
 _PART = 10.0  # target time between progress updates, in seconds
-_SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
+_SHORTEST_CACHE = 128  # positions; compiling even shorter shapes would cost more than padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +67,11 @@ class SlotEngine:
 
   model: model.ShapeConfig
   spec: DecodeSpec
-  mesh: Mesh  # for decoding; slots are sharded over its data axes if they divide evenly
+  mesh: Mesh  # for decoding; its data axes split the slots if the number divides evenly
   step_key: Callable[[int], jax.Array]  # the key of the step that began a response
-  resumes: bool = False  # accept begun responses, and let on_finish stop the engine
-  # False gives each resumed row its own sequence. Use it if timing decides which rows are resumed
-  # together, as with environments, because rounding must not depend on timing.
+  resumes: bool = False  # True to continue begun responses and to let on_finish stop the engine
+  # False puts each resumed row into its own sequence. Use False if timing decides which rows are
+  # resumed together, as with environments, because rounding must not depend on timing.
   packs_resumed: bool = True
   on_sync: Callable[[Sync], None] = lambda _: None
 
@@ -84,8 +84,8 @@ class SlotEngine:
   ) -> tuple[list[Response], dict[str, float]]:
     """See `Sampler.generate`. Adjacent equal prompts are prefilled once.
 
-    Requests from `more` jump the queue. Their indices, as passed to `on_finish`, continue after
-    `requests`, and so do their responses in the result.
+    Requests from `more` jump the queue. They are numbered after `requests`, both in the indices for
+    `on_finish` and in the result.
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     past = past_of(requests)
@@ -111,7 +111,7 @@ class SlotEngine:
         if parked is not None:
           state = resuming.unparked(self.spec, state, parked, slots)
         state = self._filled(params, state, prefilled, slots, waiting)
-        # If no rows wait and nothing may stop the engine, sync once all rows have finished.
+        # If no rows are waiting and nothing can stop the engine, sync once all rows have finished.
         live = len(slots) - slots.count(None)
         at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
         state, sync = self._decoded(params, state, slots, past, min(live, at_once), pace)
@@ -153,7 +153,7 @@ class SlotEngine:
   def _part(
     self, params: Params, state: State, slots: Slots, past: Past, missing: int, most: int
   ) -> tuple[State, Sync]:
-    """Decode at most `most` steps, or until `missing` more rows have finished."""
+    """Decode until `missing` more rows have finished, for at most `most` steps."""
     sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
     width = drafts.width(self.spec.drafts, len(slots), self.mesh)
     forced = resuming.forced_of(slots, width) if self.spec.parked else None
@@ -212,19 +212,19 @@ class SlotEngine:
 
 @dataclasses.dataclass
 class _Pace:
-  """The number of decode steps in one part, chosen to take about `_PART` seconds."""
+  """The number of decode steps per part, chosen so that a part takes about `_PART` seconds."""
 
   steps: int = 1  # the speed is unknown at first
 
   def measured(self, steps: int, seconds: float) -> None:
-    """Adapt to the duration of a part, including waiting and compilation."""
+    """Adapt to the measured duration of a part, including waiting and compilation."""
     affordable = steps * _PART / max(seconds, 1e-9)
     self.steps = round(min(max(affordable, 1), decode_loop.TOKENS_PER_SYNC))
 
 
 def compacted_slots(slots: int) -> int:
   """Return how many slots are left after compaction, or 0 if compaction is not possible."""
-  return slots // 4  # halves would compile twice as many programs
+  return slots // 4  # halving would compile twice as many programs
 
 
 def cache_lengths(longest_row: int, platform: str) -> list[int]:
@@ -234,7 +234,7 @@ def cache_lengths(longest_row: int, platform: str) -> list[int]:
   lengths = [_SHORTEST_CACHE]
   while lengths[-1] * 2 <= longest_row:
     lengths.append(lengths[-1] * 2)
-  # A length close to the longest one isn't worth another program.
+  # A length close to the maximum isn't worth another program.
   return [length for length in lengths if length * 4 <= longest_row * 3] + [longest_row]
 
 
@@ -268,9 +268,9 @@ def _fit_cache(config: model.ShapeConfig, spec: DecodeSpec, state: State, length
   if length <= present < 4 * length or present == model.UNLIMITED:
     return state
   lengths = cache_lengths(spec.longest_row, sharding.platform())
-  # The longest length may have been rounded up to whole blocks; all others are whole blocks.
+  # The longest length may have been rounded up to whole blocks; all others need no rounding.
   now, then = lengths.index(min(present, lengths[-1])), lengths.index(length)
   step = 1 if then > now else -1
-  for place in range(now + step, then + step, step):  # one at a time: fewer pairs to compile
+  for place in range(now + step, then + step, step):  # one length at a time: fewer pairs to compile
     state = decode_loop.resize_cache(config, state, lengths[place])
   return state

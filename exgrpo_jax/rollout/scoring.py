@@ -37,7 +37,7 @@ class ScoreSpec:
   tokens_per_pass: int  # tokens per forward pass and data shard, including padding; >= limit
   temperature: float  # sampling temperature; logits are divided by it
   logit_chunk: int  # tokens whose logits exist at the same time, per data shard
-  keeps_routes: bool = False  # whether rows may have routes; see routes.py
+  keeps_routes: bool = False  # True if rows may have routes; see routes.py
 
 
 def score(
@@ -50,7 +50,7 @@ def score(
 
   Returns two lists of float32 arrays [T]. `rows` are (prompt, response) token arrays, which are
   packed into sequences (see packing.py); the packing affects only rounding. `row_routes` are used
-  if `spec.keeps_routes`; for a row with None, the router chooses the experts.
+  if `spec.keeps_routes`; if a row's routes are None, the router chooses its experts.
   """
   if not rows:
     return [], []
@@ -126,8 +126,8 @@ def score_tokens(
 ) -> tuple[jax.Array, jax.Array]:
   """Compute (logp_BT, entropy_BT) of every token under `params`: float32 arrays, in nats.
 
-  A row's first token is not predicted, so its entries are meaningless, except at index 0, where
-  they are 0. For `segments` and routes, see `model.hidden_states_and_balance`.
+  Nothing predicts a row's first token, so its entries are 0 at index 0 and meaningless elsewhere.
+  For `segments` and routes, see `model.hidden_states_and_balance`.
   """
   chex.assert_rank(tokens_BT, 2)
   hidden_BTD = model.hidden_states(config, params, tokens_BT, segments, routes_BTLC=routes_BTLC)
@@ -158,9 +158,9 @@ def pick(
 
   Both are None for a group without stored trajectories. `kind` is `replay.trajectory_selection`.
   `stored` are each group's trajectories, oldest first; ties go to the oldest. `score` is called
-  with all candidates if the choice depends on scores, otherwise only with the picked ones. `rng` is
-  used if `kind` is 'random'. `costs` are the costs of all candidates in order, for kinds whose
-  costs the caller computes.
+  with all candidates if the choice depends on scores, otherwise only with the picked trajectories.
+  `rng` is used if `kind` is 'random'. `costs` are the candidates' costs, in order, for kinds whose
+  costs the caller must compute.
   """
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
@@ -208,10 +208,10 @@ def weights(
   logps: Sequence[np.ndarray],
   past: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-  """Compute f(w) for the tokens of each row as the loss does: float32 arrays [T].
+  """Compute f(w) for the tokens of each row, as in the loss: float32 arrays [T].
 
-  `logps` are the current log-probabilities. `past` are log-probabilities under the policy in the
-  denominator of the ratio w. Both are in nats.
+  `logps` are the current log-probabilities, and `past` the log-probabilities under the policy in
+  the denominator of the ratio w. Both are in nats.
   """
   if not logps:
     return []
@@ -238,9 +238,9 @@ def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Measure the mean and largest absolute difference over tokens written in `step`, as metrics.
+  """Compare the trainer's and the sampler's log-probabilities of tokens written in `step`.
 
-  `trainer` yields the trainer's log-probabilities [T] of each response. All values are in nats.
+  Returns the mean and maximum absolute difference, in nats. `trainer` yields [T] per response.
   """
   gaps = []
   for logp, response in zip(trainer, responses):

@@ -76,7 +76,7 @@ class Trace:
   tokens: np.ndarray | None  # [T], any integer dtype; None if the response must be tokenised
   logp: np.ndarray | None  # [T] float32, nats; None if unknown
   correctness: float | None  # of the question, in (0, 1]; None if unknown
-  row: int | None = None  # the question's row, if from a run; tells equal questions apart
+  row: int | None = None  # the question's row if a run stored it; tells equal questions apart
 
 
 # ---- Reading ----
@@ -151,7 +151,7 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """Return the text in the first column that exists, or in its last chat message by `role`."""
+  """Return the first available column's text; for a chat, the last message by `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = found = values.get(name)
   if isinstance(value, list):
@@ -227,7 +227,7 @@ def candidates(
     overlong: the setting `config.data.on_overlong`.
 
   Returns the candidates in trace order, and the number of traces by outcome. Raises InputError if a
-  trace cannot be used, or no trace matches a training question.
+  trace cannot be used or if no trace matches a training question.
   """
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:
@@ -256,7 +256,7 @@ def candidates(
     raise InputError(
       f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
       f'matches a question in {data.spec}. Questions are matched by the text of their last user '
-      'message. Make these texts equal.'
+      'message. Make these texts match.'
     )
   if not kept:
     raise InputError(
@@ -343,9 +343,8 @@ def seeded(
 ) -> Buffer:
   """Return a buffer with the newest `max_trajectories` successes of each question.
 
-  `right` lists the successes with the newest last. `params` are the initial policy's parameters,
-  used to compute missing log-probabilities unless `missing_logprobs` is 'zero'; see
-  `ExperienceConfig`.
+  `right` lists the successes, newest last. Missing log-probabilities are computed under `params`,
+  the initial policy's parameters, unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}

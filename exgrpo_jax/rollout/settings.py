@@ -14,7 +14,7 @@ from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.scoring import ScoreSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 
-# Groups begun per `group_size` slots. Most slots contain the longest response of a group whose
+# Groups to begin per `group_size` slots. Most slots contain the longest response of a group whose
 # other responses are complete. With lognormal lengths and a 99th percentile of 8 times the median,
 # 2.5 groups keep 95% of the slots busy. Beyond 2.75, additional groups only wait.
 _GROUPS_PER_SAMPLES = 3
@@ -22,7 +22,7 @@ _GROUPS_PER_SAMPLES = 3
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-  """Settings for the size of a step and for how responses are sampled."""
+  """Settings for the size of a step and the sampling of responses."""
 
   questions: int = setting(128, '[1, inf)', 'questions per step (Q)', PAPER)
   group_size: int = setting(
@@ -66,8 +66,8 @@ class RolloutConfig:
   dynamic_sampling: float = setting(
     1.0,
     '[1, inf)',
-    'dynamic sampling (DAPO): a step draws questions until the rewards differ within enough fresh '
-    'groups, but at most this multiple of the fresh groups that it trains; 1 turns it off',
+    'dynamic sampling (DAPO): a step draws questions until enough fresh groups have unequal '
+    'rewards, but at most this multiple of the fresh groups that it trains on; 1 turns it off',
   )
   router_replay: bool = setting(
     False,
@@ -104,12 +104,12 @@ class RolloutConfig:
 
   @property
   def is_dynamic(self) -> bool:
-    """Return True with dynamic sampling."""
+    """Return True if dynamic sampling is on."""
     return self.dynamic_sampling > 1
 
   @property
   def keeps_groups(self) -> bool:
-    """Return True if a step may leave groups for the next one."""
+    """Return True if a step may leave groups for the next step."""
     return self.partial or self.is_dynamic
 
   @property
@@ -131,7 +131,7 @@ class RolloutConfig:
   def decode_spec(
     self, tokenizer: Tokenizer, distribution: Distribution | None = None
   ) -> DecodeSpec:
-    """Return the decode settings. The default samples the softmax at the training temperature."""
+    """Return the decode settings. `distribution` defaults to the full softmax at `temperature`."""
     return DecodeSpec(
       distribution=distribution or Distribution(self.temperature),
       slots=self.slots,

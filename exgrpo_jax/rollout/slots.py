@@ -23,7 +23,7 @@ from exgrpo_jax.rollout.drafts import Counts, Texts
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import activity, randomness
 
-# Refill once 1 / _REFILL_SHARE of the slots has finished, and fill as many slots at a time. This
+# Refill once 1 / _REFILL_SHARE of the slots have finished, that many slots at a time. This
 # limits both the number of host syncs and the number of idle slots.
 _REFILL_SHARE = 16
 
@@ -39,11 +39,11 @@ class Row:
   key_X: np.ndarray  # uint32, key data of its step
   pieces: list[tuple[Array, ...]]  # (tokens, log-probabilities, entropies), in the order written
   length: int  # tokens in `pieces`
-  is_filled: bool = False  # whether prompt and pieces, except `forced`, are in the cache
+  is_filled: bool = False  # True if prompt and pieces, except `forced`, are in the cache
   truncated: bool | None = None  # None until it finishes
   complete: Response | None = None  # None until it leaves its slot
   place: int = 0  # where its cache is parked between turns, if there is room
-  # The last tokens of `pieces`, which are not in its cache yet.
+  # The last tokens of `pieces`, which are not in the cache yet.
   forced: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
 
   @property
@@ -83,7 +83,7 @@ class Row:
 
 
 Slots = list[Row | None]
-# Complete responses by question and sample, latest last; `Request.past` gets negative samples.
+# Complete responses by question and sample, latest last; negative samples are `Request.past`.
 Past = dict[int, dict[int, np.ndarray]]
 
 
@@ -93,7 +93,7 @@ class Sync(NamedTuple):
   slots: int  # slots that decoded together
   steps: int  # decode steps; each computes one token per slot, or several with drafts
   tokens: int  # tokens that rows wrote or read
-  row_steps: int  # steps x slots without free slots; equal to `tokens` without drafts
+  row_steps: int  # decode steps, summed over live rows; equal to `tokens` without drafts
   width: int = 0  # tokens drafted per row and step
   drafted: tuple[int, ...] = ()  # drafted tokens from each of drafts.SOURCES
   accepted: tuple[int, ...] = ()  # drafted tokens that are part of a response
@@ -107,8 +107,8 @@ def rows_of(
 ) -> list[Row]:
   """Create a row for each request. Indices continue after `before`.
 
-  `step_key` returns the key of the step that began a response. A row's place is its index, or the
-  place of the row that it follows.
+  `step_key` returns the key of the step that began a response. A row's place is its own index, but
+  a row that follows an earlier row inherits that row's place.
   """
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
@@ -135,7 +135,7 @@ def rows_of(
 
 
 def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
-  """Assign free slots to waiting rows, both in order."""
+  """Assign free slots to waiting rows, in order."""
   free = [slot for slot, row in enumerate(slots) if row is None]
   for slot in free[: len(waiting)]:
     slots[slot] = waiting.popleft()
@@ -169,7 +169,7 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
 
 
 def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None = None) -> Sync:
-  """Append the decoded tokens to their rows, and return the size of the sync."""
+  """Append the decoded tokens to their rows, and return the counts of the sync."""
   tokens = [0]
   for slot, row in enumerate(slots):
     if row is None or row.truncated is not None:
@@ -197,7 +197,7 @@ def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None 
 
 
 def joined(parts: Sequence[Sync]) -> Sync:
-  """Combine the parts of the decoding between two syncs, at least one, into a single `Sync`."""
+  """Combine one or more parts of the decoding between two syncs into a single `Sync`."""
   slots, steps, tokens, row_steps, widths, *counts = zip(*parts, strict=True)
   by_source = (tuple(map(sum, zip(*each))) for each in counts)
   return Sync(slots[-1], sum(steps), sum(tokens), sum(row_steps), widths[-1], *by_source)
@@ -219,8 +219,8 @@ def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.
 def texts_of(slots: Slots, past: Past, length: int) -> Texts:
   """Collect the texts that rows draft from, each cut off after `length` tokens.
 
-  A question's rows share its past responses, the latest first. There is room for as many past
-  responses as slots, but for at least `drafts.MAX_TEXTS`.
+  A question's rows share its past responses, latest first. The total number of past responses is
+  limited to the number of slots, or to `drafts.MAX_TEXTS` if that is larger.
   """
   count, most = len(slots), drafts.MAX_TEXTS
   of_question = collections.defaultdict[int, dict[int, Row]](dict)
@@ -282,7 +282,7 @@ def progress(rows: Sequence[Row]) -> str:
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
-  """Compute the fraction of the slots' decode steps that responses used; {} without syncs.
+  """Compute how busy the slots were, as a fraction of their decode steps; {} without syncs.
 
   With drafts, also returns the tokens per pass, the draft width and the share of accepted drafts.
   """
@@ -313,16 +313,16 @@ def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
 # three programs for its prompts. Responses begun earlier are prefilled by resuming.py.
 
 
-# Per prefill and data shard: enough to keep the matrix units busy, and few enough that a partly
-# filled batch wastes little.
+# Tokens per prefill and data shard: enough to keep the matrix units busy, and few enough that a
+# partly filled batch wastes little.
 PREFILL_TOKENS = 512
-SHORTEST_PREFILL = 64  # tokens; below it, compiling another shape costs more than the padding
+SHORTEST_PREFILL = 64  # tokens; compiling even shorter shapes would cost more than padding
 _Name = TypeVar('_Name', bound=Hashable)
 
 
 @dataclasses.dataclass
 class Prefilled:
-  """The prefilled prompts and where each one is stored."""
+  """The prefilled prompts and the place of each prompt."""
 
   prompts: Prompts
   places: dict[Origin, int] = dataclasses.field(default_factory=dict)
@@ -335,7 +335,7 @@ class Prefilled:
     mesh: Mesh,
     wanted: Iterable[tuple[Origin, np.ndarray]],
   ) -> None:
-    """Prefill as many of the first prompts in `wanted` as fit, and drop all other prompts."""
+    """Prefill the first `spec.prompts` distinct prompts in `wanted`, and drop all others."""
     wave: dict[Origin, np.ndarray] = {}
     for origin, prompt in wanted:
       wave.setdefault(origin, prompt)
@@ -356,7 +356,7 @@ class Prefilled:
         self.prompts = decode_loop.prefill(
           config, params, self.prompts, tokens_PT, lengths_P, place_P
         )
-        # Keeps the reported progress accurate. The device hardly waits for the next prompts.
+        # Keeps the reported progress accurate. The device is hardly idle between batches.
         jax.block_until_ready(self.prompts.hidden_WD)
         done += len(origins)
 
@@ -364,7 +364,7 @@ class Prefilled:
 def batches(
   rows: Mapping[_Name, np.ndarray], lengths: Sequence[int], most: int, mesh: Mesh, pad_id: int
 ) -> Iterator[tuple[np.ndarray, list[_Name]]]:
-  """Yield batches to prefill: (tokens_PT int32, row names). Rows without a name are padding.
+  """Yield batches to prefill: (tokens_PT int32, names). Rows beyond the names are padding.
 
   `rows` maps names to token arrays, which are padded to one of `lengths` (in ascending order).
   `most` is the maximum number of rows in a batch.

@@ -110,7 +110,7 @@ def plan_step(
 ) -> Plan:
   """Plan a step's groups: replayed questions from the buffer, the rest from the stream, shuffled.
 
-  `partial_groups`, which the last step left untrained, come first. The plan depends only on the
+  `partial_groups`, left over from the last step, come first. The plan depends only on the
   arguments and the seed, so a resumed run makes the same plan.
   """
   config, replay_config, data = rollout.config, rollout.replay_config, rollout.data
@@ -119,7 +119,7 @@ def plan_step(
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
   free = partial.without(buffer, begun)
   among = count
-  if config.is_dynamic:  # dropped groups leave places, but a step trains Q groups
+  if config.is_dynamic:  # dropped groups free places, but a step trains on Q groups
     among = min(count, config.questions) if config.partial else config.questions
   replayed = replay.draw_questions(replay_config, free, among, config.group_size, step, rng)
   fresh, cursor = question_stream.take(
@@ -181,10 +181,10 @@ def generate(
   submit: Submit,
   aim: partial.Round = partial.WHOLE_STEP,
 ) -> tuple[list[list[Response]], dict[str, float]]:
-  """Generate each group's fresh responses: K, or K - 1 plus a stored one. Also returns metrics.
+  """Generate each group's fresh responses, K or, with replay, K - 1. Also returns metrics.
 
-  With partial rollouts, generation continues only until the step can train, so some responses come
-  back incomplete or not even begun. `params` are in the decode layout (`model.decode_layout`).
+  With partial rollouts, generation stops as soon as the step can train, so some responses may be
+  incomplete or still empty. `params` are in the decode layout (`model.decode_layout`).
   `submit` is called with each finished response that needs grading. `aim` decides when a round of
   dynamic sampling ends; groups without a verdict are assumed to be informative.
   """
@@ -277,8 +277,8 @@ def response_facts(
 ) -> dict[str, Any]:
   """Return all facts about a response except its text and the verifier's results.
 
-  `tokens` are int32 [T], including the end token, if any. `truncated` is True if the response was
-  cut off at `max_response` tokens, without an end token.
+  `tokens` are int32 [T], including any end token. `truncated` is True if the response was cut off
+  at `max_response` tokens, without an end token.
   """
   return {
     **question_facts(question),
@@ -299,7 +299,7 @@ def old_logprobs(
 
   With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they come from
   the sampler and are compared with the trainer's every `logprob_check.every` steps. Only tokens
-  written in this step are recomputed or compared. The metrics are the differences, or {} if none.
+  written in this step are recomputed or compared. The metrics are the measured differences, if any.
 
   Raises:
     InputError: sampler and trainer differ by more than `logprob_check.max`.
@@ -365,7 +365,7 @@ def recomputed(
 def collect_verdicts(
   rollout: RolloutSetup, plan: Plan, responses: Responses, grader: Grader
 ) -> GradedGroups:
-  """Return the groups to train, with the grader's verdicts.
+  """Return the groups to train on, with the grader's verdicts.
 
   The responses were submitted during `generate`. With partial rollouts, some groups are left for
   the next step, and the others are shuffled, seeded by run and step, so that each minibatch mixes
@@ -381,7 +381,7 @@ def collect_verdicts(
 def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
-  """Return the groups with all verdicts, and the verdicts that the plan did not have yet."""
+  """Return the groups with all verdicts, plus the verdicts from the grader or the environment."""
   of_environment = {
     (group, sample): one.verdict
     for group, own in enumerate(responses)
@@ -403,13 +403,12 @@ def graded(
 def pick_replays(
   rollout: RolloutSetup, params: Params, plan: Plan
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """Pick each replayed question's trajectory and its scores. Both are None for fresh questions.
+  """Pick and score a trajectory for each replayed question; both are None for fresh questions.
 
-  The default is the trajectory with the lowest mean token entropy under the current policy;
-  ties go to the oldest. The picked trajectory is always scored for the step's records, even if it
-  is the only candidate, which takes a forward pass over few rows. Without
-  `objective.importance_correction`, its log-probabilities are replaced with the current policy's.
-  The buffer is not modified.
+  The default is the trajectory with the lowest mean token entropy under the current policy; ties
+  go to the oldest. A question's only candidate is scored too, for the step's records, which costs a
+  forward pass over few rows. Without `objective.importance_correction`, the log-probabilities of
+  the picked trajectory are replaced with the current policy's. The buffer is not modified.
   """
   rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
   if rule == 'valid_steps':
@@ -475,8 +474,8 @@ def assemble(
 ) -> Batch:
   """Assemble the step's rows into a batch, group by group, with replayed rows last in their group.
 
-  Rows of questions outside `replay.difficulty` stay in the batch with an empty mask. So do
-  truncated responses with `objective.mask_truncated`. The number of rows therefore never changes.
+  Rows of questions outside `replay.difficulty` and, with `objective.mask_truncated`, truncated
+  responses get an empty mask but stay in the batch, so the number of rows never changes.
   """
   objective_config, step = rollout.objective_config, trained.plan.step
   rewards, rows, trains = [], [], []
@@ -495,7 +494,7 @@ def assemble(
   advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B, trained)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0
-  # Environment tokens are context: they are not trained and have no weight.
+  # Environment tokens are context: they are not trained on and have no weight.
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
@@ -530,7 +529,7 @@ def assemble(
 
 
 def _is_masked(config: objective.ObjectiveConfig, member: Response | Trajectory) -> bool:
-  """Return True if `mask_truncated` masks this row. Stored responses are never truncated then."""
+  """Return True if `mask_truncated` masks this row. It also keeps such rows out of the buffer."""
   return config.mask_truncated and isinstance(member, Response) and member.truncated
 
 
@@ -565,7 +564,7 @@ def _within_second_moment(
   scores: Sequence[ReplayScores | None],
   advantage_R: np.ndarray,
 ) -> np.ndarray:
-  """Return which tokens of the R replayed rows to keep: a flat bool array, row by row."""
+  """Return a flat bool mask, row by row, of the tokens to keep in the R replayed rows."""
   log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)

@@ -24,7 +24,7 @@ _compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its 
 
 @contextlib.contextmanager
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
-  """While the block runs, show `what` in the status line, after the text of enclosing blocks.
+  """Show `what` in the status line during the block, after the text of enclosing blocks.
 
   `what` may be a function that reports progress. Another thread calls this function, so the
   function must not block.
@@ -37,10 +37,10 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def compiling(program: str) -> None:
-  """Show that a program is being compiled, until the next call or the innermost block's end.
+  """Show that a program is being compiled, until the next call or the end of the block.
 
-  JAX does not report that a compilation failed, but the enclosing block ends in that case. Calls
-  from other threads are ignored.
+  JAX does not report failed compilations, but such a failure ends the enclosing block. Calls from
+  other threads are ignored.
   """
   if threading.current_thread() is threading.main_thread():
     _compiled[:] = [(work, program) for work in _current[-1:] if program]
@@ -67,10 +67,10 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 
 
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
-  """Return a function that takes the number of rows done and prints a `line` every LINE_SECONDS.
+  """Return a function that takes the number of rows done and prints `line` every LINE_SECONDS.
 
-  The function keeps using the current standard output, because TFDS's output is redirected and
-  discarded.
+  The function keeps printing to the current standard output, even after standard output is
+  redirected to discard TFDS's messages.
   """
   out, printed = sys.stdout, time.monotonic()
 

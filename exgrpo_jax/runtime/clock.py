@@ -18,7 +18,7 @@ from exgrpo_jax.runtime import activity, compilations
 
 NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases excluded from speed and cost
 RECENT = 20  # steps that Pace extrapolates from
-MEDIAN_STEPS = 3  # finished steps that a median needs, because the first ones compile
+MEDIAN_STEPS = 3  # finished steps required for a median, because the first steps compile
 FACTOR = 10  # report a step that takes this many times the median
 LEAST_SECONDS = 60.0  # but never report a step that has taken less
 
@@ -152,7 +152,7 @@ def watched() -> Iterator[Clock]:
 
   A warning is printed once a step has taken FACTOR times the median and at least LEAST_SECONDS, and
   again whenever its time doubles. A host that waits for another host or a file system looks the
-  same as a busy one. Every host reports its own phase, so look for the host whose phase differs
+  same as a busy host. Every host reports its own phase, so look for the host whose phase differs
   from the rest.
   """
   clock, over = Clock(), threading.Event()

@@ -106,7 +106,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Make the status line show which program JAX is compiling, during the block."""
+  """Show each program that JAX compiles during the block in the status line."""
 
   def show(event: str, duration_secs: float, **details: str | int) -> None:
     del duration_secs

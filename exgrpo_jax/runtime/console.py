@@ -112,7 +112,7 @@ def to_copy(words: Sequence[str], workdir: str = '') -> str:
 
 
 class _Log:
-  """A log file of whole lines, and the time of the last line."""
+  """A log file that is written line by line. `last` is the time of the last line."""
 
   def __init__(self, file: IO[bytes]) -> None:
     self._file = file
@@ -144,7 +144,7 @@ class _Kept:
 
 
 class _Terminal(rich.console.Console):
-  """A terminal whose cursor stays visible, because a killed run could not restore it."""
+  """A terminal that never hides its cursor, because a killed run could not show it again."""
 
   def show_cursor(self, show: bool = True) -> bool:
     del show
@@ -153,7 +153,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """Send library logs to the current standard error, not to the stream from import time."""
+  """Send library logs to the current standard error, not to the stream current at import."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:
@@ -169,7 +169,7 @@ def _live_line() -> Iterator[bool]:
   if not sys.stdout.isatty() or terminal.is_dumb_terminal:
     yield False
     return
-  # Output of both streams appears above the line. Standard error may be a file.
+  # Output of both streams appears above the line, unless standard error is a file.
   with rich.live.Live(
     console=terminal,
     get_renderable=lambda: rich.text.Text(

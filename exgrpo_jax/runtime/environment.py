@@ -21,7 +21,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import write_json
 
 FILE = 'environment.json'
-PARAMETERS = 'initial_parameters'  # key of the initial parameters' digest, see storage.digest
+PARAMETERS = 'initial_parameters'  # key of the initial parameters' digest; see storage.digest
 
 _PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda12-pjrt', 'jax-cuda13-pjrt')
 _PACKAGES += ('flax', 'optax', 'orbax-checkpoint', 'numpy')
@@ -46,7 +46,8 @@ def read(workdir: str) -> list[dict[str, Any]]:
       return json.load(file)
   except ValueError as error:
     raise InputError(
-      f'{path}: this file is not valid JSON ({error}). Delete it; the next start writes a new one.'
+      f'{path}: this file is not valid JSON ({error}). Delete it; a new one is written the next '
+      'time a run starts.'
     ) from error
 
 
@@ -67,7 +68,7 @@ def describe(first_step: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """Return the versions, by name, of this package and the installed packages it computes with."""
+  """Return package name -> version, for this package and the installed packages it uses."""
   found = {'exgrpo_jax': __version__}
   for name in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

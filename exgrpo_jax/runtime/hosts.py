@@ -35,7 +35,7 @@ _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
 
 
 class Meeting(NamedTuple):
-  """Flags that connect this host to the others; all None on a known cluster or a single host."""
+  """Flags for connecting to the other hosts; all None on a known cluster or a single host."""
 
   coordinator_address: str | None = None  # host:port of the first host
   num_processes: int | None = None
@@ -44,7 +44,7 @@ class Meeting(NamedTuple):
 
 @contextlib.contextmanager
 def joined(meeting: Meeting) -> Iterator[None]:
-  """Run the block as one of the run's hosts. Enter it before any other use of JAX.
+  """Run the block as one of the run's hosts. Enter the block before any other use of JAX.
 
   On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If neither
   does, this is the only host. With several hosts, only the first host prints to standard
@@ -80,9 +80,9 @@ def _join(meeting: Meeting) -> None:
       file=sys.stderr,
       flush=True,
     )
-  # Hosts use `all_gather` to agree on when to stop. JAX's preemption service counts steps instead,
-  # and orbax reports to it when background checkpoints finish. So the step at which all hosts
-  # agreed to stop could be skipped.
+  # Hosts use `all_gather` to agree on when to stop. JAX's preemption service would count steps
+  # instead, and orbax tells the service when background checkpoints finish. The service could then
+  # skip the step at which all hosts agreed to stop.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     _connect(meeting)
@@ -128,7 +128,7 @@ def _check(meeting: Meeting) -> None:
     return
   if address is None or count is None or number is None:
     raise InputError(
-      '--coordinator_address, --num_processes and --process_id belong together. Set all three '
+      '--coordinator_address, --num_processes and --process_id must be set together. Set all three '
       'flags, or none of them if the cluster provides the addresses of its hosts.'
     )
   if number >= count:
@@ -161,7 +161,7 @@ def _fail(error: Exception) -> None:
   traceback.print_exception(error)
   print(
     f'error: {name} failed; see above. This host exits in {_LAST_WORDS_SECONDS} s. If JAX reports '
-    'before then that another host has died, the other host is the cause.',
+    'before then that another host died, that host is the cause.',
     file=sys.stderr,
     flush=True,
   )
@@ -241,7 +241,7 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
-        f'{place}: {what} on host {number} and on host 0 differ. Each host reads its own copy. '
+        f'{place}: {what} differ between host 0 and host {number}. Each host reads its own copy. '
         'Make all copies identical.'
       )
 

@@ -122,7 +122,7 @@ def pinned(repository: Repository) -> Repository:
 
 
 def as_known(repository: Repository) -> Repository:
-  """Pin the repository to its commit if this process has already resolved it."""
+  """Pin the repository if this process has already resolved its commit."""
   return repository._replace(revision=_commits.get(repository.key, repository.revision))
 
 
@@ -166,8 +166,7 @@ def _refusals(repository: Repository) -> Iterator[None]:
     if huggingface_hub.get_token():
       login = 'Your token does not have access yet.'
     raise InputError(
-      f'the {kind} {name} is available only after you accept its licence. Accept the licence on '
-      f'{repository.page}. {login}'
+      f'the {kind} {name} is gated. Accept its licence on {repository.page}. {login}'
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise InputError(
@@ -199,8 +198,8 @@ def check_push(name: str, public: bool) -> None:
   """Check that `publish` may write to the model repository `name`, which need not exist yet.
 
   Changes nothing on the Hub. Raises InputError if the name is invalid, if the token is missing or
-  may not write there, if the repository exists with a visibility other than `public` requests, or
-  if the Hub cannot be reached.
+  may not write there, if an existing repository's visibility contradicts `public`, or if the Hub
+  cannot be reached.
   """
   owner, slash, _ = name.partition('/')
   problem = '' if slash else 'the name has no owner. Write owner/name with your user name as owner.'
@@ -225,7 +224,7 @@ def check_push(name: str, public: bool) -> None:
     else:
       api.auth_check(name, write=True)
       if found.private == public:
-        is_, change = ('private', 'Leave --public out') if public else ('public', 'Add --public')
+        is_, change = ('private', 'Remove --public') if public else ('public', 'Add --public')
         problem = f'this repository exists and is {is_}. {change}, or choose another name.'
   if problem:
     raise InputError(f'--push={name}: {problem}')
@@ -237,8 +236,8 @@ def publish(
   """Upload files to a model repository, in one commit; return the URL of its page.
 
   `files` maps names to local paths or contents. Creates the repository if it is missing. Deletes
-  its files that match the patterns `replaced` but are not in `files`, because the weights of an
-  earlier upload could be loaded instead. Raises InputError if the upload fails.
+  its other top-level files that match the patterns `replaced`; otherwise users could load the
+  weights of an earlier upload. Raises InputError if the upload fails.
   """
   if not sys.stderr.isatty():
     utils.disable_progress_bars()
@@ -263,7 +262,7 @@ def publish(
 def _push_refusals(name: str) -> Iterator[None]:
   try:
     if not huggingface_hub.get_token():
-      raise InputError(f'--push={name}: there is no token for the Hub. {_LOGIN}')
+      raise InputError(f'--push={name}: no token for the Hub was found. {_LOGIN}')
     yield
   except InputError:
     raise

@@ -68,7 +68,7 @@ def physical_memory() -> int:
 
 
 def host_memory() -> int:
-  """Return the memory that this process may use, in bytes without swap, or 0 if unknown."""
+  """Return the memory that this process may use, excluding swap, in bytes; 0 if unknown."""
   physical = physical_memory()
   limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else ''
   return min(physical, int(limit)) if limit.isdigit() else physical
@@ -84,9 +84,9 @@ def nvidia_driver() -> str:
 def keep_pages() -> None:
   """Make glibc keep freed memory for reuse if JAX computes on the CPU.
 
-  XLA:CPU reallocates a program's temporary arrays on every call. glibc maps and unmaps the large
-  ones each time, so the kernel zeroes every page on first touch, which takes up to half the time of
-  a small model's update. Call this before any import starts a thread, because existing threads keep
+  XLA:CPU reallocates a program's temporary arrays on every call. glibc maps and unmaps large arrays
+  each time, so the kernel zeroes every page on first touch, which takes up to half the time of a
+  small model's update. Call this before any import starts a thread, because existing threads keep
   their arena.
   """
   library = ctypes.CDLL(None) if sys.platform == 'linux' else None

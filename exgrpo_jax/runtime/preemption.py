@@ -22,11 +22,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def listening() -> Iterator[Callable[[], str]]:
-  """Yield a function that returns the name of a signal that any host has received, or ''.
+  """Yield a function that returns the name of a signal received by any host, or ''.
 
   Enter the block in the main thread. All hosts must call the function together. A second signal
-  ends the process immediately, even if Python cannot run handlers just then (while compiling or
-  waiting for the device).
+  ends the process immediately, even while Python cannot run signal handlers (during compilation
+  or while waiting for the device).
   """
   received: list[str] = []
 

@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-  """A use of random numbers. Its number determines its streams, so never change the number."""
+  """A use of random numbers. Never change a member's value, because it determines the streams."""
 
   INIT = 0  # initial parameters of a model trained from scratch
   ROLLOUT = 1  # responses to train on; by step
@@ -92,7 +92,7 @@ def row_keys(
 
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
-  """Draw two numbers in [0, 1) from each response's key and position: float32 [B, 2]."""
+  """Draw two numbers in [0, 1) per response, from its key and position: float32 [B, 2]."""
   chex.assert_equal_shape([key_B, position_B])
 
   def uniform(key: jax.Array, position: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """Atomic replacement of files and folders.
 
-A reader sees either the complete old version or the complete new version, even after a kill.
+A reader sees either the complete old version or the complete new version, even if the writer dies.
 """
 
 import contextlib

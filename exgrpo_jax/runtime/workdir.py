@@ -26,9 +26,9 @@ from exgrpo_jax.runtime.replacement import replacing
 
 # ---- The lock of a folder ----
 
-# An flock on a file in the folder. The kernel releases it when its holder ends, so stale locks do
-# not need cleaning up. On NFS, it applies to all hosts. A file system without flock, such as some
-# mounted buckets, does not keep out other hosts or even other processes.
+# An flock on a file in the folder. The kernel releases the lock when the process that holds it
+# ends, so stale locks need no cleanup. On NFS, the lock applies to all hosts. Without flock, as
+# in some mounted buckets, nothing keeps out other hosts, or even other processes on this host.
 
 # An NFS server keeps the locks of a dead host until the host's lease ends, usually after 90 s.
 LEASE_SECONDS = 120.0
@@ -44,9 +44,9 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
   A process that inherits the descriptor holds the lock too, even after its parent dies.
 
   Raises:
-    InputError: another process holds the lock; the message is `refusal` plus the owner. The
+    InputError: another process holds the lock; the message is `refusal` followed by the owner. The
       error is raised immediately if the owner is on this machine; otherwise it is raised after
-      LEASE_SECONDS, when the lock of a dead host has expired.
+      LEASE_SECONDS, when a dead host's lock would have expired.
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
@@ -102,10 +102,10 @@ def _take(file: BinaryIO, refusal: str) -> None:
 
 
 def is_abandoned(path: pathlib.Path) -> bool:
-  """Return True if a process on this machine took the lock last, and nobody holds it any more.
+  """Return True if the lock was last held by a process on this machine and is now free.
 
-  Checking takes the lock for an instant, and a run that starts just then is rejected. After this
-  returns True, do not check again until the file changes.
+  The check takes the lock for an instant, so a run that starts just then is rejected. Once this
+  has returned True, do not check again until the file changes.
   """
   with contextlib.suppress(OSError), open(path, 'rb') as file:
     if file.read().startswith(f'{_machine()} '.encode()):
@@ -132,7 +132,7 @@ FREE = (
   'rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat',
 )  # fmt: skip
 
-# Settings that older runs lack, by section, with the values that match how those runs behaved.
+# Settings that older runs lack, by section, with values that reproduce how those runs behaved.
 _MODEL_SWITCHES = ('output_bias', 'mlp_bias', 'norm_offset', 'norm_all_heads', 'scaled_embeddings')
 _MODEL_NUMBERS = ('query_scale', 'query_beta', 'attention_cap', 'logit_cap')
 _ADDED = {
@@ -189,7 +189,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
     allowed, refused = _changes(values, workdir, sections)
     if refused:
       raise InputError(
-        f'{workdir} belongs to another config: {"; ".join(refused)}. '
+        f'{workdir} belongs to a run with a different config: {"; ".join(refused)}. '
         'Choose another --workdir, or restore the config.'
       )
     if allowed:
@@ -239,7 +239,7 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
   config = os.path.join(workdir, 'config.json')
   is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
   if is_left and _changes(values, workdir)[1]:
-    print(f'{workdir}: replacing an earlier start that never finished a step', flush=True)
+    print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
     shutil.rmtree(os.path.join(workdir, 'tokenizer'), ignore_errors=True)
     for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
       pathlib.Path(workdir, name).unlink(missing_ok=True)
@@ -263,7 +263,7 @@ def check_writable(workdir: str) -> None:
 def make_folder(key: str, folder: str) -> None:
   """Create a folder that the config names. Raises InputError if that fails.
 
-  An existing folder may be read-only, because it may already contain everything.
+  An existing folder may be read-only, because it may already contain everything that is needed.
   """
   if folder and '://' not in folder:
     try:
@@ -312,7 +312,7 @@ def owned(workdir: str) -> Iterator[None]:
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Claim the workdir for this config by writing config.json.
 
-  With num_epochs, `values` must include the resulting num_steps, because readers of the run use it.
+  With num_epochs, `values` must include the resulting num_steps, because reports read it.
 
   Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """

@@ -48,9 +48,9 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   """Run `jobs`, at most `parallel` at a time, and report their progress on stdout.
 
   On the first SIGINT, SIGTERM or SIGHUP, this function sends SIGTERM to the running jobs and waits
-  for them to exit. A second signal kills them. Concurrent jobs run on separate cores, because this
-  is faster: two SmolLM2 steps take 1.3 times as long if they run one after the other, each on both
-  cores. Every job inherits the file descriptors in `kept_open`.
+  for them to exit. A second signal kills them. Concurrent jobs run on separate cores, which is
+  faster: on two cores, two SmolLM2 steps take 1.3 times as long if they run one after the other,
+  each on both cores. Every job inherits the file descriptors in `kept_open`.
   """
   waiting = collections.deque(enumerate(jobs, 1))
   running: list[_RunningJob] = []

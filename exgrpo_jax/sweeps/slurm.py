@@ -1,4 +1,4 @@
-"""A sweep's trials as array jobs of a Slurm cluster."""
+"""A sweep's trials as array jobs on a Slurm cluster."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from exgrpo_jax.sweeps import sweep
 from exgrpo_jax.sweeps.sweep import LOG, Trial
 
 _JOBS, _SCRIPT = 'slurm.json', 'slurm.sh'
-# squeue may list ended jobs for some minutes. All other states count as queued or running.
+# squeue may still list ended jobs for a few minutes. All other states count as queued or running.
 _ENDED = (
   'BOOT_FAIL', 'CANCELLED', 'COMPLETED', 'DEADLINE', 'FAILED', 'LAUNCH_FAILED', 'NODE_FAIL',
   'OUT_OF_MEMORY', 'PREEMPTED', 'RECONFIG_FAIL', 'REVOKED', 'TIMEOUT',
@@ -44,7 +44,7 @@ def submit(
 ) -> Collection[str]:
   """Submit the unfinished trials that are not queued yet; return the names of all queued trials.
 
-  The trials are one array job: index n is the sweep's trial n. At most `at_once` run at a time;
+  The trials form one array job: index n is the sweep's trial n. At most `at_once` run at a time;
   None sets no limit. `options` are passed to sbatch. slurm.json in the workdir records the jobs.
   Raises InputError if Slurm is missing or refuses a command.
   """
@@ -72,14 +72,14 @@ def submit(
     watched = ','.join(job.partition(';')[0] for job in jobs)
     print(
       f'to watch: squeue --jobs={watched}\nRun the same command again to update the table and to '
-      'submit the trials that have ended without finishing.',
+      'resubmit trials that ended without finishing.',
       flush=True,
     )
   return active
 
 
 def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> str:
-  """Submit the array of `left` (index -> trial) and return its job id."""
+  """Submit the trials in `left` (array index -> trial) as an array job and return its id."""
   lines = ['#!/bin/bash', 'case "$SLURM_ARRAY_TASK_ID" in']
   for index, trial in left.items():
     # A trial runs on one host, even if the environment lists the hosts of an enclosing job.
@@ -94,13 +94,13 @@ def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> 
   process = _run(['sbatch', *defaults, *options, path])
   if process.returncode:
     raise InputError(
-      f'--launcher=slurm: sbatch refused the job ({process.stderr.strip()}). Change --sbatch.'
+      f'--launcher=slurm: sbatch rejected the job ({process.stderr.strip()}). Change --sbatch.'
     )
   return process.stdout.split()[-1]
 
 
 def _in_queue(jobs: Jobs) -> Jobs:
-  """Return the part of `jobs` that is still queued or running."""
+  """Return the trials in `jobs` that are still queued or running."""
   found: Jobs = {}
   for job, trials in jobs.items():
     number, _, cluster = job.partition(';')

@@ -102,7 +102,7 @@ def is_finished(trial: Trial) -> bool:
   num_steps = config.num_steps
   try:
     records = metrics.read(trial.workdir)
-    if config.num_epochs:  # config.json has the number of steps, which depends on the data
+    if config.num_epochs:  # config.json contains the number of steps, which depends on the data
       recorded = read_config(trial.workdir)
       if recorded['num_epochs'] != config.num_epochs:
         return False
@@ -160,7 +160,7 @@ def run(
 
 
 def held(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Lock a sweep's workdir, like `folder_held`. Raises InputError if trials are running there."""
+  """Lock a sweep's workdir with `folder_held`. Raises InputError if trials are running there."""
   reason = (
     f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
     'running there. Wait for them to finish, or stop them.'
@@ -200,9 +200,9 @@ def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ())
 
 
 def write_csv(planned: Sequence[Trial], workdir: str, active: Collection[str]) -> None:
-  """Write a row per trial to sweep.csv: its settings, state, scores and time in steps.
+  """Write a row per trial to sweep.csv: settings, state, scores and total time of all steps.
 
-  Only finished trials have scores. A cell is empty if its value does not exist.
+  Only finished trials have scores. A cell is empty if the trial has no such value.
   """
   keys = [key for trial in planned for key in trial.keys if key != 'seed']
   columns = dict.fromkeys(['trial', 'seed', *keys, 'state', 'steps', 'seconds'])

@@ -51,8 +51,8 @@ def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterabl
 def load(path: str) -> Sweep:
   """Load the trials of a sweep file.
 
-  Raises InputError if the file raises an error, defines no trials, or contains names that cannot
-  all be used as names of separate folders.
+  Raises InputError if the file raises an error, defines no trials, or contains names that are not
+  valid, unique folder names.
   """
   sweep, _ = evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'

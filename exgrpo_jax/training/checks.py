@@ -65,15 +65,15 @@ def check_rewards(config: RunConfig, data: QuestionSet) -> None:
 
 
 def check_data_size(config: RunConfig, num_questions: int, workdir: str) -> None:
-  """Raise InputError if a resumed run's `num_epochs` no longer means the same number of steps."""
+  """Raise InputError if a resumed run's `num_epochs` now implies a different number of steps."""
   recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0}
   if not recorded['num_epochs']:
     return
   steps = steps_of(recorded['num_epochs'], num_questions, config.rollout.questions)
   if steps != recorded['num_steps']:
     raise InputError(
-      f'config.data.train={config.data.train}: the number of questions has changed since the last '
-      f'start. With {counted(num_questions, "question")}, num_epochs={recorded["num_epochs"]:g} '
-      f'means {counted(steps, "step")} instead of {recorded["num_steps"]}. Restore the data, or '
-      'choose another --workdir.'
+      f'config.data.train={config.data.train}: the number of questions has changed since the run '
+      f'last started. With {counted(num_questions, "question")}, '
+      f'num_epochs={recorded["num_epochs"]:g} means {counted(steps, "step")} instead of '
+      f'{recorded["num_steps"]}. Restore the data, or choose another --workdir.'
     )

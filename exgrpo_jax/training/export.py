@@ -67,7 +67,7 @@ def keep_best(
 ) -> None:
   """Export the policy to workdir/export/best if it beats the policy stored there.
 
-  `evaluated` are the step's evaluation metrics. Policies are compared by 'validation/score'.
+  `evaluated` contains the step's evaluation metrics. Policies are compared by 'validation/score'.
   """
   score = evaluated['validation/score']
   folder = epath.Path(experiment.workdir) / 'export' / 'best'
@@ -83,7 +83,7 @@ def keep_best(
 
 
 def keep_last(experiment: Experiment, params: model.Params, step: int) -> None:
-  """Export the policy to workdir/export/last, replacing an existing folder."""
+  """Export the policy to workdir/export/last, replacing any earlier export."""
   with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
     write(experiment, params, unfinished)
     model_card.write(unfinished, experiment, step)

@@ -113,10 +113,10 @@ def learn(
 ) -> tuple[TrainState, list[dict[str, jax.Array]]]:
   """Make `epochs` passes over the step's rows, with one update per minibatch of whole groups.
 
-  After the first epoch, the groups are shuffled. `state` is donated; use the returned state. Also
-  returns each epoch's sums as float32 scalars on the device, without waiting for them: the sums of
-  `objective.token_loss`, 'loss', 'gradient_norm', 'learning_rate', 'skipped' and 'updates', and
-  with `max_kl` 'skipped_by_kl'.
+  From the second epoch on, the groups are shuffled. Returns the new state (`state` is donated) and
+  a dict of sums for each epoch: the sums of `objective.token_loss`, 'loss', 'gradient_norm',
+  'learning_rate', 'skipped' and 'updates' and, with `max_kl`, 'skipped_by_kl'. The sums are float32
+  device scalars and may not be computed yet.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
@@ -244,5 +244,5 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
 def _write(run: Run, snapshot: Snapshot) -> None:
   """Start writing a checkpoint. Raises InputError if the policy's probabilities aren't finite."""
   check_policy(run, snapshot)
-  run.records.flush()  # so that a resumed run has the rows of all steps before it
+  run.records.flush()  # so that a resumed run has the rows of all earlier steps
   checkpoint.save(run.checkpoints, snapshot, run.base_sums)

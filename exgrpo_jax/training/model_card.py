@@ -1,4 +1,4 @@
-"""The model card of an exported policy: README.md, filled in from its run."""
+"""The model card of an exported policy: README.md, generated from its run."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from exgrpo_jax.runtime import environment, hosts
 
 FILE = 'README.md'
 
-_HERE = 'path/to/this/folder'  # stands for the model's name until it is published
+_HERE = 'path/to/this/folder'  # placeholder for the model's name until it is published
 _CODE = 'https://github.com/exgrpo-jax/exgrpo_jax'
 _PAPERS = {
   'ExGRPO': 'Zhan et al. ExGRPO: Learning to Reason from Experience. 2025. '
@@ -50,8 +50,8 @@ def write(
 ) -> None:
   """Write the card of the policy after `step`.
 
-  `evaluated` are the step's scores, if the run has not written them yet. The card names no folders
-  on this machine, because it may be published.
+  `evaluated` contains the step's scores if the run has not written them yet. The card leaves out
+  folders on this machine, because it may be published.
   """
   if not hosts.is_first():
     return
@@ -89,7 +89,7 @@ Settings that differ from the [defaults]({_CODE}/blob/main/docs/configuration.md
 
 
 def named(folder: str, name: str) -> bytes:
-  """Return the card in `folder` with the name of its repository on the Hub."""
+  """Return the card in `folder`, with the Hub repository `name` as the model's name."""
   return pathlib.Path(folder, FILE).read_bytes().replace(_HERE.encode(), name.encode())
 
 
@@ -100,7 +100,7 @@ def _base(experiment: Experiment) -> str:
 
 
 def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
-  """Return the YAML that the Hub reads. It names the base model and data only if on the Hub."""
+  """Return the YAML for the Hub, with the base model and data only if they are on the Hub."""
   config = experiment.config
   readme = os.path.join(config.model.path, FILE)
   of_base = {}
@@ -169,7 +169,7 @@ def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -
   note = 'Shares of correct responses, with 95% confidence intervals, at temperature '
   note += f'{config.evaluation.temperature:g}{" unless stated otherwise" * bool(by_hand)}.'
   if evaluated and validation:
-    note += ' This policy has the best validation score of its run, so that score is optimistic.'
+    note += ' This policy was selected by its validation score, so this score is optimistic.'
   if last['step'] != step:
     note += f' The run did not evaluate this policy, which is from step {step}.'
   titles = 'data', 'questions', 'score', 'before step 1', f'after step {last["step"]:.0f}'
@@ -201,7 +201,7 @@ def _interval(record: Mapping[str, float], name: str) -> str:
 
 
 def _usage(experiment: Experiment, base: str) -> str:
-  """Return code for transformers and vLLM. `base` is the model that adapters belong to, or ''."""
+  """Return code for transformers and vLLM. `base` is the adapters' base model, or ''."""
   config = experiment.config
   messages = [{'role': 'system', 'content': config.prompt.system}] * bool(config.prompt.system)
   messages.append({'role': 'user', 'content': _QUESTION})
@@ -245,7 +245,7 @@ curl http://localhost:8000/v1/{place} -H 'Content-Type: application/json' \\
 
 
 def _shown(value: Any) -> str:
-  """Format a value for a table. Paths lose their folders."""
+  """Format a value for a table, and remove folders from paths."""
   return _FOLDERS.sub('', str(value)).replace('|', '\\|').replace('\n', ' ')
 
 

@@ -1,4 +1,4 @@
-r"""Keeping only the questions that a policy solves sometimes: `exgrpo data prefilter`.
+r"""Keeping only the questions that a policy sometimes solves: `exgrpo data prefilter`.
 
 exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 exgrpo train --config=one_gpu --workdir=/tmp/run \
@@ -7,8 +7,8 @@ exgrpo train --config=one_gpu --workdir=/tmp/run \
 The initial policy of training, or a run's policy, answers each question in config.data.train a few
 times. The responses are sampled and graded as in training. Questions that the policy always or
 never solves are dropped, because it cannot learn from them for now. With the successes in its
-replay buffer, a run knows from the first step how hard each question is. The folder --out will
-contain
+replay buffer, a run knows from the first step how hard each question is. The folder --out then
+contains
   questions.jsonl     the remaining questions, in verl's columns, with `solution`, `pass_rate` and
                       `columns`, the original columns as JSON
   successes.parquet   the correct responses to these questions, for config.experience.path
@@ -71,11 +71,11 @@ class Tried(NamedTuple):
 def filter_questions(
   values: ConfigDict, source: Source | None, out: str, samples: int, above: float, below: float
 ) -> None:
-  """Try all training questions, and write the questions to keep to the folder `out`.
+  """Sample responses to all training questions, and write the kept questions to the folder `out`.
 
-  The policy of the run `source` generates `samples` responses to each question; if `source` is
-  None, the initial policy of training does. The pass rate of each kept question is strictly between
-  `above` and `below`. Raises InputError if no question remains, or if the run could not start.
+  Each question gets `samples` responses from the policy of the run `source` or, if `source` is
+  None, from the initial policy of training. It is kept if its pass rate is strictly between `above`
+  and `below`. Raises InputError if no question remains, or if the run could not start.
   """
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)
@@ -98,9 +98,9 @@ def filter_questions(
   spread = ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))
   if not kept:
     raise InputError(
-      f'--above={above} and --below={below}: none of {counted(len(tried), "question")} in '
-      f'{data.spec} has a pass rate between these bounds. Choose other bounds. Questions by pass '
-      f'rate: {spread}.'
+      f'--above={above} and --below={below}: no question in {data.spec} has a pass rate between '
+      f'these bounds ({counted(len(tried), "question")} tried). Choose other bounds. Questions by '
+      f'pass rate: {spread}.'
     )
   write(out, tried, kept)
   print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')
@@ -111,7 +111,7 @@ def filter_questions(
 def _answered(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
 ) -> Iterator[Tried]:
-  """Answer and grade all questions in order. Randomness depends only on seed, question, sample."""
+  """Yield all questions with graded responses, seeded by config.seed, question and sample."""
   config = experiment.config
   changed = {'group_size': samples, 'partial': False, 'dynamic_sampling': 1.0}
   apart = dataclasses.replace(config.rollout, **changed)
@@ -127,7 +127,7 @@ def _answered(
 
 
 def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
-  """Write the three files. Only the first host writes."""
+  """Write questions.jsonl, successes.parquet and pass_rates.jsonl. Only the first host writes."""
   rates = [
     {
       'row': one.question.row,
@@ -139,7 +139,7 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
   ]
   metrics.write_rows(os.path.join(out, 'pass_rates.jsonl'), rates)
   metrics.write_rows(os.path.join(out, 'questions.jsonl'), [_row(one) for one in kept])
-  successes = [  # as seeding.py reads them; a question that is always solved needs none
+  successes = [  # in the format that seeding.py reads; a question that is always solved needs none
     {
       'question': last_user_message(one.question.messages),
       'tokens': response.tokens,

@@ -81,7 +81,8 @@ def _ended(
   if not ended:
     raise InputError(
       f'config.objective.mask_truncated=True: no response in {path} ends with an end token, so all '
-      'of them are truncated. Add the end tokens, or set config.objective.mask_truncated=False.'
+      'of them count as truncated. Add the end tokens, or set '
+      'config.objective.mask_truncated=False.'
     )
   return ended
 
@@ -113,8 +114,8 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
     length = buffer.entries[row].prompt_length
     if row >= len(theirs.prompts) or len(theirs.prompts[row]) != length:
       raise InputError(
-        f'config.experience.path={path}: {theirs.spec} has changed since that run. The prompt in '
-        f'row {row} had {length} tokens then. Restore the data.'
+        f'config.experience.path={path}: {theirs.spec} has changed since that run, where the '
+        f'prompt in row {row} had {length} tokens. Restore the data.'
       )
   for row, question in zip(rows, theirs.questions.read(rows)):
     entry = buffer.entries[row]

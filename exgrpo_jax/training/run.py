@@ -71,7 +71,7 @@ def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
 
 
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Print warnings about this step or recent steps. `measured` are the step's metrics."""
+  """Print warnings about this step or recent steps. `measured` contains the step's metrics."""
   step = experience.plan.step
   setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
   run.history, warnings = alarms.observe(setup, run.history, record)
@@ -81,7 +81,7 @@ def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> Non
 
 
 def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Raise InputError if training has broken down. Runs before the step is written or saved."""
+  """Raise InputError if training has broken down. Called before the step is written or saved."""
   record = {**measured, 'step': experience.plan.step}
   recent = (*run.history.recent, record)
   if why := alarms.breakdown(run.experiment.config.optimizer, recent):
@@ -89,10 +89,10 @@ def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) 
 
 
 def check_policy(run: Run, snapshot: Snapshot) -> None:
-  """Raise InputError if the policy's probabilities aren't finite. Runs before it is saved.
+  """Raise InputError if the policy's probabilities aren't finite. Called before each save.
 
-  A step's metrics describe the parameters before its last update. This check uses the parameters
-  after that update to score one token after a prompt.
+  A step's metrics describe the parameters before its last update. This check scores one token
+  after a prompt, using the parameters after that update.
   """
   rollout, policy = run.rollout, run.policy(snapshot.state.params)
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
@@ -117,7 +117,7 @@ def _newest_checkpoint(run: Run) -> str:
 
 
 def alarm_setup(experiment: Experiment, rollout: RolloutSetup) -> alarms.Setup:
-  """Return everything that the warnings about a run depend on, except for the metrics."""
+  """Return the facts about a run, besides the metrics, that its warnings depend on."""
   config = experiment.config
   return alarms.Setup(
     num_steps=config.num_steps,
@@ -136,9 +136,9 @@ def begin(
 ) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
   """Restore the newest snapshot, or create a new run's snapshot at step 0.
 
-  `params` are the initial parameters; None for a resumed run that does not keep them. Updates
-  donate them unless the run keeps them. `successes` are the initial contents of a new run's buffer.
-  Returns the snapshot, `Run.initial` and `Run.base_sums`.
+  `params` are the initial parameters, or None for a resumed run that does not keep them. Unless the
+  run keeps them, updates donate them. A new run's buffer starts with `successes`. Returns the
+  snapshot, `Run.initial` and `Run.base_sums`.
   """
   config = experiment.config
   initial, base_sums = params if config.keeps_initial else None, checkpoint.NO_BASE

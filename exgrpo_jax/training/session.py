@@ -1,6 +1,6 @@
 """An open training run: its steps, buffer and policy.
 
-`train` takes all of a run's steps. With `open_run`, a notebook takes steps and inspects each one.
+`train` takes all of a run's steps. With `open_run`, a notebook takes and inspects them one by one.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def open_run(
 
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
-  """Turn a full disk or too little memory into a one-line InputError."""
+  """Turn out-of-disk and out-of-memory errors into a one-line InputError."""
   with disk.explain_failure(workdir), machine.explained():
     yield
 
@@ -112,7 +112,7 @@ def explained(workdir: str) -> Iterator[None]:
 def load(
   config: ConfigDict, workdir: str
 ) -> tuple[Experiment, RolloutSetup, tuple[QuestionSet, ...]]:
-  """Load the experiment, its stages on the training questions, and its evaluation questions.
+  """Load the experiment, its rollout setup with the training questions, and its evaluation sets.
 
   The caller must have locked the workdir. Removes the files of a run with another config that
   never finished a step.
@@ -174,7 +174,7 @@ def train(
   compiled: compilations.Counter,
   callbacks: Sequence[Callback] = (),
 ) -> None:
-  """Take all steps and report hangs. SIGTERM stops after a step. See `open_run` for `callbacks`."""
+  """Take all steps, report hangs, and stop after SIGTERM. For `callbacks`, see `open_run`."""
   with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
     session.run.callbacks = callbacks
     for _ in session.steps():

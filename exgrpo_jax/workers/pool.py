@@ -1,4 +1,4 @@
-"""A pool of workers: starts processes, limits their time, kills and replaces them.
+"""A pool of worker processes with time limits; processes that hang or die are replaced.
 
 A request may hang or crash its worker without affecting other requests. Workers run server.py.
 """
@@ -66,17 +66,17 @@ class Worker:
     self.starts = 0  # processes that got ready
     self._trying: dict[str, Any] = {}  # the starting process's last 'trying' message
     self._process: WorkerProcess | None = None
-    self._standby: WorkerProcess | None = None  # started ahead, because imports take a while
+    self._standby: WorkerProcess | None = None  # started in advance, because imports are slow
     self._stopped = False
-    self._lock = threading.Lock()  # guards these three
+    self._lock = threading.Lock()  # guards `_process`, `_standby` and `_stopped`
 
   def call(
     self, request: Callable[[], tuple[Any, float]], deaths: int = MAX_DEATHS
   ) -> dict[str, Any] | Failure:
     """Return the reply to a request, or a Failure. Raises the same errors as `ready`.
 
-    `request` returns the request and its limit in seconds. If a process dies, it is called again
-    for the next process, until `deaths` processes have died.
+    `request` returns the request and its limit in seconds. If a process dies, `request` is called
+    again for the next process, until `deaths` processes have died.
     """
     reason = ''
     for _ in range(deaths):
@@ -105,7 +105,7 @@ class Worker:
     """Replace the process, with the standby if there is one, and wait until it is ready.
 
     Raises InputError if the user's code is rejected, hangs or ends the process, and RuntimeError if
-    no process got ready for another reason. If the time ran out, the error's cause is a
+    no process became ready for another reason. After a timeout, the error's cause is a
     TimeoutError.
     """
     failure = None
@@ -151,20 +151,20 @@ class Worker:
       process.close()
 
   def stop(self) -> None:
-    """Kill the processes for good."""
+    """Kill the processes and let no other process start."""
     with self._lock:
       self._stopped = True
       for process in filter(None, (self._process, self._standby)):
         process.kill()
 
   def close(self) -> None:
-    """Kill the processes for good and free their sockets."""
+    """Kill the processes, as `stop` does, and free their sockets."""
     self.stop()
     for process in filter(None, (self._process, self._standby)):
       process.close()
 
   def _first_reply(self, process: WorkerProcess) -> dict[str, Any]:
-    """Wait for a process's first reply, printing what it is doing meanwhile."""
+    """Wait for a process's first reply, and print its progress meanwhile."""
     started, self._trying, timeout = time.monotonic(), {}, self._program.timeout
     while True:
       try:
@@ -182,7 +182,7 @@ class Worker:
       self._trying = reply
 
   def _explained(self, failure: BaseException | None) -> Exception:
-    """Return the error that explains why no process got ready."""
+    """Return the error that explains why no process became ready."""
     program, is_late = self._program, isinstance(failure, TimeoutError)
     ended = f'was not ready after {program.timeout:g} s' if is_late else f'ended {failure}'
     if not self._trying:
@@ -209,7 +209,7 @@ class Pool:
   """A program's workers, with one thread per worker.
 
   Processes start on the first calls. A process ends when `close` is called or the thread that
-  started it ends, so none outlives this process.
+  started it ends, so it never outlives its parent process.
   """
 
   def __init__(self, program: Program, count: int = 1) -> None:
@@ -221,7 +221,7 @@ class Pool:
     self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='worker')
 
   def submit(self, use: Callable[[Worker], _T]) -> concurrent.futures.Future[_T]:
-    """Call `use` in a thread with exclusive use of a worker. Calls wait in order."""
+    """Call `use` in a thread, with exclusive access to a worker. Calls start in order."""
 
     def lend() -> _T:
       worker = self._free.get()

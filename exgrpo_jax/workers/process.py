@@ -1,6 +1,6 @@
 """A process that answers lines of JSON with lines of JSON and can be killed at any time.
 
-JSON replies cannot contain code that runs here. server.py is the process's side.
+Replies are JSON, so they cannot contain code that runs here. The process runs server.py.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class WorkerProcess:
   """A process and the socket to it.
 
   `send` and `receive` wait until a deadline, in seconds of time.monotonic(). They raise
-  TimeoutError after it, and EOFError with the exit status if the process is dead.
+  TimeoutError at the deadline, and EOFError with the exit status if the process is dead.
   """
 
   def __init__(self, command: Sequence[str], first: Any, timeout: float) -> None:
@@ -44,7 +44,7 @@ class WorkerProcess:
       self.send(first, time.monotonic() + timeout)
 
   def is_idle(self) -> bool:
-    """Return True if the process is alive and has no unread output, so it is between requests."""
+    """Return True if the process is alive and has no unread output, i.e. is between requests."""
     self._socket.setblocking(False)
     try:
       self._socket.recv(1, socket.MSG_PEEK)
@@ -72,7 +72,7 @@ class WorkerProcess:
 
   def kill(self) -> None:
     """Kill the process and all its children. Does nothing if the process has ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is a zombie
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # already a zombie
       if self._process.returncode is None:
         os.killpg(self._process.pid, signal.SIGKILL)
     self._process.wait()

@@ -1,4 +1,4 @@
-"""The worker's side: a process that loads a user's code and answers requests about it.
+"""The worker's side: a process that loads user code and answers requests.
 
 Both sides send lines of JSON over a socket, which is the worker's standard input:
 
@@ -29,13 +29,13 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 Reply = Mapping[str, Any]
 # Reports which setting's code is about to run, and how, because that code may never return.
 Say = Callable[[str, str, str], None]  # key, value, 'importing it'
-# Takes a program's setup; returns the greeting and the answering function. Raises InputError.
+# Takes a program's setup; returns the greeting and a function that answers. Raises InputError.
 Load = Callable[[Mapping[str, Any], Say], tuple[Reply, Callable[[Any], Reply]]]
 
 
 def serve(load: Load) -> None:
   """Answer requests until the socket is closed or the parent ends."""
-  # Standard input is the socket. Keep it under other descriptors and make standard input empty.
+  # Standard input is the socket. Duplicate the socket, then make standard input empty.
   requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(0), 'wb', 0)
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   if not (line := requests.readline()):
@@ -68,7 +68,7 @@ def serve(load: Load) -> None:
 
 
 def failed(error: BaseException, place: str = '') -> Reply:
-  """Return the reply to a request that raised; `place` names the code that raised."""
+  """Return the reply to a request that raised an error; `place` names the code that failed."""
   return {'reason': place + summarize(error), 'must_be_replaced': isinstance(error, MemoryError)}
 
 

@@ -41,9 +41,9 @@ _NEEDED = {
 
 
 def load(spec: str, what: str = 'function') -> Any:
-  """Import 'package.module:name' and return it. Raises whatever importing the module raises.
+  """Import and return the object 'package.module:name'. Raises whatever the import raises.
 
-  The current folder is searched too, even if the command itself does not search it.
+  First adds the current folder to sys.path if it is missing.
   """
   module, _, name = spec.partition(':')
   if not (module and name):
@@ -63,12 +63,12 @@ def refusing(key: str, spec: str) -> Iterator[None]:
   except ERRORS as error:
     raise InputError(
       f'config.{key}: {spec!r} cannot be used ({summarize(error)}). Set a value of the form '
-      f'{_NEEDED[key]}, and its module must be importable where the run is started.'
+      f'{_NEEDED[key]}. Its module must be importable from the folder where the run is started.'
     ) from error
 
 
 def summarize(error: BaseException) -> str:
-  """Summarize an error on one line, with the place in user code; it may quote the response."""
+  """Summarize an error and its location in user code on one line; may quote the response."""
   frames = traceback.extract_tb(error.__traceback__)
   own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
   place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code
@@ -76,6 +76,6 @@ def summarize(error: BaseException) -> str:
 
 
 def on_a_line(error: BaseException) -> str:
-  """Return an error's type and text on one short line."""
+  """Format an error's type and text as one short line."""
   text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
   return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')

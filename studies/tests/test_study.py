@@ -407,7 +407,7 @@ def test_commands_are_refused_in_one_line():
       'smok',
       '--workdir=w',
     ): 'smok: there is no such study. Pass a file that ends in',
-    ('run', 'smoke'): '--workdir is needed, e.g. --workdir=/tmp/smoke_study',
+    ('run', 'smoke'): '--workdir is required, e.g. --workdir=/tmp/smoke_study',
     ('run', 'smoke', 'why', '--workdir=w'): "'smoke why': run one study at a time",
     ('run', '--workdir=w'): 'must be followed by at least one STUDY',
     ('figures', 'smoke', '--out=w'): 'smoke: studies/measured/smoke.csv does not exist',

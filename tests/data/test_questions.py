@@ -52,9 +52,9 @@ def test_an_embedded_task_whose_steps_are_checked_against_the_question(config, j
   ('spec', 'message'),
   [
     ('arithmetic:dev', r"arithmetic has no split 'dev' \(has: train, validation, test, ood\)"),
-    ('arithmetic', r"data spec 'arithmetic' cannot be read\. It must be an embedded task's split"),
-    ('', "data spec '' cannot be read"),
-    ('data/train.arrow', r"spec 'data/train\.arrow' cannot be .*ends in \.jsonl, \.json, \.cs"),
+    ('arithmetic', r"data spec 'arithmetic' is not valid\. It must be an embedded task's split"),
+    ('', "data spec '' is not valid"),
+    ('data/train.arrow', r"spec 'data/train\.arrow' is not valid.*ends in \.jsonl, \.json, \.cs"),
     ('absent/x.jsonl', r'absent/x\.jsonl: there is no such file'),
     ('absent/x.parquet[:5]', r'absent/x\.parquet: there is no such file'),
   ],
@@ -211,7 +211,7 @@ def test_a_spec_may_name_its_columns(spec, parts, named):
   ['{}', '{key}', '{answer=}', '{=key}', '{prompt=a}', '{answer=a,answer=b}', '{answer=a,}'],
 )
 def test_braces_that_name_no_columns_are_refused(braces):
-  with pytest.raises(InputError, match=f'^x.jsonl{braces}: {braces} must name columns, as in'):
+  with pytest.raises(InputError, match=f'^x.jsonl{braces}: {braces} must map question, answer '):
     questions.spec_columns(f'x.jsonl{braces}')
 
 

@@ -37,7 +37,7 @@ SPLITS = ('train', 'validation', 'test')
 def test_without_the_package_the_extra_is_named(config, monkeypatch):
   monkeypatch.setattr(reasoning_gym.importlib.util, 'find_spec', lambda _: None)
   with pytest.raises(
-    InputError, match=r"gcd:train: the package reasoning-gym is .* 'exgrpo_jax\[reasoning-gym\]'"
+    InputError, match=r"gcd:train: the reasoning-gym package is .* 'exgrpo_jax\[reasoning-gym\]'"
   ):
     questions.load(config, 'reasoning_gym:gcd:train')
 
@@ -148,7 +148,7 @@ def test_a_level_of_the_curriculum_sets_what_is_not_given():
     ('chain_sum*0', "'chain_sum * 0' does not name tasks. "),
     ('chain_sum-gcd', "'chain_sum - gcd' does not name tasks. "),
     ('chain_sum(', "'chain_sum(' does not name tasks. "),
-    ('countdown', 'countdown: this task is refused because its score_answer evaluates text from '),
+    ('countdown', 'countdown: this task is rejected because its score_answer runs model output '),
   ],
 )
 def test_what_cannot_be_is_refused_in_one_line(tasks, message):

@@ -127,9 +127,7 @@ def test_the_parts_of_a_message_are_joined(config, jsonl, parquet):
 def test_a_part_of_a_message_that_is_not_text_is_refused(config, jsonl, part, kind):
   parts = [{'type': 'text', 'text': 'See: '}, part]
   line = {'messages': [{'role': 'user', 'content': parts}], 'answer': '2'}
-  message = (
-    rf'train\.jsonl:1: a part of the content has the type {kind!r}: .* Only text can be read'
-  )
+  message = rf'train\.jsonl:1: a content part has the type {kind!r}: .* Only text is supported'
   with pytest.raises(InputError, match=message):
     questions.load(config, jsonl(line))
 
@@ -442,7 +440,7 @@ def test_columns_named_in_a_spec_are_of_this_data_alone(config, jsonl, parquet):
   filtered = parquet(PUBLISHED["verl's columns"] | of_filtered)
   assert questions.load(named, f'{filtered}{{answer=key}}')[0].answer == '4'
   for held in ('question', 'answer', 'solution'):
-    message = rf"{{{held}=nil}}: .*: no field 'nil', which the data spec names \(has: 'data_source'"
+    message = rf"{{{held}=nil}}: .*: the data spec names the field 'nil', but .* only 'data_source'"
     with pytest.raises(InputError, match=message):
       questions.load(config, f'{verl}{{{held}=nil}}')
   for task in ('arithmetic:train', 'reasoning_gym:gcd:train'):

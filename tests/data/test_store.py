@@ -386,7 +386,7 @@ def test_where_it_cannot_be_written_prompts_are_kept_in_memory(data, opened, cap
   assert as_lists(prompts) == expected(opened)
   assert re.search(
     r'the tokenized prompts of .*train\.jsonl cannot be saved in .*/prompts \(File exists\), so '
-    r'every start tokenizes them again\. .* config\.data\.cache_dir',
+    r'they will be tokenized again each time a run starts\. .* config\.data\.cache_dir',
     capsys.readouterr().err,
   )
   with pytest.raises(ValueError, match='read-only'):

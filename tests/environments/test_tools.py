@@ -93,7 +93,7 @@ odd_type.__doc__ = no_hint.__doc__
   ('function', 'message'),
   [
     (no_hint, 'parameter x of no_hint has no type hint'),
-    (no_line, 'parameter x of no_line is not described below Args:'),
+    (no_line, 'parameter x of no_line is not described under Args:'),
     (no_words, 'no_words has no docstring'),
     (odd_type, 'parameter x of odd_type has the type .*complex'),
   ],
@@ -270,5 +270,5 @@ def test_the_worker_describes_functions_and_the_methods_of_classes():
 
 
 def test_tools_without_a_function_are_refused():
-  with pytest.raises(InputError, match=r"config\.environment\.tools=\(\): .*\.name='tools' needs "):
+  with pytest.raises(InputError, match=r"config\.environment\.tools=\(\): .*name='tools' requires"):
     settings.check(settings.EnvironmentConfig(name='tools'))

@@ -273,7 +273,7 @@ def test_files_that_do_not_make_the_suite_are_refused(files, add_row, tmp_path, 
   again = write_benchmarks(tmp_path / 'again.parquet', {'math': (1,)})
   for data, message in (
     ([unknown], r'--suite=paper: \S+ has no questions from AIME24, .*MMLU-Pro\. Use'),
-    ([five], r"each question of source 'amc' is listed 5 times, but AMC is avg@32\. List "),
+    ([five], r"question of source 'amc' is listed 5 times, but AMC is measured as avg@32\. List "),
     ([unequal], r"of source 'amc' is listed 1 to 2 times, but AMC is"),
     ([*files, again], r"both contain questions from source 'math' \(MATH-500\)\. Pass"),
     (None, r'test\.ood\.parquet has no questions from MMLU-Pro\. Use --data'),
@@ -304,17 +304,17 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
   model, base_with = f'--model={MODEL}', '--config=base --config.data.cache_dir=/tmp/nowhere'
   short = '--config.rollout.max_prompt=64 --config.rollout.max_response=16'
   refused = (
-    ('--suite=paper --out=o', r'--checkpoint or --model is needed\. Set --checkpoint to a run'),
+    ('--suite=paper --out=o', r'--checkpoint or --model is required\. Set --checkpoint to a run'),
     (
       '--checkpoint=a --model=b',
-      r'--checkpoint=a and --model=b: both flags choose a policy\. Leave one of them out\.',
+      r'--checkpoint=a and --model=b: both flags choose a policy\. Remove one of them\.',
     ),
-    ('--model=b --step=3', r'--step=3: only runs have steps, .* Leave --step o'),
+    ('--model=b --step=3', r'--step=3: only runs have steps, .* Remove --step'),
     (
       f'{base_with} --config.model.path=a --model=b',
-      r'--config\.model\.path and --model=b: both flags choose a model\. Leave one of them out\.',
+      r'--config\.model\.path and --model=b: both flags choose a model\. Remove one of them\.',
     ),
-    ('--model=b --name=n', r'--name=n: this flag names a row in a table, but --suite is missing'),
+    ('--model=b --name=n', r'--name=n: this flag names a table row, so it requires --suite'),
     (
       '--model=b --suite=paper --out=o --samples=2',
       r'--samples=2: the suite sets the number of samples for each benchmark\.',
@@ -327,9 +327,9 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
     ('--compare=a', r'--compare=a: .* must be two policies, written as A,B\. Each '),
     (
       '--compare=a,b --model=b',
-      r'--model=b: --compare already names both policies\. Leave --model out\.',
+      r'--model=b: --compare already names both policies\. Remove --model\.',
     ),
-    (model, r'--data is needed, because neither the config nor the run '),
+    (model, r'--data is required, because neither the config nor the run '),
     (
       f'{base_with} {model} --data=x.jsonl',
       r'= 9216 tokens exceeds max_position_embeddings=128 in .*config\.json\. Lower one',

@@ -188,7 +188,7 @@ def test_tasks_that_evaluate_what_a_model_wrote_are_refused_and_only_they():
   evaluating = json.loads(done.stdout)
   assert 'countdown' in evaluating
   for name in evaluating:
-    with pytest.raises(InputError, match='because its score_answer evaluates text from a model'):
+    with pytest.raises(InputError, match='because its score_answer runs model output through'):
       reasoning_gym.dataset(name, {})
   for name in DATASETS.keys() - {'composite', *evaluating}:
     reasoning_gym.dataset(name, {})

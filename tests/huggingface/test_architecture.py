@@ -164,7 +164,7 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
       {'attention_bias': False, 'num_heads': 10},
       r'model\.num_heads=10 must divide width=1536 for ',
     ),
-    ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for an export'),
+    ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for export'),
   ],
 )
 def test_to_json_refuses_shapes_without_a_hugging_face_architecture(changes, message):

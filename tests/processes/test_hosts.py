@@ -54,7 +54,7 @@ os.makedirs(own_folder := {str(tmp_path)!r} + f'/{{me}}')
 with pytest.raises(InputError, match='files that host 0 writes there .hosts: 1.'):
   hosts.check_shared(own_folder)
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
-with pytest.raises(InputError, match='^x.jsonl: the questions on host 1 and on host 0 differ'):
+with pytest.raises(InputError, match='^x.jsonl: the questions differ between host 0 and host 1'):
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
 """)
 

@@ -36,7 +36,7 @@ assert len(matrices) == 4 * (2 * 7 + 2)  # devices, kernels of two layers, both 
 assert all(size == math.prod(tensor.shape) // 8 for tensor, size in matrices)
 weights.save({str(tmp_path)!r} + f'/{{jax.process_index()}}', config, params,
              architecture.read_json(folder), 'float32', shard_bytes=30_000)
-with pytest.raises(InputError, match='the weights on host 1 and on host 0 differ'):
+with pytest.raises(InputError, match='the weights differ between host 0 and host 1'):
   weights.load((folder, {str(other)!r})[jax.process_index()], config, mesh)
 """)
   assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name]

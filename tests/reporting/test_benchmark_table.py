@@ -69,7 +69,7 @@ def test_markdown_has_the_average_of_each_group_and_what_it_lacks():
   assert second == '| ^~{}\\#$ | – | 30.0 ± 10.0 | 30.0 ± 10.0 (1 of 2) | – | – |'
   assert rest[1].endswith('avg@4: A&B_1; pass@1: C, D.')
   assert rest[2] == 'evaluation.temperature=0.6'
-  assert rest[3:] == ['Without A&B_1, D (no questions): ^~{}\\#$.']
+  assert rest[3:] == ['Not evaluated on A&B_1, D (no questions): ^~{}\\#$.']
 
 
 def test_csv_has_every_interval():

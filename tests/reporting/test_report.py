@@ -126,7 +126,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(run, t
 def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_path, tab):
   plain = other_runs.copied(recorded, tmp_path / 'plain', seed=5, ratio=0.0, shift=0.0)
   assert report(plain, f'--out={tmp_path}/page.html').status == 0
-  no_replay = 'This run does not replay (config.replay.ratio=0)'
+  no_replay = 'This run uses plain GRPO without replay (config.replay.ratio=0)'
   go(tab, tmp_path / 'page.html', 'page=overview')
   assert no_replay in tab.locator('main').inner_text()
   titles = tab.locator('figure h3').all_inner_texts()
@@ -156,8 +156,8 @@ def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab):
   for folder in ('records', 'checkpoints'):
     shutil.rmtree(run / folder)
   text = overview_of(whole[:1])
-  assert 'before the first step' in text and 'the only one so far' in text
-  assert text.count('No step is finished yet') == 2  # as what is missing, and of the signal
+  assert 'before the first step' in text and 'no other score yet' in text
+  assert text.count('No step has finished yet') == 2  # as what is missing, and of the signal
   assert 'There are no' not in text
 
 

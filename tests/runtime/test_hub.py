@@ -128,7 +128,7 @@ def test_a_name_or_a_revision_that_does_not_exist():
 
 def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
   served.repositories['model', 'me/model'].needs_token = True
-  assert re.search(r'Accept the licence on http://\S+/me/model\. Then .*HF_TOKEN', refusal())
+  assert re.search(r'Accept its licence on http://\S+/me/model\. Then .*HF_TOKEN', refusal())
   monkeypatch.setenv('HF_TOKEN', 'hf_abc')
   assert refusal().endswith('/me/model. Your token does not have access yet.')
 
@@ -221,7 +221,7 @@ def test_a_push_replaces_the_weights_that_are_there_and_keeps_other_files(accoun
     ('policy', False, TOKEN, r'the name has no owner\. Write owner/name'),
     ('me/a--b', False, TOKEN, r'this is not a valid name\. Write owner/name'),
     ('me/a@v1', False, TOKEN, r'this is not a valid name'),
-    ('me/new', False, '', r"there is no token for the Hub\. Run 'hf auth login', or set HF_TOKEN"),
+    ('me/new', False, '', r"no token for the Hub was found\. Run 'hf auth login', or set HF_TOKEN"),
     ('me/new', False, 'hf_other', r'nothing was published, because your token is not accepted'),
     ('me/new', False, 'hf_read', r'your token is read-only\. Run'),
     (
@@ -233,7 +233,7 @@ def test_a_push_replaces_the_weights_that_are_there_and_keeps_other_files(accoun
     ('you/new', False, TOKEN, r'your token may not write to you\. Choose one of: me, lab\.'),
     ('you/secret', False, TOKEN, r'your token may not write to you\.'),
     ('you/open', True, TOKEN, r'because your token may not write to this repository'),
-    ('lab/secret', True, TOKEN, r'exists and is private\. Leave --public out, or choose another'),
+    ('lab/secret', True, TOKEN, r'exists and is private\. Remove --public, or choose another'),
     ('me/model', False, TOKEN, r'exists and is public\. Add --public, or choose another'),
   ],
 )

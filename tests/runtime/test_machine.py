@@ -172,8 +172,8 @@ def test_a_single_host_has_all_shares_and_waits_for_nobody():
 @pytest.mark.parametrize(
   ('meeting', 'message'),
   [
-    (Meeting(process_id=0), 'belong together'),
-    (Meeting(coordinator_address='localhost:1'), 'belong together'),
+    (Meeting(process_id=0), 'must be set together'),
+    (Meeting(coordinator_address='localhost:1'), 'must be set together'),
     (Meeting('localhost:1', 2, 2), '--process_id=2: the value must be below --num_processes=2'),
     (Meeting('localhost', 2, 1), '--coordinator_address=localhost: the value must be host:port'),
     (Meeting('localhost:65536', 2, 1), '--coordinator_address=localhost:65536: the value must be'),

@@ -80,7 +80,7 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(
   before = (folder / 'config.json').read_text()
   differing = '; '.join('config.{} was {} and is now {}'.format(*text.split()) for text in found)
   advice = 'Choose another --workdir, or restore the config.'
-  message = f'{folder} belongs to another config: {differing}. {advice}'
+  message = f'{folder} belongs to a run with a different config: {differing}. {advice}'
   with pytest.raises(InputError, match=re.escape(message)):
     check_workdir(overridden(config, changes), str(folder), sections)
   assert (folder / 'config.json').read_text() == before
@@ -119,7 +119,7 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
   assert (tmp_path / 'config.json').exists() and capsys.readouterr().out == ''
   check_workdir(other, str(tmp_path))
   release_workdir(other, str(tmp_path))
-  assert 'replacing an earlier start that never finished a step' in capsys.readouterr().out
+  assert 'replacing an earlier run that never finished a step' in capsys.readouterr().out
   assert [path.name for path in tmp_path.iterdir()] == ['console.log']
 
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_or_a_policy_keeps_the_workdir(config, tmp_path, finished):
   claim_workdir(config, str(tmp_path))
   (tmp_path / finished).mkdir(parents=True)
   other = overridden(config, {'seed': 3})
-  with pytest.raises(InputError, match='belongs to another config'):
+  with pytest.raises(InputError, match='belongs to a run with a different config'):
     check_workdir(other, str(tmp_path))
   release_workdir(other, str(tmp_path))
   assert (tmp_path / 'config.json').exists()

@@ -144,8 +144,8 @@ def test_a_workdir_of_another_sweep_of_other_overrides_or_of_a_single_run_is_ref
   assert run(plan("{'a': {'seed': 1}}"), tmp_path) == 0
   for expression, given, message in (
     ("{'b': {'seed': 1}}", {}, r"contains a trial 'a' that is not in .*sweep\.py"),
-    ("{'a': {'seed': 2}}", {}, r'a belongs to another config: config\.seed was 1 and is now 2'),
-    ("{'a': {'seed': 1}}", {'replay.sigma': 2.0}, r'another config: config\.replay\.sigma was 1'),
+    ("{'a': {'seed': 2}}", {}, r'a belongs to a run with .*: config\.seed was 1 and is now 2'),
+    ("{'a': {'seed': 1}}", {'replay.sigma': 2.0}, r'different config: config\.replay\.sigma was 1'),
   ):
     with pytest.raises(InputError, match=message):
       plan(expression, given)

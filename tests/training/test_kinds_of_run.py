@@ -942,10 +942,10 @@ def test_adapters_are_refused_on_another_base(run):
 @pytest.mark.parametrize(
   ('dtype', 'changes', 'message'),
   [
-    ('bfloat16', {}, 'adapters are always written in float32, as they were trained'),
+    ('bfloat16', {}, 'adapters are trained and written in float32, not in'),
     (None, {'lora.rank': 0}, 'this run trained the whole model (config.lora.rank=0) and has no ad'),
-    (None, {'warm_start.num_updates': 9}, "the adapters' base is random weights or a warm start"),
-    (None, {'model.path': ''}, "the adapters' base is random weights or a warm start"),
+    (None, {'warm_start.num_updates': 9}, 'the adapters need random or warm-started weights'),
+    (None, {'model.path': ''}, 'the adapters need random or warm-started weights'),
     (None, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
   ],
 )

@@ -237,7 +237,7 @@ def damaged(folder):
   ('break_it', 'message'),
   [
     (lambda folder: trained_on(folder, 'gone.jsonl'), r'cannot be loaded\. gone\.jsonl: there is'),
-    (with_longer_prompts, r'The prompt in row \d+ had \d+ tok'),
+    (with_longer_prompts, r'the prompt in row \d+ had \d+ tok'),
     (
       lambda folder: tokenizer.train(['1+1=2 abc'], 300, folder / 'tokenizer.model'),
       r'that run has a different tokenizer, .* Set config\.tokenizer\.path=',
@@ -376,7 +376,7 @@ def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields)
 
 @pytest.mark.full
 def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(filter_by, tmp_path):
-  message = r'--below=1\.0: none of \d+ questions .* Questions by pass rate: 0: \d+,'
+  message = r'--below=1\.0: no question .* Questions by pass rate: 0: \d+,'
   with pytest.raises(InputError, match=message):
     filter_by(above=0.99, below=1.0)
   assert not (tmp_path / 'filtered' / 'questions.jsonl').exists()

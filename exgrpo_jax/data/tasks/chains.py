@@ -47,7 +47,7 @@ SPLITS = {
   'train': Split(4_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
   'validation': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
   'test': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
-  # Unlike anything in training: the total drifts in one direction, through every decade.
+  # Unlike anything in training: the running total only rises or only falls.
   'ood': Split(1_000, min_terms=4, max_terms=7, one_operator=True, source='chains_ood'),
   **{
     f'{name}_{terms}': Split(questions, terms, terms, one_operator=False, source='chains')
@@ -172,7 +172,7 @@ class _Reading(NamedTuple):
 
 
 def style(question_text: str, response: str) -> str:
-  """Return a response's style, one of STYLES. Only the form matters, not whether it is right.
+  """Return a response's style, one of STYLES. Only the form matters, not correctness.
 
   'written' applies one term per step; 'skipped' applies several in at least one step. Both must
   apply all of the question's terms in order. 'guess' is only a box. A response with other text,

@@ -9,8 +9,8 @@ from exgrpo_jax.data.records import Record, task_record
 
 SEED = 2510_02248
 NUMBERS = range(1, 65)
-# Every row is a question, so many questions share a number, within and across splits. That is
-# fine because the policy learns how to search, not the numbers.
+# Many rows share a number, within and across splits. That is fine because the policy learns how to
+# search, not the numbers.
 SPLITS = {'pretraining': 8_000, 'train': 2_000, 'test': 500}
 
 

@@ -4,10 +4,10 @@ From text to verdict:
 
   extraction   extracts a response's answer, as written
   tokens       normalizes the spelling and splits the text into tokens
-  latex        parses tokens into an expression tree; its grammar is in grammar
+  latex        parses tokens into an expression tree, using the rules in grammar
   operators    turns a tree's derivatives and differentials into calls
   answer       interprets a tree as a reading; solves inequalities and computes matrices
-  equality     compares two answers, as written and by their readings
+  equality     compares two answers as written and, if they differ, by their readings
 
 These modules build on tree, which defines trees and readings; number and quantity, which evaluate
 and compare trees; operators, which also handles products whose order matters; and units. The module

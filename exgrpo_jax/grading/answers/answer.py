@@ -79,7 +79,7 @@ def _unquoted(text: str) -> str:
 
 
 def _read_cycles(text: str) -> tuple[int, ...] | None:
-  """Return the images of the digits 0 to 9 under a permutation, or None for any other text."""
+  """Read a permutation of digits in cycle notation; return the images of 0 to 9, or None."""
   if not _CYCLES.fullmatch(text):
     return None
   images = list(range(10))
@@ -93,7 +93,7 @@ def _read_cycles(text: str) -> tuple[int, ...] | None:
 
 
 def normalize_text(text: str) -> str:
-  """Strip wrappers and white space from a text, and lowercase words.
+  """Strip wrappers and white space from an answer, and lowercase its words.
 
   A space between two digits stays, because '1 1/2' is not '11/2'.
   """
@@ -363,18 +363,18 @@ def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
 
 Rows = tuple[tuple[Tree, ...], ...]
 
-_MAX_FACTORS = 3  # matrices in a product; each one multiplies the size of the cells
+_MAX_FACTORS = 3  # matrices in a product; each additional matrix multiplies the size of the cells
 _MAX_CELLS = 64
 _MAX_ORDER = 4  # rows of a matrix that may be raised to a power
 _MAX_EXPONENT = 8
-_MAX_INVERSE = 8  # order**exponent of an inverse: exponents up to 1 for 4x4, 3 for 2x2
+_MAX_INVERSE = 8  # order**exponent of an inverse: exponents up to 1 for 4x4 and 3 for 2x2
 _MAX_PATHS = 64  # products summed in one cell of a power
-_MAX_NODES = 2000  # in a power's cells
+_MAX_NODES = 2000  # nodes in the cells of a power
 TRANSPOSED: Tree = ('symbol', 'T')  # the exponent of a transpose
 
 
 def rows_of(tree: Tree) -> Rows | None:
-  """Return a matrix's rows, computing sums, products, powers, multiples; None if not a matrix."""
+  """Return the rows of a matrix, or of a sum, product or power of matrices; None otherwise."""
   head = tree[0]
   if head == 'rows':
     return tree[1]
@@ -443,7 +443,7 @@ def _power(rows: Rows, exponent: Tree) -> Rows | None:
 
 @functools.cache
 def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
-  """Raise a matrix of the sympy symbols c00, c01 and so on to a power; return its rows."""
+  """Raise a matrix of the sympy symbols c00, c01 and so on to a power; return the result's rows."""
   import sympy
 
   matrix: Any = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))

@@ -1,4 +1,4 @@
-"""Short descriptions of readings, which explain a verdict to a person."""
+"""Short descriptions of readings, for explaining a verdict to a user."""
 
 import re
 from fractions import Fraction
@@ -7,7 +7,7 @@ from exgrpo_jax.grading.answers import quantity
 from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
 _MAX_BITS = 300  # larger rational numbers are not written out
-_NAMES = {'differs': 'any value except one', 'chain': 'relation'}  # others use their head's name
+_NAMES = {'differs': 'any value except one', 'chain': 'relation'}  # others are named by their head
 
 
 def describe(reading: Reading) -> str:
@@ -32,7 +32,7 @@ def describe(reading: Reading) -> str:
 
 
 def _describe_parts(reading: Reading) -> str:
-  """Describe a reading that consists of readings."""
+  """Describe a reading that contains other readings."""
   match reading:
     case 'labelled', label, value, *_:
       return f'{_abbreviate(label)}: {describe(value)}'

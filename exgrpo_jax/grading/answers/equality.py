@@ -1,4 +1,4 @@
-"""Comparison of a model's answer with the ground truth, both as written.
+"""Comparison of the text of a model's answer with the text of the ground truth.
 
 The truth decides how the two are compared: a capital letter is a choice, and a word is text. When
 in doubt, the two count as different, because the model is rewarded for whatever passes here. A
@@ -35,7 +35,7 @@ _MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational n
 
 
 def equal(given: str, truth: str, kind: str) -> bool:
-  """Return True if an answer is equivalent to the ground truth, both as written.
+  """Return True if the text of an answer is equivalent to the text of the ground truth.
 
   The truth may also be a worked solution or a sentence that contains the answer, or a JSON list of
   accepted answers. `kind` is 'math', 'choice' or 'text'.
@@ -87,7 +87,7 @@ def _chosen_letter(given: str) -> str | None:
 
 
 def _same_decimal(given: str, truth: str) -> bool:
-  """Return True if only a decimal comma differs, or if the answer rounds to the truth."""
+  """Return True if the texts differ only by a decimal comma, or the answer rounds to the truth."""
   given, truth = normalize_spelling(given), normalize_spelling(truth)
   patterns = (given, truth, _DECIMAL_COMMA), (truth, given, _LONG_DECIMAL_COMMA)
   for with_comma, other, pattern in patterns:
@@ -112,7 +112,7 @@ def _same_decimal(given: str, truth: str) -> bool:
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
-# The order of coordinates.
+# Labels are coordinates if their sorted letters appear side by side here.
 _ALPHABET = string.ascii_lowercase + ' ' + string.ascii_uppercase + ' xz'
 _LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
 _MAX_PAIRWISE = 24  # items to match in any order; larger collections are compared in order
@@ -438,7 +438,7 @@ def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bo
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
-  """Return True if the items of x and y, which have the same length, match in pairs."""
+  """Return True if each item of x matches a different item of y; both have the same length."""
   unmatched_y, unmatched_x = list(y), []
   for item in x:  # pair identical items first, which is fast
     if item in unmatched_y:

@@ -1,4 +1,4 @@
-"""Extraction of a response's answer as written, from the last box after the thought or from prose.
+"""Extraction of the answer from a response: from the last box after the thought, or from prose.
 
 A hedged answer keeps its hedge, so that it matches neither alternative: '3 or 4' in prose gives
 'or 4'. The section on boxes below covers answers in several boxes.
@@ -80,8 +80,8 @@ _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 def solution(response: str, require: Collection[str] = ()) -> str | None:
   """Return the text after a response's thought, or None if the response lacks a required part.
 
-  Text before the last '</think>' is thought, and so is text after a '<think>' that is never closed.
-  If `require` contains 'think', the response needs a '</think>'; with 'box', it needs a box.
+  The thought is any text before the last '</think>' or after an unclosed '<think>'. If `require`
+  contains 'think', the response needs a '</think>'; if it contains 'box', a box.
   """
   _, closing_tag, rest = response.rpartition('</think>')
   if 'think' in require and not closing_tag:
@@ -120,9 +120,9 @@ def extract_text(response: str) -> str | None:
 def final_answer(truth: str) -> str:
   """Extract the answer from a truth that may be a worked solution: '#### 42' gives '42'.
 
-  If the truth contains '####', the answer is the text after the last one, or the box in that text.
-  Otherwise, the answer is the box or, without one, the answer stated in a sentence. Other truths
-  are returned unchanged.
+  If the truth contains '####', the answer is the text after the last '####', or the box in that
+  text. Otherwise, the answer is the box or, without a box, the answer stated in a sentence. Other
+  truths are returned unchanged.
   """
   _, marker, tail = truth.rpartition('####')
   if marker and tail.strip():
@@ -137,7 +137,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   """Return a ground truth's accepted answers: several for '["4", "four"]', otherwise one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
-    # Otherwise, the '\f' of '\frac' would be read as a form feed.
+    # Double the backslash of '\frac', because the readers take '\f' for a form feed.
     escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)
     for read in (json.loads, ast.literal_eval):
       try:
@@ -178,7 +178,7 @@ def _number_of_things(number: str, words: str) -> str | None:
 
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
-  """Return the boxed answer, else an answer in prose; `unmarked` finds one without a marker."""
+  """Return the boxed answer, else the marked answer in prose, else the result of `unmarked`."""
   if boxed := read_boxes(text):
     return boxed.answer.strip() or None
   text = _FENCE.sub('', text[-_WINDOW:])
@@ -293,7 +293,7 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 # A box that isn't closed, or doesn't open with a brace, is not an answer. Neither is a later box on
 # the same line, because it is inside the first box: '\boxed{3 or \boxed{4}'.
 
-# Number of characters, far more than any answer has. A longer box counts as unclosed.
+# Characters in a box, far more than any answer needs. A longer box counts as unclosed.
 _BOX_WINDOW = 20_000
 _MAX_NESTED = 4
 _MAX_JOINED = 50
@@ -404,7 +404,7 @@ def _content(text: str, box: _Box) -> str:
 
 
 def _closing_brace(text: str, start: int) -> int | None:
-  """Return the position of the brace that closes the one just before `start`, or None."""
+  """Return the position of the brace that closes the group opened before `start`, or None."""
   depth = 1
   for match in _BRACE.finditer(text, start, min(len(text), start + _BOX_WINDOW)):
     depth += {'{': 1, '}': -1}.get(match[0], 0)

@@ -46,7 +46,7 @@ class Cursor:
     self._tokens = list(tokens)
     self._at = 0
     self._depth = 0  # nesting depth
-    self._bars = 0  # open absolute values here; while there are any, '|' closes one
+    self._bars = 0  # number of absolute values open in this bracket; if positive, '|' closes one
 
   def at_end(self) -> bool:
     """Return True if all tokens have been read."""
@@ -79,7 +79,7 @@ class Cursor:
     return self.peek().kind == 'number' and self.peek().text.isdecimal()
 
   def _expect(self, kind: str, text: str) -> None:
-    """Read the next token; raises UnreadableError if it is not this one."""
+    """Read the next token; raises UnreadableError if its kind or text differs."""
     token = self._advance()
     if token.kind != kind or token.text != text:
       raise UnreadableError(f'expected {text!r}, not {token.text!r}')
@@ -107,8 +107,8 @@ class Cursor:
 
 _RELATIONS = paired('= = < < > > le <= ge >= ne != approx ~ in in equiv =')
 
-# Spellings of the fraction in a mixed number, with n for a number, mapped to one character per
-# token.
+# Spellings of the fraction in a mixed number, where n is any number. Each spelling is mapped to a
+# string with one character per token.
 _FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
 # Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
@@ -220,7 +220,7 @@ class Grammar(Cursor, abc.ABC):
     return tree
 
   def _side(self) -> Tree:
-    """Read a ratio or sum; if it consists of letters only, like 'XIV', keep their text too."""
+    """Read a ratio or sum; if it consists only of letters, like 'XIV', also keep the text."""
     start, end = self._at, self._end_of_item('word')
     letters = [token.text for token in self._tokens[start:end]]
     tree = self._ratio()
@@ -336,7 +336,7 @@ class Grammar(Cursor, abc.ABC):
       starts_with_integer = False  # only the integer may precede the fraction
 
   def _operated(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
-    """Combine the factors with the operand after `operator`, which has already been read."""
+    """Read the right operand of `operator` and combine it with the factors."""
     *others, last = factors
     if operator == 'compose':
       return [*others, ('compose', (last, self._power()))]
@@ -387,7 +387,7 @@ class Grammar(Cursor, abc.ABC):
   # Units.
 
   def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
-    """Read a multiplier or unit and return the factors including it; else return None."""
+    """Read a multiplier or unit and add it to the factors; None if the next token is neither."""
     kind, text, *_ = self.peek()
     may_be_unit = kind in ('text', 'word') and factors[-1][0] != 'unit'
     may_be_unit = may_be_unit and not symbols(tuple(factors))  # letters after letters are factors

@@ -29,16 +29,16 @@ _CONSTANTS = frozenset({'pi', 'e', 'i'})
 
 
 class _UndecidedError(ValueError):
-  """Raised if an expression cannot be converted within the bounds, or its divisor may be zero."""
+  """Raised if an expression cannot be converted within the bounds or a divisor may be zero."""
 
 
 def same_expression(x: Tree, y: Tree) -> bool | None:
-  """Return True if two trees are the same quantity, False if not; None if algebra cannot tell."""
+  """Return True if two trees denote the same quantity, else False; None if algebra cannot tell."""
   return _decide(x, y, lambda a, b: a == b)
 
 
 def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
-  """Return True if x is a (positive, if `positive`) constant times y and neither is zero."""
+  """Return True if x = c * y for a constant c and neither is 0; `positive` requires c > 0."""
 
   def are_proportional(a: Polynomial, b: Polynomial) -> bool:
     if not a or not b or a.monic() != b.monic():
@@ -67,14 +67,14 @@ class _Algebra:
   """Conversion of trees to quotients of polynomials in one ring."""
 
   def __init__(self, has_letters: bool) -> None:
-    self.is_decisive = True  # as long as no two unknowns can be related
+    self.is_decisive = True  # set to False once two unknowns may be related
     self._has_letters = has_letters
     self._ring = _ring()
     self._one = self._ring.one, self._ring.one
     self._products = 0
     self._unknowns: list[tuple[Any, ...]] = []  # the meaning of each generator in use
-    self._functions: set[int] = set()  # generators that may be zero even if letters are not
-    self._factorials: dict[Polynomial, list[int]] = {}  # argument without its integer -> integers
+    self._functions: set[int] = set()  # generators that may be zero even if no letter is
+    self._factorials: dict[Polynomial, list[int]] = {}  # rest of an argument -> integers split off
 
   def quotient(self, tree: Tree) -> Quotient:
     head = tree[0]
@@ -119,8 +119,7 @@ class _Algebra:
   def _inverse(self, x: Quotient) -> Quotient:
     """Return 1/x; raises _UndecidedError if x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
 
-    A polynomial in letters is not zero everywhere, even if it is multiplied by powers and
-    factorials.
+    A polynomial in letters, or its product with powers and factorials, is not zero everywhere.
     """
     top, bottom = x
     unknowns = _generators(top)
@@ -135,7 +134,7 @@ class _Algebra:
     return self._ring.ground_new(self._ring.domain(value.numerator, value.denominator))
 
   def _unknown(self, meaning: tuple[Any, ...]) -> Polynomial:
-    """Return the generator with this meaning; allocate one if there is none yet."""
+    """Return the generator with this meaning; allocate it on first use."""
     if meaning not in self._unknowns:
       self._unknowns.append(meaning)
     index = self._unknowns.index(meaning)
@@ -153,7 +152,7 @@ class _Algebra:
   # Powers.
 
   def _power(self, base: Quotient, exponent: Polynomial) -> Quotient:
-    """Raise to a power; an exponent that is a sum is split: x^(n + 3/2) is x^n * x * x^(1/2)."""
+    """Raise a base to a power; a sum in the exponent is split: x^(n + 3/2) is x^n * x * x^(1/2)."""
     if not base[0]:
       raise _UndecidedError
     result = self._one
@@ -264,7 +263,7 @@ class _Algebra:
         start = other
     if not rest and start <= _MAX_GAP:
       return self._number(Fraction(math.factorial(integer))), self._ring.one
-    # Factorials that are far apart are related, and so are a number's factorial and other numbers.
+    # Distant factorials become related unknowns. A number's factorial is related to other numbers.
     self.is_decisive &= bool(rest) and others[0] - others[-1] <= _MAX_GAP
     factors = (rest + factor for factor in range(start + 1, integer + 1))
     result = self._unknown(('factorial', rest, start))

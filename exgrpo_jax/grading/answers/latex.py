@@ -1,4 +1,4 @@
-"""Recursive-descent parser of bounded depth, from tokens to an expression tree.
+"""Recursive-descent parser, with bounded depth, that turns tokens into an expression tree.
 
 This module reads the operands: numbers, names, brackets, functions, matrices. Adjacent letters are
 multiplied, except that f(x), x(t) and I(0) are calls.
@@ -65,7 +65,7 @@ class _Parser(Grammar):
     return 'number', value
 
   def _name(self, name: str) -> Tree:
-    if name in UNITS and len(name) < 4:  # where no unit can be, 'mg' is m times g
+    if name in UNITS and len(name) < 4:  # a unit cannot start here, so 'mg' is m times g
       letters = [Token('word', letter, spaced=False) for letter in name]
       self._tokens[self._at : self._at] = letters
       name = self._advance().text
@@ -151,7 +151,7 @@ class _Parser(Grammar):
     return ('add', (item,)) if item[0] == 'number' else item
 
   def _set(self) -> Tree:
-    r"""Read the rest after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
+    r"""Read what follows '\{': a set, or the condition of '\{x \mid x < 5\}'."""
     bars, self._bars = self._bars, 1  # '|' ends the variable, not an absolute value
     items = [] if self._next_is('}') else self._items()
     self._bars = bars

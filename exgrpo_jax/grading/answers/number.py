@@ -239,7 +239,7 @@ def _floor_or_ceil(name: str, value: Number, context: Context) -> Fraction:
 
 
 def _check_bounds(value: Number, context: Context) -> Number:
-  """Return the value; raises UndefinedError if it is too large to be exact or accurate."""
+  """Return the value; raises UndefinedError if it has too many digits or is too large or small."""
   if isinstance(value, Fraction):
     limit = _MAX_INTEGER_BITS if value.denominator == 1 else _MAX_FRACTION_BITS
     if value.numerator.bit_length() + value.denominator.bit_length() > limit:

@@ -4,7 +4,7 @@ Letters commute unless the notation suggests otherwise: an inverse next to other
 (`P^{-1}AP`), a transpose (`A^T`), a commutator (`AB - BA`), `\circ`, a vector's arrow or bold
 face, a hat, `\nabla` or `\partial`. Such letters become 3x3 matrices, and two expressions are the
 same if they agree for several choices of matrices. Vectors become antisymmetric matrices, whose
-commutator is their cross product.
+commutator represents the cross product.
 """
 
 import functools
@@ -80,10 +80,10 @@ def _in_bold(tree: Any, names: set[str]) -> Any:
 
 
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
-  """Return the letters in two trees whose order in a product can matter; often there are none.
+  """Return the letters in two trees whose order in products may matter; usually the empty set.
 
-  A capital letter counts as a number if the truth divides by it, a lowercase letter if either side
-  divides by it.
+  A capital letter counts as a number if the truth divides by the letter. A lowercase letter counts
+  as a number if either side divides by the letter.
   """
   names = symbols(given) | symbols(truth)
   found = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
@@ -99,7 +99,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Return the letters that a node shows to be noncommuting, except marked letters (vectors)."""
+  """Return the letters that do not commute, judging by one node; excludes marked vectors."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))
@@ -226,7 +226,7 @@ def _norm(matrix: Matrix) -> Any:
 
 
 class _Algebra:
-  """Evaluator of trees as matrices; a number becomes that multiple of the identity."""
+  """Evaluator of trees as matrices; a number c becomes c times the identity."""
 
   def __init__(
     self, letters: frozenset[str], names: frozenset[str], are_transposed: bool, index: int

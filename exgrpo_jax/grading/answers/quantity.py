@@ -3,7 +3,7 @@
 Rational numbers are compared exactly, others to 100 digits, or to 600 if 100 are inconclusive.
 Expressions with unknowns are compared at several points. All sizes are bounded; a number that is
 too large has no value here. If values are inconclusive, algebra (identity.py) decides. Algebra can
-also overrule a match if there are unknowns in binomials, factorials, divisors or rounding, because
+also overrule a match if there are unknowns in binomials, factorials, gcd, lcm or rounding, because
 such expressions may agree at all points by chance.
 """
 
@@ -44,13 +44,13 @@ def exact(tree: Tree) -> Fraction | None:
 
 
 def real_value(tree: Tree) -> Number | None:
-  """Return the value of a tree without unknowns, to 100 digits; None if it has no real value."""
+  """Evaluate a tree without unknowns to 100 digits; return None if it has no real value."""
   value, context = _value(tree, {}), context_of(_DIGITS[0])
   return None if value is None or is_complex(value) else context.re(to_float(value, context))
 
 
 def _value(tree: Tree, point: Point) -> Number | None:
-  """Return the value of a tree at a point, to 100 digits; None if it has no value."""
+  """Evaluate a tree at a point to 100 digits; return None if it has no value there."""
   try:
     return evaluate(tree, point, context_of(_DIGITS[0]))
   except ERRORS:
@@ -58,7 +58,7 @@ def _value(tree: Tree, point: Point) -> Number | None:
 
 
 def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
-  """Return True if a tree without unknowns has a real value from `low` to `high`, both included."""
+  """Return True if a tree without unknowns has a real value in the interval [`low`, `high`]."""
   value, context = real_value(tree), context_of(_DIGITS[0])
   return value is not None and to_float(low, context) <= value <= to_float(high, context)
 
@@ -66,7 +66,7 @@ def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
 def same(x: Tree, y: Tree) -> bool:
   """Return True if two trees are the same quantity wherever both have a value.
 
-  `y` is the ground truth, which may show that the order of factors does not matter (operators.py).
+  `y` is the ground truth, whose notation may show that letters commute (operators.py).
   """
   if x == y:
     return True
@@ -150,7 +150,7 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Return a point of integers, some large enough that rounded n/20 and n/30 differ."""
+  """Return a point of integers, some large enough that n/20 and n/30 round differently."""
   largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
   return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 
@@ -185,7 +185,7 @@ def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[
 def _point_to_round(
   unknowns: Iterable[str], real: Iterable[str], index: int
 ) -> dict[str, Fraction]:
-  """Return a point where the letters in `real` are between integers or just next to one."""
+  """Return a point where letters in `real` lie between integers or very close to an integer."""
   point = _integer_point(unknowns, index)
   if index % 8 == 7:
     point = {name: value * 101 for name, value in point.items()}

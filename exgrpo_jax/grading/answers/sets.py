@@ -1,7 +1,7 @@
-"""Sets of real numbers: intervals and finite sets, united, intersected and subtracted.
+"""Sets of real numbers: intervals, finite sets, and their unions, intersections and differences.
 
-sympy decides whether two sets are equal. Only the order of their endpoints matters, so each is
-replaced with its rank among all endpoints, and sympy sees only small integers.
+sympy decides whether two sets are equal. Only the order of their endpoints matters, so each
+endpoint is replaced with its rank among all endpoints, and sympy sees only small integers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class _NoSetError(ValueError):
 
 
 def same_set(x: Reading, y: Reading) -> bool:
-  """Return True if two readings are the same set of real numbers; False if one is not a set."""
+  """Return True if two readings are the same set of real numbers; False if either is not a set."""
   if 'quantity' in (x[0], y[0]):
     return False
   try:
@@ -70,7 +70,7 @@ def _ends(reading: Reading) -> Iterator[Tree]:
 
 
 def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
-  """Rank the endpoints; raises _NoSetError if there are several and not all have a real value."""
+  """Rank the endpoints; raises _NoSetError if they are too many or cannot be ordered."""
   import sympy
 
   equal: list[list[Tree]] = []  # endpoints grouped by value
@@ -116,7 +116,7 @@ def _build(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
 def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
   """Combine conditions: all must hold in 'x > 0, x != 9', but one is enough in 'x < 2 or x > 3'.
 
-  Both 'and' and 'or' have become commas here, so overlapping intervals are ambiguous and rejected.
+  By now, commas have replaced 'and' and 'or', so overlapping intervals are ambiguous and rejected.
   """
   import sympy
 

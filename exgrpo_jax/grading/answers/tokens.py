@@ -17,7 +17,7 @@ from exgrpo_jax.grading.answers.units import MULTIPLIERS, UNITS
 
 
 def paired(text: str) -> dict[str, str]:
-  """Pair up the words of a text; return a dict from spellings to their replacements."""
+  """Parse alternating words into a dict from spellings to their replacements."""
   words = text.split()
   return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -55,7 +55,7 @@ _PAIR = r'(\w{1,9})(?: and|,) (\w{1,9})\b'
 _REPLACEMENTS = tuple(
   (re.compile(pattern), new)
   for pattern, new in (
-    # A backslash escaped twice, as in JSON, but not the end of a matrix row.
+    # A doubled backslash, as in JSON, but not the end of a matrix row.
     (_DOUBLED_BACKSLASH, r'\\'),
     (r'\$\s*([,;])\s*\$', r'\1 '),
     (r'\\(?:left|right|[bB]igg?|[bB]ig[lr]|displaystyle|limits)(?![a-zA-Z])\s?\.?', ''),
@@ -101,7 +101,7 @@ _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0
 
 @functools.lru_cache(maxsize=16)  # one comparison normalizes an answer several times
 def normalize_spelling(text: str) -> str:
-  """Normalize the spelling of a text and put it on one line."""
+  """Normalize an answer's spelling and join its lines."""
   text = ' '.join(text.translate(_UNICODE).split())
   for pattern, replacement in _REPLACEMENTS:
     text = pattern.sub(replacement, text)
@@ -115,8 +115,8 @@ def normalize_spelling(text: str) -> str:
 def _remove_thousands(text: str) -> str:
   """Remove thousands separators, but not the commas that separate items in brackets.
 
-  '7,425,000' is one number; '(3,331)' is a pair, and so is '3, 331'. '(1,050, 2)'
-  is 1050 and 2, because no number starts with a zero.
+  '7,425,000' is one number; '(3,331)' and '3, 331' are pairs. '(1,050, 2)' contains 1050
+  and 2, because no number starts with a zero.
   """
   parts, end, depth = [], 0, 0
   for match in _THOUSANDS.finditer(text):
@@ -181,7 +181,7 @@ _COMMAND_MARKS = frozenset('*/|:,()[]<>%')
 
 
 def tokenize(text: str) -> list[Token] | None:
-  """Split a normalized text into tokens; None for unknown characters or too many tokens."""
+  """Tokenize a normalized text; return None if it has unknown characters or too many tokens."""
   tokens: list[Token] = []
   at, end = 0, len(text)
   while at < end:
@@ -238,7 +238,7 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
 
 
 def _split_letters(word: str, spaced: bool) -> list[Token]:
-  """Split a run of letters into tokens: one name, or one-letter variables to multiply."""
+  """Split a run of letters into tokens: a single name, or the one-letter factors of a product."""
   if word in _KEYWORDS:
     keyword = _KEYWORDS[word]
     return [Token('mark' if keyword == ',' else 'command', keyword, spaced)]

@@ -18,7 +18,7 @@ function. A missing side of a relation is None, as in '< 5', and so is x in '\pm
 and 'dashed', x is the alternative tree: the product of the letters, or the difference in '10-8'.
 For a date, which has no alternative, x is None.
 
-A reading is the meaning of an answer. It is also a tuple, with some of these heads and some others:
+A reading is the meaning of an answer. It is also a tuple, with one of these heads:
 
   ('quantity', tree, unit)   a number or expression; the unit is '' if none is given
   ('labelled', label, reading, lhs, rhs)   'x = 5', 'x ∈ [0, 1]', 'x < 5' solved for x
@@ -115,7 +115,7 @@ def size(tree: Tree) -> int:
 
 
 def is_label(tree: Tree) -> bool:
-  """Return True if a tree only names an equation's other side, as in 'x = 5', 'dy/dx = 2x'."""
+  """Return True if a tree only names an equation's other side, like x in 'x = 5' (or dy/dx)."""
   match tree:
     case 'symbol', name:
       return name not in _CONSTANTS
@@ -134,14 +134,14 @@ def is_label(tree: Tree) -> bool:
 
 
 def is_name(tree: Tree) -> bool:
-  """Return True if a tree is a word, or capital letters in a row, which may name a segment."""
+  """Return True if a tree is a word or a run of capital letters, which may name a segment."""
   if tree[0] == 'symbol':
     return len(tree[1]) > 3 and tree[1].isalpha()
   return tree[0] == 'multiply' and all(f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
 
 
 def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) -> Reading:
-  """Return the interval of low < x < high; each operator is '<' or '<='."""
+  """Return the interval low < x < high; each operator is '<' or '<='."""
   return (
     'group',
     '[' if low_operator == '<=' and low != MINUS_INFINITY else '(',
@@ -153,5 +153,5 @@ def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) 
 def make_labelled(
   label: Tree, value: Reading, lhs: Tree | None = None, rhs: Tree | None = None
 ) -> Reading:
-  """Attach a label to a value; lhs and rhs are the equation's sides if there was an equation."""
+  """Attach a label to a value; lhs and rhs are the sides of the original equation, if any."""
   return 'labelled', label, value, lhs, rhs

@@ -92,7 +92,7 @@ def _read_table() -> dict[str, _Unit]:
 
 
 def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
-  """Return symbols with a prefix, such as 'kPa', and add their long names to `units`."""
+  """Return prefixed symbols such as 'kPa', and add their long names to `units`."""
   symbols = {}
   for symbol in _PREFIXED.split():
     base = units['byte' if symbol == 'B' else symbol.lower()]
@@ -106,7 +106,7 @@ def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
 
 
 _UNITS = _read_table()
-# Units recognized without \text{…}, where one letter is a variable and 'in' is a word.
+# Units recognized without \text{…}. There, a single letter is a variable, and 'in' is a word.
 _COMMON = ('mm', 'cm', 'km', 'mg', 'kg', 'ml', 'sq')
 UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in').union(_COMMON)
 _WITH_PREFIX = _add_prefixes(_UNITS)
@@ -132,7 +132,7 @@ _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
-  """Normalize a unit: 'square centimeters' and 'cm^2' give 'cm^2', and 'units' gives ''."""
+  """Normalize a unit: 'square centimeters' and 'cm^2' become 'cm^2', and 'units' becomes ''."""
   name = _PER.sub('/', name).replace('{', '').replace('}', '')
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
@@ -145,7 +145,7 @@ def normalize_unit(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def measure(unit: str) -> tuple[Fraction, dict[str, int]] | None:
-  """Return a normalized unit's size and its dimensions' nonzero exponents; None if unknown."""
+  """Return a normalized unit's size and nonzero dimension exponents; None if it is unknown."""
   size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
   while at < len(unit):
     match = _PART.match(unit, at)
@@ -169,10 +169,10 @@ def conversion(unit: str, other: str) -> Fraction | None:
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return the smaller unit's size in larger units; None if a quantity may not use both units.
+  """Return the smaller unit's size in the larger unit; None if they cannot form one quantity.
 
-  The larger unit comes first, as in '1 hour 30 minutes'. `is_list` means that a comma or 'and'
-  separates the units; '5 m, 3 cm' is then two answers.
+  The larger unit comes first, as in '1 hour 30 minutes'. `is_list` is True if a comma or 'and'
+  separates the units, which makes '5 m, 3 cm' two answers.
   """
   units = normalize_unit(larger), normalize_unit(smaller)
   for system in _SYSTEMS[:4] if is_list else _SYSTEMS:

@@ -121,7 +121,7 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
     ('Clipped tokens', 'share of fresh tokens', {'policy/clip_fraction': 'clipped'}, _SHARE),
     ('Importance ratio of fresh tokens', 'ratio, log scale', _FRESH, _LOG),
     ('KL from the old policy', 'nats per token, log scale', {'policy/approx_kl': 'mean'}, _LOG),
-    ('Skipped updates', 'updates of a step', _SKIPPED, _RAW),
+    ('Skipped updates', 'updates per step', _SKIPPED, _RAW),
     ('Learning rate', 'mean over updates', {'learning_rate': 'learning rate'}, _RAW),
   ),
   'training': (
@@ -129,7 +129,7 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
     ('Entropy', 'nats per token', {'entropy': 'entropy'}, {}),
     ('Response length', 'tokens', {'length/mean': 'mean'}, {}),
     ('Truncated responses', 'share of responses', {'length/truncated': 'truncated'}, _SHARE),
-    ('Tokens per decode pass', 'tokens of a row', {'rollout/tokens_per_pass': 'mean'}, {}),
+    ('Tokens per decode pass', 'tokens per row', {'rollout/tokens_per_pass': 'mean'}, {}),
     ('Importance ratio of carried tokens', 'ratio, log scale', _CARRIED, _LOG),
   ),
   'replay': (
@@ -150,7 +150,7 @@ _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
-  """Return each part's panels that have data; 'replay' is empty for a run without replay."""
+  """Return the panels with data in each part; 'replay' is empty for a run without replay."""
   made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = made['replay']
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
@@ -193,7 +193,7 @@ def buckets(run: Run) -> list[Panel]:
   steps, *counts = _points(run, names)
   if not names or not np.any(counts):
     return []
-  title, unit = 'Replay buffer by bucket', f'bucket: successes of {len(names)}'
+  title, unit = 'Replay buffer by bucket', f'bucket: successes out of {len(names)}'
   axes = {'kind': 'heat', 'title': title, 'unit': unit, 'x': 'step', 'steps': numbers(steps)}
   return [axes | {'counts': np.array(counts, int).tolist(), 'what': 'questions'}]
 
@@ -243,4 +243,4 @@ def _phases(run: Run) -> list[Panel]:
   # Work after the clock is read counts towards the next step.
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
   steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
-  return [stack('Time of a step by phase', 'seconds', steps, layers, top)]
+  return [stack('Step time by phase', 'seconds', steps, layers, top)]

@@ -85,7 +85,7 @@ def _panel(
 ) -> Panel | None:
   """Plot a line for each group: the mean over seeds, with a band of one standard deviation.
 
-  Replay metrics have lines only for groups that replay. Each group keeps its colour.
+  Replay metrics are drawn only for groups that use replay. A group has one colour in all panels.
   """
   lines, places = [], []
   for place, group in enumerate(groups):
@@ -106,8 +106,8 @@ def _panel(
 def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, Any]]:
   """Return each group's score at the last common step, its last score, and its best score.
 
-  A score is the mean and the standard deviation over seeds. 'step' and 'common' are None if the
-  groups have no evaluation after step 0 in common.
+  Scores are means over seeds, with standard deviations. 'step' and 'common' are None if the groups
+  share no evaluation after step 0.
   """
   scored = {group.label: [scores_of(run, name) for run in group.metrics] for group in groups}
   step, found = comparison.summaries(name, scored)

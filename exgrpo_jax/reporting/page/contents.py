@@ -70,7 +70,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
 def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
   """Return a run's on-demand parts. A part without data is None.
 
-  `runs` is the number of runs on the page. Stored successes of the questions `replayed` come first.
+  `runs` is the number of runs on the page. Stored successes of questions in `replayed` come first.
   """
   workdir = pathlib.Path(run.workdir)
   pieces = open_pieces(run)
@@ -125,7 +125,7 @@ def open_pieces(run: Recorded) -> Pieces | None:
 def _missing(run: Recorded, own: Parts) -> list[str]:
   """Explain what the page cannot show about a run, and why."""
   if not run.metrics[-1]['step']:
-    return ['No step is finished yet; the only data is the evaluation before the first step.']
+    return ['No step has finished yet, so only the evaluation before the first step is shown.']
   notes = []
   if not run.questions.num_rows:
     notes.append(
@@ -134,11 +134,11 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
       f'records after {step_records.STEPS_PER_FILE} steps.'
     )
   elif all(text is None for text in own['visits']['questions']['text']):
-    notes.append('This run comes from a version that did not record question and answer texts.')
+    notes.append('This run used an earlier version, which did not record questions and answers.')
   if run.questions.num_rows and own['texts'] is None:
     notes.append(
-      'No response is recorded token by token: config.metrics.recorded_groups was 0, the run '
-      'comes from an earlier version, or its tokenizer cannot be found.'
+      'No response can be shown token by token: config.metrics.recorded_groups was 0, the run '
+      'used an earlier version, or its tokenizer cannot be found.'
     )
   if run.questions.num_rows and own['stored'] is None:
     notes.append(

@@ -29,10 +29,10 @@ class _File(NamedTuple):
 
 
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
-  """Describe each benchmark's questions, and their correct responses at each evaluation.
+  """Describe each benchmark's questions, with counts of correct responses at each evaluation.
 
-  Response texts are limited to about `max_characters` in total: evenly spaced questions keep their
-  texts from all evaluations. Files are read line by line.
+  Response texts are limited to about `max_characters` in total by keeping them only for evenly
+  spaced questions, at all evaluations. Files are read line by line.
   """
   files = []
   for path in sorted((workdir / FOLDER).glob('step_*.jsonl')):

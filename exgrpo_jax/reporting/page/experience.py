@@ -69,7 +69,7 @@ def _flow(questions: pa.Table) -> Panel:
 
 
 def _ages(replays: pa.Table) -> Panel:
-  """Plot the median age of replayed trajectories, with a band from 10% to 90%."""
+  """Plot the median age of replayed trajectories, with a band from the 10th to 90th percentile."""
   step = replays['step'].to_numpy()
   steps, starts = np.unique(step, return_index=True)  # the table is sorted by step
   by_step = np.split(step - replays['policy_step'].to_numpy(), starts[1:])
@@ -100,7 +100,7 @@ def _by_age(replays: pa.Table) -> list[Panel]:
   """Plot importance ratio, effective sample size and number of replays by age.
 
   The effective sample size is (sum w)^2 / (n sum w^2) over all tokens of the same age, as in the
-  metric with this name. It needs the variance of w, which earlier versions did not record.
+  metric of that name. It requires the variance of w, which earlier versions did not record.
   """
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   width = max(1, -(-int(age.max() + 1) // _AGE_BINS))
@@ -166,7 +166,7 @@ def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarra
 
 _MAX_ANSWER = 60  # characters of an extracted answer
 _WHOLE_TEXTS = 2_000_000  # characters; up to this total, all questions keep their full texts
-# Characters per text above that total. Most questions are visited once and only need to be found.
+# Characters kept per text if the total is larger. Most questions are visited once.
 _MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
@@ -176,10 +176,10 @@ def describe_visits(
 ) -> dict[str, Any]:
   """Return the columns of questions, visits, responses and replays, or {} without records.
 
-  A visit's responses start at the index 'first'. 'replays' has one value per visit with a replay,
-  in visit order. With more than `max_responses` responses, 'every' is n > 1: only every n-th step
-  and the groups `with_texts` keep their responses. 'cut' is the number of questions whose text is
-  cut; it is 0 if `max_responses` is infinite.
+  A visit's responses start at the index 'first'. 'replays' contains a value for each visit with a
+  replay, in visit order. With more than `max_responses` responses, 'every' is some n > 1, and
+  responses are kept only for every n-th step and for the groups in `with_texts`. 'cut' is the
+  number of questions with shortened texts, which is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -221,7 +221,7 @@ def _key(table: pa.Table) -> np.ndarray:
 
 
 def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, Any]:
-  """Return the response columns. An 'answer' of True stands for the ground truth."""
+  """Return the response columns. An 'answer' of True means that it equals the ground truth."""
   outcome = responses['outcome'].combine_chunks().dictionary_encode()
   answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
   reasons = enumerate(responses['reason'].to_pylist())
@@ -243,7 +243,7 @@ def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, A
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """Return the replayed response of each visit with a replay, with nulls if its record is lost."""
+  """Return the replayed response of each visit with a replay, or nulls if its record is lost."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -370,10 +370,10 @@ def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[
 def read_stored(
   workdir: str, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]] | None:
-  """Read these questions' trajectories from the newest checkpoint's buffer, oldest first.
+  """Read these questions' trajectories, oldest first, from the newest readable checkpoint.
 
-  Questions are read in order until their tokens no longer fit. The run may delete a checkpoint at
-  any time, so older checkpoints are tried too. Returns None if no checkpoint can be read.
+  Questions are read in order, up to `max_tokens` tokens. Several checkpoints are tried, because the
+  run may delete one at any time. Returns None if no checkpoint can be read.
   """
   for step in reversed(checkpoint.steps(workdir)):
     try:

@@ -22,7 +22,7 @@ from exgrpo_jax.runtime import console, environment
 _SIGNAL = (  # metric and label; shares of a step's groups or tokens
   ('groups/zero_advantage', 'groups that taught nothing'),
   ('groups/solved_by_all', 'groups solved by all responses'),
-  ('groups/solved_by_none', 'groups solved by none'),
+  ('groups/solved_by_none', 'groups solved by no response'),
   ('policy/clip_fraction', 'fresh tokens clipped'),
 )
 _LOG, _WARNING = 'console.log', 'WARNING: '
@@ -59,7 +59,7 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Return the run's printed warnings as {'step', 'text'}, by step and without repeats.
 
-  The step is the one named in the warning, or else the step during which the warning was printed.
+  A warning that names no step gets the step during which it was printed.
   """
   path = workdir / _LOG
   if not path.exists():
@@ -84,7 +84,7 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Return the mean learning signal over the last tenth of the planned steps, but at least ten."""
+  """Return the mean learning signal over the last steps: a tenth of `num_steps`, at least ten."""
   taken = [record for record in run.metrics if record['step'] > 0]
   recent = taken[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
@@ -181,7 +181,7 @@ def _next(
     )
     advice.append([text, ''])
   if names := where('latest', 1):
-    text = f'Between the last two evaluations the score still rose on {names}. To train longer:'
+    text = f'Between the last two evaluations, the score still rose on {names}. To train longer:'
     epochs = run.config.get('num_epochs', 0)
     length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
     shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # no flag twice
@@ -189,7 +189,7 @@ def _next(
     advice.append([text, longer])
   if names := where('latest', -1):
     text = (
-      f'Between the last two evaluations the score fell on {names}. config.export.best=True keeps '
+      f'Between the last two evaluations, the score fell on {names}. config.export.best=True keeps '
       'the best policy.'
     )
     advice.append([text, ''])
@@ -215,8 +215,8 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
   """Return the first, last and best score of each evaluation, with their 95% intervals.
 
-  'change' is the paired difference between the first and the last evaluation, 'latest' is the
-  difference between the last two evaluations.
+  'change' is the paired difference between the first and last evaluations, and 'latest' the paired
+  difference between the last two.
   """
   found = []
   for source, name in runs.score_names([records]).items():

@@ -132,7 +132,7 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   for label, name in (
     ('groups that taught nothing', 'groups/zero_advantage'),
     ('groups solved by all responses', 'groups/solved_by_all'),
-    ('groups solved by none', 'groups/solved_by_none'),
+    ('groups solved by no response', 'groups/solved_by_none'),
   ):
     assert tiles[label] == f'{100 * np.mean([record[name] for record in recent]):.0f}%', label
   assert {'fresh tokens clipped', 'updates skipped', 'learning rate'} < set(tiles)

@@ -42,7 +42,7 @@ def test_a_real_run_has_all_panels(recorded):
     'signal': ['Groups that teach nothing', 'Clipped tokens', 'Learning rate'],
     'training': [
       *('Gradient norm', 'Entropy', 'Response length', 'Truncated responses', 'Outcomes'),
-      'Time of a step by phase',
+      'Step time by phase',
     ],
     'replay': [
       *('Replay buffer', 'Replay buffer by bucket', 'Importance ratio of replayed tokens'),
@@ -114,7 +114,7 @@ def test_phases_add_up_to_the_step_and_a_slow_first_step_does_not_set_the_axis()
   times = {'time/generate': 3.0, 'time/await_update': 5.0, 'time/device_wait': 9.0}
   run = [{'step': step, 'time/step': 10.0, **times} for step in range(1, 101)]
   run[0]['time/step'] = 500.0
-  panel = panels_of(run)['Time of a step by phase']
+  panel = panels_of(run)['Step time by phase']
   assert {layer['label']: layer['values'][1] for layer in panel['layers']} == {
     'await update': 5,
     'generate': 3,

@@ -1,6 +1,6 @@
 // The replay buffer over the course of a run, and the most replayed questions.
 
-const NO_REPLAY = 'This run does not replay (config.replay.ratio=0). It is plain GRPO.';
+const NO_REPLAY = 'This run uses plain GRPO without replay (config.replay.ratio=0).';
 const NOTHING_YET = 'The buffer is still empty, or no data about it was recorded.';
 
 async function bufferPage(run) {

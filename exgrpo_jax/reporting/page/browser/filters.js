@@ -139,7 +139,7 @@ function nothingFound(rows) {
 
 function whyNoStep(rows, from, to) {
   const { step } = rows.visits;
-  if (from > to) return 'the first step is after the last one';
+  if (from > to) return 'the first step is later than the last step';
   if (to < 1) return 'step 0 is the policy before the first update';
   if (from > step.at(-1))
     return `the newest records are from step ${step.at(-1)} (a run writes the records of several steps at once)`;

@@ -24,7 +24,7 @@ async function overviewPage(run) {
     section(
       'Learning signal',
       signal?.note && h('p.notes', { id: 'silent' }, signal.note),
-      signal ? signalTiles(signal) : quiet('No step is finished yet.'),
+      signal ? signalTiles(signal) : quiet('No step has finished yet.'),
       charts('signal'),
     ),
     notes(missing),
@@ -81,7 +81,7 @@ function scoreTiles({ scores, signal }) {
         last.step ? `after step ${last.step}` : 'before the first step',
         last.low === null ? '' : `, 95% interval ${interval(last.low, last.high)}`,
         h('br'),
-        last.step === first.step ? 'the only one so far' : `first ${at(first)}, best ${at(best)}`,
+        last.step === first.step ? 'no other score yet' : `first ${at(first)}, best ${at(best)}`,
         change && [h('br'), changeOf(change)],
       ]),
     ),

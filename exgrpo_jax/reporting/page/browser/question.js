@@ -82,7 +82,7 @@ function strip(rows, visits) {
   const { step, correctness, replayed, bucket_after, retired_step } = rows.visits;
   return h(
     'ol.strip',
-    { tabindex: 0, 'aria-label': 'Visits in the order of steps' },
+    { tabindex: 0, 'aria-label': 'Visits in step order' },
     visits.map((visit) => {
       const share = correctness[visit];
       const bucket =

@@ -54,7 +54,7 @@ function whatIsHere(rows) {
     rows.every > 1 &&
       `This file contains the responses of one step in ${rows.every}, plus the groups shown token by token. A served page (--serve) contains all responses.`,
     count < all &&
-      `${number(count)} of the ${plural(all, 'response')} have their text in this file, which includes as many of the groups recorded token by token (config.metrics.recorded_groups) as fit.`,
+      `${number(count)} of the ${plural(all, 'response')} have their text in this file: as many groups recorded token by token (config.metrics.recorded_groups) as fit.`,
     count < all &&
       (page.texts
         ? 'For a single step, everything recorded is loaded.'
