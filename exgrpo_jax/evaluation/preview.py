@@ -17,7 +17,6 @@ from exgrpo_jax.data.store import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question
 from exgrpo_jax.environments import pool as environment_pool
-from exgrpo_jax.environments import questions as environment_questions
 from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Pool
 from exgrpo_jax.errors import InputError, counted
@@ -46,7 +45,7 @@ def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
   data = questions.load(dataclasses.replace(config.data, on_unverifiable='drop'), spec)
   environments = environment_pool.of(config.environment) if config.environment.name else None
   if environments:
-    shown = environment_questions.begin(list(data), environments)
+    shown = environment_pool.begin(list(data), environments)
     prompts = _rendered(shown, config.prompt, opened, environments.tools())
   elif opened:
     tokenized = store.tokenized(data, opened, config.prompt)

@@ -14,7 +14,6 @@ from exgrpo_jax.data import prompt, questions, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool
-from exgrpo_jax.environments import questions as environment_questions
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
@@ -165,7 +164,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  Long prompts are rejected or dropped (`data.on_overlong`); an environment's are always rejected.
+  `data.on_overlong` decides whether long prompts are rejected or dropped.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -173,7 +172,8 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   if not parsed.environment.name:
     return data
   environments = pool.of(parsed.environment)
-  return environment_questions.begun(data, environments, tokenizer, parsed.prompt, max_prompt)
+  overlong = parsed.data.on_overlong
+  return pool.begun(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
 
 
 def with_counted_length(parsed: RunConfig) -> RunConfig:

@@ -45,7 +45,7 @@ def banner(
     (
       'model',
       f'{count:,} parameters, {shape.dtype}: {counted(shape.num_layers, "layer")} of width '
-      f'{shape.width}, {counted(shape.vocab_size, "token")}',
+      f'{shape.width}, a vocabulary of {shape.vocab_size:,}',
     ),
     ('training', _size(rollout.data)),
     (

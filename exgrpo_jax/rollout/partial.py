@@ -176,7 +176,7 @@ def verdicts(plan: Plan) -> dict[tuple[int, int], Verdict]:
 
 
 def in_flight(graded: GradedGroups, groups: Sequence[int]) -> tuple[PartialGroup, ...]:
-  """Convert the given groups to `PartialGroup`s, for the next step or round to continue."""
+  """Convert the given groups to `PartialGroup`s that the next step or round can continue."""
   plan, drawn = graded.plan, drawn_in(graded.plan)
   return tuple(
     PartialGroup(

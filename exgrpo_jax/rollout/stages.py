@@ -406,9 +406,9 @@ def pick_replays(
   """Pick and score a trajectory for each replayed question; both are None for fresh questions.
 
   The default is the trajectory with the lowest mean token entropy under the current policy; ties
-  go to the oldest. A question's only candidate is scored too, for the step's records, which costs a
-  forward pass over few rows. Without `objective.importance_correction`, the log-probabilities of
-  the picked trajectory are replaced with the current policy's. The buffer is not modified.
+  go to the oldest. A question's only candidate is also scored, because the step records its scores;
+  this costs a forward pass over few rows. Without `objective.importance_correction`, the current
+  policy's log-probabilities replace the picked trajectory's. The buffer is not modified.
   """
   rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
   if rule == 'valid_steps':

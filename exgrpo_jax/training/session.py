@@ -27,7 +27,7 @@ from exgrpo_jax.experiment.experiment import (
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.experiment.policies import Policy, Source
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint, disk, storage
+from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, step_records
@@ -105,7 +105,7 @@ def open_run(
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
   """Turn out-of-disk and out-of-memory errors into a one-line InputError."""
-  with disk.explain_failure(workdir), machine.explained():
+  with checkpoint.explain_failure(workdir), machine.explained():
     yield
 
 
@@ -142,7 +142,7 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> 
   workdir = experiment.workdir
   is_new = not steps_done(workdir)
   successes = prior_experience.load(experiment, rollout.data) if is_new else ()
-  disk.check_space(workdir, state_shapes(experiment))
+  checkpoint.check_space(workdir, state_shapes(experiment))
   needs_params = is_new or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
   hub.record(workdir)

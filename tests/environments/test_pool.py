@@ -6,11 +6,10 @@ import types
 
 import pytest
 
-from exgrpo_jax.datatypes import Message, Question
+from exgrpo_jax.datatypes import Message, Question, Questions, QuestionSet
 from exgrpo_jax.environments import pool, settings
 from exgrpo_jax.environments.environment import Observation, checked
 from exgrpo_jax.environments.pool import Failure
-from exgrpo_jax.environments.questions import Begun
 from exgrpo_jax.errors import InputError
 
 CONFIG = settings.EnvironmentConfig(
@@ -118,8 +117,42 @@ def test_an_episode_begins_with_what_the_data_says(workers):
   (prompt,) = workers.prompts([asked])
   assert prompt == said('begin and more')
   data = types.SimpleNamespace(read=lambda rows: [asked for _ in rows])
-  (begun,) = Begun(data, [(Message(**prompt[0]),)])
+  (begun,) = pool.Begun(data, [(Message(**prompt[0]),)])
   assert not isinstance(play(workers, 'seed', key='more', asked=begun), Failure)
+
+
+class Rows(Questions):
+  """Questions of these rows."""
+
+  def __init__(self, rows):
+    self.rows = rows
+
+  def __len__(self):
+    return len(self.rows)
+
+  def read(self, rows):
+    return [question(self.rows[row]) for row in rows]
+
+  def select(self, rows):
+    return Rows([self.rows[row] for row in rows])
+
+
+@pytest.mark.parametrize('overlong', ['refuse', 'drop'])
+def test_a_question_whose_prompt_is_too_long_is_refused_or_dropped(overlong):
+  texts = ['ab', 'abc', 'a']
+  held = types.SimpleNamespace(prompts=lambda _: [said(text) for text in texts], tools=lambda: [])
+  tokenizer = types.SimpleNamespace(
+    render=lambda messages, *_: messages[0].content,
+    encode_all=lambda rendered: [[1] * len(text) for text in rendered],
+  )
+  data = QuestionSet('game', Rows(range(3)), [])
+  if overlong == 'refuse':
+    with pytest.raises(InputError, match='the prompt of row 1 has 3 tokens'):
+      pool.begun(data, held, tokenizer, None, 2, overlong)
+    return
+  kept = pool.begun(data, held, tokenizer, None, 2, overlong)
+  assert [(one.row, one.messages[0].content) for one in kept.questions] == [(0, 'ab'), (2, 'a')]
+  assert [len(ids) for ids in kept.prompts] == [2, 1]
 
 
 def test_a_prompt_that_depends_on_the_seed_is_refused(workers):

@@ -18,7 +18,7 @@ from absl import logging
 
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, checkpoint, disk, optimizer
+from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model, sharding
 from tests.helpers import tiny
@@ -334,7 +334,7 @@ def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
   short_of_space, error, what
 ):
   message = rf'the disk {what} \(.{{1,300}}\)\. Complete checkpoints: 2, 5\.'
-  with pytest.raises(InputError, match=message), disk.explain_failure(short_of_space):
+  with pytest.raises(InputError, match=message), checkpoint.explain_failure(short_of_space):
     raise error
 
 
@@ -343,7 +343,7 @@ def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
 )
 def test_other_errors_are_not_taken_for_a_failing_disk(short_of_space, error):
   before = sys.unraisablehook
-  with pytest.raises(type(error)) as raised, disk.explain_failure(short_of_space):
+  with pytest.raises(type(error)) as raised, checkpoint.explain_failure(short_of_space):
     raise error
   assert raised.value is error and sys.unraisablehook is before
 
@@ -358,7 +358,7 @@ def test_what_threads_log_of_a_failing_disk_is_left_out(short_of_space, capsys):
     return bool(logging.get_absl_handler().filter(record))
 
   closed = types.SimpleNamespace(exc_value=RuntimeError('Event loop is closed'))
-  with disk.explain_failure(short_of_space):
+  with checkpoint.explain_failure(short_of_space):
     assert not is_logged(os_error(errno.ENOSPC)) and is_logged(ValueError('another error'))
     sys.unraisablehook(closed)
   assert capsys.readouterr().err == '' and is_logged(os_error(errno.ENOSPC))
@@ -366,12 +366,12 @@ def test_what_threads_log_of_a_failing_disk_is_left_out(short_of_space, capsys):
 
 def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(tmp_path, monkeypatch, capsys):
   state = TrainState({'a': jnp.ones((2, 3))}, {})
-  disk.check_space(str(tmp_path), state)
+  checkpoint.check_space(str(tmp_path), state)
   printed = capsys.readouterr().out
   assert re.match(r'a checkpoint takes 24 bytes; .* has [\d.]+ [kMGT]B left\n', printed)
   usage = types.SimpleNamespace(free=24)
   monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
-  disk.check_space(str(tmp_path), checkpoint.abstract(jax.device_put(state)))
+  checkpoint.check_space(str(tmp_path), checkpoint.abstract(jax.device_put(state)))
   usage.free = 23
   with pytest.raises(InputError, match='has 23 bytes left, but a checkpoint takes 24 bytes'):
-    disk.check_space(str(tmp_path), state)
+    checkpoint.check_space(str(tmp_path), state)

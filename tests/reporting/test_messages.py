@@ -20,7 +20,7 @@ def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
     'ExGRPO, replay.ratio=0.5',
     '1 cpu, 1 host',
     'data=1, fsdp=1, expert=1, tensor=1 in decoding',
-    f'{parameters:,} parameters, float32: 1 layer of width 32, {tokens} tokens',
+    f'{parameters:,} parameters, float32: 1 layer of width 32, a vocabulary of {tokens}',
     f'{tiny.POOL} questions of {recorded.data.spec}',
     f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each',
     f'4 questions of {recorded.evaluations[0].spec}',

@@ -75,7 +75,7 @@ def test_what_is_no_run_is_refused(workdir, tmp_path):
     ([str(tmp_path / 'empty')], 'contains no config.json'),
     ([workdir('new', metrics='')], 'not written any metrics yet'),
     ([one, f'{one}/'], 'is given twice'),
-    ([one, workdir('twin')], r'same seed \(0, 0\)'),
+    ([one, workdir('twin')], r'same seed \(seeds: 0, 0\)'),
     ([workdir('broken', {})], r'config.json: this is not .* because it lacks seed, num_steps'),
   ):
     with pytest.raises(InputError, match=words):

@@ -77,7 +77,7 @@ def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card,
     'new (validation)': ['9', 'pass@1', '–', '0.500'],
     'sums, temperature 0.5': ['8', 'pass@1', '–', '0.250 (0.100 to 0.500)'],
   }
-  assert 'that score is optimistic' in text
+  assert 'this score is optimistic' in text
   assert 'The run did not evaluate this policy.' in card(1, workdir=str(workdir))
 
 
