@@ -83,7 +83,7 @@ def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 
   """Subtract the mean of each question's discounted Beta-Bernoulli posterior from its rewards.
 
   arXiv:2603.18444, eq. 12. Even a group of equal rewards gets nonzero advantages. `normalize_std`
-  also divides by the standard deviation of a 0/1 reward with this mean (eq. 13), which is not 0.
+  also divides by the standard deviation (never 0) of a 0/1 reward with this mean (eq. 13).
 
   >>> history_advantages(np.float32([[1, 1, 1, 1]]), np.float32([[6, 2]])).tolist()
   [[0.25, 0.25, 0.25, 0.25]]

@@ -344,7 +344,7 @@ def _not_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, 
 def counts_after(
   plan: Plan, verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[int, tuple[float, float]]:
-  """Map the rows of the plan's questions, in order, to their `discounted_counts` after the step.
+  """Map each row of the plan's questions, in order, to its `discounted_counts` after the step.
 
   Only fresh responses count. `verdicts` are the same as in `record_step`.
   """

@@ -40,7 +40,7 @@ _TOKENIZER: Any = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token wor
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A config's step on devices that need not exist, described by the shapes of its arrays."""
+  """A config's step, represented only by array shapes, so its devices need not exist."""
 
   config: RunConfig
   spec: gradients.UpdateSpec

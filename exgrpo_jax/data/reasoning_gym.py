@@ -65,7 +65,7 @@ class Task(NamedTuple):
   seed: int
 
   def entries(self) -> Iterator[dict[str, Any]]:
-    """Yield an endless stream of questions in JSON types, each with its `task` and `config`."""
+    """Yield an endless stream of JSON-serializable questions, each with `task` and `config`."""
     origin = {'task': self.name, 'config': self.config}
     for start in itertools.count(self.seed * _APART, _CHUNK):
       config = {**self.config, 'seed': start, 'size': _CHUNK}
@@ -111,7 +111,7 @@ def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Write JSON that contains each split's records and a line about each task, or the error."""
+  """Write each split's records and a line about each task as JSON, or only the error."""
   spec, text = sys.argv[1:]
   out, sys.stdout = sys.stdout, sys.stderr
   warnings.simplefilter('ignore')
@@ -275,7 +275,7 @@ def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]
   highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
   if type(level) is not int or not 0 <= level <= highest:
     raise InputError(
-      f"{place}: level={level!r} must be in [0, {highest}], the levels of the task's curriculum."
+      f"{place}: level={level!r} is out of range. The task's curriculum has levels 0 to {highest}."
     )
   curriculum.set_global_level(level)
   values, defaults = vars(curriculum.generate_configuration()), vars(settings())

@@ -94,7 +94,7 @@ def fused_loss(
     target_BW: int32, the target tokens.
     operands: a pytree of [B, W] arrays, chunked like the targets; no gradient flows to them.
     loss_of_tokens: a `TokenLoss` that sums over positions, so that its gradient can be computed
-      chunk by chunk. It may close over arrays, except differentiated arrays.
+      chunk by chunk. It may close over arrays that are not differentiated.
     temperature: the sampling temperature; logits are divided by it.
     chunk: see `token_logprobs`.
     cap: see `capped`.

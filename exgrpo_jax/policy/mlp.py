@@ -191,7 +191,7 @@ _ACTIVATIONS = {
 
 
 class Counted(NamedTuple):
-  """The tokens to count in the load balance, and their weights."""
+  """The tokens that count toward the load balance, and their weights."""
 
   weight_BT: Array  # float32, weight in the mean over tokens; 0 if a token does not count
   row_BT: Array  # int32 in 0 … T, the row of each token

@@ -37,7 +37,7 @@ class Ragged(NamedTuple):
 
 
 def takes(G: int, H: int, dtype: str) -> bool:
-  """Return True if the kernel supports G heads of size H on the mesh of `jax.set_mesh`.
+  """Return True if the kernel supports G heads of size H on the mesh set by `jax.set_mesh`.
 
   The kernel requires bfloat16, a head size equal to the vector register width, and keys and values
   that fill whole tiles. The mesh must keep each key on the same device as its value.

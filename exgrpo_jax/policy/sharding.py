@@ -237,7 +237,7 @@ def restore_layout(tree: Any, layout: Any) -> Any:
 
 
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
-  """Pin an activation's layout inside jit, on the mesh of `jax.set_mesh`.
+  """Pin an activation's layout inside jit, on the mesh set by `jax.set_mesh`.
 
   Raises:
     RuntimeError: no mesh is set.
@@ -288,7 +288,7 @@ def platform() -> str:
 
 
 def num_shards(logical_axis: str, size: int) -> int:
-  """Return the number of shards of a logical axis of `size` on the mesh of `jax.set_mesh`.
+  """Return how many shards a logical axis of `size` has on the mesh set by `jax.set_mesh`.
 
   Raises:
     RuntimeError: no mesh is set.
@@ -444,7 +444,7 @@ def per_shard(
 def over_experts(
   function: Callable[[Any, Any, jax.Array | int], jax.Array], rows: Any, kernels: Any
 ) -> jax.Array:
-  """Sum `function(rows, kernels, first)` over devices, on the mesh of `jax.set_mesh`.
+  """Sum `function(rows, kernels, first)` over devices, on the mesh set by `jax.set_mesh`.
 
   Each device gets its experts' kernel shards, and the rows of all devices along the expert axis.
   `first` is the global index of the device's first expert.

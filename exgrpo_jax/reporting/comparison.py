@@ -263,7 +263,7 @@ def scores_by_column(run: Run) -> dict[str, float]:
 
 
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
-  """Return a Markdown table with the final and best scores of a sweep's evaluations over seeds.
+  """Return a Markdown table of a sweep's final and best evaluation scores, aggregated over seeds.
 
   A run's final score comes from its last evaluation; the 'step' column shows when that was. The
   best score is chosen by `best` and may come from the evaluation before training.

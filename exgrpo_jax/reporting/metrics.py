@@ -52,7 +52,7 @@ class MetricsConfig:
 def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
   """Read the records in metrics.jsonl, oldest first. Returns [] if the file does not exist.
 
-  Ignores an incomplete last line, without a newline, which a killed process may leave behind.
+  Ignores a last line without a newline, which a killed process may leave behind.
   Raises InputError for any other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE

@@ -161,7 +161,7 @@ def read_file(path: pathlib.Path, name: str) -> pa.Table:
   except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
     raise InputError(
       f"{path}: this file cannot be read as a run's {name} ({str(error).splitlines()[0]:.200}). "
-      'Restore a copy, or delete the file to continue without its rows.'
+      'Restore the file from a backup, or delete it to continue without its rows.'
     ) from error
 
 

@@ -53,7 +53,7 @@ class DecodeSpec:
 
   @property
   def longest_row(self) -> int:
-    """Return the longest prompt plus the longest response, in tokens: the maximum cache length."""
+    """Return the maximum cache length in tokens: longest prompt plus longest response."""
     return self.max_prompt + self.max_response
 
   @property

@@ -28,7 +28,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 def without(buffer: Buffer, rows: Sequence[int]) -> Buffer:
-  """Return the buffer without the questions `rows`, which are already in flight."""
+  """Return the buffer without the questions in `rows`, which are already in flight."""
   if not rows:
     return buffer
   entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}

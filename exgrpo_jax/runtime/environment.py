@@ -77,7 +77,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> dict[str, float]:
-  """Return the peak memory so far of this process and of its fullest device, in GiB.
+  """Return the peak memory use so far, in GiB, of this process and of its fullest device.
 
   CPU devices do not report a peak, so on a CPU only the process's peak is returned.
   """

@@ -143,7 +143,7 @@ def fetch(repository: Repository, patterns: Sequence[str]) -> str:
 
 
 def listing(repository: Repository) -> list[str]:
-  """List all file paths in a pinned repository. `fetch` some of its files first."""
+  """List all file paths in a pinned repository. Call `fetch` on some of its files first."""
   with _refusals(repository):
     files = huggingface_hub.get_cached_repo_tree(
       repository.name, repo_type=repository.kind, revision=repository.revision

@@ -192,7 +192,7 @@ class Worker:
     return InputError(
       f'{self._trying["trying"]} cannot be used (the process {ended} while '
       f'{self._trying["how"]}). {program.noun.capitalize()} has {program.timeout:g} s'
-      f'{program.timeout_note} to import and try the code that it calls.'
+      f'{program.timeout_note} to import the code it calls and run it once.'
     )
 
   def _start_standby(self) -> None:
@@ -208,7 +208,7 @@ class Worker:
 class Pool:
   """A program's workers, with one thread per worker.
 
-  Processes start on the first calls. A process ends when `close` is called or the thread that
+  Each process starts on its first call. A process ends when `close` is called or the thread that
   started it ends, so it never outlives its parent process.
   """
 

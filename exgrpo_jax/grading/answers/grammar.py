@@ -172,7 +172,7 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
 
 
 class Grammar(Cursor, abc.ABC):
-  """A parser of lists of relations, whose sides consist of sums, products and powers."""
+  """A parser for lists of relations whose sides consist of sums, products and powers."""
 
   @abc.abstractmethod
   def _atom(self) -> Tree:
@@ -274,7 +274,7 @@ class Grammar(Cursor, abc.ABC):
     return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
 
   def _union(self) -> Tree:
-    r"""Read a sum or combined sets, or two of these joined by '\choose'."""
+    r"""Parse a sum or a combination of sets, or two of these joined by '\choose'."""
     tree = self._sets()
     if self._accept('choose'):
       tree = 'function', 'binom', (tree, self._sets())

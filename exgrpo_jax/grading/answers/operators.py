@@ -137,7 +137,7 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
 
 
 def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
-  """Return the letters of a product that a sum contains in two orders: 'AB + BA', 'xy - yx'."""
+  """Return the letters of a product that a sum contains in both orders, as in 'AB + BA'."""
   if len(terms) > _MAX_TERMS:  # when in doubt, capitals do not commute
     return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]

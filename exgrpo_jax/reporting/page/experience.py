@@ -36,7 +36,7 @@ _AGE_BINS = 40  # maximum number of bins
 def describe(run: Recorded) -> dict[str, Any]:
   """Describe the buffer with a heat map, curves and a table of the recorded data.
 
-  Everything is empty for a run without replay, because such a run never reads its buffer.
+  Everything is empty for a run without replay, which never reads its buffer.
   """
   if not run.config['replay.ratio']:
     return {'is_used': False, 'panels': [], 'replayed': []}
