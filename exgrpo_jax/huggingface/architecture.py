@@ -254,8 +254,9 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
   if not path.is_file():
     problem = 'contains no config.json' if folder.is_dir() else 'is not a folder'
     raise InputError(
-      f'config.model.path={directory} {problem}. It must be a Hugging Face checkpoint '
-      'with config.json, safetensors files and a tokenizer.'
+      f'config.model.path={directory} {problem}. Use the folder of a Hugging Face checkpoint '
+      '(config.json, safetensors files and a tokenizer) or a name on the Hub, such as '
+      'Qwen/Qwen2.5-0.5B.'
     )
   try:
     values = json.loads(path.read_text())

@@ -1,5 +1,6 @@
 """Messages that a run prints at the start, after each step, and at the end."""
 
+import importlib.util
 import math
 import os
 import shutil
@@ -200,7 +201,9 @@ def next_commands(
   # The shell finds the script only if the environment is activated.
   named = shutil.which('tensorboard')
   viewer = ['tensorboard'] if named else [sys.executable, '-m', 'tensorboard.main']
-  commands = [[*viewer, f'--logdir={os.path.join(workdir, "tensorboard")}']]
+  commands = list[list[str]]()
+  if named or importlib.util.find_spec('tensorboard'):  # it is not a dependency
+    commands.append([*viewer, f'--logdir={os.path.join(workdir, "tensorboard")}'])
   if can_evaluate:
     commands.append([*program, 'evaluate', checkpoint, '--samples=4'])
   if can_export and not os.path.exists(out):

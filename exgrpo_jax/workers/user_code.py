@@ -23,7 +23,8 @@ _LIBRARIES = (
 _NEEDED = {
   'grading.rewards': (
     "'package.module:function', such as exgrpo_jax.grading.rewards:think_format. The function must "
-    'return a number from -1e10 to 1e10 for any response'
+    'return a number from -1e10 to 1e10 for any response (a list of numbers in '
+    'config.grading.batched), and any service that it calls must be running'
   ),
   'grading.verifier': (
     "'package.module:Class', such as exgrpo_jax.grading.verifier:BuiltIn. Its method `judge` must "

@@ -57,7 +57,10 @@ def cut(name):
 
 
 MODELS = {
-  'no_folder': (shutil.rmtree, r'model\.path=\S+ is not a folder\. It must be a Hugging Face'),
+  'no_folder': (
+    shutil.rmtree,
+    r'model\.path=\S+ is not a folder\. Use the folder of a Hugging Face',
+  ),
   'damaged_config': (cut('config.json'), r'not valid JSON .*\. Download the checkpoint'),
   'no_tokenizer': (without('tokenizer.json'), r'must be a tokenizer\.json, a Senten'),
   'no_weights': (without('model.safetensors'), r'contains neither model\.safetensors n'),

@@ -1,5 +1,6 @@
 """The messages of a run to its user: at its start, after each step and at its end."""
 
+import importlib.util
 import math
 import os
 import shlex
@@ -107,6 +108,9 @@ def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
     [*program, 'export', checkpoint, f'--out={out}'],
   ]
   monkeypatch.setattr(shutil, 'which', lambda _: None)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
+  assert commands(can_evaluate=False) == [[*program, 'export', checkpoint, f'--out={out}']]
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
   viewer = [sys.executable, '-m', 'tensorboard.main', f'--logdir={workdir}/tensorboard']
   assert commands(can_evaluate=False, can_export=False) == [viewer]
   out.mkdir(parents=True)  # config.export.last has written it
