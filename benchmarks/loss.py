@@ -12,7 +12,7 @@ from exgrpo_jax.policy import logprobs, model
 def measure(bench: Bench) -> list[Figure]:
   """Measure each loss with its gradient with respect to hidden states and unembedding.
 
-  'fused' is `logprobs.fused_loss`, 'rematerialised' recomputes the logits chunk by chunk in the
+  'fused' is `logprobs.fused_loss`, 'rematerialized' recomputes the logits chunk by chunk in the
   backward pass, and 'naive' keeps all logits.
   """
   prompt, chunk = bench.config.rollout.max_prompt, bench.config.rollout.logit_chunk
@@ -42,7 +42,7 @@ def measure(bench: Bench) -> list[Figure]:
     name: jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*args).compile()
     for name, loss in {
       'fused': fused,
-      'rematerialised': functools.partial(by_autodiff, chunk),
+      'rematerialized': functools.partial(by_autodiff, chunk),
       'naive': functools.partial(by_autodiff, target_BW.size),
     }.items()
   }

@@ -56,7 +56,7 @@ def define_flags() -> None:
     None,
     ['float32', 'bfloat16', 'float16'],
     "The dtype of the weights; by default the original checkpoint's dtype. For a GGUF file, "
-    'the default is float32, which stores dequantised values exactly.',
+    'the default is float32, which stores dequantized values exactly.',
   )
   flags.DEFINE_bool(
     'adapters',

@@ -78,7 +78,7 @@ def _smollm2(args: command_line.Args) -> None:
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)
-  print(f'{out}: SmolLM2-135M-Instruct, with quantised weights converted to {dtype}')
+  print(f'{out}: SmolLM2-135M-Instruct, with quantized weights converted to {dtype}')
 
 
 def run() -> None:

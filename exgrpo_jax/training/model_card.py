@@ -27,6 +27,7 @@ from exgrpo_jax.runtime import environment, hosts
 FILE = 'README.md'
 
 _HERE = 'path/to/this/folder'  # placeholder for the model's name until it is published
+_BASE = 'path/to/the/base/model'  # placeholder for a base model that is not on the Hub
 _CODE = 'https://github.com/exgrpo-jax/exgrpo_jax'
 _PAPERS = {
   'ExGRPO': 'Zhan et al. ExGRPO: Learning to Reason from Experience. 2025. '
@@ -73,7 +74,7 @@ def write(
 
 ## Use
 
-{_usage(experiment, base if adapters else '')}
+{_usage(experiment, (base or _BASE) if adapters else '')}
 
 ## Settings
 

