@@ -341,8 +341,8 @@ def check_algorithm(
     raise InputError(
       f'config.replay.correctness_range={replay_config.correctness_range} excludes every group, so '
       f'nothing would ever be replayed. With config.rollout.group_size={num_rollouts}, no number '
-      f'of successes from 1 to {most} gives a pass rate above the first number and at most the '
-      'second. Widen the range.'
+      f'of successes from 1 to {most} gives a pass rate in this range (above the first bound, at '
+      'most the second). Widen the range.'
     )
   if ratio > 0 and not replay.most_replayed(replay_config, num_questions):
     enough = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so the printed value is enough

@@ -114,8 +114,8 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
     length = buffer.entries[row].prompt_length
     if row >= len(theirs.prompts) or len(theirs.prompts[row]) != length:
       raise InputError(
-        f'config.experience.path={path}: {theirs.spec} has changed since that run, where the '
-        f'prompt in row {row} had {length} tokens. Restore the data.'
+        f'config.experience.path={path}: {theirs.spec} has changed since that run: the '
+        f'prompt in row {row} had {length} tokens then. Restore the original data.'
       )
   for row, question in zip(rows, theirs.questions.read(rows)):
     entry = buffer.entries[row]
