@@ -179,7 +179,7 @@ def _check(
   for name in sorted(set(names) - set(tensors)):
     if not name.endswith(_DERIVED):
       raise InputError(
-        f'{path}: unexpected tensor {name}: the index does not assign it to this file.'
+        f'{path}: tensor {name} is unexpected because the index does not assign it to this file.'
       )
 
 

@@ -292,9 +292,9 @@ DAMAGES = {
     SHARDED, remove_from_its_file,
     '.safetensors: tensor lm_head.weight with shape [96, 32] is missing',
   ),
-  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: unexpected tensor extra: '),
+  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected '),
   'unexpected_in_one_file': (
-    SHARDED, update(SECOND, 'extra', extra), f'{SECOND}: unexpected tensor extra: ',
+    SHARDED, update(SECOND, 'extra', extra), f'{SECOND}: tensor extra is unexpected ',
   ),
   'unembedding_of_a_tied_model': (
     'qwen2_tied', update(FILE, 'lm_head.weight', lambda of: of['model.embed_tokens.weight']),
