@@ -368,4 +368,4 @@ def test_advice_for_one_gpu_never_asks_for_more_chips(capsys, fit):
   assert not fits and 'chip' not in printed
   assert 'config.lora.rank=32' in printed and 'a GPU with more memory' in printed
   # Shorter responses do not help where the model alone is too large.
-  assert ('gradient take' in printed, 'shorten responses' in printed) == (not fit, fit)
+  assert ('gradient already take' in printed, 'shorten responses' in printed) == (not fit, fit)
