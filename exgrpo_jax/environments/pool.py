@@ -247,7 +247,7 @@ def begun(
   max_prompt: int,
   overlong: str,
 ) -> QuestionSet:
-  """Use environment prompts in `data`. Raises InputError if `reset` fails.
+  """Replace the prompts in `data` with the environment's. Raises InputError if `reset` fails.
 
   `overlong` (DataConfig.on_overlong) decides whether prompts of more than `max_prompt` tokens raise
   InputError or their questions are dropped.
