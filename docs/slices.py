@@ -153,7 +153,7 @@ longest, would save on 64 shards:
 **Padding resumed rows to more lengths.** With packing, 1.02 tokens are computed for each
 real token. With padding, it would be 1.38 tokens, even with eight lengths to choose from.
 
-The tables of a step's parts underestimate the update by half a second. They assume that the time
+The per-part tables above underestimate the update by half a second. They assume that the time
 for a pass with short sequences is proportional to its number of tokens, which gives 1.00 s.
 Compiled separately, such a pass takes 1.15 s, because the time spent waiting for other chips does
 not shrink with the number of tokens.

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import difflib
 import functools
+import inspect
 import itertools
 import pathlib
 import re
@@ -222,7 +223,7 @@ def counterpart_hint(key: str) -> str:
   ends = [typed[start:] for start in range(len(typed))]
   ends += [[section, '*'] for section in reversed(typed[:-1])]
   for end, system in itertools.product(ends, ('TRL', 'verl')):
-    if end in (['path'], ['name'], ['mode'], ['enable']):  # too many options end in these
+    if end in (['path'], ['name'], ['mode'], ['enable'], ['steps']):  # the end of many options
       continue
     for row in counterparts():
       if any(name.split('.')[-len(end) :] == end for name in getattr(row, system.lower())):
@@ -255,6 +256,8 @@ def evaluate_file(
     definitions = runpy.run_path(path)
     if function not in definitions:
       raise InputError(f'the file has no {function}()')
+    if arguments and not inspect.signature(definitions[function]).parameters:
+      raise InputError(f"{function}() takes no argument, so remove ':{arguments[0]}'")
     value = definitions[function](*arguments)
     if check:
       check(value)

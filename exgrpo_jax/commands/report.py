@@ -8,7 +8,6 @@ browser to follow the runs. Nothing is written into a workdir unless --out point
 """
 
 import math
-import os
 import pathlib
 
 from absl import flags
@@ -21,7 +20,7 @@ from exgrpo_jax.reporting.report import PAGE, print_written, serve, write_report
 def define_flags() -> None:
   """Define the flags of this command."""
   command_line.define_path(
-    'out', f'The file to write, or a folder for {PAGE}; ./{PAGE} by default.'
+    'out', f'The file to write, e.g. run.html, or a folder for {PAGE}; ./{PAGE} by default.'
   )
   flags.DEFINE_enum(
     'texts',
@@ -53,7 +52,7 @@ def main(args: command_line.Args, *workdirs: str) -> None:
         f'writes no file and always includes all texts. Remove --{name}.'
       )
   out = pathlib.Path(args.out or PAGE).expanduser()
-  if out.is_dir() or (args.out or '').endswith(('/', os.sep)):
+  if out.is_dir() or not out.suffix:
     out /= PAGE
   if args.serve:
     serve(workdirs, args.port, args.every)

@@ -97,7 +97,7 @@ def _files(place: str) -> list[str]:
   ]
   if not inside:
     raise InputError(
-      f'--data={place}: no file in this folder ends in {endings}. Choose a folder with such files.'
+      f'--data={place}: no file in this folder ends in {endings}. Choose a folder with such a file.'
     )
   return inside
 

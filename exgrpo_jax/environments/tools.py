@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 class Tools:
-  """An environment of functions that the chat template describes to the model."""
+  """An environment whose functions the model can call; the chat template describes them to it."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
     """Collect the tools: plain functions, and classes whose methods share state."""

@@ -192,8 +192,8 @@ def _grade(
 ) -> list[Verdict]:
   """Grade the texts as config.evaluation specifies.
 
-  `texts` contains equally many responses per question, in question order. `thinks` is True if all
-  prompts end in <think>; otherwise, responses need not contain </think>.
+  `texts` contains the same number of responses for each question, in question order. `thinks` is
+  True if all prompts end in <think>; otherwise, responses need not contain </think>.
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]

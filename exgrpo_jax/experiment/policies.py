@@ -27,7 +27,7 @@ from exgrpo_jax.huggingface import architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import activity, hub
-from exgrpo_jax.runtime.workdir import check_workdir, read_config
+from exgrpo_jax.runtime.workdir import check_policy, read_config
 
 # Limits for a model without a config: tokens per prompt and per response, and bytes of the cache.
 # The cache size determines how many responses are decoded together.
@@ -82,7 +82,7 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
     if not values:
       parse_config(run)
       return run
-    check_workdir(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
+    check_policy(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
     return values
   if not values:
     return suited_to(source.path)

@@ -227,7 +227,7 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
   kept = json.loads(pathlib.Path(directory, _ORIGIN).read_text())
   if kept != wanted:
     changed = '; '.join(
-      f'config.{_SETTINGS.get(name, name)} was {old} and is now {new}'
+      f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
       for name, old, new in differences(kept, wanted)
     )
     raise InputError(

@@ -87,7 +87,7 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset; raises InputError as `score` does, or any error from the task."""
+  """Create a task's dataset. Raises InputError as `score` does, and whatever the task raises."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'.")

@@ -361,7 +361,7 @@ def _put_aside(directory: epath.Path, step: int, why: str, used: int) -> None:
   target.parent.mkdir(parents=True, exist_ok=True)
   (directory / str(step)).rename(target)
   hosts.warn(
-    f'the checkpoint of step {step} is damaged {why}; resuming from step {used} instead. '
+    f'the checkpoint from step {step} is damaged {why}; resuming from step {used} instead. '
     f'Moved the damaged checkpoint to {target}'
   )
 

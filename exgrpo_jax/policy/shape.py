@@ -41,7 +41,7 @@ class ShapeConfig:
   num_layers: int = setting(28, '[1, inf)', 'number of layers, each with attention and an MLP')
   num_heads: int = setting(12, '[1, inf)', 'number of query heads')
   num_kv_heads: int = setting(
-    2, '[1, inf)', 'number of key/value heads, each serving equally many query heads'
+    2, '[1, inf)', 'number of key/value heads, each serving the same number of query heads'
   )
   head_size: int = setting(128, '[2, inf)', 'size of one head; must be even')
   mlp_width: int = setting(8960, '[1, inf)', 'number of hidden units in the MLP, or in each expert')

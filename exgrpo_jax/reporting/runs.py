@@ -75,7 +75,7 @@ def read(workdirs: Sequence[str]) -> list[Group]:
   names = [os.path.realpath(workdir) for workdir in workdirs]
   for index, workdir in enumerate(workdirs):
     if names[index] in names[:index]:
-      raise InputError(f'{workdir}: this workdir is given twice. Pass each run only once.')
+      raise InputError(f'{workdir}: this workdir was given twice. Pass each run only once.')
   by_setting: dict[str, list[Recorded]] = {}
   for run in map(_read, workdirs):
     by_setting.setdefault(json.dumps(setting(run), sort_keys=True), []).append(run)

@@ -212,7 +212,7 @@ def past_of(requests: Sequence[Request]) -> Past:
 
 
 def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.State) -> int:
-  """Return the maximum length of a text in `texts_of`: the cache length, at most `longest_row`."""
+  """Return the maximum length of a text in `texts_of`, at most the cache length."""
   return min(model.cache_length(config, state.cache), spec.longest_row)
 
 
@@ -387,6 +387,6 @@ def prefill_lengths(max_prompt: int) -> list[int]:
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:
-  """Return how many rows of `length` tokens are prefilled together: at most `most`."""
+  """Return how many rows of `length` tokens to prefill together; `most` is the limit."""
   _, num_shards = sharding.split(mesh, 'batch')
   return min(most, rows_within(PREFILL_TOKENS, length) * num_shards)

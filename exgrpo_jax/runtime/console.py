@@ -153,7 +153,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """Send library logs to the current standard error, not to the stream current at import."""
+  """Send library logs to the current standard error, not to the one in use at import time."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:

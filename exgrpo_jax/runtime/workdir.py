@@ -173,8 +173,8 @@ _LOCAL_ROPE = dict(
 )  # fmt: skip
 
 
-def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
-  """Raise InputError if the workdir belongs to another config. `sections` limits the comparison.
+def check_workdir(values: ConfigDict, workdir: str) -> None:
+  """Raise InputError if the workdir belongs to a run with another config.
 
   A start that never finished a step does not own the workdir: see `has_begun` and
   `release_workdir`. The settings in `FREE` may change, and so may num_steps and num_epochs
@@ -186,7 +186,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
       'plots are written through the file system.'
     )
   if has_begun(workdir):
-    allowed, refused = _changes(values, workdir, sections)
+    allowed, refused = _changes(values, workdir)
     if refused:
       raise InputError(
         f'{workdir} belongs to a run with a different config: {"; ".join(refused)}. '
@@ -196,9 +196,23 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
       print(f'{workdir}: resuming with changed settings: {"; ".join(allowed)}', flush=True)
 
 
-def _changes(
-  values: ConfigDict, workdir: str, sections: Collection[str] = ()
-) -> tuple[list[str], list[str]]:
+def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) -> None:
+  """Raise InputError if the config differs from the run's config in one of these sections."""
+  before, given = (
+    {name: each.get(name, {}) for name in sections}
+    for each in (read_config(workdir), _as_json(values))
+  )
+  if differing := [
+    f'config.{name} is {new!r}, but the run was trained with {old!r}'
+    for name, old, new in differences(before, given)
+  ]:
+    raise InputError(
+      f"{workdir}: {'; '.join(differing)}. Leave out --config to use the run's config, or change "
+      'these settings.'
+    )
+
+
+def _changes(values: ConfigDict, workdir: str) -> tuple[list[str], list[str]]:
   """Return the allowed and the rejected differences from the workdir's config.json."""
   given = _as_json(values)
   free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
@@ -206,9 +220,8 @@ def _changes(
   if given['num_epochs']:
     given['num_steps'] = before.get('num_steps')  # unused; see `claim_workdir`
   for name, old, new in differences(before, given):
-    if not sections or name.split('.')[0] in sections:
-      changed = allowed if name.startswith(free) else refused
-      changed.append(f'config.{name} was {old} and is now {new}')
+    changed = allowed if name.startswith(free) else refused
+    changed.append(f'config.{name} was {old!r} and is now {new!r}')
   return allowed, refused
 
 
@@ -231,7 +244,7 @@ def has_begun(workdir: str) -> bool:
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
-  """Remove the files of an earlier start that never finished a step and has another config.
+  """Remove the files of an earlier start that used another config and never finished a step.
 
   The caller must hold the workdir's lock (see `owned`). A warm start is kept, because a run
   with the same warm-start settings can reuse it.

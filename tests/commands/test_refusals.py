@@ -186,7 +186,7 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
   lines['step'] = r'checkpoints has no step 99\. The saved steps are: 4, 8, .*32\.'
   commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])
   if command == 'evaluate':
-    lines['model'] = r'belongs to a run with .*: config\.model\.width was 32 and is now 64\. '
+    lines['model'] = r'config\.model\.width is 64, but the run was trained with 32\. Leave out --c'
     flags.append('--config.model.width=64')
     commands.append([command, f'--checkpoint={recorded.workdir}', *flags])
   for outcome, line in zip(forked.run(commands), lines.values(), strict=True):

@@ -172,7 +172,7 @@ def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used
   with checkpoint.open_manager(str(workdir), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 2
     printed = capsys.readouterr().err
-    assert re.search(rf'the checkpoint of step 5 is damaged \(.*{reason}.* from step 2', printed)
+    assert re.search(rf'the checkpoint from step 5 is damaged \(.*{reason}.* from step 2', printed)
     (moved,) = (workdir / 'damaged').iterdir()
     assert largest_file(moved)
     checkpoint.save(manager, snapshot(mesh, 5))

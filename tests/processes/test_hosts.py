@@ -329,7 +329,7 @@ def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies
   part.write_bytes(part.read_bytes()[:100])
   with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS) as pod:
     pod.wait_until(lambda: '| reward' in pod.log())
-    assert f'the checkpoint of step {last} is damaged' in pod.log()
+    assert f'the checkpoint from step {last} is damaged' in pod.log()
     assert f'resumed after step {before} ' in pod.log()
     pod.processes[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()

@@ -17,6 +17,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import workdir
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import (
+  check_policy,
   check_workdir,
   check_writable,
   claim_workdir,
@@ -53,27 +54,26 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
   del written['grading']['verifier']
   (folder / 'config.json').write_text(json.dumps(written))
   check_workdir(config, str(folder))
-  with pytest.raises(InputError, match='verifier was built_in and is now math_verify'):
+  with pytest.raises(InputError, match="verifier was 'built_in' and is now 'math_verify'"):
     check_workdir(overridden(config, {'grading.verifier': 'math_verify'}), str(folder))
 
 
 @pytest.mark.parametrize(
-  ('claimed', 'changes', 'sections', 'found'),
+  ('claimed', 'changes', 'found'),
   [
-    ({}, {'seed': 3, 'replay.ratio': 0.25}, (), ('replay.ratio 0.5 0.25', 'seed 5 3')),
-    ({'optimizer.schedule': 'cosine'}, {'num_steps': 99}, (), ('num_steps 32 99',)),
+    ({}, {'seed': 3, 'replay.ratio': 0.25}, ('replay.ratio 0.5 0.25', 'seed 5 3')),
+    ({'optimizer.schedule': 'cosine'}, {'num_steps': 99}, ('num_steps 32 99',)),
     (
       {'optimizer.schedule': 'cosine', 'num_epochs': 1.0},
       {'num_epochs': 2.0, 'num_steps': 99},
-      (),
       ('num_epochs 1.0 2.0',),
     ),
-    ({}, {'seed': 3, 'model.width': 64}, ('model',), ('model.width 32 64',)),
+    ({}, {'model.path': '/x'}, ("model.path '' '/x'",)),
   ],
-  ids=['all settings', 'prolonging with a decaying rate', 'the same in epochs', 'a section'],
+  ids=['all settings', 'prolonging with a decaying rate', 'the same in epochs', 'a text'],
 )
 def test_a_workdir_of_another_config_is_refused_with_what_differs(
-  config, folder, claimed, changes, sections, found
+  config, folder, claimed, changes, found
 ):
   config = overridden(config, claimed)
   claim_workdir(config, str(folder))
@@ -82,8 +82,16 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(
   advice = 'Choose another --workdir, or restore the config.'
   message = f'{folder} belongs to a run with a different config: {differing}. {advice}'
   with pytest.raises(InputError, match=re.escape(message)):
-    check_workdir(overridden(config, changes), str(folder), sections)
+    check_workdir(overridden(config, changes), str(folder))
   assert (folder / 'config.json').read_text() == before
+
+
+def test_a_policy_needs_its_own_model_settings_but_no_others(config, folder):
+  claim_workdir(config, str(folder))
+  check_policy(overridden(config, {'seed': 3, 'model.width': 64}), str(folder), ('lora', 'prompt'))
+  message = r': config\.model\.width is 64, but the run was trained with 32\. Leave out --config'
+  with pytest.raises(InputError, match=message):
+    check_policy(overridden(config, {'model.width': 64}), str(folder), ('model', 'lora'))
 
 
 def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder):
