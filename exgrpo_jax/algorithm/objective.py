@@ -1,7 +1,7 @@
 """The ExGRPO objective (arXiv:2510.02245, section 3). Pure functions.
 
-The loss is the sum of weight x term over response tokens. The weights include all normalisers and
-are computed for a whole optimiser minibatch (`loss_inputs`). Each term depends on a single token
+The loss is the sum of weight x term over response tokens. The weights include all normalizers and
+are computed for a whole optimizer minibatch (`loss_inputs`). Each term depends on a single token
 (`token_loss`). So the way a minibatch is split changes its sums and gradient only by rounding.
 
 Deliberate departures from the authors' code (numbered as in docs/authors.md):
@@ -25,7 +25,7 @@ from exgrpo_jax.datatypes import Array, Batch
 
 
 class LossInputs(NamedTuple):
-  """Everything that a token's loss needs besides the current policy, including normalisers.
+  """Everything that a token's loss needs besides the current policy, including normalizers.
 
   However the tokens are split and rearranged, the parts' losses add up to the minibatch's loss.
   """
@@ -57,9 +57,9 @@ def clips_fresh_ratios(config: ObjectiveConfig, replay_started: bool) -> bool:
 
 
 def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> LossInputs:
-  """Compute a minibatch's loss inputs with all normalisers; NumPy in, NumPy out.
+  """Compute a minibatch's loss inputs with all normalizers; NumPy in, NumPy out.
 
-  `batch` is the whole optimiser minibatch, because its rows and lengths determine the normalisers.
+  `batch` is the whole optimizer minibatch, because its rows and lengths determine the normalizers.
   `max_response` is the configured response limit, in tokens. The inputs are aligned with
   batch.tokens_BT. Callers may rearrange tokens and drop tokens with mask 0.
   """

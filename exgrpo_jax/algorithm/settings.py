@@ -130,7 +130,7 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-  """Loss settings: token terms, ratio bounds and normalisation."""
+  """Loss settings: token terms, ratio bounds and normalization."""
 
   clip_schedule: str = setting(
     'until_replay', ('until_replay', 'always', 'never'), 'when fresh ratios are clipped', AUTHORS
@@ -232,7 +232,7 @@ class ObjectiveConfig:
   aggregation: str = setting(
     'constant',
     ('constant', 'token_mean', 'sequence_mean'),
-    'the normalisation of the sum over tokens',
+    'the normalization of the sum over tokens',
     AUTHORS,
   )
   mask_truncated: bool = setting(

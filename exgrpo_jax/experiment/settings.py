@@ -205,7 +205,7 @@ class RunConfig:
 
   @property
   def num_updates(self) -> int:
-    """Return the number of optimiser updates in the whole run."""
+    """Return the number of optimizer updates in the whole run."""
     return self.num_steps * self.optimizer.updates_per_step
 
   @property

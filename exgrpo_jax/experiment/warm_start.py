@@ -111,7 +111,7 @@ def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
 
 
 def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
-  """Yield the environment's scripted episodes, tokenised as in a rollout."""
+  """Yield the environment's scripted episodes, tokenized as in a rollout."""
   config = experiment.config
   environments = pool.of(config.environment)
   seeds = [

@@ -1,6 +1,6 @@
 """The gradient of a minibatch: pack rows into microbatches and add up their gradients.
 
-The normalisers are computed from the whole minibatch before it is split (`objective.loss_inputs`),
+The normalizers are computed from the whole minibatch before it is split (`objective.loss_inputs`),
 so packing, microbatches, their order and the mesh only affect rounding. Shape letters are the same
 as in packing.py; M is the number of microbatches of one shape. B counts sequences here, except in a
 `Batch` and its loss inputs, which have one row per response.

@@ -213,7 +213,7 @@ def _mixed(
   mixed_BGMH = jnp.einsum(
     'BGMS,BGSH->BGMH', cast_BGMS, value_BGSH, preferred_element_type=jnp.float32
   )
-  # Normalise last, because the result has the fewest entries to divide.
+  # Normalize last, because the result has the fewest entries to divide.
   total_BGM1 = jnp.sum(weight_BGMS, axis=-1, keepdims=True)
   mixed_BGMH /= total_BGM1
   return mixed_BGMH.astype(query_BGMH.dtype), cast_BGMS, total_BGM1

@@ -217,7 +217,7 @@ def _attend(
     value_BGSH,
     preferred_element_type=jnp.float32,
   )
-  # Normalise last, because the result has the fewest entries to divide.
+  # Normalize last, because the result has the fewest entries to divide.
   mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
   mixed_BGRH = mixed_BGRH.astype(query_BNH.dtype)
   return mixed_BGRH.reshape(B, N, H)

@@ -28,7 +28,7 @@ class RMSNorm(nnx.Module):
     )
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Normalise over the last axis, which must have `size` entries."""
+    """Normalize over the last axis, which must have `size` entries."""
     x_float32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x_float32**2, axis=-1, keepdims=True)
     normed = x_float32 * jax.lax.rsqrt(mean_square + self.epsilon)
@@ -72,7 +72,7 @@ class Attention(nnx.Module):
     When decoding several tokens, the second value may be `NewTokens`: see `kv_cache.attend_new`.
 
     Args:
-      x_BTD: normalised activations.
+      x_BTD: normalized activations.
       rotation: the rotation at the T positions.
       is_local: True to attend only to the window; an array is allowed only for whole sequences.
       cache: in decoding, the cache of the earlier tokens; None for whole sequences.

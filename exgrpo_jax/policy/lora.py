@@ -144,7 +144,7 @@ def _shapes(
 
 
 def init(shapes: Params, key: jax.Array) -> Params:
-  """Initialise adapters that leave the model unchanged, with the same values on every mesh.
+  """Initialize adapters that leave the model unchanged, with the same values on every mesh.
 
   A is uniform within ±1 / sqrt(I) as in PEFT, so PEFT's learning rates apply here; B is 0.
   """

@@ -96,7 +96,7 @@ class Experts(nnx.Module):
     """Return the weighted sum of each token's expert outputs, in x's dtype, and the routing.
 
     Args:
-      x_BTD: normalised activations.
+      x_BTD: normalized activations.
       chosen_BTC: int, experts that override the router's choice, for example those the sampler
         used (router replay, arXiv:2510.11370). The router still computes the experts' weights,
         and still chooses the experts for tokens whose first entry is at least E. If None, the

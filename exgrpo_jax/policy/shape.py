@@ -55,7 +55,7 @@ class ShapeConfig:
     0, '[0, inf)', 'number of experts that the router chooses per token; 0 without experts'
   )
   normalised_experts: bool = setting(
-    False, None, "normalise the weights of a token's experts to sum to 1"
+    False, None, "normalize the weights of a token's experts to sum to 1"
   )
   activation: str = setting(
     'silu',
@@ -89,11 +89,11 @@ class ShapeConfig:
   attention_bias: bool = setting(True, None, 'add biases to queries, keys and values, as in Qwen2')
   output_bias: bool = setting(False, None, 'add a bias to the attention output projection')
   mlp_bias: bool = setting(False, None, "add biases to the MLP's three projections")
-  query_key_norm: bool = setting(False, None, 'normalise queries and keys, as in Qwen3')
+  query_key_norm: bool = setting(False, None, 'normalize queries and keys, as in Qwen3')
   norm_all_heads: bool = setting(
     False,
     None,
-    'with query_key_norm: normalise over all heads together, as in OLMo 2, instead of per head',
+    'with query_key_norm: normalize over all heads together, as in OLMo 2, instead of per head',
   )
   query_scale: float = setting(
     0.0,

@@ -1,6 +1,6 @@
 """Matplotlib figures: style, axes over steps, saving, and the curves of a sweep.
 
-The colours are from Okabe and Ito's palette, which readers with any type of colour vision can tell
+The colors are from Okabe and Ito's palette, which readers with any type of color vision can tell
 apart. Lines also differ in their dashes.
 """
 
@@ -80,7 +80,7 @@ def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-  """Yield the colour and dashes of each line; the first 28 are all distinct."""
+  """Yield the color and dashes of each line; the first 28 are all distinct."""
   for color, dashes in zip(itertools.cycle(_COLORS), itertools.cycle(_DASHES)):
     yield {'color': color, 'linestyle': dashes}
 

@@ -158,7 +158,7 @@ def setting(run: Recorded) -> dict[str, Any]:
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
   """Label settings with just enough values to tell them apart.
 
-  replay.ratio comes first, then short values. A single setting is labelled with its replay.ratio.
+  replay.ratio comes first, then short values. A single setting is labeled with its replay.ratio.
   """
   if len(settings) == 1:
     ratio = settings[0]['replay.ratio']

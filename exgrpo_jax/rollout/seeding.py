@@ -73,7 +73,7 @@ class Trace:
   place: str  # file and line, for error messages
   question: str  # see `last_user_message`
   response: str | None  # None if there are only tokens
-  tokens: np.ndarray | None  # [T], any integer dtype; None if the response must be tokenised
+  tokens: np.ndarray | None  # [T], any integer dtype; None if the response must be tokenized
   logp: np.ndarray | None  # [T] float32, nats; None if unknown
   correctness: float | None  # of the question, in (0, 1]; None if unknown
   row: int | None = None  # the question's row if a run stored it; tells equal questions apart
@@ -214,7 +214,7 @@ def candidates(
   limit: int,
   overlong: str,
 ) -> tuple[list[Candidate], dict[str, int]]:
-  """Match traces to training questions by the questions' text, and tokenise the traces.
+  """Match traces to training questions by the questions' text, and tokenize the traces.
 
   Duplicate questions get the same traces. Duplicate candidates are dropped.
 
@@ -268,7 +268,7 @@ def candidates(
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-  """Return the trace's tokens, or its tokenised text with an end token: int32 [T]."""
+  """Return the trace's tokens, or its tokenized text with an end token: int32 [T]."""
   if trace.tokens is not None:
     least, most = trace.tokens.min(), trace.tokens.max()
     if least < 0 or most >= tokenizer.vocab_size:

@@ -18,7 +18,7 @@ only schedules, and the functions of partial.py do nothing without partial rollo
 calls generate once, or several times with dynamic sampling. loop.learn then calls
 objective.clips_fresh_ratios and gradients.minibatches, and computes the loss of each:
 
-  gradients.minibatch_gradient -> objective.loss_inputs (all normalisers), packing.pack
+  gradients.minibatch_gradient -> objective.loss_inputs (all normalizers), packing.pack
   gradients.accumulate (differentiates) -> model.hidden_states_and_balance, logprobs.fused_loss
   objective.token_loss -> losses; then gradients.apply_gradient -> optimizer.apply_gradient
 

@@ -28,7 +28,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, compilations, hosts
 
 SILENCE = 10.0  # seconds without output after which a status line is printed
-# Escape sequences, such as colours and cursor movements.
+# Escape sequences, such as colors and cursor movements.
 _CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
 # Flags for folders, and flags for files or names.
 _FOLDER = re.compile(r'--?(workdir|checkpoint|out|logdir)')

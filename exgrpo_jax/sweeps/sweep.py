@@ -196,7 +196,7 @@ def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ())
       encoding='utf-8',
     )
   canvas.picture(runs, picture)
-  print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)
+  print(f'{text}\ntable: {path}\ncurves: {picture}\ntrials: {path.with_suffix(".csv")}', flush=True)
 
 
 def write_csv(planned: Sequence[Trial], workdir: str, active: Collection[str]) -> None:

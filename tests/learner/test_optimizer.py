@@ -1,4 +1,4 @@
-"""The optimiser against hand-computed numbers."""
+"""The optimizer against hand-computed numbers."""
 
 import dataclasses
 import math

@@ -31,7 +31,7 @@ from exgrpo_jax.rollout import resuming, sampler, slots
 from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, kinds, losses, recording, tiny
 from tests.helpers.chance import is_correct
-from tests.helpers.paths import CHECKPOINTS
+from tests.helpers.paths import CHECKPOINTS, REPOSITORY
 
 K = tiny.ROLLOUTS
 # What the clock decides; and of whole episodes which row gets which slot, by the order of answers.
@@ -525,6 +525,17 @@ def test_metrics_say_how_old_the_tokens_are(run):
     assert record.get('staleness/token_share', 0) == pytest.approx(share)
     # Absent in a step that had nothing to decode.
     assert 0 < record.get('rollout/slots_busy', 1) <= 1
+
+
+@every_kind
+def test_every_metric_is_in_the_table_of_the_page(run):
+  """In the table, `…` stands for any ending."""
+  page = (REPOSITORY / 'docs' / 'observing.md').read_text()
+  cells = re.findall(r'^\| (`.*?`.*?) \|', page, re.MULTILINE)
+  names = [re.escape(name) for cell in cells for name in re.findall(r'`(.+?)`', cell)]
+  described = re.compile('|'.join(names).replace('…', '.*') + r'|.+/epoch_\d+')
+  written = {name for record, _ in by_step(run) for name in record}
+  assert written and {name for name in written if not described.fullmatch(name)} == set()
 
 
 # ---- Dynamic sampling ----

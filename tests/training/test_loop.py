@@ -119,7 +119,7 @@ SCALE, EPSILON = 0.02, 1e4
 
 
 def linear(recorded, minibatches):
-  """The experiment with a nearly linear optimiser: parameters move by -SCALE times the gradient.
+  """The experiment with a nearly linear optimizer: parameters move by -SCALE times the gradient.
 
   AdamW's first update is rate * g / (|g| + epsilon), which for epsilon >> |g| is
   rate / epsilon * g.

@@ -85,7 +85,7 @@ def _panel(
 ) -> Panel | None:
   """Plot a line for each group: the mean over seeds, with a band of one standard deviation.
 
-  Replay metrics are drawn only for groups that use replay. A group has one colour in all panels.
+  Replay metrics are drawn only for groups that use replay. A group has one color in all panels.
   """
   lines, places = [], []
   for place, group in enumerate(groups):

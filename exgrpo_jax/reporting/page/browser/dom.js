@@ -88,7 +88,7 @@ function table(names, rows, caption, shape = '') {
   return scroller;
 }
 
-// A labelled menu of [value, text] pairs.
+// A labeled menu of [value, text] pairs.
 function select(title, attributes, options, selected) {
   const option = ([value, text]) =>
     h('option', { value, selected: String(value) === String(selected) }, text);
@@ -120,7 +120,7 @@ function unfold(key, summary, make, open = false) {
   return details;
 }
 
-// A mark next to the word, so that the outcome can be read without its colour.
+// A mark next to the word, so that the outcome can be read without its color.
 const MARKS = { correct: '✓', wrong: '✗', 'no answer': '∅', 'timed out': '◷', crashed: '⚠' };
 
 function outcome(name) {

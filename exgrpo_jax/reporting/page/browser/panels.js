@@ -23,7 +23,7 @@ function linesChart(panel) {
     return data.length - 1;
   };
   const shown = panel.lines.map((line, order) => {
-    const index = line.place ?? order; // a run keeps its colour in all charts
+    const index = line.place ?? order; // a run keeps its color in all charts
     const stroke = () => lineColor(index);
     const points = { show: line.steps.length < 40, size: 6, fill: stroke };
     const dash = DASHES[index % DASHES.length];
@@ -80,7 +80,7 @@ function apart(u, splits) {
   return splits.map((value) => tickLabels([value])[0]);
 }
 
-// The labelled ticks of a logarithmic axis: 1, 2 and 5 times powers of ten, or only the powers.
+// The labeled ticks of a logarithmic axis: 1, 2 and 5 times powers of ten, or only the powers.
 function logLabels(u, splits) {
   const decades = Math.log10(u.scales.y.max / u.scales.y.min);
   const firsts = decades > 2.5 ? [1] : [1, 2, 5];
@@ -112,7 +112,7 @@ function sample(place) {
 
 // ---- Areas ----
 
-// Outcomes have the same colours everywhere; other areas take colours in order.
+// Outcomes have the same colors everywhere; other areas take colors in order.
 const FILLS = { correct: 2, wrong: 1, 'no answer': 5, 'timed out': 3, crashed: 4 };
 
 function stackChart(panel) {
@@ -191,7 +191,7 @@ function heatChart(panel) {
     columns: panel.counts.map((counts, bucket) => [`bucket ${bucket}`, counts]),
     scale: { range: () => [-0.5, panel.counts.length - 0.5] },
     axis: { splits: () => panel.counts.map((_, bucket) => bucket) },
-    grid: { show: false }, // it would be drawn over the colours
+    grid: { show: false }, // it would be drawn over the colors
   };
 }
 

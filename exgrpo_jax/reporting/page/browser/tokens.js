@@ -7,7 +7,7 @@ function levelOf(value, limits) {
   return limits.filter((limit) => value >= limit).length;
 }
 
-// The meanings that token colours can have; `of` names the values that a response needs for one.
+// The meanings that token colors can have; `of` names the values that a response needs for one.
 const MEANINGS = {
   entropy: {
     title: 'entropy',
@@ -61,10 +61,10 @@ function turnsOf(response) {
   );
 }
 
-// Coloured tokens, with a menu for the colours' meaning. Arrow keys move from token to token.
+// Colored tokens, with a menu for the colors' meaning. Arrow keys move from token to token.
 function tokensView(response, wanted, key) {
   const possible = Object.keys(MEANINGS).filter((name) => response[MEANINGS[name].of]);
-  let meaning = kept.get(`${key} colour`) ?? (possible.includes(wanted) ? wanted : possible[0]);
+  let meaning = kept.get(`${key} color`) ?? (possible.includes(wanted) ? wanted : possible[0]);
   const status = h('p.readout', { 'aria-live': 'polite' });
   const legend = h('div');
   const spans = response.texts.map((text) => h('span.token', text.replace(/\n/g, '↵\n')));
@@ -104,11 +104,11 @@ function tokensView(response, wanted, key) {
   if (spans[kept.get(`${key} token`)]) go(kept.get(`${key} token`));
   const choose = (event) => {
     meaning = event.target.value;
-    kept.set(`${key} colour`, meaning);
+    kept.set(`${key} color`, meaning);
     paint();
   };
   const options = possible.map((name) => [name, MEANINGS[name].title]);
-  const menu = options.length > 1 && select('Colour by', { onchange: choose }, options, meaning);
+  const menu = options.length > 1 && select('Color by', { onchange: choose }, options, meaning);
   return h('div.response', menu, legend, text, status);
 }
 
