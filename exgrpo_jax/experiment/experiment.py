@@ -119,7 +119,7 @@ def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
   """
   own = parsed.model
   if own.dtype == 'auto':
-    is_slow = (platform or jax.default_backend()) == 'cpu' and not machine.has_bfloat16_units()
+    is_slow = (platform or jax.default_backend()) == 'cpu' and not machine.has_fast_bfloat16()
     own = dataclasses.replace(own, dtype='float32' if is_slow else 'bfloat16')
   configured = model.ShapeConfig(
     **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.ShapeConfig)}

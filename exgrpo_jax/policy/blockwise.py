@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy.matmul import on_matrix_units, product, transposed
+from exgrpo_jax.policy.matmul import is_fast_bfloat16, product, transposed
 
 # For longer sequences, scores exist for only one block of queries at a time: 18 MiB per head in
 # float32 for 9,216 keys.
@@ -159,7 +159,7 @@ def _attend(
   if cap:
     mixed_BGMH = _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS, cap)[0]
   else:
-    mix = _mix_on_matrix_units if on_matrix_units(query_BGRQH.dtype) else _mix
+    mix = _mix_in_bfloat16 if is_fast_bfloat16(query_BGRQH.dtype) else _mix
     mixed_BGMH = mix(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
   return mixed_BGMH.reshape(B, G, R, Q, H)
 
@@ -220,7 +220,7 @@ def _mixed(
 
 
 # A custom gradient: autodiff's products would have a float32 operand and a transposed left operand.
-_mix_on_matrix_units = jax.custom_vjp(_mix)
+_mix_in_bfloat16 = jax.custom_vjp(_mix)
 
 
 def _mix_forward(
@@ -251,7 +251,7 @@ def _mix_backward(
   )
 
 
-_mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
+_mix_in_bfloat16.defvjp(_mix_forward, _mix_backward)
 
 
 def pad_right(x: Array, multiple: int, axis: int) -> jax.Array:

@@ -1,9 +1,10 @@
 """Products of activations and weights, in the fastest form for each platform.
 
-XLA:CPU uses a core's matrix units (AMX) for bfloat16 only if the result is float32 and the left
-operand is not transposed. On a CPU without matrix units, it reads an [I, O] weight once for every
-six rows of activations. Decoding has few rows, so the weight is stored as [O, I] and used as the
-left operand, which is read only once. Further shape letters: I input width, O output width, M rows.
+XLA:CPU uses a core's bfloat16 instructions (AMX, AVX512_BF16) only if the result is float32 and the
+left operand is not transposed. In float32 on a CPU without matrix units, it reads an [I, O] weight
+once for every six rows of activations. Decoding has few rows, so the weight is stored as [O, I] and
+used as the left operand, which is read only once. Further shape letters: I input width, O output
+width, M rows.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class OutputMajor:
 
 def is_output_major(platform: str, dtype: str) -> bool:
   """Return True if decoding on `platform` ('cpu', 'gpu' or 'tpu') stores weights output-first."""
-  return platform == 'cpu' and dtype == 'float32' and not machine.has_bfloat16_units()
+  return platform == 'cpu' and dtype == 'float32' and not machine.has_matrix_units()
 
 
 def output_major(kernel: _Kernel, num_inputs: int) -> OutputMajor:
@@ -49,10 +50,10 @@ def output_major(kernel: _Kernel, num_inputs: int) -> OutputMajor:
   return OutputMajor(jax.ShapeDtypeStruct(shape, kernel.dtype, sharding=layout))
 
 
-def on_matrix_units(dtype: jnp.dtype) -> bool:
-  """Return True if products of this dtype run on a CPU's matrix units."""
+def is_fast_bfloat16(dtype: jnp.dtype) -> bool:
+  """Return True if products of this dtype can use a CPU's bfloat16 instructions."""
   is_cpu = sharding.platform() == 'cpu'
-  return is_cpu and dtype == jnp.bfloat16 and machine.has_bfloat16_units()
+  return is_cpu and dtype == jnp.bfloat16 and machine.has_fast_bfloat16()
 
 
 def transposed(x: jax.Array) -> jax.Array:
@@ -66,7 +67,7 @@ def transposed(x: jax.Array) -> jax.Array:
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
   """Compute `x @ y` for operands of the same dtype; the result has the same dtype."""
-  if on_matrix_units(x.dtype):
+  if is_fast_bfloat16(x.dtype):
     return jnp.matmul(x, y, preferred_element_type=jnp.float32).astype(x.dtype)
   return x @ y
 
@@ -110,7 +111,7 @@ def _backward(
 
 
 def _kernel_gradient(x_BTI: jax.Array, d_out_BTO: jax.Array) -> jax.Array:
-  if on_matrix_units(x_BTI.dtype):
+  if is_fast_bfloat16(x_BTI.dtype):
     x_MI, d_out_MO = (x.reshape(-1, x.shape[-1]) for x in (x_BTI, d_out_BTO))
     return product(transposed(x_MI), d_out_MO)
   # Autodiff computes the weight's gradient as (cotangent^T x)^T. XLA:CPU processes a transposed

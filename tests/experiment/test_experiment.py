@@ -71,7 +71,7 @@ def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path)
   [('cpu', True, 'bfloat16'), ('cpu', False, 'float32'), ('tpu', False, 'bfloat16')],
 )
 def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, monkeypatch):
-  monkeypatch.setattr(experiment.machine, 'has_bfloat16_units', lambda: has_units)
+  monkeypatch.setattr(experiment.machine, 'has_fast_bfloat16', lambda: has_units)
   config.model.dtype = 'auto'
   assert experiment.model_config(parse_config(config), platform).dtype == dtype
 

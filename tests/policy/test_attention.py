@@ -109,8 +109,8 @@ def test_blockwise_equals_jax(monkeypatch, T, N, G):
 
 @pytest.mark.full
 def test_blockwise_in_bfloat16_has_the_gradients_of_jax(monkeypatch):
-  """By the backward pass for matrix units of a CPU; terms with three digits are summed."""
-  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: True)
+  """By the backward pass for a CPU's bfloat16 instructions; terms with three digits are summed."""
+  monkeypatch.setattr(machine, 'has_fast_bfloat16', lambda: True)
   monkeypatch.setattr(blockwise, '_STRIP', 8)
   assert_equals_jax('blockwise', random_inputs(2, 17, 4, 2, 64, 'bfloat16'), 0.05)
 
@@ -334,7 +334,7 @@ def test_bits_are_those_of_the_value(dtype):
 )
 @pytest.mark.parametrize('sizes', [(3, 5), (5, 3)], ids=['wider', 'narrower'])
 def test_gradients_are_those_of_the_plain_product(sizes, dtype, has_units, tolerance, monkeypatch):
-  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: has_units)
+  monkeypatch.setattr(machine, 'has_fast_bfloat16', lambda: has_units)
   rng = np.random.default_rng(0)
   x_BTI, kernel_IO = rng.normal(size=(2, 4, sizes[0])), rng.normal(size=sizes)
   weight_BTO = rng.normal(size=(2, 4, sizes[1]))
@@ -352,7 +352,7 @@ def test_gradients_are_those_of_the_plain_product(sizes, dtype, has_units, toler
 
 def test_a_product_of_bfloat16_is_rounded_once(monkeypatch):
   """512 ones: partial sums in bfloat16 would stop growing at 256."""
-  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: True)
+  monkeypatch.setattr(machine, 'has_fast_bfloat16', lambda: True)
   x = jnp.ones((1, 512), jnp.bfloat16)
   assert matmul.product(x, x.T).item() == 512
 
@@ -375,7 +375,7 @@ def test_the_transpose_is_that_of_the_last_two_dimensions():
 def test_weights_are_stored_by_output_on_cpus_without_matrix_units(
   platform, dtype, has_units, stored_by_output, monkeypatch
 ):
-  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: has_units)
+  monkeypatch.setattr(machine, 'has_matrix_units', lambda: has_units)
   assert matmul.is_output_major(platform, dtype) == stored_by_output
 
 

@@ -114,7 +114,7 @@ VARIANTS = {
 @pytest.fixture(params=[False, True], ids=['without_matrix_units', 'with_matrix_units'])
 def has_units(request, monkeypatch):
   """Either kind of CPU; they store the weights for decoding differently."""
-  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: request.param)
+  monkeypatch.setattr(machine, 'has_matrix_units', lambda: request.param)
   model.decode_conversion.cache_clear()
   yield request.param
   model.decode_conversion.cache_clear()

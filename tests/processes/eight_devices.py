@@ -212,7 +212,7 @@ def experts_on_an_axis_of_their_own_are_those_of_one_device():
 
 
 @CHECKS.add
-@mock.patch.object(machine, 'has_bfloat16_units', functools.partial(bool, True))
+@mock.patch.object(machine, 'has_matrix_units', functools.partial(bool, True))
 def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
   model.decode_conversion.cache_clear()
   meshes = make_meshes((1, 8, 1), (4, 1, 2))

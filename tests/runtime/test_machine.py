@@ -67,11 +67,23 @@ def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full
   assert bool(re.search(named, str(raised.value))) == is_full
 
 
-def test_amx_is_read_from_the_flags_of_the_cpu(tmp_path):
-  for name, flags in (('old', 'avx512_bf16 amx_int8'), ('new', 'avx512_bf16 amx_bf16 amx_tile')):
-    (tmp_path / name).write_text(f'processor : 0\nflags : fpu {flags}\nbugs :\n')
-  found = [machine.has_bfloat16_units(tmp_path / name) for name in ('absent', 'old', 'new')]
-  assert found == [False, False, True]
+@pytest.mark.parametrize(
+  ('flags', 'has_units', 'is_fast'),
+  [
+    (None, False, False),
+    ('avx512f amx_int8', False, False),
+    ('avx512f avx512_bf16', False, True),
+    ('avx512_bf16 amx_bf16 amx_tile', True, True),
+  ],
+)
+def test_bfloat16_instructions_are_read_from_the_flags_of_the_cpu(
+  flags, has_units, is_fast, tmp_path, monkeypatch
+):
+  if flags:
+    (tmp_path / 'cpuinfo').write_text(f'processor : 0\nflags : fpu {flags}\nbugs :\n')
+  found = machine.cpu_flags(tmp_path / 'cpuinfo')
+  monkeypatch.setattr(machine, 'cpu_flags', lambda: found)
+  assert (machine.has_matrix_units(), machine.has_fast_bfloat16()) == (has_units, is_fast)
 
 
 # ---- What a run says of the machine, the versions and the command of each start ----
