@@ -1,6 +1,8 @@
 """Atomic replacement of files and folders.
 
 A reader sees either the complete old version or the complete new version, even if the writer dies.
+For a folder, there is an instant between two renames in which it sees neither. The next replacement
+restores the old version if the writer dies at that instant.
 """
 
 import contextlib
@@ -27,18 +29,23 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
     return
   target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
+  old = target.with_name(f'{target.name}.old')
+  if old.is_dir() and not target.exists():  # a process was killed between the two renames below
+    old.rename(target)
   unfinished = target.with_name(f'{target.name}.{uuid.uuid4().hex if shared else "new"}')
   _remove(unfinished)  # left over from a killed process
   try:
     yield unfinished
     if unfinished.is_dir():
-      if not shared:
-        _remove(target)
+      if not shared and target.exists():
+        _remove(old)
+        target.rename(old)
       try:
         unfinished.rename(target)
       except OSError:
         if not (shared and target.is_dir()):
           raise
+      _remove(old)
     elif unfinished.exists():
       os.replace(unfinished, target)
   finally:

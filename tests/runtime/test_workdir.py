@@ -4,7 +4,9 @@ import errno
 import fcntl
 import json
 import os
+import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -298,6 +300,39 @@ def test_what_a_kill_left_is_not_in_a_new_folder(tmp_path):
     unfinished.mkdir()
     (unfinished / 'whole').touch()
   assert names(path) == ['whole'] and names(tmp_path) == ['folder']
+
+
+@pytest.mark.parametrize('killed_at', ['first rename', 'second rename', 'removal'])
+def test_a_folder_is_whole_wherever_its_writer_is_killed(killed_at, tmp_path, monkeypatch):
+  path = tmp_path / 'folder'
+
+  def write(version):
+    with replacing(path) as unfinished:
+      unfinished.mkdir()
+      for name in ('a', 'b'):
+        (unfinished / name).write_text(version)
+
+  def killed(*_, **__):
+    raise KeyboardInterrupt
+
+  def killed_at_second(source, target):
+    return rename(source, target) if source == path else killed()
+
+  rename = pathlib.Path.rename
+  write('old')
+  with monkeypatch.context() as patch:
+    if killed_at == 'removal':
+      patch.setattr(shutil, 'rmtree', killed)
+    else:
+      patch.setattr(
+        pathlib.Path, 'rename', {'first rename': killed}.get(killed_at, killed_at_second)
+      )
+    with pytest.raises(KeyboardInterrupt):
+      write('new')
+  with replacing(path):
+    pass
+  expected = 'new' if killed_at == 'removal' else 'old'
+  assert [(path / name).read_text() for name in ('a', 'b')] == [expected] * 2
 
 
 def test_of_several_that_write_a_folder_the_first_wins(tmp_path):

@@ -150,6 +150,7 @@ def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any
       'retired': next((v['retired_step'] for v in of_row if v['retired_step'] is not None), None),
     }
     for row, of_row in visits.items()
+    if of_row  # empty if the file with the visits is missing or not yet written
   ]
 
 
@@ -184,7 +185,7 @@ def describe_visits(
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
     return {}
-  every = int(-(-responses.num_rows // max_responses))
+  every = max(1, int(-(-responses.num_rows // max_responses)))
   step, keys, wanted = visits['step'].to_numpy(), _key(visits), _key(responses)
   # Each response's visit index. Both tables are sorted by step and group.
   place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

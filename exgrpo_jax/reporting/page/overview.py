@@ -181,12 +181,17 @@ def _next(
     )
     advice.append([text, ''])
   if names := where('latest', 1):
-    text = f'Between the last two evaluations, the score still rose on {names}. To train longer:'
+    text = f'Between the last two evaluations, the score still rose on {names}.'
     epochs = run.config.get('num_epochs', 0)
     length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
     shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # no flag twice
-    longer = command and f'{shorter} --config.{length}'
-    advice.append([text, longer])
+    # Other schedules depend on the run's length, so such a run cannot be resumed with more steps.
+    # A run that stopped early would stop again.
+    is_constant = run.config.get('optimizer.schedule', 'constant') == 'constant'
+    if is_constant and run.last_step == run.config['num_steps']:
+      advice.append([f'{text} To train longer:', command and f'{shorter} --config.{length}'])
+    else:
+      advice.append([text, ''])
   if names := where('latest', -1):
     text = (
       f'Between the last two evaluations, the score fell on {names}. config.export.best=True keeps '

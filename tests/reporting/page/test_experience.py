@@ -1,6 +1,7 @@
 """The page's description of a run's experience, counted again from the records."""
 
 import collections
+import dataclasses
 import math
 
 import numpy as np
@@ -130,6 +131,17 @@ def test_responses_whose_visit_is_lost_are_left_out(run):
   of_step = [lost['visits']['step'][v] for v, yes in enumerate(lost['visits']['replayed']) if yes]
   nothing = [step for step, age in zip(of_step, lost['replays']['written']) if age is None]
   assert set(nothing) == {5} and nothing
+  nowhere = pa.array(np.zeros(run.responses.num_rows, bool))
+  without = Recorded(run.workdir, {}, [], run.responses.filter(nowhere), run.questions)
+  assert experience.describe_visits(without, 10)['visits']['step']
+
+
+def test_a_replayed_question_without_a_visit_is_left_out(run):
+  replayed = {row['question'] for row in run.responses.to_pylist() if row['is_replay']}
+  lost = min(replayed)
+  kept = run.questions.filter(pa.array(np.array(run.questions['question']) != lost))
+  table = experience.describe(dataclasses.replace(run, questions=kept))['replayed']
+  assert {row['question'] for row in table} == replayed - {lost}
 
 
 # ---- Token by token ----

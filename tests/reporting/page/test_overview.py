@@ -27,10 +27,10 @@ def start(first_step, minute=0):
   return {'time': time, 'first_step': first_step, **names, **machine}
 
 
-def described(folder, records, starts=(), benchmarks=(), num_steps=60, num_epochs=0.0):
+def described(folder, records, starts=(), benchmarks=(), num_steps=60, num_epochs=0.0, **changes):
   """The overview of a run with these metrics and starts."""
   config = runs.flat(base.get_config().to_dict())
-  config |= {'num_steps': num_steps, 'num_epochs': num_epochs}
+  config |= {'num_steps': num_steps, 'num_epochs': num_epochs, **changes}
   (folder / 'environment.json').write_text(json.dumps(list(starts)))
   tables = [step_records.SCHEMAS[name].empty_table() for name in ('responses', 'questions')]
   return overview.describe(Recorded(str(folder), config, records, *tables), benchmarks)
@@ -82,6 +82,9 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
   found = described(tmp_path, records, [again], benchmark(by_step), num_epochs=1.5)
   commands = [command for text, command in found['next'] if 'To train longer' in text]
   assert commands == [f'{copied(tmp_path)} --config.num_epochs=3'] * (sign == 1)
+  decays = {'optimizer.schedule': 'cosine'}
+  found = described(tmp_path, records, [start(0)], benchmark(by_step), **decays)
+  assert not any('To train longer' in text for text, _ in found['next'])  # it could not be resumed
 
 
 @pytest.mark.parametrize(('step', 'left'), [(12, '48 steps are'), (59, '1 step is')])
