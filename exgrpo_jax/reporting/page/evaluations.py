@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from exgrpo_jax.errors import InputError
 
 Benchmark = Mapping[str, Any]  # see describe
-Shares = Mapping[tuple[int, str], float]  # (row, question) -> share of correct responses
+# (row, question and answer) -> share of correct responses
+Shares = Mapping[tuple[int, str], float]
 
 FOLDER = 'evaluation'
 _FILE = re.compile(
@@ -105,12 +106,15 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
   """Map each step to the questions' shares of correct responses, for one source.
 
-  Manual evaluations are left out.
+  Manual evaluations are left out. Rows with the same question and answer belong together. The
+  answer counts because an environment may ask different questions in the same words.
   """
   return {
     evaluation['step']: {
-      key: count / evaluation['samples']
-      for key, count in zip(zip(benchmark['rows'], benchmark['texts']), evaluation['correct'])
+      (row, f'{text}\n{answer}'): count / evaluation['samples']
+      for row, text, answer, count in zip(
+        benchmark['rows'], benchmark['texts'], benchmark['answers'], evaluation['correct']
+      )
     }
     for benchmark in benchmarks
     if benchmark['name'] == source
