@@ -177,12 +177,16 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def score_names(found: Sequence[Run]) -> dict[str, str]:
-  """Map each evaluation source to the name of its score: avg@k, or pass@1 if k is 1."""
-  names = {name for run in found for record in run for name in record}
+  """Map each evaluation source to the name of its score: avg@k, or pass@1 if k is 1.
+
+  If k has changed, the name is from the newest evaluation.
+  """
   of_source: dict[str, str] = {}
-  for name in sorted(names, reverse=True):  # pass@1 first, then avg@k replaces it
-    if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
-      of_source[match[1]] = name
+  records = (record for run in found for record in run)
+  for record in sorted(records, key=lambda record: record.get('step', 0)):
+    for name in sorted(record, reverse=True):  # pass@1 first, then avg@k replaces it
+      if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
+        of_source[match[1]] = name
   return dict(sorted(of_source.items()))
 
 
@@ -226,11 +230,14 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
   """Return the moving average over a fortieth of all points on either side, or fewer at the ends.
 
-  `points` overrides the number of points, so that several lines can use the same window.
+  `points` overrides the number of points, so that several lines can use the same window. Values
+  that are not finite are left out of the averages.
   """
   array = np.asarray(values, np.float64)
   reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))
   window = np.ones(2 * reach + 1)
   # Not mode 'same': its result is as long as the window if the window is longer than the line.
-  sums, counts = np.convolve(array, window), np.convolve(np.ones_like(array), window)
-  return (sums / counts)[reach : reach + len(array)]
+  is_known = np.isfinite(array)
+  sums = np.convolve(np.where(is_known, array, 0.0), window)
+  counts = np.convolve(is_known, window)
+  return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)[reach : reach + len(array)]

@@ -68,13 +68,19 @@ def test_a_benchmarks_score_is_its_average_where_it_has_one():
   }
 
 
+def test_if_the_number_of_samples_changes_the_newest_score_counts():
+  names = {10: 'eval/a/avg@4', 20: 'eval/a/avg@16', 0: 'eval/a/avg@8'}
+  found = [{'step': step, name: 0.5} for step, name in names.items()]
+  assert runs.score_names([found]) == {'a': 'eval/a/avg@16'}
+
+
 def test_what_is_no_run_is_refused(workdir, tmp_path):
   (tmp_path / 'empty').mkdir()
   one = workdir('one')
   for folders, words in (
     ([str(tmp_path / 'empty')], 'contains no config.json'),
     ([workdir('new', metrics='')], 'not written any metrics yet'),
-    ([one, f'{one}/'], 'is given twice'),
+    ([one, f'{one}/'], 'was given twice'),
     ([one, workdir('twin')], r'same seed \(seeds: 0, 0\)'),
     ([workdir('broken', {})], r'config.json: this is not .* because it lacks seed, num_steps'),
   ):

@@ -47,7 +47,10 @@ def lines(
     values = np.asarray(line.values, np.float64)
     row = {'label': line.label, 'steps': numbers(line.steps), 'values': numbers(values)}
     if smooth and points >= SMOOTHED_FROM:
-      average = np.exp(smoothed(np.log(values), points)) if log else smoothed(values, points)
+      if log:  # zeros have no logarithm and are left out
+        average = np.exp(smoothed(np.log(np.where(values > 0, values, np.nan)), points))
+      else:
+        average = smoothed(values, points)
       row['smooth'] = numbers(average)
     if line.band:
       row['band'] = dict(zip(('steps', 'low', 'high'), map(numbers, line.band)))

@@ -121,3 +121,11 @@ def test_phases_add_up_to_the_step_and_a_slow_first_step_does_not_set_the_axis()
     'other, compiling': 2,
   }
   assert panel['top'] == pytest.approx(11)
+
+
+def test_on_a_logarithmic_axis_a_zero_does_not_change_the_average():
+  values = np.full(200, 0.5)
+  values[100] = 0
+  line = charts.Line('norm', np.arange(200), values)
+  (drawn,) = charts.lines('', '', [line], log=True)['lines']
+  assert drawn['smooth'] == pytest.approx([0.5] * 200)

@@ -238,7 +238,9 @@ function grid(panels, marks = [], all = panels) {
   for (const panel of all) {
     const steps = panel.kind === 'lines' ? panel.lines.flatMap((line) => line.steps) : panel.steps;
     const known = extents[panel.x] || [Infinity, -Infinity];
-    extents[panel.x] = [Math.min(known[0], ...steps), Math.max(known[1], ...steps)];
+    // Not Math.min(...steps): a long run has more steps than a call may have arguments.
+    const widen = ([low, high], step) => [Math.min(low, step), Math.max(high, step)];
+    extents[panel.x] = steps.reduce(widen, known);
   }
   for (const extent of Object.values(extents)) if (extent[0] === extent[1]) extent[1] += 1;
   const figures = panels.map((panel) => chart(panel, marks, extents[panel.x]));

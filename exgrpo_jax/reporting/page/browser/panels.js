@@ -150,7 +150,7 @@ function stackChart(panel) {
 // ---- Heat maps ----
 
 function heatChart(panel) {
-  const most = Math.max(1, ...panel.counts.flat());
+  const most = panel.counts.flat().reduce((a, b) => Math.max(a, b), 1);
   const steps = panel.steps;
   const under = (u) => {
     const { ctx } = u;
