@@ -236,14 +236,16 @@ def headroom(stored: Sequence[Trajectory]) -> float:
   return sum(room) / sum(one.num_own for one in stored)
 
 
-def has_drifted(log_ratio_T: np.ndarray, limit: float) -> bool:
-  """Return True if the policy has moved too far from the policy that wrote a trajectory.
+def drift(log_ratio_T: np.ndarray) -> float:
+  """Compute how far the policy has moved from the policy that wrote a trajectory.
 
   Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of the squared log-ratio between the
-  two policies, in nats squared. Unlike the terms of a KL estimate, squares cannot cancel. NaN
-  counts as drifted.
+  two policies, in nats squared. Unlike the terms of a KL estimate, squares cannot cancel.
+
+  >>> drift(np.array([0.5, -0.5]))
+  0.25
   """
-  return not np.mean(np.square(log_ratio_T)) <= limit
+  return float(np.mean(np.square(log_ratio_T)))
 
 
 def _question_log_weights(

@@ -36,6 +36,7 @@ def without(buffer: Buffer, rows: Sequence[int]) -> Buffer:
 
 
 def continuing(
+  config: ReplayConfig,
   group_size: int,
   plan: Plan,
   groups: Sequence[PartialGroup],
@@ -44,9 +45,11 @@ def continuing(
 ) -> Plan:
   """Prepend the groups left over from the last step to the plan's new groups."""
   rows = [group.question_row for group in groups]
-  # A group of K - 1 responses needs a stored response, even one that is too old or has drifted.
+  # As in the step that drew the question, so a group of K - 1 responses has a candidate.
   candidates = [
-    buffer.entries[group.question_row].trajectories if len(group.responses) < group_size else ()
+    replay.candidates(config, buffer.entries[group.question_row], group.drawn)
+    if len(group.responses) < group_size
+    else ()
     for group in groups
   ]
   return dataclasses.replace(

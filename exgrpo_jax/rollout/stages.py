@@ -148,26 +148,28 @@ def plan_step(
     history={row: buffer.history[row] for row in [*begun, *rows] if row in buffer.history},
     retired_epoch=buffer.retired_epoch,
   )
-  return partial.continuing(config.group_size, plan, partial_groups, data, buffer)
+  return partial.continuing(replay_config, config.group_size, plan, partial_groups, data, buffer)
 
 
 def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
   """Return the plan without the stored trajectories that have drifted from the policy `params`.
 
-  Only `question_selection='headroom_drift'` drops trajectories (see `replay.has_drifted`); other
-  settings return the plan itself. A drawn question without remaining trajectories gets K fresh
-  responses. Groups that an earlier step began keep their trajectories.
+  Only `question_selection='headroom_drift'` drops trajectories (see `replay.drift`); other settings
+  return the plan itself. A drawn question without remaining trajectories gets K fresh responses.
+  If an earlier step has begun such a group with K - 1, it keeps the least drifted trajectory.
   """
-  if rollout.replay_config.question_selection != 'headroom_drift':
+  config, begun = rollout.replay_config, len(plan.partial_groups)
+  if config.question_selection != 'headroom_drift':
     return plan
-  begun = len(plan.partial_groups)
-  tested = [
-    (group, stored) for group, own in enumerate(plan.candidates) for stored in own if group >= begun
-  ]
-  kept = [*plan.candidates[:begun], *([()] * (len(plan.candidates) - begun))]
-  for (group, stored), scores in zip(tested, _score_replays(rollout, params, plan, tested)):
-    if not replay.has_drifted(scores.log_ratio, rollout.replay_config.max_drift):
-      kept[group] = (*kept[group], stored)
+  tested = [(group, stored) for group, own in enumerate(plan.candidates) for stored in own]
+  scores = iter(_score_replays(rollout, params, plan, tested))
+  kept = []
+  for group, own in enumerate(plan.candidates):
+    drifts = [replay.drift(next(scores).log_ratio) for _ in own]
+    near = tuple(stored for stored, drift in zip(own, drifts) if drift <= config.max_drift)
+    if group < begun and own and not near:
+      near = (own[int(np.argmin(drifts))],)
+    kept.append(near)
   return dataclasses.replace(plan, candidates=tuple(kept))
 
 

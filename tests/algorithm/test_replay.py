@@ -372,7 +372,7 @@ def test_the_questions_with_the_most_headroom_are_drawn_first():
   ],
 )
 def test_a_response_has_drifted_by_the_mean_square(log_ratio, limit, expected):
-  assert replay.has_drifted(np.float32(log_ratio), limit) == expected
+  assert (not replay.drift(np.float32(log_ratio)) <= limit) == expected
 
 
 def test_what_was_not_admitted_leaves_the_buffer():

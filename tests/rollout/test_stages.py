@@ -87,25 +87,43 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
   assert rows_of(first) == read[order].tolist()
 
 
-def test_a_group_that_an_earlier_step_began_keeps_its_stored_response(recorded, chosen, params):
-  """It has K - 1 responses, so it needs one; all others are taken out where nothing is near."""
-  gate = {'question_selection': 'headroom_drift', 'max_drift': -1.0}
-  rollout = changed(recorded.rollout, replay_config=gate)
-  begun = [bool(own) for own in chosen.plan.candidates].index(True) + 1
+def test_a_group_that_an_earlier_step_began_keeps_a_stored_response(recorded, chosen, params):
+  """It has K - 1 responses, so it needs one: the nearest, if all have drifted too far."""
+  begun = [len(own) > 1 for own in chosen.plan.candidates].index(True) + 1
   plan = dataclasses.replace(chosen.plan, partial_groups=(None,) * begun)
-  admitted = stages.admit(rollout, params, plan)
-  assert admitted.candidates[:begun] == plan.candidates[:begun] and any(plan.candidates[begun:])
-  assert admitted.candidates[begun:] == ((),) * (Q - begun)
+  assert any(plan.candidates[begun:])
+  drifts = [
+    [np.square(recorded.values_of(params, p, one.tokens)[0] - one.logp).mean() for one in own]
+    for p, own in zip(plan.prompts, plan.candidates)
+  ]
+  least, *_, most = sorted(drifts[begun - 1])
+  for limit in (-1.0, (least + most) / 2):  # none is near, or not all of the last begun group's
+    gate = {'question_selection': 'headroom_drift', 'max_drift': limit}
+    admitted = stages.admit(changed(recorded.rollout, replay_config=gate), params, plan)
+    for group, (own, found) in enumerate(zip(plan.candidates, drifts)):
+      bar = max(limit, min(found)) if own and group < begun else limit
+      near = [one for one, drift in zip(own, found) if drift <= bar]
+      assert [id(one) for one in admitted.candidates[group]] == [id(one) for one in near]
+    assert len(admitted.candidates[begun - 1]) < len(plan.candidates[begun - 1])
   assert stages.admit(recorded.rollout, params, plan) is plan
 
 
-@pytest.mark.parametrize('missing', [0, 1])
-def test_a_begun_group_has_a_stored_response_unless_it_has_all_of_its_own(recorded, missing):
+@pytest.mark.parametrize(
+  ('missing', 'drawn', 'written'),
+  [(0, 20, []), (1, 20, [10, 18]), (1, 21, [18]), (1, 28, [18])],  # at most 10 steps old
+)
+def test_a_begun_group_has_stored_responses_that_were_new_enough_when_it_was_drawn(
+  recorded, missing, drawn, written
+):
+  rollout = changed(recorded.rollout, replay_config={'max_age': 10.0})
   step = next(step for step in recorded.steps.values() if step.buffer.entries)
-  (row, *_), own = step.buffer.entries, (EMPTY_RESPONSE,) * (K - missing)
-  group = PartialGroup(row, drawn=1, is_drawn=True, responses=own, verdicts=())
-  plan = stages.plan_step(recorded.rollout, step.buffer, Cursor(), 2, (group,))
-  assert plan.candidates[0] == (step.buffer.entries[row].trajectories if missing else ())
+  row, entry = next(iter(step.buffer.entries.items()))
+  stored = tuple(dataclasses.replace(entry.trajectories[0], step=step) for step in (10, 18))
+  buffer = replay.Buffer({row: dataclasses.replace(entry, trajectories=stored)}, started=True)
+  own = (EMPTY_RESPONSE,) * (K - missing)
+  group = PartialGroup(row, drawn=drawn, is_drawn=True, responses=own, verdicts=())
+  plan = stages.plan_step(rollout, buffer, Cursor(), 29, (group,))
+  assert [one.step for one in plan.candidates[0]] == written
 
 
 # ---- Pick among stored trajectories ----
