@@ -58,16 +58,22 @@ class Environment(Protocol):
 
 
 def as_messages(messages: Messages) -> list[dict[str, str]]:
-  """Convert `messages` to a list of dicts. Raises ValueError if a message is invalid."""
+  """Convert `messages` to a list of dicts. Raises ValueError if a message is invalid.
+
+  Replaces lone surrogates, which JSON allows but no tokenizer can encode.
+  """
   if isinstance(messages, str):
-    return [{'role': 'user', 'content': messages}]
+    messages = [{'role': 'user', 'content': messages}]
   found = [dict(message) for message in messages]
   for message in found:
     if set(message) != {'role', 'content'} or not all(isinstance(v, str) for v in message.values()):
       raise ValueError(
         f'{message!r} is not a message. A valid message is {{"role": "user", "content": "higher"}}'
       )
-  return found
+  return [
+    {name: value.encode(errors='replace').decode() for name, value in message.items()}
+    for message in found
+  ]
 
 
 def checked(observation: Observation) -> Observation:

@@ -112,10 +112,8 @@ def methods(state: object) -> list[Callable[..., Any]]:
 
 def _answered(results: Sequence[str]) -> Observation:
   failed = sum(text.startswith(_ERROR) for text in results)
-  # JSON allows lone surrogates in a call, but no tokenizer can encode them in a result.
-  texts = [text.encode(errors='replace').decode() for text in results]
   return Observation(
-    [{'role': 'tool', 'content': text} for text in texts],
+    [{'role': 'tool', 'content': text} for text in results],
     counts={'tool_calls': len(results), 'failed_calls': failed},
   )
 

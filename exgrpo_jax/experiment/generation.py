@@ -103,7 +103,8 @@ def make_sampler(
     prompts=parsed.prompt,
     seed=seed,
     purpose=purpose,
-    in_order=parsed.rollout.partial or hosts.are_several(),
+    # Drafts come from the texts that exist so far, and affect rounding.
+    in_order=parsed.rollout.partial or parsed.rollout.drafts != '0' or hosts.are_several(),
   )
 
 

@@ -10,10 +10,10 @@ import dataclasses
 import io
 import json
 import math
-import os
 import re
 import shutil
 import sys
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import LogRecord
@@ -357,7 +357,7 @@ def restore_newest(
 def _put_aside(directory: epath.Path, step: int, why: str, used: int) -> None:
   if not hosts.is_first():
     return
-  target = directory.parent / 'damaged' / f'step_{step:06d}_{os.getpid()}'
+  target = directory.parent / 'damaged' / f'step_{step:06d}_{uuid.uuid4().hex[:8]}'
   target.parent.mkdir(parents=True, exist_ok=True)
   (directory / str(step)).rename(target)
   hosts.warn(

@@ -142,7 +142,10 @@ def decode(
     cache = model.keep(config, state.cache, new, state.position_B, count_B)
     return carry._replace(state=carry.state._replace(cache=cache), counts=counts)
 
-  first_B1 = draw(state.hidden_BD[:, None], state, 0)
+  # Only the first of T equal rows counts. But with fewer rows, the logits would round differently
+  # than in a pass, and then results would depend on when the last call ended.
+  hidden_BTD = jnp.repeat(state.hidden_BD[:, None], num_drafts + 1, axis=1)
+  first_B1 = _Draws(*(x_BT[:, :1] for x_BT in draw(hidden_BTD, state, 0)))
   begun = _begun(num_drafts, state, texts, forced, first_B1)
   carry = jax.lax.while_loop(goes_on, decode_pass, begun)
   return decode_loop.laid_out(carry.state), *decode_loop.for_hosts((carry.decoded, carry.counts))

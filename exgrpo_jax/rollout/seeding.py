@@ -99,9 +99,10 @@ def read(path: str) -> Iterator[Trace]:
     if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
       raise InputError(f'{place}: {_TOKENS} contains fractions. Use integer token ids.')
     logp = _numbers(values.get(_LOGP), _LOGP, place)
-    if logp is not None and not np.all(logp <= 0):  # nor NaN
+    lowest = np.finfo(np.float32).min
+    if logp is not None and not np.all(is_valid := (logp <= 0) & (logp >= lowest)):  # nor NaN
       raise InputError(
-        f'{place}: {_LOGP} contains {logp[~(logp <= 0)][0]}. Use log-probabilities in nats, '
+        f'{place}: {_LOGP} contains {logp[~is_valid][0]}. Use finite log-probabilities in nats, '
         'which are at most 0.'
       )
     correctness = values.get(_CORRECTNESS)

@@ -57,7 +57,8 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
       if is_last:
         break
       plan = next_plan
-  if (ended := run.last_step) < config.num_steps:
+  # A resumed run with a smaller patience may already be past `run.last_step`.
+  if (ended := snapshot.step) < config.num_steps:
     print(messages.ended_early(ended, config.num_steps, config.evaluation.patience), flush=True)
   with activity.doing('writing the last checkpoint'):
     if config.export.last:

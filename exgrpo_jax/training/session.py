@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import overridden
 from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import memory, warm_start
 from exgrpo_jax.experiment.experiment import (
@@ -30,7 +31,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import alarms, metrics, step_records
+from exgrpo_jax.reporting import alarms, messages, metrics, step_records
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import RolloutSetup
@@ -92,6 +93,8 @@ def open_run(
   check_start(config, workdir)
   with owned(workdir), explained(workdir):
     experiment, rollout, evaluations = load(config, workdir)
+    if (done := steps_done(workdir)) > experiment.config.num_steps:
+      raise InputError(messages.finished(workdir, done, experiment.config.length))
     full = machine.explained(lambda: memory.largest(experiment))
     with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       start = claim(config, experiment, rollout)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_MAX_REPLY = 1 << 20  # bytes
+from exgrpo_jax.workers.server import MAX_REPLY
 
 
 class WorkerProcess:
@@ -63,8 +63,8 @@ class WorkerProcess:
     """Return the next line, parsed. May be called again after a TimeoutError."""
     while b'\n' not in self._buffer:
       with self._until(deadline):
-        data = self._socket.recv(_MAX_REPLY)
-      if not data or len(self._buffer) > _MAX_REPLY:
+        data = self._socket.recv(MAX_REPLY)
+      if not data or len(self._buffer) > MAX_REPLY:
         raise self._kill_and_report()
       self._buffer += data
     line, _, self._buffer = self._buffer.partition(b'\n')

@@ -24,6 +24,7 @@ from typing import Any
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.workers.user_code import ERRORS, summarize
 
+MAX_REPLY = 1 << 20  # bytes of a line
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 Reply = Mapping[str, Any]
@@ -47,7 +48,7 @@ def serve(load: Load) -> None:
     return  # the parent ended before the call above
 
   def send(value: Reply) -> None:
-    replies.write(json.dumps(value).encode() + b'\n')
+    replies.write(_line(value))
 
   def say(key: str, value: str, how: str) -> None:
     send({'trying': f'config.{key}: {value!r}', 'how': how})
@@ -65,6 +66,13 @@ def serve(load: Load) -> None:
       send(answer(json.loads(line)))
     except ERRORS as error:
       send(failed(error))
+
+
+def _line(value: Reply) -> bytes:
+  line = json.dumps(value).encode() + b'\n'
+  if len(line) > MAX_REPLY:
+    raise ValueError(f'the reply has {len(line):,} bytes, but only {MAX_REPLY:,} are allowed')
+  return line
 
 
 def failed(error: BaseException, place: str = '') -> Reply:

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from exgrpo_jax.environments import settings
-from exgrpo_jax.environments.environment import Observation, Task
+from exgrpo_jax.environments.environment import Observation, Task, as_messages
 from exgrpo_jax.environments.expressions import calculate
 from exgrpo_jax.environments.pool import Pool
 from exgrpo_jax.environments.tools import Call, Tools, calls_of, describe
@@ -272,3 +272,7 @@ def test_the_worker_describes_functions_and_the_methods_of_classes():
 def test_tools_without_a_function_are_refused():
   with pytest.raises(InputError, match=r"config\.environment\.tools=\(\): .*name='tools' requires"):
     settings.check(settings.EnvironmentConfig(name='tools'))
+
+
+def test_a_character_that_no_tokenizer_can_encode_is_replaced_in_any_message():
+  assert as_messages('a\ud83d') == [{'role': 'user', 'content': 'a?'}]

@@ -15,7 +15,8 @@ def load(setup, say):
 
   def answer(text):
     misbehaving.act(text)
-    return {'pid': os.getpid()}
+    word, _, length = text.partition(' ')
+    return {'pid': os.getpid(), 'text': 'x' * int(length) if word == 'long' else ''}
 
   return {}, answer
 

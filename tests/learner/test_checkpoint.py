@@ -177,7 +177,10 @@ def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used
     assert largest_file(moved)
     checkpoint.save(manager, snapshot(mesh, 5))
     assert checkpoint.restore_newest(manager, like).step == 5
-  assert capsys.readouterr().err == ''
+    assert capsys.readouterr().err == ''
+    remove_a_file(workdir / 'checkpoints' / '5')
+    assert checkpoint.restore_newest(manager, like).step == 2
+  assert len([*(workdir / 'damaged').iterdir()]) == 2
 
 
 def assert_refused(workdir, like, message):

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import drafts, slots, token_sampling
+from exgrpo_jax.rollout import drafts, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers import tiers
@@ -125,6 +125,18 @@ CASES = {
   'windows': dict(config=dataclasses.replace(CONFIG, layers='s', **LOCAL), slots=8),
   'experts': dict(config=dataclasses.replace(CONFIG, **EXPERTS), slots=8),
 }
+
+
+@pytest.mark.parametrize('setting', ['0', '3', '7'])
+def test_results_do_not_depend_on_how_many_passes_a_call_makes(generate, setting, monkeypatch):
+  """How many depends on the clock. Equal to the bit, in a model that is wide enough to round."""
+  wide = dataclasses.replace(CONFIG, width=128, head_size=32, mlp_width=256)
+  found = []
+  for seconds in (0, 1e9):
+    monkeypatch.setattr(scheduler, '_PART', seconds)
+    responses, _ = generate(setting, config=wide, slots=16, eos_ids=(NEVER,))
+    found.append([(one.tokens.tolist(), one.logp.tolist()) for one in responses])
+  assert found[0] == found[1]
 
 
 @pytest.mark.parametrize('name', tiers.full_after_first(CASES))

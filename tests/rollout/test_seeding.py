@@ -220,6 +220,7 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param(GOOD | {'tokens': [[1], [1, 2]]}, r'not a list of numbers', id='nested'),
     pytest.param(GOOD | {'logp': [0.1]}, r'logp contains 0\.1', id='logp'),
     pytest.param(GOOD | {'logp': [-1, float('nan')]}, r'logp contains nan', id='nan'),
+    pytest.param(GOOD | {'logp': [-1, -1e39]}, r'logp contains -1e\+39', id='too_low'),
     pytest.param(GOOD | {'correctness': 1}, r'correctness=1: .* must lie in \(0, 1\)', id='one'),
     pytest.param(GOOD | {'correctness': '.5'}, r"correctness='\.5': .* must lie", id='text'),
     pytest.param('[]', r'\[\] is not an object\. Every row must be an object', id='no_object'),

@@ -83,6 +83,11 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
       assert all(own['seen/step'] == step and own['time/callbacks'] >= 0 for step, own in told)
   written = {record['step']: untimed(record) for record in metrics.read(workdir)}
   assert written == {step: record for step, record in expected.items() if step <= BEGUN + 4}
+  config.num_steps = BEGUN + 3
+  claimed = (workdir / 'config.json').read_text()
+  with recorded.compiling(), pytest.raises(InputError, match='the run is already finished'):
+    session.open_run(config, str(workdir)).__enter__()
+  assert (workdir / 'config.json').read_text() == claimed
   assert (workdir / 'report.html').exists()
 
 
@@ -150,6 +155,8 @@ def test_a_run_whose_validation_no_longer_improves_ends(
   assert metrics.read(tmp_path)[-1]['step'] == 5
   train()
   assert [start['first_step'] for start in environment.read(str(tmp_path))] == [0, 5]
+  config.num_steps, config.evaluation.patience = 7, 2
+  assert 'ended after step 5 of 7' in train(), 'past the step at which it would have stopped'
 
 
 # ---- Traced ----

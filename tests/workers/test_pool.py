@@ -19,7 +19,7 @@ from exgrpo_jax.workers import pool, user_code
 from exgrpo_jax.workers.pool import Pool, Worker
 from tests.helpers import misbehaving, tiny
 from tests.helpers.forked import is_running
-from tests.helpers.pools import ECHO, POOLS, asking
+from tests.helpers.pools import ECHO, POOLS, asking, of_echoes
 from tests.helpers.stand_ins import wait_until
 
 pytestmark = pytest.mark.full
@@ -57,6 +57,13 @@ def test_a_request_that_hangs_or_crashes_costs_only_itself(opened):
   for reply, (outcome, reason) in zip(replies, fates.values(), strict=True):
     assert reply.outcome == outcome and bool(reply.pid) == (not outcome)
     assert re.fullmatch(reason, reply.reason), reply
+
+
+def test_a_reply_that_is_too_long_is_an_error_and_the_worker_goes_on():
+  with of_echoes() as submit:
+    short, long, after = submit('long 1000000', 'long 1100000', 'after')()
+  assert short.pid == after.pid and short.pid
+  assert re.match(r'ValueError: the reply has 1,100,\d{3} bytes, but only 1,048,576', long.reason)
 
 
 def test_a_stopped_worker_that_reads_nothing_times_out(opened):
