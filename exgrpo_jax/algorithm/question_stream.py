@@ -50,9 +50,12 @@ def take(
   is therefore recorded as retired in that epoch.
 
   `taken` contains the rows in flight or replayed by the step. `count + len(taken)` is at most
-  `at_once`. `seed` determines the permutations. For the other arguments, see `reads_retired`.
-  Raises InputError if the training data has fewer questions than a step needs.
+  `at_once`, unless `count` is 0: a resumed run may have fewer slots, and so a lower `at_once`.
+  `seed` determines the permutations. For the other arguments, see `reads_retired`. Raises
+  InputError if the training data has fewer questions than a step needs.
   """
+  if not count:
+    return [], cursor
   if size < at_once:
     raise InputError(
       f'the training data has {counted(size, "question")}, but a step needs {at_once} distinct '

@@ -84,6 +84,7 @@ def _sampled(
   sized = dataclasses.replace(
     rollout,
     questions=len(prompts),
+    partial=False,  # its limits on the number of prompts apply only to training
     slots=min(rollout.slots, len(prompts) * samples),
     max_prompt=min(rollout.max_prompt, max(_SHORTEST_PREFILL, 1 << (longest - 1).bit_length())),
   )

@@ -123,8 +123,9 @@ def _machine() -> str:
 
 
 # Settings that a resumed run may change: its outputs and evaluations, and how it computes (mesh,
-# slots and microbatch affect only rounding). `_changes` adds num_steps and num_epochs. Any other
-# change would mix two experiments in one set of records.
+# slots and microbatch affect only rounding, but with partial rollouts, slots also affect how many
+# groups are in flight). `_changes` adds num_steps and num_epochs. Any other change would mix two
+# experiments in one set of records.
 FREE = (
   'evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
   'data.cache_dir', 'data.validation', 'data.evaluation', 'logprob_check.max',

@@ -505,7 +505,8 @@ def test_the_stream_reads_an_epoch_in_order():
 def test_a_step_may_end_with_an_epoch_without_leaving_it():
   assert take((0, 6), 4) == (order(0)[6:], Cursor(0, 10))
   assert take((0, 10), 4)[1] == Cursor(1, 4)
-  assert take((2, 10), 0, taken=[0, 1, 2, 3]) == ([], Cursor(2, 10))
+  for taken in ([0, 1, 2, 3], [*range(8)]):  # more if it resumed with fewer slots
+    assert take((2, 10), 0, taken=taken) == ([], Cursor(2, 10))
 
 
 def test_a_step_crosses_into_the_next_epoch_and_never_repeats_a_question():

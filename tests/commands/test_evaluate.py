@@ -1,6 +1,7 @@
 """An evaluation by hand."""
 
 import copy
+import dataclasses
 import json
 import re
 import types
@@ -344,6 +345,19 @@ def test_a_seed_writes_the_same_and_each_sample_something_else(policy):
 def test_a_prompt_over_the_limit_is_refused(policy):
   with pytest.raises(InputError, match=r'config\.rollout\.max_prompt=8: a prompt has 2\d tokens'):
     generate.sample(policy, ['1234567890 + 1234567890'])
+
+
+@pytest.mark.parametrize('count', [1, 9])
+def test_a_policy_with_partial_rollouts_answers_any_number_of_prompts(policy, monkeypatch, count):
+  config = policy.experiment.config
+  partial = {'partial': True, 'questions': 2, 'max_groups_in_flight': 4, 'max_staleness': 2}
+  rollout = dataclasses.replace(config.rollout, **partial)
+  config = dataclasses.replace(config, rollout=rollout)
+  opened = dataclasses.replace(policy.experiment, config=config)
+  script = decoding.ScriptedSampler(lambda request: [request.question])
+  monkeypatch.setattr(responses, 'make_sampler', lambda *_, **_options: script)
+  written = generate.sample(dataclasses.replace(policy, experiment=opened), ['3+0'] * count)
+  assert tokens(written) == [[[row]] for row in range(count)]
 
 
 @pytest.mark.full
