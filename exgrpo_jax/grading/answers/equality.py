@@ -328,8 +328,10 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
   labels, values = zip(*assignments, strict=True)
-  letter = labels[0][1][0]
-  are_numbered = all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
+  are_numbered = all(
+    label[0] == 'symbol' and label == ('symbol', f'{labels[0][1][0]}_{n}')
+    for n, label in enumerate(labels, 1)
+  )
   if unlabelled[0] in ('list', 'set') and are_numbered:  # 'x_1 = 5, x_2 = 3': two solutions
     return _same_in_any_order(unlabelled[1], values)
   return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)
