@@ -25,9 +25,13 @@ from exgrpo_jax.grading.answers.units import conversion
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
 _CHOSEN = re.compile(
   r'(?is)(?:the\s)?(?:answer|option|choice)?\s*(?:is\s)?:?\s*'
-  r'\(?([A-J])(?:[).:]+(?:\s+(.*))?)?'
+  r'\(?([A-J])(?:[).:]+(?:\s+(.*))?|(?:,\s|\s\()(.*[a-z]{3}.*))?'
 )
-_OTHER_CHOICE = re.compile(r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not)\b)')
+_OTHER_CHOICE = re.compile(
+  r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not|is)\s+(?i:option\s+|choice\s+)?'
+  r"\(?[A-Jb-j](?![\w'-]))|,\s*[A-J]\s*(?:,|$)|^(?i:or|and|maybe)\b"
+)
+_DOUBT = re.compile(r"(?<![\w'-])(?:[A-Jb-j]|(?i:or|but|maybe|not|wrong|incorrect))(?![\w'-])")
 _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
 _LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 would have a space
@@ -80,8 +84,10 @@ def _chosen_letter(given: str) -> str | None:
   match = _CHOSEN.fullmatch(answer.strip_wrappers(normalize_spelling(given)).strip('*{} '))
   if not match:
     return None
-  letter, description = match[1], match[2]
-  if description and (_OTHER_CHOICE.search(description) or _CHOICE.fullmatch(description)):
+  letter, description, remark = match.groups()  # 'C. water' has a description, 'C, water' a remark
+  if description and _CHOICE.fullmatch(description):
+    return None
+  if _OTHER_CHOICE.search(description or remark or '') or _DOUBT.search(remark or ''):
     return None
   return letter.upper()
 
