@@ -167,7 +167,7 @@ def _same_time(given: Reading, truth: Reading) -> bool:
   """Compare times of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
   time, other = (given, truth) if given[0] == 'time' else (truth, given)
   if other[0] == 'ratio':
-    parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity']
+    parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity' and not item[2]]
     hours = time[1], time[1] % 12 + 12 * (time[3] == 'p')  # on a 12-hour and a 24-hour clock
     return any(parts == [hour, time[2]] for hour in hours)
   is_number = other[0] == 'quantity' and not other[2]
