@@ -236,6 +236,9 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   first, _, rest = content.partition(' ')
   if first.lower() in MULTIPLIERS and rest:  # 'million dollars'
     return [Token('text', first, spaced=True), *_unwrap(wrapper, rest, spaced=True)]
+  if content.endswith(' and'):  # '1 \text{ hour and } 30 \text{ minutes}'
+    content = content.removesuffix(' and')
+    return [*_unwrap(wrapper, content, spaced), Token('mark', ',', spaced=True)]
   if _UNIT.fullmatch(content):
     return [Token('text', content, spaced=True)]
   if not any(c.isalpha() for c in content) or re.search('[0-9()]', content):
