@@ -239,10 +239,10 @@ class _Parser(Grammar):
     argument = self._atom() if has_brackets else self._signed(self._unbracketed)
     if name in ('gcd', 'lcm') and argument[0] == 'group':
       tree = ('function', name, argument[3])
-    elif name == 'log' and base is not None:
-      tree = ('function', 'log', (argument, base))
+    elif name == 'lg' or (name == 'log' and base is not None):
+      tree = ('function', 'log', (argument, base or ('number', Fraction(10))))
     else:
-      tree = ('function', {'lg': 'log', 'ln': 'log'}.get(name, name), (argument,))
+      tree = ('function', 'log' if name == 'ln' else name, (argument,))
     if exponent == ('negate', ('number', Fraction(1))) and 'arc' + name in FUNCTIONS:
       return 'function', 'arc' + name, (argument,)
     return tree if exponent is None else ('power', tree, exponent)

@@ -179,7 +179,7 @@ _COMMANDS = paired("""
 leq le leqslant le geq ge geqslant ge neq ne lt < gt > cdot * ast * div /
 lvert | rvert | vert | mid | colon : land , lor , langle ( rangle ) lbrace { rbrace }
 lbrack [ rbrack ] simeq approx sim approx backslash setminus smallsetminus setminus
-lg log varnothing emptyset""")
+varnothing emptyset""")
 _KEYWORDS = paired("""
 and , or , pi pi infinity infty inf infty oo infty asin arcsin acos arccos atan arctan""")
 _COMPARISONS = {'<=': 'le', '>=': 'ge', '!=': 'ne'}
