@@ -120,7 +120,7 @@ _BEFORE_UNITS = frozenset({'more', 'less', 'of'})
 _NOT_IN_UNITS = frozenset({'or', 'than', 'most', 'least', 'not'})  # anywhere: '5 more than x'
 
 _OPERAND_COMMANDS = FUNCTIONS.union(SYMBOLS, ACCENTS, BIG_OPERATORS).union(
-  ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline')
+  ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle')
 )
 
 FUNCTION_LETTERS = frozenset('fgh')

@@ -13,6 +13,8 @@ from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product
 from exgrpo_jax.grading.answers.units import UNITS
 
 _CLOSING = {'(': ')', '[': ']'}
+# Accents above the repeating part of a decimal.
+_REPEATING = ('overline', 'bar', 'dot', 'hat', 'widehat')
 _MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
 
@@ -54,15 +56,20 @@ class _Parser(Grammar):
 
   def _number(self, token: Token) -> Tree:
     value = Fraction(token.text.removesuffix('.'))
-    if '.' in token.text and self._accept('overline'):
-      self._expect('mark', '{')
-      digits = self._advance().text
-      self._expect('mark', '}')
+    if '.' in token.text and self._repeating_is_next():
+      digits = ''
+      while self._repeating_is_next():  # '0.\dot{1}\dot{2}' has two accents
+        self._advance()
+        digits += self._subscript()
       if not digits.isdecimal():
         raise UnreadableError(f'{digits!r} cannot be the repeating part of a decimal')
       shift = 10 ** len(token.text.partition('.')[2])
       value += Fraction(int(digits), (10 ** len(digits) - 1) * shift)
     return 'number', value
+
+  def _repeating_is_next(self) -> bool:
+    following = ''.join(token.text for token in self._tokens[self._at + 1 : self._at + 3])
+    return self._next_is(*_REPEATING) and following.removeprefix('{')[:1].isdecimal()
 
   def _name(self, name: str) -> Tree:
     if name in UNITS and len(name) < 4:  # a unit cannot start here, so 'mg' is m times g
