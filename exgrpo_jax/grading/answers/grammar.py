@@ -326,7 +326,7 @@ class Grammar(Cursor, abc.ABC):
       if operator := self._accept('*', 'times', 'compose', '/'):
         factors = self._operated(operator, factors)
       elif starts_with_integer and (mixed := self._mixed_number(factors[0])):
-        factors = [mixed]
+        factors = [self._postfixed(mixed)]
       elif multiplied := self._measured(factors):
         factors = multiplied
       elif self._starts_factor():
