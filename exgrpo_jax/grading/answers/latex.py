@@ -100,7 +100,7 @@ class _Parser(Grammar):
     return ''.join(parts[:-1])
 
   def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
-    if not self._next_is_mark('('):
+    if not self._next_is_mark('(') or symbol[1] == 'pi':
       return symbol
     start = self._at
     self._advance()
