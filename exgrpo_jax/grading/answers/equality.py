@@ -20,7 +20,7 @@ from exgrpo_jax.grading.answers.grammar import UnreadableError, is_roman
 from exgrpo_jax.grading.answers.sets import is_interval, same_set
 from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
 from exgrpo_jax.grading.answers.tree import Reading, Tree, heads, nodes, subtract, symbols
-from exgrpo_jax.grading.answers.units import conversion
+from exgrpo_jax.grading.answers.units import conversion, measure
 
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
 _CHOSEN = re.compile(
@@ -181,7 +181,12 @@ def _same_quantity(given: Reading, truth: Reading) -> bool:
   (_, x, x_unit), (_, y, y_unit) = _in_one_unit(given, truth)
   x, y = _read_coefficients(x, y)
   has_percent = 'percent' in (x[0], y[0])
-  if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
+  if x_unit and y_unit and x_unit != y_unit:
+    return False
+  # '25% of the class' is 25%, but 25% is neither 25 apples nor 25 cm.
+  if has_percent and any(
+    unit and (tree[0] != 'percent' or measure(unit)) for tree, unit in ((x, x_unit), (y, y_unit))
+  ):
     return False
   # 20% is 0.2, and also 20, because questions ask 'what percentage'.
   if x[0] == 'percent' and y[0] == 'percent':
