@@ -5,10 +5,11 @@ import pathlib
 from typing import Any, NamedTuple
 
 from exgrpo_jax.errors import InputError, counted
-from exgrpo_jax.grading import verifier
+from exgrpo_jax.grading import verifier, worker
 from exgrpo_jax.grading.answers.answer import MAX_LENGTH, normalize_text, read
 from exgrpo_jax.grading.answers.description import describe
 from exgrpo_jax.grading.answers.extraction import accepted_answers
+from exgrpo_jax.workers import user_code
 
 _MAX_QUOTED = 200  # characters
 
@@ -26,13 +27,25 @@ def explain(
   other arguments and the errors, see `verifier.judge`.
   """
   truth = verifier.Truth(answer, kind)
-  outcome, given = verifier.judge_with(verifier.load(chosen), response, truth, config)
+  outcome, given = _judge(verifier.load(chosen), chosen, response, truth, config)
   lines = [f'extracted  {"nothing" if given is None else _shorten(given)}']
   if chosen == 'built_in':
     lines += [] if given is None else [f'response   {_describe(given, kind)}']
     answers = accepted_answers(answer)
     lines.append(f'answer     {", or ".join(_describe(one, kind) for one in answers)}')
   return '\n'.join([*lines, f'verdict    {outcome}'])
+
+
+def _judge(
+  judges: verifier.Verifier,
+  chosen: str,
+  response: str,
+  truth: verifier.Truth,
+  config: verifier.VerifierConfig,
+) -> verifier.Judgement:
+  """Judge a response; raises InputError if the verifier fails or returns an invalid judgement."""
+  with user_code.refusing('grading.verifier', chosen):
+    return worker.checked(verifier.judge_with(judges, response, truth, config))
 
 
 def _describe(text: str, kind: str) -> str:
@@ -62,7 +75,7 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
   lines, judges = [], verifier.load(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
   try:
-    text = pathlib.Path(path).read_text(encoding='utf-8')
+    text = pathlib.Path(path).read_text(encoding='utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise InputError(f'--file={path}: the file cannot be read ({error}).') from None
   numbered = [(number, line) for number, line in enumerate(text.split('\n'), 1) if line.strip()]
@@ -70,7 +83,10 @@ def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = '
   if not cases:
     raise InputError(f'--file={path}: the file contains no cases. Write one JSON object per line.')
   for case in cases:
-    outcome, given = verifier.judge_with(judges, case.response, case.truth, config)
+    try:
+      outcome, given = _judge(judges, chosen, case.response, case.truth, config)
+    except InputError as error:
+      raise InputError(f'{case.place}: {error}') from error
     counts[outcome] += 1
     if case.expected != (outcome == 'correct'):
       expected = 'correct' if case.expected else 'wrong'

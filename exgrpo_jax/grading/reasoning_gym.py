@@ -43,15 +43,17 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
 
   Raises InputError if the columns contain no entry that can be scored.
   """
-  if COLUMN not in columns:
+  entry = columns.get(COLUMN)
+  if not isinstance(entry, Mapping) or not {'answer', 'config', 'task'} <= entry.keys():
     raise InputError(
-      f"kind='{KIND}': the question has no column '{COLUMN}', which score_answer needs. Use a "
-      'data spec such as reasoning_gym:chain_sum:train, which provides the kind and the column.'
+      f"kind='{KIND}': the question has no column '{COLUMN}' with an answer, config and task, "
+      'which score_answer needs. Use a data spec such as reasoning_gym:chain_sum:train, which '
+      'provides the kind and the column.'
     )
-  given = extract(response, columns[COLUMN])
+  given = extract(response, entry)
   if given is None:
     return 'no answer', None
-  return 'correct' if score(given, columns[COLUMN]) >= 1 else 'wrong', given
+  return 'correct' if score(given, entry) >= 1 else 'wrong', given
 
 
 def extract(response: str, entry: Mapping[str, Any]) -> str | None:

@@ -93,7 +93,7 @@ def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[
     outcome, given = 'no answer', None
     if text is not None:
       truth = verifier.Truth(answer, kind, facts)
-      outcome, given = _checked(verifier.judge_with(judge.verifier, text, truth, judge.required))
+      outcome, given = checked(verifier.judge_with(judge.verifier, text, truth, judge.required))
     own = (response, answer, outcome, judge.config.overlong_buffer)
     known = {**facts, **dict(zip(OWN, own, strict=True))}
     components = {}
@@ -112,7 +112,7 @@ def _verifier(spec: str, say: Say) -> Verifier:
     chosen = verifier.load(spec)
     say('grading.verifier', spec, _TRYING)
     for trial in reward_functions.TRIALS:
-      _checked(chosen.judge(trial['response'], verifier.Truth(trial['answer'])))
+      checked(chosen.judge(trial['response'], verifier.Truth(trial['answer'])))
   return chosen
 
 
@@ -132,7 +132,7 @@ def _reward(
   return reward
 
 
-def _checked(judgement: Judgement) -> Judgement:
+def checked(judgement: Judgement) -> Judgement:
   """Return the judgement; raises ValueError if a user's verifier returned an invalid one."""
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):

@@ -316,6 +316,8 @@ def test_our_cases_are_judged_as_expected():
     ('{"gold": 5, "response": ""}', 'gold=5'),
     ('{"gold": "5", "response": "", "expected": 1}', 'expected=1'),
     ('{"gold": "5", "response": "", "kind": "maths"}', "kind='maths'"),
+    ('{"gold": "5", "response": "", "kind": "reasoning_gym", "entry": {}}', 'answer, config'),
+    ('{"gold": "5", "response": "", "kind": "reasoning_gym", "entry": 5}', 'answer, config'),
   ],
 )
 def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
@@ -323,6 +325,26 @@ def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
   with pytest.raises(InputError) as refused:
     score(path, verifier.ANYTHING, 'math')
   assert f'{path}:2: ' in str(refused.value) and named in str(refused.value)
+
+
+class Returning:
+  def judge(self, response, question):
+    return {'upper': ('CORRECT', question.answer), 'number': ('correct', 5)}[response]
+
+
+@pytest.mark.parametrize('response', ['upper', 'number', 'an error'])
+def test_a_verifier_that_fails_is_refused_with_the_line_of_the_case(tmp_path, response):
+  path = written(tmp_path, {'gold': '5', 'response': response})
+  spec = f'{__name__}:Returning'
+  with pytest.raises(InputError, match=rf'{path}:1: config.grading.verifier: .*Returning'):
+    score(path, verifier.ANYTHING, 'math', spec)
+  with pytest.raises(InputError, match=r'config.grading.verifier: .*Returning'):
+    explain(response, '5', chosen=spec)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+  path = written(tmp_path, '\ufeff' + json.dumps({'gold': '5', 'response': '5'}))
+  assert score(path, verifier.ANYTHING, 'math').endswith('; 1 as expected')
 
 
 def test_a_file_without_a_case_is_refused(tmp_path):

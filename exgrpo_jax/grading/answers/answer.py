@@ -39,7 +39,7 @@ _NUMERAL = re.compile(
 )
 _CYCLES = re.compile(r'(?:\((?:[0-9]\s*){2,9}\)\s*){2,9}')
 _QUOTES = (('"', '"'), ("'", "'"), ('``', "''"), ('`', '`'), ('“', '”'))
-_TIME = re.compile(r'([0-9]{1,2})(?: ?: ?([0-5][0-9]))? ?([ap])\.? ?m\.?', re.IGNORECASE)
+_TIME = re.compile(r'([0-9]{1,2})(?: ?: ?([0-5][0-9]))?\s*([ap])\.? ?m\.?', re.IGNORECASE)
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
 # Words of up to three letters that are compared case-insensitively.

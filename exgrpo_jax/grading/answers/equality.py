@@ -20,14 +20,18 @@ from exgrpo_jax.grading.answers.grammar import UnreadableError, is_roman
 from exgrpo_jax.grading.answers.sets import is_interval, same_set
 from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
 from exgrpo_jax.grading.answers.tree import Reading, Tree, heads, nodes, subtract, symbols
-from exgrpo_jax.grading.answers.units import conversion
+from exgrpo_jax.grading.answers.units import conversion, measure
 
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
 _CHOSEN = re.compile(
   r'(?is)(?:the\s)?(?:answer|option|choice)?\s*(?:is\s)?:?\s*'
-  r'\(?([A-J])(?:[).:]+(?:\s+(.*))?)?'
+  r'\(?([A-J])(?:[).:]+(?:\s+(.*))?|(?:,\s|\s\()(.*[a-z]{3}.*))?'
 )
-_OTHER_CHOICE = re.compile(r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not)\b)')
+_OTHER_CHOICE = re.compile(
+  r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not|is)\s+(?i:option\s+|choice\s+)?'
+  r"\(?[A-Jb-j](?![\w'-]))|,\s*[A-J]\s*(?:,|$)|^(?i:or|and|maybe)\b"
+)
+_DOUBT = re.compile(r"(?<![\w'-])(?:[A-Jb-j]|(?i:or|but|maybe|not|wrong|incorrect))(?![\w'-])")
 _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
 _LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 would have a space
@@ -80,8 +84,10 @@ def _chosen_letter(given: str) -> str | None:
   match = _CHOSEN.fullmatch(answer.strip_wrappers(normalize_spelling(given)).strip('*{} '))
   if not match:
     return None
-  letter, description = match[1], match[2]
-  if description and (_OTHER_CHOICE.search(description) or _CHOICE.fullmatch(description)):
+  letter, description, remark = match.groups()  # 'C. water' has a description, 'C, water' a remark
+  if description and _CHOICE.fullmatch(description):
+    return None
+  if _OTHER_CHOICE.search(description or remark or '') or _DOUBT.search(remark or ''):
     return None
   return letter.upper()
 
@@ -161,7 +167,7 @@ def _same_time(given: Reading, truth: Reading) -> bool:
   """Compare times of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
   time, other = (given, truth) if given[0] == 'time' else (truth, given)
   if other[0] == 'ratio':
-    parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity']
+    parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity' and not item[2]]
     hours = time[1], time[1] % 12 + 12 * (time[3] == 'p')  # on a 12-hour and a 24-hour clock
     return any(parts == [hour, time[2]] for hour in hours)
   is_number = other[0] == 'quantity' and not other[2]
@@ -175,7 +181,12 @@ def _same_quantity(given: Reading, truth: Reading) -> bool:
   (_, x, x_unit), (_, y, y_unit) = _in_one_unit(given, truth)
   x, y = _read_coefficients(x, y)
   has_percent = 'percent' in (x[0], y[0])
-  if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
+  if x_unit and y_unit and x_unit != y_unit:
+    return False
+  # '25% of the class' is 25%, but 25% is neither 25 apples nor 25 cm.
+  if has_percent and any(
+    unit and (tree[0] != 'percent' or measure(unit)) for tree, unit in ((x, x_unit), (y, y_unit))
+  ):
     return False
   # 20% is 0.2, and also 20, because questions ask 'what percentage'.
   if x[0] == 'percent' and y[0] == 'percent':
@@ -328,8 +339,10 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
   labels, values = zip(*assignments, strict=True)
-  letter = labels[0][1][0]
-  are_numbered = all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
+  are_numbered = all(
+    label[0] == 'symbol' and label == ('symbol', f'{labels[0][1][0]}_{n}')
+    for n, label in enumerate(labels, 1)
+  )
   if unlabelled[0] in ('list', 'set') and are_numbered:  # 'x_1 = 5, x_2 = 3': two solutions
     return _same_in_any_order(unlabelled[1], values)
   return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)

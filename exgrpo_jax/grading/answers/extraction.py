@@ -37,18 +37,26 @@ _PERCENT_AFTER = re.compile(
   r'(?:\\[\])]|\$\$?+)?+[\s$]{0,3}(?:\\?%|percent(?:age)?\b|pct\b)', re.IGNORECASE
 )
 _NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+([A-Za-z]{{2,}}[A-Za-z ]*)')
-_ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
-_SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
+_ANSWER_IS = re.compile(
+  r'answer\*{0,2}\s{0,9}(?:is\b(?:[\s,]{1,3}(?:therefore|thus|simply|exactly|indeed|clearly'
+  r'|equal to|given by|approximately)\b,?){0,3}|(:))',
+  re.IGNORECASE,
+)
+# A line may consist of the delimiter of a formula. An exclamation mark at the end is no factorial.
+_SENTENCE = re.compile(
+  r'(?:[:\s*]|(?:\\[\[(]|\$\$)[^\S\n]*+\n)*+([^\n]*?)\**(?:\.(?:\s|$)|!?(?:\n|$))'
+)
+_LETTERED = re.compile(r'\(?[A-J][).:]')  # a chosen option with its text
 _FENCE = re.compile(r'^[ \t]*```[^\n`]*$', re.MULTILINE)
 _LIST_ITEM = re.compile(r'(?:[-+•]|[0-9]{1,2}[.)])[ \t]+(.*)')
 # Possessive quantifiers and the lookbehind keep matching linear.
 _REASON = re.compile(
   r'(?<![\s,;(–—-])(?:[\s,;(–—-]++(?:because|since|due to|given that|which is|which equals)\b'
-  r'|,\s*+as (?!well|is)).*',
+  r'|,\s*+(?:as (?!well|is)|which\b)).*',
   re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(r'\b(?:or|else|otherwise|not)\b', re.IGNORECASE)
-_REMARK = re.compile(rf'({_SIGNED}%?)\s++\([0-9\s+*/=×÷−.,^$-]+\)')  # '13 (5+8)'
+_REMARK = re.compile(rf'({_SIGNED}(?:/{_DECIMAL})?%?)\s++\([0-9\s+*/=×÷−.,^$-]+\)')  # '13 (5+8)'
 _QUOTES = (('`', '`'), ('**', '**'), ('__', '__'), ('_', '_'), ('*', '*'), ('"', '"'))
 _QUOTES += (("'", "'"), ('“', '”'), ('‘', '’'), ('«', '»'), ('„', '“'))
 # A ground truth in a sentence: words and a verb, then a number or formula, then words.
@@ -210,7 +218,8 @@ def _stated_answer(text: str) -> str | None:
     sentence = sentence[: reason.start()]
   sentence = _bare(sentence)
   has_colon = bool(statement[1])
-  if has_colon and _PROSE.search(sentence) and _NUMBER.search(sentence):
+  is_prose = _PROSE.search(sentence) and not _LETTERED.match(sentence)
+  if has_colon and is_prose and _NUMBER.search(sentence):
     return None  # 'Answer: the largest n is 34' is prose, so its last number counts
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
   answer = _number_of_things(counted[1], counted[2]) if counted else None

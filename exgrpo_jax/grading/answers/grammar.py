@@ -111,13 +111,16 @@ _RELATIONS = paired('= = < < > > le <= ge >= ne != approx ~ in in equiv =')
 # string with one character per token.
 _FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
-# Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
+# Words that cannot start a unit: '5 where n = 2' is not 5 of some unit. '5 more' is not 5 either,
+# but '5 more apples' and '5 of the apples' are.
 _NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about only
-unless parts score"""
+unless parts score and at half tens ten wrong incorrect"""
 _NON_UNITS = OPERATION_WORDS.union(_NON_UNIT_WORDS.split())
+_BEFORE_UNITS = frozenset({'more', 'less', 'of'})
+_NOT_IN_UNITS = frozenset({'or', 'than', 'most', 'least', 'not'})  # anywhere: '5 more than x'
 
 _OPERAND_COMMANDS = FUNCTIONS.union(SYMBOLS, ACCENTS, BIG_OPERATORS).union(
-  ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline')
+  ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle')
 )
 
 FUNCTION_LETTERS = frozenset('fgh')
@@ -323,7 +326,7 @@ class Grammar(Cursor, abc.ABC):
       if operator := self._accept('*', 'times', 'compose', '/'):
         factors = self._operated(operator, factors)
       elif starts_with_integer and (mixed := self._mixed_number(factors[0])):
-        factors = [mixed]
+        factors = [self._postfixed(mixed)]
       elif multiplied := self._measured(factors):
         factors = multiplied
       elif self._starts_factor():
@@ -447,12 +450,14 @@ class Grammar(Cursor, abc.ABC):
 
   def _unit(self) -> str:
     unit = self._advance().text
-    if unit.lower() in _NON_UNITS:
-      raise UnreadableError(f'{unit!r} is not a unit')
     while self.peek().kind in ('text', 'word') or self._next_is('/', '^'):
       token = self._advance()
       part = '^' + self._unit_exponent() if token.text == '^' else token.text
       unit += ' ' * token.spaced + part
+    words = re.findall('[a-z]+', unit.lower())
+    can_start = words[0] not in _NON_UNITS or (words[0] in _BEFORE_UNITS and len(words) > 1)
+    if not can_start or not _NOT_IN_UNITS.isdisjoint(words):
+      raise UnreadableError(f'{unit!r} is not a unit')
     return unit
 
   def _unit_exponent(self) -> str:

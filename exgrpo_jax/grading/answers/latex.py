@@ -13,6 +13,8 @@ from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product
 from exgrpo_jax.grading.answers.units import UNITS
 
 _CLOSING = {'(': ')', '[': ']'}
+# Accents above the repeating part of a decimal.
+_REPEATING = ('overline', 'bar', 'dot', 'hat', 'widehat')
 _MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
 
@@ -54,15 +56,20 @@ class _Parser(Grammar):
 
   def _number(self, token: Token) -> Tree:
     value = Fraction(token.text.removesuffix('.'))
-    if '.' in token.text and self._accept('overline'):
-      self._expect('mark', '{')
-      digits = self._advance().text
-      self._expect('mark', '}')
+    if '.' in token.text and self._repeating_is_next():
+      digits = ''
+      while self._repeating_is_next():  # '0.\dot{1}\dot{2}' has two accents
+        self._advance()
+        digits += self._subscript()
       if not digits.isdecimal():
         raise UnreadableError(f'{digits!r} cannot be the repeating part of a decimal')
       shift = 10 ** len(token.text.partition('.')[2])
       value += Fraction(int(digits), (10 ** len(digits) - 1) * shift)
     return 'number', value
+
+  def _repeating_is_next(self) -> bool:
+    following = ''.join(token.text for token in self._tokens[self._at + 1 : self._at + 3])
+    return self._next_is(*_REPEATING) and following.removeprefix('{')[:1].isdecimal()
 
   def _name(self, name: str) -> Tree:
     if name in UNITS and len(name) < 4:  # a unit cannot start here, so 'mg' is m times g
@@ -93,7 +100,7 @@ class _Parser(Grammar):
     return ''.join(parts[:-1])
 
   def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
-    if not self._next_is_mark('('):
+    if not self._next_is_mark('(') or symbol[1] == 'pi':
       return symbol
     start = self._at
     self._advance()
@@ -239,10 +246,10 @@ class _Parser(Grammar):
     argument = self._atom() if has_brackets else self._signed(self._unbracketed)
     if name in ('gcd', 'lcm') and argument[0] == 'group':
       tree = ('function', name, argument[3])
-    elif name == 'log' and base is not None:
-      tree = ('function', 'log', (argument, base))
+    elif name == 'lg' or (name == 'log' and base is not None):
+      tree = ('function', 'log', (argument, base or ('number', Fraction(10))))
     else:
-      tree = ('function', {'lg': 'log', 'ln': 'log'}.get(name, name), (argument,))
+      tree = ('function', 'log' if name == 'ln' else name, (argument,))
     if exponent == ('negate', ('number', Fraction(1))) and 'arc' + name in FUNCTIONS:
       return 'function', 'arc' + name, (argument,)
     return tree if exponent is None else ('power', tree, exponent)

@@ -61,9 +61,12 @@ def evaluate(tree: Tree, point: Point, context: Context) -> Number:
       return context.mpc(0, 1) if name == 'i' else point[name]
     case 'function', name, arguments:
       return _evaluate_function(name, arguments, point, context)
-    case 'call', name, arguments:  # pseudo-random, but the same for the same name and arguments
+    # Pseudo-random, but the same for the same name, arguments and point. f(2) depends on the point
+    # although its argument is constant, because its value is as unknown as a letter's.
+    case 'call', name, arguments:
       values = [to_float(evaluate(child, point, context), context) for child in arguments]
-      checksum = zlib.crc32(' '.join([name, *(context.nstr(v, 25) for v in values)]).encode())
+      texts = [name, str(point.get(f'{name}()')), *(context.nstr(v, 25) for v in values)]
+      checksum = zlib.crc32(' '.join(texts).encode())
       return Fraction(checksum % 100_003 + 40_000, 50_021)
     case 'multiply', factors:  # lazily, to stop as soon as the product is too large
       return _product((evaluate(child, point, context) for child in factors), context)

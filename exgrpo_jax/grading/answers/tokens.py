@@ -5,6 +5,7 @@ Synonyms become one token ('\leq', '\le' and '<='), and wrappers are removed ('\
 
 import functools
 import re
+import unicodedata
 from typing import NamedTuple
 
 from exgrpo_jax.grading.answers.tree import Tree
@@ -24,27 +25,25 @@ def paired(text: str) -> dict[str, str]:
 
 _SIGNS = paired(r"""
 − - – - — - ‐ - ÷ / ∕ / ⁄ / ％ % ， , ； ; ： : （ ( ） ) ＝ = ＋ + ． .
-× \times · \cdot ⋅ \cdot ≤ \le ≥ \ge ⩽ \le ⩾ \ge ≠ \ne ≈ \approx ∞ \infty π \pi √ \sqrt
+× \times · \cdot ⋅ \cdot ≤ \le ≥ \ge ⩽ \le ⩾ \ge ≠ \ne ≈ \approx ∞ \infty π \pi √ \sqrt ∛ \sqrt[3]
 ° ^\circ º ^\circ ± \pm ∓ \mp ∪ \cup ∩ \cap ∈ \in ∖ \setminus ∅ \emptyset ℝ \mathbb{R}
-⁰ ^0 ¹ ^1 ² ^2 ³ ^3 ⁴ ^4 ⁵ ^5 ⁶ ^6 ⁷ ^7 ⁸ ^8 ⁹ ^9
-½ \frac{1}{2} ¼ \frac{1}{4} ¾ \frac{3}{4} ⅓ \frac{1}{3} ⅔ \frac{2}{3}
 α \alpha β \beta γ \gamma θ \theta λ \lambda μ \mu ω \omega φ \phi σ \sigma τ \tau ρ \rho
 Ω \Omega ∘ \circ ∂ \partial ∇ \nabla Δ \Delta δ \delta ⌊ \lfloor ⌋ \rfloor ⌈ \lceil ⌉ \rceil
-‑ - ℃ ^\circ\text{C} € \text{euros} £ \text{pounds}""")
+‑ - ℃ ^\circ\text{C} € \text{euros} £ \text{pounds} ¥ \text{yuan} ₹ \text{rupees} ¢ \text{cents}""")
 _SPACES = '\u00a0\u202f\u2009'
 _INVISIBLE = '\u200b\u200c\u200d\ufeff\u2061\u2062'
 _UNICODE = str.maketrans(
   {
-    # A space separates a command from the next text, and a fraction from an integer before it.
-    **{
-      character: f' {text}' if text.startswith('\\frac') else text + ' ' * text[-1].isalpha()
-      for character, text in _SIGNS.items()
-    },
+    # A space separates a command from the next text.
+    **{character: text + ' ' * text[-1].isalpha() for character, text in _SIGNS.items()},
     **dict.fromkeys(_SPACES, ' '),
     **dict.fromkeys(_INVISIBLE, ''),
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
   }
 )
+
+# Superscripts, subscripts and fractions in one character.
+_SMALL_CHARACTERS = re.compile('(?P<raised>[¹²³⁰-ⁿ]+)|(?P<lowered>[₀-ₜ]+)|[¼-¾⅐-⅞]')
 
 _DOUBLED_BACKSLASH = (
   r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
@@ -77,7 +76,7 @@ _REPLACEMENTS = tuple(
     (r'(?<=[0-9]) ?x ?(?=10 ?\^)', r'\\times '),
     (r'(?:(?<=[A-Za-z)\]\'}])|(?<=_[0-9]))\s*\\circ\s*(?=[A-Za-z\\(\[])', r'\\compose '),
     (r'\\(?:degree|circ)(?![a-zA-Z])', r'\\circ '),
-    (r'\\text\{(euros|pounds)\} ?([0-9][0-9.,]*)', r'\2 \\text{\1}'),
+    (r'\\text\{(euros|pounds|yuan|rupees)\} ?([0-9][0-9.,]*)', r'\2 \\text{\1}'),
     (r'\\mathrm ?d(?=[A-Za-z\\ }])', 'd'),
     (r'\\(?:boldsymbol|bm|pmb)(?![a-zA-Z])', r'\\mathbf'),
     (r'(?<![A-Za-z\\])LCM(?![A-Za-z])', 'lcm'),
@@ -102,7 +101,7 @@ _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0
 @functools.lru_cache(maxsize=16)  # one comparison normalizes an answer several times
 def normalize_spelling(text: str) -> str:
   """Normalize an answer's spelling and join its lines."""
-  text = ' '.join(text.translate(_UNICODE).split())
+  text = ' '.join(_SMALL_CHARACTERS.sub(_spell_out, text).translate(_UNICODE).split())
   for pattern, replacement in _REPLACEMENTS:
     text = pattern.sub(replacement, text)
   if 'C' in text:
@@ -110,6 +109,15 @@ def normalize_spelling(text: str) -> str:
   text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(' ', ''), text)
   text = _remove_thousands(text)
   return text.strip().removesuffix('.').strip()
+
+
+def _spell_out(match: re.Match[str]) -> str:
+  """Return '^{12}' for '¹²', '_{2}' for '₂', or a fraction, separated from an integer before it."""
+  plain = unicodedata.normalize('NFKC', match[0])
+  if match.lastgroup:
+    return f'{"^" if match.lastgroup == "raised" else "_"}{{{plain}}}'
+  top, _, bottom = plain.partition('\N{FRACTION SLASH}')
+  return f' \\frac{{{top}}}{{{bottom}}}'
 
 
 def _remove_thousands(text: str) -> str:
@@ -171,7 +179,7 @@ _COMMANDS = paired("""
 leq le leqslant le geq ge geqslant ge neq ne lt < gt > cdot * ast * div /
 lvert | rvert | vert | mid | colon : land , lor , langle ( rangle ) lbrace { rbrace }
 lbrack [ rbrack ] simeq approx sim approx backslash setminus smallsetminus setminus
-lg log varnothing emptyset""")
+varnothing emptyset""")
 _KEYWORDS = paired("""
 and , or , pi pi infinity infty inf infty oo infty asin arcsin acos arccos atan arctan""")
 _COMPARISONS = {'<=': 'le', '>=': 'ge', '!=': 'ne'}
@@ -228,6 +236,9 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   first, _, rest = content.partition(' ')
   if first.lower() in MULTIPLIERS and rest:  # 'million dollars'
     return [Token('text', first, spaced=True), *_unwrap(wrapper, rest, spaced=True)]
+  if content.endswith(' and'):  # '1 \text{ hour and } 30 \text{ minutes}'
+    content = content.removesuffix(' and')
+    return [*_unwrap(wrapper, content, spaced), Token('mark', ',', spaced=True)]
   if _UNIT.fullmatch(content):
     return [Token('text', content, spaced=True)]
   if not any(c.isalpha() for c in content) or re.search('[0-9()]', content):
