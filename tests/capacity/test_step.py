@@ -362,6 +362,13 @@ def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
 
 
 @pytest.mark.full
+def test_a_step_of_fewer_rows_than_the_fewest_slots_is_fitted(capsys):
+  few = {'rollout.questions': 1, 'rollout.group_size': 4, 'optimizer.minibatches': 1}
+  fits, printed = examined(capsys, fit=True, **few, **{'replay.ratio': 0.0})
+  assert fits and printed.startswith('--config.rollout.slots=8 ')
+
+
+@pytest.mark.full
 @pytest.mark.parametrize('fit', [False, True])
 def test_advice_for_one_gpu_never_asks_for_more_chips(capsys, fit):
   fits, printed = examined(capsys, fit=fit, **{'model.num_layers': 300})
