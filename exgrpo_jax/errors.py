@@ -8,12 +8,14 @@ from typing import Any
 class InputError(ValueError):
   """An error in the user's input; the message says how to fix it.
 
-  Commands print the message and exit with status 2, so never raise this for a bug in this package.
+  Commands print the message and exit with `status`, so never raise this for a bug in this package.
+  The status is 2, or 1 if the network or the storage failed and the same command may work later.
   Line breaks in the message, for example from a quoted error, become spaces.
   """
 
-  def __init__(self, message: str) -> None:
+  def __init__(self, message: str, status: int = 2) -> None:
     super().__init__(re.sub(r'\s*\n\s*', ' ', message.strip()))
+    self.status = status
 
 
 def check_given(flags: Mapping[str, Any], example: str) -> None:

@@ -22,12 +22,16 @@ list_checkpoints() {
   run gcloud storage ls "gs://$BUCKET/$RUN/checkpoints/" --project="$PROJECT"
 }
 
-# Stops training first, because it may still be running on other workers after one worker fails.
+# restart_training: sets `launched` to yes or no. Stops training first, because it may still be
+# running on other workers after one worker fails. If a script fails, the workers may still report
+# the exit code of the previous training, which must be counted only once.
 restart_training() {
   local script
+  launched=no
   for script in stop set_up launch; do
     "$here/$script.sh" ${options[@]+"${options[@]}"} || return
   done
+  launched=yes
 }
 
 [[ $dry_run == no ]] || say '# Check the config on this machine.'
@@ -76,7 +80,7 @@ check_training() {
   esac
 }
 
-errors=0 failures=0 newest=$(newest_checkpoint) last=''
+errors=0 failures=0 launched=yes newest=$(newest_checkpoint) last=''
 while true; do
   check_node
   training=''
@@ -88,7 +92,7 @@ while true; do
     gone.) delete_node || errors=$((errors + 1)) ;;
     waiting.) errors=0 ;;
     failed.) die "the request for $NAME failed. Run create.sh to see the possible reasons." ;;
-    ready.running) errors=0 ;;
+    ready.running) errors=0 launched=yes ;;
     ready.finished)
       say "training is done. Run fetch.sh to copy the results here, and delete.sh to delete $NAME."
       exit 0 ;;
@@ -98,7 +102,7 @@ while true; do
       latest=$(newest_checkpoint)
       [[ $latest == "$newest" ]] || failures=0
       newest=$latest
-      failures=$((failures + 1))
+      [[ $launched == no ]] || failures=$((failures + 1))
       ((failures <= MAX_FAILURES)) ||
         die "training failed $failures times without a new checkpoint. Run logs.sh to see why."
       restart_training || errors=$((errors + 1)) ;;

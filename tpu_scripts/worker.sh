@@ -19,7 +19,10 @@ PATH=$state/venv/bin:$HOME/.local/bin:$PATH
 install() {
   # The image's own Python is older than 3.11, which this package needs.
   command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
-  [[ -e $state/venv ]] || uv venv --quiet --seed --python 3.12 "$state/venv"
+  if [[ ! -x $state/venv/bin/pip ]]; then  # uv may have been killed
+    rm -rf "$state/venv"
+    uv venv --quiet --seed --python 3.12 "$state/venv"
+  fi
   "$state/venv/bin/pip" install --quiet -e "${tree}[tpu,gcs,wandb]"
   rm -rf "$state/private"
   mkdir -m 700 "$state/private"

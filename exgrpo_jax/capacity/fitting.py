@@ -56,7 +56,7 @@ def fit(config: RunConfig, limit: float) -> Fitted | None:
 
   rollout = config.rollout
   row, rows = rollout.longest_row, rollout.questions * rollout.group_size
-  most = min(_MOST_SLOTS, 1 << (rows - 1).bit_length())
+  most = max(_FEWEST_SLOTS, min(_MOST_SLOTS, 1 << (rows - 1).bit_length()))
   slots = _largest(_FEWEST_SLOTS, most, lambda slots: fits(Step.generating, slots, row))
   most = max(row, _MOST_TOKENS)
   tokens = _largest(row, most, lambda tokens: fits(training, _FEWEST_SLOTS, tokens))

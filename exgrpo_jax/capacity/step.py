@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from exgrpo_jax.algorithm import replay
 from exgrpo_jax.capacity import cycles, lengths
 from exgrpo_jax.capacity.cycles import Seconds
 from exgrpo_jax.capacity.devices import Chip
@@ -120,7 +121,8 @@ class Workload:
 
 def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
   """Return the workload of a step with full replay; for `spec` see `lengths.draw`."""
-  rollout, replayed = config.rollout, int(config.replay.ratio * config.rollout.questions)
+  rollout = config.rollout
+  replayed = replay.most_replayed(config.replay, rollout.questions)
   counts = (
     rollout.questions * rollout.group_size - replayed,
     replayed,

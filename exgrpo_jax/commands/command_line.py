@@ -4,7 +4,8 @@ A command is a module with `define_flags()`, `main(args)` and `run()`, which cal
 flags are defined on import, so any two commands can be imported together.
 
 Every command exits with status 0 on success, or 2 if it cannot run (with a one-line explanation on
-standard error). `train` and `sweep` have additional statuses.
+standard error). If the network or the storage failed, the status is 1 instead of 2, because the
+same command may work later. `train` and `sweep` have additional statuses.
 """
 
 import contextlib
@@ -181,7 +182,7 @@ def run(
   on_all_hosts: bool = False,
   several: str = '',
 ) -> None:
-  """Run a command. For a user error, print one line and exit with status 2.
+  """Run a command. For an InputError, print one line and exit with its status.
 
   Args:
     main: called with the flags, followed by any words after the command.
@@ -247,9 +248,9 @@ def _closed_output() -> Iterator[None]:
 
 
 def refuse(error: InputError) -> NoReturn:
-  """Print the error on one line and exit with status 2."""
+  """Print the error on one line and exit with its status."""
   print(f'error: {error}', file=sys.stderr, flush=True)
-  sys.exit(2)
+  sys.exit(error.status)
 
 
 # ---- Reading flags ----

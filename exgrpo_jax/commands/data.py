@@ -53,6 +53,16 @@ def _prefilter(args: command_line.Args) -> None:
     {'--out': args.out, '--config or --checkpoint': args.config or args.checkpoint},
     '--config=one_gpu --out=filtered',
   )
+  if args.step is not None and not args.checkpoint:
+    raise InputError(
+      f'--step={args.step}: only runs have steps. Set --checkpoint, or remove --step.'
+    )
+  rates = (count / args.samples for count in range(args.samples + 1))
+  if not any(args.above < rate < args.below for rate in rates):
+    raise InputError(
+      f'--above={args.above} and --below={args.below}: no pass rate of {args.samples} responses is '
+      'between these bounds. Choose bounds that are further apart, or increase --samples.'
+    )
   source = Source('run', args.checkpoint, args.step) if args.checkpoint else None
   values = policies.config_values(source, args.config) if source else args.config
   prefilter.filter_questions(values, source, args.out, args.samples, args.above, args.below)

@@ -316,11 +316,12 @@ def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[st
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
   """Raise an error on all hosts if any host has one, so that no host waits forever."""
-  reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
+  status = [error.status] if isinstance(error, InputError) else []
+  reported = hosts.all_gather([type(error).__name__, str(error), *status] if error else None)
   for kind in (InputError, DamagedError):  # in this order: an unreadable checkpoint may be intact
-    for name, message in filter(None, reported):
+    for name, *arguments in filter(None, reported):
       if name == kind.__name__:
-        raise kind(message)
+        raise kind(*arguments)
 
 
 def restore_newest(
@@ -486,7 +487,8 @@ def explain_failure(workdir: str) -> Iterator[None]:
     raise InputError(
       f'--workdir={workdir}: the disk {"is full" if is_full else "failed"} ({reason}). Complete '
       f'checkpoints: {complete}. {"Free some space" if is_full else "Repair the disk"} and run '
-      'the same command again. It resumes from the newest checkpoint.'
+      'the same command again. It resumes from the newest checkpoint.',
+      status=1,
     ) from error
   finally:
     if not is_failing:

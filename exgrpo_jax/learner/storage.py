@@ -53,7 +53,8 @@ def patiently(read: Callable[[], T], place: str) -> T:
           f'{place} could not be read in {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
           f'({reason}). The disk or network is failing, or a permission is missing. Nothing was '
           'moved or changed. Fix the problem and run the same command again. If the data is lost, '
-          'first move this path elsewhere.'
+          'first move this path elsewhere.',
+          status=1,
         ) from error
       message = f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s'
       print(message, file=sys.stderr, flush=True)

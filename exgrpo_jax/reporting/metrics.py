@@ -137,7 +137,7 @@ def _start_wandb(
   """
   group = workdir.resolve().name
   remedy = 'Run the same command again; WANDB_MODE=offline keeps the metrics in the workdir'
-  with _explained(project, remedy):
+  with _explained(project, remedy, status=1):
     return _wandb(project).init(
       project=project,
       group=group,
@@ -148,13 +148,14 @@ def _start_wandb(
 
 
 @contextlib.contextmanager
-def _explained(project: str, remedy: str) -> Iterator[None]:
+def _explained(project: str, remedy: str, status: int = 2) -> Iterator[None]:
   """Turn wandb's errors into InputError."""
   try:
     yield
   except _wandb(project).Error as error:
     why = ' '.join(str(error).split()).rstrip('.')
-    raise InputError(f"config.metrics.wandb_project='{project}': {why}. {remedy}.") from error
+    message = f"config.metrics.wandb_project='{project}': {why}. {remedy}."
+    raise InputError(message, status) from error
 
 
 def _wandb(project: str) -> Any:

@@ -94,7 +94,8 @@ def _join(meeting: Meeting) -> None:
     place = f'--coordinator_address={meeting.coordinator_address}: ' * (meeting != Meeting())
     raise InputError(
       f'{place}the hosts of the run cannot connect to each other ({error}). Start the same command '
-      'on every host, and make sure that every host can reach the first host.'
+      'on every host, and make sure that every host can reach the first host.',
+      status=1,
     ) from error
 
 
@@ -157,7 +158,7 @@ def _fail(error: Exception) -> None:
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
-    os._exit(2)
+    os._exit(error.status)
   traceback.print_exception(error)
   print(
     f'error: {name} failed; see above. This host exits in {_LAST_WORDS_SECONDS} s. If JAX reports '

@@ -180,12 +180,14 @@ def _refusals(repository: Repository) -> Iterator[None]:
     local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
     raise InputError(
       f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why} {local} '
-      'instead, or set HF_ENDPOINT to a mirror of the Hub.'
+      'instead, or set HF_ENDPOINT to a mirror of the Hub.',
+      status=2 if constants.HF_HUB_OFFLINE else 1,
     ) from error
   except Exception as error:  # from the network, the disk, or the library's own checks
     raise InputError(
       f'the {kind} {name} cannot be downloaded to {constants.HF_HUB_CACHE} ({_reason(error)}). Run '
-      'the same command again to continue, or set HF_HOME to use another folder.'
+      'the same command again to continue, or set HF_HOME to use another folder.',
+      status=1,
     ) from error
 
 

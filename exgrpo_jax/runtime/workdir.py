@@ -64,41 +64,46 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
 def in_turn_of(folder: str, name: str, waiting: str) -> Iterator[None]:
   """Lock like `folder_held`, but print `waiting` and wait while another process holds the lock."""
   os.makedirs(folder, exist_ok=True)
-  with open(os.path.join(folder, name), 'a') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+  with open(os.path.join(folder, name), 'ab', buffering=0) as file:
+    if not _lock(file):
       print(waiting, flush=True)
       with activity.doing(waiting):
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file, wait=True)
     yield
 
 
 def _take(file: BinaryIO, refusal: str) -> None:
   deadline = time.monotonic() + LEASE_SECONDS
   is_waiting = False
-  while True:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      return
-    except BlockingIOError:
-      file.seek(0)
-      machine, _, owner = file.read().decode().partition(' ')
-      taken = f'The lock was taken by {owner or "another process just now"}'
-      if machine in ('', _machine()) or time.monotonic() >= deadline:
-        raise InputError(f'{refusal} {taken}.') from None
-    except OSError as error:
-      if error.errno not in _UNSUPPORTED:
-        raise
-      hosts.warn(
-        f'{file.name}: this file cannot be locked ({error}). Make sure that no other process '
-        'writes to its folder.'
-      )
-      return
+  while not _lock(file):
+    file.seek(0)
+    machine, _, owner = file.read().decode().partition(' ')
+    taken = f'The lock was taken by {owner or "another process just now"}'
+    if machine in ('', _machine()) or time.monotonic() >= deadline:
+      raise InputError(f'{refusal} {taken}.')
     if not is_waiting:
       is_waiting = True
       print(f'{file.name}: {taken}. Waiting up to {LEASE_SECONDS:.0f} s.', flush=True)
     time.sleep(_POLL_SECONDS)
+
+
+def _lock(file: BinaryIO, wait: bool = False) -> bool:
+  """Lock the file; return False if another process holds the lock, unless `wait` is set.
+
+  Warns and returns True if the file system does not support locks.
+  """
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+  except BlockingIOError:
+    return False
+  except OSError as error:
+    if error.errno not in _UNSUPPORTED:
+      raise
+    hosts.warn(
+      f'{file.name}: this file cannot be locked ({error}). Make sure that no other process '
+      'writes to its folder.'
+    )
+  return True
 
 
 def is_abandoned(path: pathlib.Path) -> bool:

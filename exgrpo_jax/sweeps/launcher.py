@@ -57,6 +57,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   failed: dict[str, str] = {}
   unfinished: list[str] = []
   handled = 0  # number of signals handled
+  parallel = max(1, min(parallel, len(jobs)))
   # Each job's cores; with fewer cores than jobs, each job gets all cores.
   cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   size = len(cores) // parallel

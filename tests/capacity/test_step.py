@@ -11,6 +11,7 @@ import pytest
 
 from exgrpo_jax.capacity import cycles, examination, step
 from exgrpo_jax.capacity.devices import Chip
+from exgrpo_jax.config import overridden
 from exgrpo_jax.configs import base, one_gpu
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.policy import model, ragged_cache
@@ -213,12 +214,16 @@ def test_the_report_adds_up(whole, capsys):
   assert '% in kernels' in lines['decode'] and 'not measured' in printed
 
 
-def test_every_step_draws_as_many_groups_with_replay():
-  config = parse_config(one_gpu.get_config())
+@pytest.mark.parametrize(
+  ('questions', 'ratio', 'replayed'),
+  [(16, 0.5, 8), (100, 0.29, 29)],  # 0.29 * 100 is less than 29 in floating point
+)
+def test_every_step_draws_as_many_groups_with_replay(questions, ratio, replayed):
+  changes = {'rollout.questions': questions, 'replay.ratio': ratio, 'optimizer.minibatches': 1}
+  config = parse_config(overridden(one_gpu.get_config(), changes))
   work = step.workload(config, 'lognormal:250', 0)
-  questions, samples = config.rollout.questions, config.rollout.group_size
-  replayed = len(work.replayed)
-  assert 0 < replayed < questions
+  samples = config.rollout.group_size
+  assert len(work.replayed) == replayed
   for start in range(0, 3 * questions, questions):
     sizes = [len(lengths) for lengths in work.groups[start : start + questions]]
     assert sorted(sizes) == [samples - 1] * replayed + [samples] * (questions - replayed)
@@ -359,6 +364,13 @@ def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
   assert 'lower config.rollout.slots=4096' in printed and '--fit chooses both' in printed
   fits, printed = examined(capsys, fit=True, **{'rollout.slots': 4096})
   assert fits and printed.startswith('--config.rollout.slots=256 ')
+
+
+@pytest.mark.full
+def test_a_step_of_fewer_rows_than_the_fewest_slots_is_fitted(capsys):
+  few = {'rollout.questions': 1, 'rollout.group_size': 4, 'optimizer.minibatches': 1}
+  fits, printed = examined(capsys, fit=True, **few, **{'replay.ratio': 0.0})
+  assert fits and printed.startswith('--config.rollout.slots=8 ')
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ from exgrpo_jax.__main__ import COMMANDS
 from exgrpo_jax.capacity.diagnosis import Finding
 from exgrpo_jax.commands import capacity, command_line, doctor, verify
 from exgrpo_jax.configs import one_gpu
+from exgrpo_jax.errors import InputError
 from tests.helpers import cases, forked
 
 NAMES = [name for group in COMMANDS.values() for name in group]
@@ -54,6 +55,14 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   (tmp_path / 'smoke.py').write_text('from exgrpo_jax.configs.smoke import get_config')
   outcome = forked.run_one(command, HOME=str(tmp_path))
   assert_refused(outcome, f"{tmp_path}/damaged/config.json: cannot read the run's config")
+
+
+@pytest.mark.parametrize('status', [1, 2])
+def test_a_refusal_is_one_line_and_ends_with_its_status(status, capsys):
+  with pytest.raises(SystemExit) as ended:
+    command_line.refuse(InputError('x=1: wrong.\n  Fix x.', status))
+  assert ended.value.code == status
+  assert capsys.readouterr().err == 'error: x=1: wrong. Fix x.\n'
 
 
 @pytest.mark.full

@@ -6,9 +6,11 @@ import pathlib
 import re
 
 import pytest
+from huggingface_hub import constants
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import hub_checkpoint
+from exgrpo_jax.runtime import hub
 from tests.helpers import forked, hub_server
 from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
 
@@ -45,9 +47,16 @@ def test_a_folder_that_is_there_is_no_name(served, tmp_path, monkeypatch):
   assert served.requests == []
 
 
-def test_what_cannot_be_fetched_is_refused_by_its_setting():
-  with pytest.raises(InputError, match=r'^config\.tokenizer\.path=tiny/none: there is no folder'):
+@pytest.mark.parametrize(
+  ('endpoint', 'why', 'status'),
+  [('', 'there is no folder', 2), ('http://127.0.0.1:9', 'the model .* cannot be reached', 1)],
+)
+def test_what_cannot_be_fetched_is_refused_by_its_setting(endpoint, why, status, monkeypatch):
+  monkeypatch.setattr(constants, 'ENDPOINT', endpoint or constants.ENDPOINT)
+  message = rf'^config\.tokenizer\.path=tiny/none: {why}'
+  with hub.as_in('nowhere'), pytest.raises(InputError, match=message) as refused:
     hub_checkpoint.folder('tiny/none', 'config.tokenizer.path')
+  assert refused.value.status == status
 
 
 def test_the_shipped_model_is_the_one_that_its_card_describes(tmp_path, monkeypatch):

@@ -183,13 +183,14 @@ def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used
   assert len([*(workdir / 'damaged').iterdir()]) == 2
 
 
-def assert_refused(workdir, like, message):
+def assert_refused(workdir, like, message, status=2):
   """Nothing is restored and nothing is moved."""
   with (
     checkpoint.open_manager(str(workdir), CONFIG) as manager,
-    pytest.raises(InputError, match=message),
+    pytest.raises(InputError, match=message) as refused,
   ):
     checkpoint.restore_newest(manager, like)
+  assert refused.value.status == status
   assert {'2', '5'} <= {path.name for path in (workdir / 'checkpoints').iterdir()}
   assert not (workdir / 'damaged').exists()
 
@@ -220,7 +221,8 @@ def repair(workdir, tmp_path):
 def test_where_a_store_fails_that_is_an_error_and_no_damage(workdir, like, monkeypatch, capsys):
   waits = []
   monkeypatch.setattr(time, 'sleep', waits.append)
-  assert_refused(workdir, like, r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]')
+  message = r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]'
+  assert_refused(workdir, like, message, status=1)
   assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
 
 
@@ -337,8 +339,12 @@ def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
   short_of_space, error, what
 ):
   message = rf'the disk {what} \(.{{1,300}}\)\. Complete checkpoints: 2, 5\.'
-  with pytest.raises(InputError, match=message), checkpoint.explain_failure(short_of_space):
+  with (
+    pytest.raises(InputError, match=message) as raised,
+    checkpoint.explain_failure(short_of_space),
+  ):
     raise error
+  assert raised.value.status == 1
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,10 @@ hosts._MEETING_SECONDS = 1
 try:
   hosts.joined(hosts.Meeting('localhost:{free_port()}', 2, {number})).__enter__()
 except InputError as error:
-  print(error)
+  print(error.status, error)
 """
   ended = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True)
+  assert ended.stdout.startswith('1 --coordinator_address=')  # the status: restart the host
   assert 'cannot connect to each other (some hosts are still missing after 1 s)' in ended.stdout
 
 

@@ -259,8 +259,10 @@ def test_without_a_key_it_is_refused_in_one_line(package, config, tmp_path, monk
 
 def test_a_start_that_fails_is_one_line(package, tmp_path, monkeypatch):
   monkeypatch.setattr(package, 'init', refuse)
-  with pytest.raises(InputError, match='WANDB_MODE=offline keeps the metrics in the workdir'):
+  message = 'WANDB_MODE=offline keeps the metrics in the workdir'
+  with pytest.raises(InputError, match=message) as refused:
     metrics.Writer(tmp_path, 0, 'replay', {})
+  assert refused.value.status == 1
   assert not (tmp_path / 'metrics.jsonl').exists()
 
 

@@ -36,11 +36,11 @@ def weights():
     return file.read()
 
 
-def refusal(name='me/model', *patterns):
+def refusal(name='me/model', *patterns, status=2):
   """The one line that says why a model cannot be fetched."""
   with pytest.raises(InputError) as refused:
     fetch(name, *(patterns or ['*']))
-  assert '\n' not in str(refused.value)
+  assert '\n' not in str(refused.value) and refused.value.status == status
   return str(refused.value)
 
 
@@ -149,7 +149,7 @@ def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):
   with hub.as_in('nowhere'):
     assert fetch() == folder
     found = rf'me/other is not .* {DOWN} cannot be reached \(ConnectError: .* HF_ENDPOINT'
-    assert re.search(found, refusal('me/other'))
+    assert re.search(found, refusal('me/other', status=1))
 
 
 def test_a_full_disk(monkeypatch):
@@ -157,7 +157,7 @@ def test_a_full_disk(monkeypatch):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr('huggingface_hub.file_download.http_get', full)
-  assert re.search(r'cannot be downloaded to \S+ \(OSError: .* No space left on', refusal())
+  assert re.search(r'cannot be downloaded to \S+ \(OSError: .* No space left on', refusal(status=1))
 
 
 # ---- Publishing ----

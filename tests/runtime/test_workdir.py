@@ -246,14 +246,15 @@ def test_who_takes_turns_waits_and_says_so(hold, tmp_path, capsys):
     assert capsys.readouterr().out == ''
 
 
+@pytest.mark.parametrize('take', [workdir.folder_held, workdir.in_turn_of])
 def test_where_the_file_system_has_no_locks_the_run_goes_on_with_a_warning(
-  tmp_path, monkeypatch, capsys
+  take, tmp_path, monkeypatch, capsys
 ):
   def refuse(*_):
     raise OSError(errno.ENOSYS, 'Function not implemented')
 
   monkeypatch.setattr(fcntl, 'flock', refuse)
-  with held(tmp_path):
+  with take(str(tmp_path), 'lock', 'Wait for it.'):
     assert 'cannot be locked' in capsys.readouterr().err
 
 

@@ -466,6 +466,16 @@ def test_jobs_at_the_same_time_have_cores_of_their_own(tmp_path):
   assert one and two and not one & two
 
 
+@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='all jobs have all cores')
+@pytest.mark.parametrize('count', [0, 1])
+def test_fewer_jobs_than_may_run_at_a_time_have_all_cores(count, tmp_path):
+  show = f'{sys.executable} -c "import os; print(os.sched_getaffinity(0))" > {tmp_path}/cores'
+  jobs = [shell_job(tmp_path, 'a', f'sleep 0.3; {show}')] * count
+  assert launcher.run(jobs, 2) == launcher.Outcome(failed={}, unfinished=[])
+  for path in tmp_path.glob('cores'):
+    assert ast.literal_eval(path.read_text()) == os.sched_getaffinity(0)
+
+
 def test_a_second_signal_kills_a_job_that_does_not_exit(tmp_path):
   """Its child processes too; jobs that wait are not started."""
   sleeps = f'sleep 30 & echo $! > {tmp_path}/child; touch {tmp_path}/x; wait; wait; wait'

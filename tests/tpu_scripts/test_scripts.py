@@ -22,6 +22,7 @@ from tests.helpers.stand_ins import (
   dry_run,
   environment,
   fake,
+  fake_cloud,
   parse,
   run,
   training,
@@ -251,6 +252,18 @@ def test_a_worker_kills_training_that_does_not_stop_and_says_that_it_was_killed(
   await_log(place, 'ready')
   assert worker(place, 'stop', STOP_SECONDS='1').returncode == 0
   await_status(place, 'lost')
+
+
+def test_a_worker_makes_its_venv_once_and_again_if_it_is_incomplete(place):
+  fake_cloud(place)
+  left = place / 'exgrpo' / 'venv' / 'bin' / 'left'
+  left.parent.mkdir(parents=True)
+  left.touch()  # by a uv that was killed
+  for _ in range(2):
+    result = worker(place, 'install')
+    assert result.returncode == 0, result.stderr
+  assert len(calls(place, 'uv')) == 1 and len(calls(place, 'pip')) == 2
+  assert not left.exists()
 
 
 def test_a_worker_mounts_the_bucket_once(place):

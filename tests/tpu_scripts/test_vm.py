@@ -12,6 +12,7 @@ from tests.helpers.stand_ins import (
   CREATE,
   CREATE_SPOT,
   DELETE,
+  FAKE,
   LOCATION,
   NO_SLICE,
   RECORD,
@@ -23,6 +24,7 @@ from tests.helpers.stand_ins import (
   calls,
   changes_by,
   dry_calls,
+  fake,
   fake_cloud,
   run,
   training,
@@ -278,6 +280,32 @@ def test_resume_gives_up_on_failures_without_progress(place):
   assert result.returncode == 2
   assert 'training failed 3 times without a new checkpoint' in result.stderr
   assert changes_by(place).count('start') == 2
+
+
+# The first `count` gcloud calls that contain `pattern` fail.
+FAIL = """case "$*" in *'{pattern}'*)
+  echo >>"$FAKE/failed"
+  (($(wc -l <"$FAKE/failed") > {count})) || exit 1
+esac"""
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'count', 'statuses', 'message', 'starts'),
+  [
+    ('tpu-vm scp', 99, [RUNNING, FAILED], '10 attempts in a row failed (READY failed)', 0),
+    ('tpu-vm scp', 2, [FAILED], 'training failed 2 times without a new checkpoint', 1),
+    # The connection breaks, but training has started.
+    ('worker.sh start', 99, [FAILED, RUNNING, FAILED], 'training failed 2 times without', 1),
+  ],
+)
+def test_resume_counts_a_failure_again_only_after_a_restart(
+  pattern, count, statuses, message, starts, place
+):
+  answer(place, **READY | dict(statuses=statuses))
+  fake(place, 'gcloud', FAKE, FAIL.format(pattern=pattern, count=count))
+  result = run(place, 'resume.sh', MAX_FAILURES='1')
+  assert result.returncode == 2 and message in result.stderr
+  assert changes_by(place).count('start') == starts
 
 
 def test_resume_goes_on_as_long_as_there_are_new_checkpoints(place):
