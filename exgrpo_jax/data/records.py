@@ -274,7 +274,7 @@ def record(
       f"{place}: '{layout.question}' has no message with the role 'user', so there is no question. "
       'Add a user message.'
     )
-  solution = _optional(row.get(layout.solution), layout.solution, place) or turn
+  solution = _optional(_present(row, layout.solution, place), layout.solution, place) or turn
   if layout.answer:
     given = _value(row, layout.answer, 'answer', place)
     answer, worked = answer_text(given, layout.answer, place), ''
@@ -288,7 +288,7 @@ def record(
   if layout.source:
     source = _text(row.get(layout.source), layout.source, place)
   kind = _kind(layout, fields, row, source, place)
-  if reason := _uncheckable(layout, row, answer, kind):
+  if reason := _uncheckable(layout, row, answer, kind, place):
     return reason
   return {
     'messages': messages,
@@ -334,12 +334,12 @@ def _conclusion(text: str, worked: bool) -> tuple[str, str]:
   return text, ''
 
 
-def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str) -> str:
+def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str, place: str) -> str:
   """Return the reason why an answer cannot be checked, or ''."""
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
-  if _is_nan(row.get(layout.answer)):
+  if _is_nan(_present(row, layout.answer, place)):
     return f"'{layout.answer}' is NaN"
   if not answer.strip():
     return f"'{layout.answer or layout.solution or layout.question}' has no answer"
@@ -404,6 +404,12 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
       f'{place}: {column} is {reprlib.repr(struct)}. It must be a struct with the field {field}.'
     )
   return struct.get(field)
+
+
+def _present(row: Mapping[str, Any], name: str, place: str) -> Any:
+  """Return a value like `_value`, but None if `name` is '' or the row lacks the column."""
+  column = name if name in row else name.partition('.')[0]
+  return _value(row, name, 'solution', place) if name and row.get(column) is not None else None
 
 
 def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:

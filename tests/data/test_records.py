@@ -267,6 +267,18 @@ def test_a_parquet_column_of_solutions(config, parquet):
   assert load(config, parquet(VERL), solution_field='target')[0].solution == ''
 
 
+def test_a_field_of_a_struct_may_hold_solutions_and_nan(config, jsonl):
+  told = VERL | {'extra_info': {'answer': 'so 2'}}
+  path = jsonl(told, VERL, VERL | {'extra_info': None})
+  loaded = load(config, path, solution_field='extra_info.answer')
+  assert [question.solution for question in loaded] == ['so 2', '', '']
+  assert questions.load(config, f'{path}{{solution=extra_info.answer}}')[0].solution == 'so 2'
+  assert load(config, path, solution_field='absent.answer')[0].solution == ''
+  path = jsonl(told, VERL | {'extra_info': {'answer': float('nan')}})
+  with pytest.raises(InputError, match=r"'extra_info\.answer' is NaN: 1\)"):
+    load(config, path, answer_field='extra_info.answer')
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
@@ -375,6 +387,7 @@ def test_columns_in_common_use_are_recognised(config, jsonl, name):
     (COMMON['trl_worked'], WORKED),
     (COMMON['chat'], OTHER_BOX),
     ({**COMMON['chat'], 'answer': '2', 'solution': 'mine'}, 'mine'),
+    ({'': '0', **COMMON['gsm8k']}, 'It is 2.\n#### 2'),  # pandas wrote its index
   ],
 )
 def test_worked_solutions_are_kept(config, jsonl, row, solution):
