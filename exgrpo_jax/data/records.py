@@ -16,6 +16,7 @@ import numpy as np
 
 from exgrpo_jax.data.row_files import Numeral, RowFile, quote
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.grading.verifier import KINDS
 
@@ -336,6 +337,8 @@ def _conclusion(text: str, worked: bool) -> tuple[str, str]:
 
 def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str, place: str) -> str:
   """Return the reason why an answer cannot be checked, or ''."""
+  if kind == reasoning_gym.KIND:
+    return ''  # the task's score_answer checks responses, with or without an answer
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
