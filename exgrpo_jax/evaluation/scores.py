@@ -255,7 +255,7 @@ def _asked(record: Record) -> str:
 
 def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
   correct_QK = np.array([record['correct'] for record in records], float)
-  _, cluster_Q = np.unique([_asked(record) for record in records], return_inverse=True)
+  cluster_Q = [_asked(record) for record in records]
   samples = correct_QK.shape[1]
   measures = {'pass@1': correct_QK[:, :1]}
   if samples > 1:
