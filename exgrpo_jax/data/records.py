@@ -474,14 +474,19 @@ def _text(value: Any, name: str, place: str) -> str:
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
     raise InputError(f"{place}: field '{name}' is {shown}. It must be non-empty text or a number.")
+  return storable(value, name, place)
+
+
+def storable(text: str, name: str, place: str) -> str:
+  """Return `text`; raise an InputError that names `place` and `name` if it is not valid Unicode."""
   try:
-    value.encode()
+    text.encode()
   except UnicodeEncodeError as error:  # JSON allows lone surrogates: "\ud83d"
     raise InputError(
       f"{place}: field '{name}' is not valid Unicode ({error}), so it cannot be stored as UTF-8. "
       'Correct the text.'
     ) from error
-  return str(value)
+  return str(text)
 
 
 def _is_list(value: Any) -> bool:
