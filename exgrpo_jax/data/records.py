@@ -46,6 +46,7 @@ _KIND_OF_SOURCE = {
   **dict.fromkeys(_MATH_SOURCES.split(), 'math'),
   **dict.fromkeys(('arc_c', 'gpqa', 'gpqa_diamond', 'mmlu_pro'), 'choice'),
 }
+_LONG_INTEGER = 14_000  # bits; JSON with an integer of more than 4,300 digits cannot be parsed
 _FINAL_ANSWER = '#### '  # GSM8K: the final answer follows its last occurrence
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
@@ -466,8 +467,9 @@ def _text(value: Any, name: str, place: str) -> str:
         f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Save the "
         'file as UTF-8.'
       ) from error
-  is_number = isinstance(value, (int, float, np.integer, np.floating))
-  if is_number and not isinstance(value, bool) and not _is_nan(value):
+  if isinstance(value, int) and not isinstance(value, bool):
+    value = decimal.Decimal(value)  # str() refuses integers of more than 4,300 digits
+  if isinstance(value, (float, np.integer, np.floating)) and not _is_nan(value):
     value = str(value)
   if isinstance(value, decimal.Decimal):
     value = f'{value:f}'
@@ -499,6 +501,8 @@ def _is_nan(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
   """Convert `value` to JSON types; overly long integers and all other types become text."""
+  if type(value) is int and value.bit_length() > _LONG_INTEGER:
+    return f'{decimal.Decimal(value):f}'
   if value is None or type(value) in (str, int, float, bool):
     return value
   if isinstance(value, Numeral):

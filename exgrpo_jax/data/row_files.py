@@ -290,13 +290,16 @@ def _spelt(value: Any, kind: pa.DataType) -> Any:
 
 
 def _task(path: str, file: epath.Path, split: str) -> Table:
+  rows = []
+
   def check(splits: Any) -> None:
     if split not in splits:
       raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
+    rows.extend(splits[split])
 
   returned = 'a dict from split name to rows, each row a dict by column'
-  splits, _ = config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
-  return _of_list(path, splits[split])
+  config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
+  return _of_list(path, rows)
 
 
 # ---- Checks and messages ----

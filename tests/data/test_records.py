@@ -216,11 +216,14 @@ def test_not_a_number_is_text_where_answers_are_compared_as_text(config, jsonl):
   assert [question.answer for question in loaded] == ['NaN']
 
 
-def test_an_integer_of_5000_digits_is_an_answer_and_a_column_as_text(config, jsonl):
+def test_an_integer_of_5000_digits_is_an_answer_and_a_column_as_text(config, jsonl, tmp_path):
   digits = '7' * 5000
   line = f'{{"question": "q", "answer": {digits}, "n": {digits}}}'
-  (question,) = questions.load(config, jsonl(line))
-  assert question.answer == question.columns['n'] == digits
+  row = '{"question": "q", "answer": -(10**5000 // 9 * 7), "n": -(10**5000 // 9 * 7)}'
+  (tmp_path / 'x.py').write_text(f'def get_task():\n  return {{"a": [{row}]}}')
+  for path, text in ((jsonl(line), digits), (f'{tmp_path}/x.py:a', f'-{digits}')):
+    (question,) = questions.load(config, path)
+    assert question.answer == question.columns['n'] == text
   assert verifier.judge(rf'So \boxed{{{digits}}}', digits) == 'correct'
   assert verifier.judge(rf'So \boxed{{{digits}1}}', digits) == 'wrong'
 

@@ -81,6 +81,12 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     ('x.parquet', b'PAR1', r'x\.parquet: not a complete parquet file'),
     ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
     ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),
+    ('x.py', b'def get_task():\n  return {"a": None}', r'x\.py: TypeError: .* not iterable\. '),
+    (
+      'x.py',
+      b'def get_task():\n  return {"a": (1 / 0 for _ in [0])}',
+      r'x\.py:2: ZeroDivisionError: .* whose get_task\(\) returns',
+    ),
     ('x.py', b'\nraise OSError("no")', r'x\.py:2: OSError: no\. .* whose get_task\(\) returns'),
     ('x.py', b'', r'x\.py: the file has no get_task\(\)'),
   ],
