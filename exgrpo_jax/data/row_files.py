@@ -258,12 +258,20 @@ def _values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
   """Return the rows of a batch that starts at row `number` of the file."""
   try:
     return batch.to_pylist()
-  except UnicodeDecodeError:  # the file's writer may not have validated its texts
-    for offset in range(batch.num_rows):
+  except (UnicodeDecodeError, OverflowError):  # the file's writer may not have validated its values
+    for offset, (name, column) in itertools.product(
+      range(batch.num_rows), zip(batch.schema.names, batch.columns)
+    ):
+      place = f'{path}: row {number + offset}'
       try:
-        batch.slice(offset, 1).to_pylist()
+        column[offset].as_py()
       except UnicodeDecodeError as error:
-        raise _not_utf8(f'{path}: row {number + offset}', error) from error
+        raise _not_utf8(place, error) from error
+      except OverflowError as error:
+        raise InputError(
+          f"{place}: the date or duration in field '{name}' is out of range ({error}). Correct it, "
+          'or remove the column.'
+        ) from error
     raise
 
 

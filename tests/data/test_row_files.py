@@ -133,6 +133,14 @@ def test_error_names_the_row_of_parquet_whose_text_is_not_utf8(config, tmp_path,
     questions.load(config, str(tmp_path / 'x.parquet'))
 
 
+@pytest.mark.parametrize('kind', [pa.timestamp('s'), pa.duration('s')], ids=str)
+def test_error_names_the_row_of_parquet_whose_date_is_out_of_range(tmp_path, kind):
+  table = pa.table({'question': ['1+1', 'q'], 'at': pa.array([0, 10**15], kind)})
+  pq.write_table(table, tmp_path / 'x.parquet')
+  with pytest.raises(InputError, match=r"x\.parquet: row 1: .* in field 'at' is out of range"):
+    rows(tmp_path / 'x.parquet')
+
+
 def test_two_columns_of_parquet_of_one_name_are_refused(tmp_path):
   arrays = [pa.array([text]) for text in ('1+1', '2', '3')]
   pq.write_table(pa.table(arrays, ['question', 'answer', 'answer']), tmp_path / 'x.parquet')
