@@ -301,7 +301,7 @@ def _row(bound: str, is_percent: bool, size: int) -> int:
   row = round(float(bound) * size / 100) if is_percent else int(bound)
   if abs(row) > size:
     raise ValueError
-  return row + size if row < 0 else row
+  return row + size if float(bound) < 0 else row  # a small negative percentage may round to 0
 
 
 def spec_name(spec: str) -> str:

@@ -231,6 +231,7 @@ def test_data_sets_that_would_overwrite_each_other_are_refused():
     ('[:-2]', range(18)),
     ('[:10%]', range(2)),
     ('[12.5%:-50%]', range(2, 10)),  # 2.5 becomes the even number
+    ('[:-1%]', range(20)),  # -0.2 becomes 0 rows from the end
     ('[10:50%]', range(2, 10)),  # both are percentages
   ],
 )
@@ -244,6 +245,7 @@ def test_slices_have_tfds_semantics(slicing, rows):
     *((slicing, 'must follow TFDS syntax') for slicing in ('[]', '[:]', '[x:]', '[3]', '[:200%]')),
     ('[:21]', r'the slice \[:21\] must follow TFDS syntax, .* within the 20 rows'),
     *((slicing, 'selects none of the 20 rows') for slicing in ('[5:5]', '[9:3]', '[20:]')),
+    ('[-1%:]', 'selects none of the 20 rows'),
   ],
 )
 def test_an_invalid_slice_is_refused(slicing, message):
