@@ -186,6 +186,14 @@ def test_arguments_are_told_apart_in_a_name_that_stays_short():
   assert all(re.fullmatch('reasoning_gym_a_[0-9a-f]{6}_c_test', name) for name in names)
 
 
+@pytest.mark.parametrize('word', ['chain_sum+', 'é'])
+def test_long_names_are_told_apart_and_fit_into_file_names(word):
+  specs = [f'reasoning_gym:{word * 200}{task}:test[:5]' for task in ('gcd', 'lcm')]
+  names = {questions.spec_name(spec) for spec in specs}
+  assert len(names) == 2
+  assert all(len(name.encode()) < 150 and name.endswith('_to_5') for name in names)
+
+
 @pytest.mark.parametrize(
   ('spec', 'parts', 'named'),
   [
