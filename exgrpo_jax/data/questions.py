@@ -40,6 +40,7 @@ _SPEC = re.compile(
   r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
 )
 _SLICE = re.compile(r'\[\s*(-?[\d_.]+%?)?\s*:\s*(-?[\d_.]+%?)?\s*\]')
+_LONG_NAME = 120  # bytes; file names add up to 80 and are limited to 255
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,7 +302,7 @@ def _row(bound: str, is_percent: bool, size: int) -> int:
   row = round(float(bound) * size / 100) if is_percent else int(bound)
   if abs(row) > size:
     raise ValueError
-  return row + size if row < 0 else row
+  return row + size if float(bound) < 0 else row  # a small negative percentage may round to 0
 
 
 def spec_name(spec: str) -> str:
@@ -309,8 +310,8 @@ def spec_name(spec: str) -> str:
 
   The name includes a file's folder because many files are called test.jsonl: '/data/gsm8k/
   test.jsonl' becomes gsm8k_test. A slice is spelled out: 'arithmetic:test[64:96]' becomes
-  arithmetic_test_64_to_96. Arguments of reasoning_gym tasks are hashed because names are used in
-  paths.
+  arithmetic_test_64_to_96. Arguments of reasoning_gym tasks and the end of a long name are hashed
+  because names are used in paths.
   """
   base, slicing = split_spec(spec)
   if base.endswith(ENDINGS):
@@ -320,6 +321,9 @@ def spec_name(spec: str) -> str:
     digest = hashlib.sha256(arguments[0].encode()).hexdigest()[:6]
     base = base.replace(arguments[0], f'_{digest}')
   name = re.sub(r'[^\w.-]+', '_', base).strip('_.')
+  if len(encoded := name.encode()) > _LONG_NAME:
+    digest = hashlib.sha256(encoded).hexdigest()[:6]
+    name = f'{encoded[:_LONG_NAME].decode(errors="ignore")}_{digest}'
   return name + _SLICE.sub(_spell, slicing).replace('%', 'pct')
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from exgrpo_jax.data.row_files import Numeral, RowFile, quote
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.grading.verifier import KINDS
 
@@ -45,6 +46,7 @@ _KIND_OF_SOURCE = {
   **dict.fromkeys(_MATH_SOURCES.split(), 'math'),
   **dict.fromkeys(('arc_c', 'gpqa', 'gpqa_diamond', 'mmlu_pro'), 'choice'),
 }
+_LONG_INTEGER = 14_000  # bits; JSON with an integer of more than 4,300 digits cannot be parsed
 _FINAL_ANSWER = '#### '  # GSM8K: the final answer follows its last occurrence
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
@@ -274,7 +276,7 @@ def record(
       f"{place}: '{layout.question}' has no message with the role 'user', so there is no question. "
       'Add a user message.'
     )
-  solution = _optional(row.get(layout.solution), layout.solution, place) or turn
+  solution = _optional(_present(row, layout.solution, place), layout.solution, place) or turn
   if layout.answer:
     given = _value(row, layout.answer, 'answer', place)
     answer, worked = answer_text(given, layout.answer, place), ''
@@ -288,7 +290,7 @@ def record(
   if layout.source:
     source = _text(row.get(layout.source), layout.source, place)
   kind = _kind(layout, fields, row, source, place)
-  if reason := _uncheckable(layout, row, answer, kind):
+  if reason := _uncheckable(layout, row, answer, kind, place):
     return reason
   return {
     'messages': messages,
@@ -334,12 +336,14 @@ def _conclusion(text: str, worked: bool) -> tuple[str, str]:
   return text, ''
 
 
-def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str) -> str:
+def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str, place: str) -> str:
   """Return the reason why an answer cannot be checked, or ''."""
+  if kind == reasoning_gym.KIND:
+    return ''  # the task's score_answer checks responses, with or without an answer
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
-  if _is_nan(row.get(layout.answer)):
+  if _is_nan(_present(row, layout.answer, place)):
     return f"'{layout.answer}' is NaN"
   if not answer.strip():
     return f"'{layout.answer or layout.solution or layout.question}' has no answer"
@@ -406,6 +410,12 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
   return struct.get(field)
 
 
+def _present(row: Mapping[str, Any], name: str, place: str) -> Any:
+  """Return a value like `_value`, but None if `name` is '' or the row lacks the column."""
+  column = name if name in row else name.partition('.')[0]
+  return _value(row, name, 'solution', place) if name and row.get(column) is not None else None
+
+
 def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
   """Return a question's chat messages; plain text becomes one user message."""
   if not _is_list(value):
@@ -457,22 +467,28 @@ def _text(value: Any, name: str, place: str) -> str:
         f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}). Save the "
         'file as UTF-8.'
       ) from error
-  is_number = isinstance(value, (int, float, np.integer, np.floating))
-  if is_number and not isinstance(value, bool) and not _is_nan(value):
+  if isinstance(value, int) and not isinstance(value, bool):
+    value = decimal.Decimal(value)  # str() refuses integers of more than 4,300 digits
+  if isinstance(value, (float, np.integer, np.floating)) and not _is_nan(value):
     value = str(value)
   if isinstance(value, decimal.Decimal):
     value = f'{value:f}'
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
     raise InputError(f"{place}: field '{name}' is {shown}. It must be non-empty text or a number.")
+  return storable(value, name, place)
+
+
+def storable(text: str, name: str, place: str) -> str:
+  """Return `text`; raise an InputError that names `place` and `name` if it is not valid Unicode."""
   try:
-    value.encode()
+    text.encode()
   except UnicodeEncodeError as error:  # JSON allows lone surrogates: "\ud83d"
     raise InputError(
       f"{place}: field '{name}' is not valid Unicode ({error}), so it cannot be stored as UTF-8. "
       'Correct the text.'
     ) from error
-  return str(value)
+  return str(text)
 
 
 def _is_list(value: Any) -> bool:
@@ -485,6 +501,8 @@ def _is_nan(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
   """Convert `value` to JSON types; overly long integers and all other types become text."""
+  if type(value) is int and value.bit_length() > _LONG_INTEGER:
+    return f'{decimal.Decimal(value):f}'
   if value is None or type(value) in (str, int, float, bool):
     return value
   if isinstance(value, Numeral):

@@ -258,12 +258,20 @@ def _values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
   """Return the rows of a batch that starts at row `number` of the file."""
   try:
     return batch.to_pylist()
-  except UnicodeDecodeError:  # the file's writer may not have validated its texts
-    for offset in range(batch.num_rows):
+  except (UnicodeDecodeError, OverflowError):  # the file's writer may not have validated its values
+    for offset, (name, column) in itertools.product(
+      range(batch.num_rows), zip(batch.schema.names, batch.columns)
+    ):
+      place = f'{path}: row {number + offset}'
       try:
-        batch.slice(offset, 1).to_pylist()
+        column[offset].as_py()
       except UnicodeDecodeError as error:
-        raise _not_utf8(f'{path}: row {number + offset}', error) from error
+        raise _not_utf8(place, error) from error
+      except OverflowError as error:
+        raise InputError(
+          f"{place}: the date or duration in field '{name}' is out of range ({error}). Correct it, "
+          'or remove the column.'
+        ) from error
     raise
 
 
@@ -290,13 +298,16 @@ def _spelt(value: Any, kind: pa.DataType) -> Any:
 
 
 def _task(path: str, file: epath.Path, split: str) -> Table:
+  rows = []
+
   def check(splits: Any) -> None:
     if split not in splits:
       raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
+    rows.extend(splits[split])
 
   returned = 'a dict from split name to rows, each row a dict by column'
-  splits, _ = config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
-  return _of_list(path, splits[split])
+  config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
+  return _of_list(path, rows)
 
 
 # ---- Checks and messages ----

@@ -19,6 +19,7 @@ import os
 import pathlib
 import re
 import reprlib
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -45,7 +46,7 @@ SCHEMA = pa.schema(
     *((name, pa.string()) for name in ('answer', 'kind', 'solution', 'source', 'columns')),
   ]
 )
-_VERSION = '4'  # increment this when the conversion of rows to records changes
+_VERSION = '5'  # increment this when the conversion of rows to records changes
 _BATCH = 1000  # rows written, read or tokenized at a time
 _FACTS = 'facts.json'
 _INT = np.dtype('<i4')
@@ -96,7 +97,7 @@ class Store:
 def prepared(
   cache_dir: str, name: str, key: str, make: Callable[[Facts], Mapping[str, Iterable[Record]]]
 ) -> Store:
-  """Return the data set with this key, preparing it first if needed.
+  """Return the data set with this key, preparing it first if it is missing or damaged.
 
   Handles concurrent calls and killed processes: each process writes to its own folder, and the
   first to finish renames its folder. Raises InputError if the data cannot be stored.
@@ -111,21 +112,40 @@ def prepared(
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
   folder = cache_folder(cache_dir) / 'questions' / f'{readable}-{digest}'
-  if not (folder / _FACTS).exists():
-    facts: Facts = {}
-    sizes = {}
-    try:
-      with replacing(folder, shared=True) as unfinished:
-        unfinished.mkdir()
-        for split, found in make(facts).items():
-          sizes[split] = _write(_file(unfinished, split), found)
-        (unfinished / _FACTS).write_text(json.dumps(facts | {'sizes': sizes}))
-    except (OSError, pa.ArrowInvalid) as error:
-      raise InputError(
-        f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}). '
-        'Set config.data.cache_dir to a writable folder with enough free space.'
-      ) from error
+  if found := _opened(folder):
+    return found
+  facts: Facts = {}
+  sizes = {}
+  try:
+    with replacing(folder, shared=True) as unfinished:
+      unfinished.mkdir()
+      for split, rows in make(facts).items():
+        sizes[split] = _write(_file(unfinished, split), rows)
+      (unfinished / _FACTS).write_text(json.dumps(facts | {'sizes': sizes}))
+  except (OSError, pa.ArrowInvalid) as error:
+    raise InputError(
+      f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}). '
+      'Set config.data.cache_dir to a writable folder with enough free space.'
+    ) from error
   return Store(folder)
+
+
+def _opened(folder: pathlib.Path) -> Store | None:
+  """Return the prepared data in `folder`, or None if there is none.
+
+  A folder whose files are missing or damaged is removed.
+  """
+  if not folder.exists():
+    return None
+  try:
+    found = Store(folder)
+    for split in found.sizes:
+      found.reader(split)
+    return found
+  except (OSError, ValueError) as error:
+    hosts.warn(f'{folder}: the prepared data is damaged ({error}). Preparing it again.')
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
 
 
 def cache_folder(cache_dir: str) -> pathlib.Path:

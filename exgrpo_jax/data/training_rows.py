@@ -198,7 +198,10 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
       f'{place}: prompt is {reprlib.repr(prompt)}. It must be a list of chat messages, each with a '
       f'role ({", ".join(ROLES)}) and text content.'
     )
-  messages = [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt]
+  messages = [
+    {'role': turn['role'], 'content': _text(turn.get('content'), 'content', place)}
+    for turn in prompt
+  ]
   has_user = any(turn['role'] == 'user' for turn in messages)
   if not has_user or not all(turn['content'] for turn in messages):
     return 'no prompt'
@@ -209,16 +212,19 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
     return f'{answer.strip()} instead of a ground truth'
   extra = record.get('extra_info')
   extra = extra if isinstance(extra, Mapping) else {}
-  index = _text(extra.get('index'))
+  index = _text(extra.get('index'), 'extra_info.index', place)
   fits = index.isdecimal() and len(index) <= _INT64_DIGITS
   return {
-    'data_source': _text(record.get('data_source')) or 'math',
+    'data_source': _text(record.get('data_source'), 'data_source', place) or 'math',
     'prompt': messages,
-    'ability': _text(record.get('ability')) or 'math',
-    'reward_model': {'ground_truth': answer, 'style': _text(model.get('style')) or 'rule'},
+    'ability': _text(record.get('ability'), 'ability', place) or 'math',
+    'reward_model': {
+      'ground_truth': answer,
+      'style': _text(model.get('style'), 'reward_model.style', place) or 'rule',
+    },
     'extra_info': {
       'index': int(index) if fits else None,
-      'split': _text(extra.get('split')) or 'train',
+      'split': _text(extra.get('split'), 'extra_info.split', place) or 'train',
     },
   }
 
@@ -231,9 +237,10 @@ def _solution(value: Any, place: str) -> str | None:
     value = value.get('content')
   if value is not None and not isinstance(value, str):
     raise InputError(f'{place}: {_TARGET} is {reprlib.repr(value)}. It must be text or messages.')
-  return value or None
+  return records.storable(value, _TARGET, place) if value else None
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str, place: str) -> str:
   """Convert `value` to text; None and whitespace become ''."""
-  return '' if value is None or not str(value).strip() else str(value)
+  text = '' if value is None else str(value)
+  return records.storable(text, name, place) if text.strip() else ''

@@ -107,7 +107,7 @@ def score_policy(
   requests = requests_for(data.prompts, rows, samples, step, limit, questions)
   responses, _ = sampler.generate(decode_params, requests)
   texts = [tokenizer.decode(response.tokens) for response in responses]
-  prompts = [tokenizer.render(q.messages, config.prompt) for q in questions]
+  prompts = [tokenizer.decode(prompt, special=True) for prompt in data.prompts]
   thinks = all(prompt.endswith(THINK) for prompt in prompts)
   judged = [response.verdict for response in responses if response.verdict]
   verdicts = judged or _grade(config, questions, texts, thinks)
@@ -255,7 +255,7 @@ def _asked(record: Record) -> str:
 
 def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
   correct_QK = np.array([record['correct'] for record in records], float)
-  _, cluster_Q = np.unique([_asked(record) for record in records], return_inverse=True)
+  cluster_Q = [_asked(record) for record in records]
   samples = correct_QK.shape[1]
   measures = {'pass@1': correct_QK[:, :1]}
   if samples > 1:

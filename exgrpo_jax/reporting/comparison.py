@@ -86,10 +86,11 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
 def _variance_of_mean(score_Q: np.ndarray, cluster_Q: _Clusters) -> tuple[float, int]:
   """Return the cluster-robust variance of the mean score, and the number G of clusters."""
-  _, index_Q = np.unique(np.asarray(cluster_Q), return_inverse=True)
+  numbers: dict[Any, int] = {}  # an array of texts would use as much memory per row as the longest
+  index_Q = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in cluster_Q])
   chex.assert_equal_shape([score_Q, index_Q])
   residual_G = np.bincount(index_Q, weights=score_Q - score_Q.mean())
-  clusters = len(residual_G)
+  clusters = len(numbers)
   variance = clusters / max(clusters - 1, 1) * np.sum((residual_G / len(score_Q)) ** 2)
   return float(variance), clusters
 

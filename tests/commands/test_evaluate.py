@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import re
+import shutil
 import types
 
 import numpy as np
@@ -430,3 +431,22 @@ def test_training_evaluation_generation_and_preview_ask_the_same(
   assert (system in rendered) and generate.render(policy, text) == record['question'] == rendered
   lines = re.search(r'^  prompt   \| (.*?)^  answer ', shown, re.MULTILINE | re.DOTALL)[1]
   assert lines.replace('\n           | ', '\n') == rendered + '\n'
+
+
+def test_the_prompt_of_a_record_describes_the_tools(jsonl, tmp_path, monkeypatch):
+  model = shutil.copytree(CHECKPOINTS / 'qwen2_tied', tmp_path / 'model')
+  shape = json.loads((model / 'config.json').read_text())
+  (model / 'config.json').write_text(json.dumps(shape | {'max_position_embeddings': 1000}))
+  values = policies.suited_to(str(model))
+  values.prompt.template = 'chat'
+  values.rollout.max_prompt = 500
+  values.environment.name = 'tools'
+  values.environment.tools = ('exgrpo_jax.environments.expressions:calculate',)
+  path = jsonl({'question': '1+1?', 'answer': '2'})
+  values.data.update(dict(train=path, cache_dir=str(tmp_path)))
+  experiment = open_experiment(values, str(tmp_path))
+  data = load_questions(experiment, path)
+  decoding.scripted(monkeypatch, scores, lambda _: [1])
+  monkeypatch.setattr(scores, '_grade', lambda *_: [Verdict(0.0, 'no answer')])
+  _, (record,) = scores.score_policy(experiment, None, data, 0)
+  assert '1+1?' in record['question'] and '"name": "calculate"' in record['question']

@@ -167,6 +167,8 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
       [verl_row(0, reward_model={'ground_truth': b'5'})],
       r"row 0: reward_model is {'ground_truth': b'5'}\. It must",
     ),
+    ('x.jsonl', r'{"problem": "\ud83d", "answer": "1"}', "jsonl:1: field 'content' is not valid"),
+    ('x.jsonl', json.dumps(verl_row(0, ability='\ud83d')), "jsonl:1: field 'ability' is not valid"),
     ('x.parquet', [problem_row(0, answer='')], r'no rows are left, so \S+ was not written'),
     ('x.parquet', 'PAR1', r'x\.parquet: not a complete parquet file \('),
     ('x.jsonl', '{"problem": ', r'x\.jsonl:1: not valid JSON'),

@@ -186,6 +186,14 @@ def test_arguments_are_told_apart_in_a_name_that_stays_short():
   assert all(re.fullmatch('reasoning_gym_a_[0-9a-f]{6}_c_test', name) for name in names)
 
 
+@pytest.mark.parametrize('word', ['chain_sum+', 'é'])
+def test_long_names_are_told_apart_and_fit_into_file_names(word):
+  specs = [f'reasoning_gym:{word * 200}{task}:test[:5]' for task in ('gcd', 'lcm')]
+  names = {questions.spec_name(spec) for spec in specs}
+  assert len(names) == 2
+  assert all(len(name.encode()) < 150 and name.endswith('_to_5') for name in names)
+
+
 @pytest.mark.parametrize(
   ('spec', 'parts', 'named'),
   [
@@ -231,6 +239,7 @@ def test_data_sets_that_would_overwrite_each_other_are_refused():
     ('[:-2]', range(18)),
     ('[:10%]', range(2)),
     ('[12.5%:-50%]', range(2, 10)),  # 2.5 becomes the even number
+    ('[:-1%]', range(20)),  # -0.2 becomes 0 rows from the end
     ('[10:50%]', range(2, 10)),  # both are percentages
   ],
 )
@@ -244,6 +253,7 @@ def test_slices_have_tfds_semantics(slicing, rows):
     *((slicing, 'must follow TFDS syntax') for slicing in ('[]', '[:]', '[x:]', '[3]', '[:200%]')),
     ('[:21]', r'the slice \[:21\] must follow TFDS syntax, .* within the 20 rows'),
     *((slicing, 'selects none of the 20 rows') for slicing in ('[5:5]', '[9:3]', '[20:]')),
+    ('[-1%:]', 'selects none of the 20 rows'),
   ],
 )
 def test_an_invalid_slice_is_refused(slicing, message):

@@ -189,8 +189,9 @@ def test_what_its_own_answer_does_not_solve_is_left_out_and_counted(config):
 
 
 @in_full
-def test_a_prefiltered_file_keeps_what_judging_needs(config, tmp_path):
-  question = questions.load(config, 'reasoning_gym:gcd(size=1):train')[0]
+@pytest.mark.parametrize('task', ['gcd', 'rush_hour'])  # the second has no answer of its own
+def test_a_prefiltered_file_keeps_what_judging_needs(config, tmp_path, task):
+  question = questions.load(config, f'reasoning_gym:{task}(size=1):train')[0]
   row = {
     'prompt': [message._asdict() for message in question.messages],
     'reward_model': {'ground_truth': question.answer, 'style': question.kind},
@@ -202,3 +203,4 @@ def test_a_prefiltered_file_keeps_what_judging_needs(config, tmp_path):
   (tmp_path / 'kept.jsonl').write_text(json.dumps(row))
   read = questions.load(config, str(tmp_path / 'kept.jsonl'))[0]
   assert (read.kind, read.columns['entry']) == ('reasoning_gym', question.columns['entry'])
+  assert read.answer == question.answer

@@ -216,11 +216,14 @@ def test_not_a_number_is_text_where_answers_are_compared_as_text(config, jsonl):
   assert [question.answer for question in loaded] == ['NaN']
 
 
-def test_an_integer_of_5000_digits_is_an_answer_and_a_column_as_text(config, jsonl):
+def test_an_integer_of_5000_digits_is_an_answer_and_a_column_as_text(config, jsonl, tmp_path):
   digits = '7' * 5000
   line = f'{{"question": "q", "answer": {digits}, "n": {digits}}}'
-  (question,) = questions.load(config, jsonl(line))
-  assert question.answer == question.columns['n'] == digits
+  row = '{"question": "q", "answer": -(10**5000 // 9 * 7), "n": -(10**5000 // 9 * 7)}'
+  (tmp_path / 'x.py').write_text(f'def get_task():\n  return {{"a": [{row}]}}')
+  for path, text in ((jsonl(line), digits), (f'{tmp_path}/x.py:a', f'-{digits}')):
+    (question,) = questions.load(config, path)
+    assert question.answer == question.columns['n'] == text
   assert verifier.judge(rf'So \boxed{{{digits}}}', digits) == 'correct'
   assert verifier.judge(rf'So \boxed{{{digits}1}}', digits) == 'wrong'
 
@@ -265,6 +268,18 @@ def test_a_parquet_column_of_solutions(config, parquet):
   loaded = load(config, path, solution_field='target')
   assert [question.solution for question in loaded] == ['so 2', '']
   assert load(config, parquet(VERL), solution_field='target')[0].solution == ''
+
+
+def test_a_field_of_a_struct_may_hold_solutions_and_nan(config, jsonl):
+  told = VERL | {'extra_info': {'answer': 'so 2'}}
+  path = jsonl(told, VERL, VERL | {'extra_info': None})
+  loaded = load(config, path, solution_field='extra_info.answer')
+  assert [question.solution for question in loaded] == ['so 2', '', '']
+  assert questions.load(config, f'{path}{{solution=extra_info.answer}}')[0].solution == 'so 2'
+  assert load(config, path, solution_field='absent.answer')[0].solution == ''
+  path = jsonl(told, VERL | {'extra_info': {'answer': float('nan')}})
+  with pytest.raises(InputError, match=r"'extra_info\.answer' is NaN: 1\)"):
+    load(config, path, answer_field='extra_info.answer')
 
 
 @pytest.mark.parametrize(
@@ -375,6 +390,7 @@ def test_columns_in_common_use_are_recognised(config, jsonl, name):
     (COMMON['trl_worked'], WORKED),
     (COMMON['chat'], OTHER_BOX),
     ({**COMMON['chat'], 'answer': '2', 'solution': 'mine'}, 'mine'),
+    ({'': '0', **COMMON['gsm8k']}, 'It is 2.\n#### 2'),  # pandas wrote its index
   ],
 )
 def test_worked_solutions_are_kept(config, jsonl, row, solution):

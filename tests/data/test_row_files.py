@@ -81,6 +81,12 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     ('x.parquet', b'PAR1', r'x\.parquet: not a complete parquet file'),
     ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
     ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),
+    ('x.py', b'def get_task():\n  return {"a": None}', r'x\.py: TypeError: .* not iterable\. '),
+    (
+      'x.py',
+      b'def get_task():\n  return {"a": (1 / 0 for _ in [0])}',
+      r'x\.py:2: ZeroDivisionError: .* whose get_task\(\) returns',
+    ),
     ('x.py', b'\nraise OSError("no")', r'x\.py:2: OSError: no\. .* whose get_task\(\) returns'),
     ('x.py', b'', r'x\.py: the file has no get_task\(\)'),
   ],
@@ -125,6 +131,14 @@ def test_error_names_the_row_of_parquet_whose_text_is_not_utf8(config, tmp_path,
     InputError, match=r"x\.parquet: row 1: .*'utf-8' codec .*Save the file as UTF-8"
   ):
     questions.load(config, str(tmp_path / 'x.parquet'))
+
+
+@pytest.mark.parametrize('kind', [pa.timestamp('s'), pa.duration('s')], ids=str)
+def test_error_names_the_row_of_parquet_whose_date_is_out_of_range(tmp_path, kind):
+  table = pa.table({'question': ['1+1', 'q'], 'at': pa.array([0, 10**15], kind)})
+  pq.write_table(table, tmp_path / 'x.parquet')
+  with pytest.raises(InputError, match=r"x\.parquet: row 1: .* in field 'at' is out of range"):
+    rows(tmp_path / 'x.parquet')
 
 
 def test_two_columns_of_parquet_of_one_name_are_refused(tmp_path):

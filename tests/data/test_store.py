@@ -93,6 +93,19 @@ def test_two_threads_can_prepare_the_same_data_at_once(tmp_path):
   assert sizes == [{'train': 20}] * 2 and len(left(tmp_path)) == 1
 
 
+@pytest.mark.parametrize('name', ['facts.json', 'train.arrow'])
+@pytest.mark.parametrize('content', [None, b'', bytes(9)], ids=['removed', 'empty', 'zeros'])
+def test_damaged_data_is_prepared_again(tmp_path, name, content, capsys):
+  path = prepared(tmp_path).folder / name
+  path.unlink()
+  if content is not None:
+    path.write_bytes(content)
+  assert prepared(tmp_path).reader('train')([3]) == [RECORDS[3]]
+  assert 'the prepared data is damaged' in capsys.readouterr().err
+  prepared(tmp_path, None)
+  assert not capsys.readouterr().err
+
+
 def test_a_cache_that_cannot_be_written_to_is_refused(tmp_path):
   (tmp_path / 'taken').touch()  # in place of a folder, for root may write anywhere
   with pytest.raises(

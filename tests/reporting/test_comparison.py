@@ -1,6 +1,7 @@
 """Comparisons of policies and of runs, worked out by hand and by simulation."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -96,6 +97,14 @@ def test_paired_differences_worked_out_by_hand(difference_Q, cluster_Q, expected
 def test_every_row_needs_a_cluster():
   with pytest.raises(AssertionError):
     comparison.interval_95(np.zeros((3, 1)), [0, 1])
+
+
+def test_one_long_prompt_takes_no_memory_per_row():
+  prompts = [f'{row}' for row in range(400)] + ['1+' * 10_000]
+  tracemalloc.start()
+  comparison.interval_95(np.zeros((401, 1)), prompts)
+  assert tracemalloc.get_traced_memory()[1] < 2**20  # 401 rows of 20,000 characters are 30 MiB
+  tracemalloc.stop()
 
 
 # ---- Intervals over seeds ----
