@@ -25,7 +25,14 @@ from exgrpo_jax.datatypes import Question, QuestionSet, Turn, own_tokens
 from exgrpo_jax.environments import pool
 from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
+from exgrpo_jax.experiment.experiment import (
+  ORIGIN,
+  Experiment,
+  load_questions,
+  load_weights,
+  state_shapes,
+  warm_start_folder,
+)
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.grading.pool import Grader
@@ -149,9 +156,7 @@ REPORTS = 10  # progress lines per warm start
 CHECK_EVERY = 25  # updates between checks of the pass rate
 CHECK_ROWS = 256  # responses per check
 
-# Files in a warm start's folder: the settings that the result depends on (written last), and the
-# lock that a run holds while it trains.
-_ORIGIN, _LOCK = 'origin.json', 'lock'
+_LOCK = 'lock'  # in a warm start's folder: held by the run that trains there
 # Name in origin.json -> name of the setting, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
@@ -167,9 +172,10 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   is_frozen = config.lora.rank > 0
   if is_warm and not _is_kept(experiment):
     if data is None:
+      folder = warm_start_folder(config, experiment.workdir)
       raise InputError(
-        'The warm-start weights that this run started from are missing from '
-        f'{_directory(experiment)}. The LoRA adapters need these weights. Restore the folder.'
+        f'The warm-start weights that this run started from are missing from {folder}. The LoRA '
+        'adapters need these weights. Restore the folder.'
       )
     rows = load_solutions(experiment)  # first, so that errors in them are found early
   if name:
@@ -200,7 +206,7 @@ def run(
   is stored. `rows` are the rows to learn from; None loads them. Raises InputError if the folder
   contains the result of a different config.
   """
-  directory = _directory(experiment)
+  directory = warm_start_folder(experiment.config, experiment.workdir)
   wanted = origin(experiment.config, experiment.model)
   if _is_kept(experiment):  # without a lock, because the folder may be read-only
     return _kept(directory, wanted, params)
@@ -213,18 +219,18 @@ def run(
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
     if hosts.is_first():  # a left-over result; see `_is_kept`
-      pathlib.Path(directory, _ORIGIN).unlink(missing_ok=True)
+      pathlib.Path(directory, ORIGIN).unlink(missing_ok=True)
       shutil.rmtree(os.path.join(directory, 'params'), ignore_errors=True)
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)
     hosts.barrier('warm start')
-    write_json(os.path.join(directory, _ORIGIN), wanted)  # last, as a sign of completion
+    write_json(os.path.join(directory, ORIGIN), wanted)  # last, as a sign of completion
   return params
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
   """Load the folder's result in the layout of `params`; InputError if its origin isn't `wanted`."""
-  kept = json.loads(pathlib.Path(directory, _ORIGIN).read_text())
+  kept = json.loads(pathlib.Path(directory, ORIGIN).read_text())
   if kept != wanted:
     changed = '; '.join(
       f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
@@ -238,17 +244,13 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
 
 
-def _directory(experiment: Experiment) -> str:
-  path = os.path.expanduser(experiment.config.warm_start.path)
-  return path or os.path.join(experiment.workdir, 'warm_start')
-
-
 def _is_kept(experiment: Experiment) -> bool:
   """Return True if the first host finds a stored warm start for this run to load.
 
   In the workdir, a leftover from another config does not count if training never began.
   """
-  config, path = experiment.config, pathlib.Path(_directory(experiment), _ORIGIN)
+  config = experiment.config
+  path = pathlib.Path(warm_start_folder(config, experiment.workdir), ORIGIN)
   is_kept = path.exists()
   if is_kept and not config.warm_start.path:
     has_begun = os.path.exists(os.path.join(experiment.workdir, 'config.json'))

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import gc
+import json
 import re
 import shutil
 
@@ -73,7 +74,30 @@ def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path)
 def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, monkeypatch):
   monkeypatch.setattr(experiment.machine, 'has_fast_bfloat16', lambda: has_units)
   config.model.dtype = 'auto'
-  assert experiment.model_config(parse_config(config), platform).dtype == dtype
+  assert experiment.with_dtype(parse_config(config), platform=platform).model.dtype == dtype
+
+
+@pytest.mark.parametrize(
+  ('of_run', 'of_warm_start', 'dtype'),
+  [
+    ('bfloat16', '', 'bfloat16'),
+    ('bfloat16', 'float32', 'bfloat16'),
+    ('', 'bfloat16', 'bfloat16'),
+    ('auto', 'bfloat16', 'bfloat16'),  # a run of an earlier version
+    ('auto', '', 'float32'),
+  ],
+)
+def test_auto_is_the_dtype_of_the_run_or_of_its_warm_start(
+  of_run, of_warm_start, dtype, config, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(experiment.machine, 'has_fast_bfloat16', lambda: False)
+  config.model.dtype, config.warm_start.path = 'auto', str(tmp_path / 'shared')
+  for path, stored in (('config.json', of_run), ('shared/origin.json', of_warm_start)):
+    if stored:
+      (tmp_path / path).parent.mkdir(exist_ok=True)
+      (tmp_path / path).write_text(json.dumps({'model': {'dtype': stored}}))
+  opened = experiment.open_experiment(config, str(tmp_path))
+  assert opened.model.dtype == opened.config.model.dtype == dtype
 
 
 # ---- Policies that are opened to be asked ----
