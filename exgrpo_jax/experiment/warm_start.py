@@ -47,7 +47,7 @@ from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, hosts, randomness, workdir
 from exgrpo_jax.runtime.randomness import Purpose
-from exgrpo_jax.runtime.workdir import differences, write_json
+from exgrpo_jax.runtime.workdir import as_current, differences, write_json
 
 # ---- Solutions to imitate ----
 
@@ -230,18 +230,23 @@ def run(
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
   """Load the folder's result in the layout of `params`; InputError if its origin isn't `wanted`."""
-  kept = json.loads(pathlib.Path(directory, ORIGIN).read_text())
-  if kept != wanted:
-    changed = '; '.join(
-      f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
-      for name, old, new in differences(kept, wanted)
-    )
+  if changed := _changes(directory, wanted):
     raise InputError(
-      f'{directory} contains a warm start with a different config: {changed}. Choose another '
-      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 means config.seed).'
+      f'{directory} contains a warm start with a different config: {"; ".join(changed)}. Choose '
+      'another config.warm_start.path, or restore the config (config.warm_start.seed=-1 means '
+      'config.seed).'
     )
   print(f'warm start: reused from {directory}', flush=True)
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
+
+
+def _changes(directory: str, wanted: Mapping[str, Any]) -> list[str]:
+  """Return how the `wanted` origin differs from the origin of the folder's result."""
+  kept = json.loads(pathlib.Path(directory, ORIGIN).read_text())
+  return [
+    f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
+    for name, old, new in differences(as_current(kept), as_current(wanted))
+  ]
 
 
 def _is_kept(experiment: Experiment) -> bool:
@@ -250,11 +255,11 @@ def _is_kept(experiment: Experiment) -> bool:
   In the workdir, a leftover from another config does not count if training never began.
   """
   config = experiment.config
-  path = pathlib.Path(warm_start_folder(config, experiment.workdir), ORIGIN)
-  is_kept = path.exists()
+  directory = warm_start_folder(config, experiment.workdir)
+  is_kept = os.path.exists(os.path.join(directory, ORIGIN))
   if is_kept and not config.warm_start.path:
     has_begun = os.path.exists(os.path.join(experiment.workdir, 'config.json'))
-    is_kept = has_begun or json.loads(path.read_text()) == origin(config, experiment.model)
+    is_kept = has_begun or not _changes(directory, origin(config, experiment.model))
   return hosts.broadcast_from_first(is_kept)
 
 
@@ -269,7 +274,7 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
     'prompt': dataclasses.asdict(config.prompt),
     'warm_start': settings,
   }
-  if not config.prompt.template_kwargs:  # older results do not have this setting
+  if not config.prompt.template_kwargs:  # keeps the digests in studies, which name folders
     del found['prompt']['template_kwargs']
   if config.environment.name:
     found['environment'] = [config.environment.name, config.environment.max_turns]

@@ -366,16 +366,27 @@ def read_config(workdir: str) -> dict[str, Any]:
       f"{path}: cannot read the run's config ({error}). Restore this file from a backup, or choose "
       'another folder.'
     ) from error
-  values = renamed.current_settings(values)
-  for path, added in _ADDED.items():
-    section = functools.reduce(lambda outer, name: (outer or {}).get(name), path.split('.'), values)
-    if isinstance(section, dict):
-      section |= added | section
+  values = as_current(values)
   values.setdefault('environment', _ENVIRONMENT)
   values.setdefault('num_epochs', 0.0)
-  if isinstance(values.get('model'), dict):
-    values['model'].setdefault('local_rope', _LOCAL_ROPE)
   return values
+
+
+def as_current(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the settings of an earlier version with today's names and the settings it lacks.
+
+  `values` are sections, from a config.json or a warm start's origin.json. Missing sections are not
+  added.
+  """
+  current = renamed.current_settings(values)
+  for path, added in _ADDED.items():
+    names = path.split('.')
+    section = functools.reduce(lambda outer, name: (outer or {}).get(name), names, current)
+    if isinstance(section, dict):
+      section |= added | section
+  if isinstance(current.get('model'), dict):
+    current['model'].setdefault('local_rope', _LOCAL_ROPE)
+  return current
 
 
 def stored_dtype(values: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from exgrpo_jax.evaluation import responses
 from exgrpo_jax.experiment import experiment, generation, policies, warm_start
 from exgrpo_jax.experiment.experiment import load_weights, open_experiment
 from exgrpo_jax.experiment.settings import parse_config
+from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import activity
@@ -226,6 +227,30 @@ def test_a_warm_start_of_another_config_is_not_reused(
   opened = experiment.open_experiment(config, str(tmp_path))
   with pytest.raises(InputError, match=re.escape(message)):
     warm_start.run(opened, params=None, data=recorded.data)
+
+
+@pytest.mark.parametrize(
+  ('section', 'names'),
+  [
+    ('warm_start', {'enough': 'stop_at_pass_rate'}),
+    ('model', dict.fromkeys(('local_rope', 'window', 'num_experts'))),
+  ],
+)
+@pytest.mark.parametrize('is_shared', [True, False])
+def test_a_warm_start_of_an_earlier_version_is_reused(section, names, is_shared, config, tmp_path):
+  """Names that it used, with the current ones; None for a setting that it lacked."""
+  folder = tmp_path / 'warm_start'
+  config.warm_start.path = str(folder) if is_shared else ''
+  opened = experiment.open_experiment(config, str(tmp_path))
+  origin = warm_start.origin(opened.config, opened.model)
+  for old, new in names.items():
+    value = origin[section].pop(new or old)
+    origin[section] |= {old: value} if new else {}
+  params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
+  checkpoint.save_params(str(folder / 'params'), params)
+  (folder / 'origin.json').write_text(json.dumps(origin))
+  found = warm_start.run(opened, params, None)
+  jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 def test_a_run_waits_for_another_that_trains_the_same_warm_start(
