@@ -80,6 +80,8 @@ def _shared_warm_start(
     return {}
   shape = model_config(with_folders(with_dtype(parsed), parsed.model.path))
   origin = warm_start.origin(parsed, shape)
+  # Without empty entries, which earlier versions lacked, a study finds its warm starts again.
+  origin = {name: value for name, value in origin.items() if value != {}}
   digest = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:12]
   return {'warm_start.path': str(pathlib.Path(workdir, 'warm_starts', digest))}
 

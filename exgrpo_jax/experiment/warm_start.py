@@ -157,6 +157,7 @@ CHECK_EVERY = 25  # updates between checks of the pass rate
 CHECK_ROWS = 256  # responses per check
 
 _LOCK = 'lock'  # in a warm start's folder: held by the run that trains there
+_OTHERS = 'other_settings'  # in origin.json: settings by dotted name; earlier versions lack it
 # Name in origin.json -> name of the setting, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
@@ -241,11 +242,18 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
 
 
 def _changes(directory: str, wanted: Mapping[str, Any]) -> list[str]:
-  """Return how the `wanted` origin differs from the origin of the folder's result."""
+  """Return how the `wanted` origin differs from the origin of the folder's result.
+
+  Settings that an earlier version did not record count as unchanged.
+  """
   kept = json.loads(pathlib.Path(directory, ORIGIN).read_text())
+  before, after = (
+    as_current({**each, _OTHERS: {}}) | each.get(_OTHERS, wanted[_OTHERS])
+    for each in (kept, wanted)
+  )
   return [
     f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
-    for name, old, new in differences(as_current(kept), as_current(wanted))
+    for name, old, new in differences(before, after)
   ]
 
 
@@ -280,7 +288,25 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
     found['environment'] = [config.environment.name, config.environment.max_turns]
   if config.warm_start.stop_at_pass_rate < 1:  # the check samples these questions
     found['train'] = config.data.train
+  found[_OTHERS] = _other_settings(config)
   return json.loads(json.dumps(found))
+
+
+def _other_settings(config: RunConfig) -> dict[str, Any]:
+  """Return the other settings that change the result and differ from their defaults."""
+  found: dict[str, Any] = {
+    'data.question_field': config.data.question_field,
+    'data.answer_field': config.data.answer_field,
+    'data.solution_field': config.data.solution_field,
+    'environment.tools': config.environment.tools,
+  }
+  if config.data.on_overlong == 'drop':  # the limits decide which rows remain
+    found['data.on_overlong'] = config.data.on_overlong
+    found['rollout.max_prompt'] = config.rollout.max_prompt
+    found['rollout.max_response'] = config.rollout.max_response
+  if config.optimizer.moment_dtype != 'float32':
+    found['optimizer.moment_dtype'] = config.optimizer.moment_dtype
+  return {name: value for name, value in found.items() if value}
 
 
 def _train(
@@ -385,10 +411,14 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 
 
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
-  """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean."""
+  """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean.
+
+  Of config.optimizer, only the moments' dtype applies, so that runs with other optimizer settings
+  can share the warm start.
+  """
   warm_start = config.warm_start
-  return dataclasses.replace(
-    config.optimizer,
+  return optimizer.OptimizerConfig(
+    moment_dtype=config.optimizer.moment_dtype,
     learning_rate=warm_start.learning_rate,
     schedule='cosine',
     warmup_updates=int(WARMUP_SHARE * warm_start.num_updates),

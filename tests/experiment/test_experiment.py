@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.config import overridden
+from exgrpo_jax.environments import expressions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import responses
 from exgrpo_jax.experiment import experiment, generation, policies, warm_start
@@ -211,6 +212,20 @@ def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   [
     ({'seed': 6}, f'config.warm_start.seed was {tiny.SEED} and is now 6'),
     ({'warm_start.seed': 6}, f'config.warm_start.seed was {tiny.SEED} and is now 6'),
+    ({'data.solution_field': 'answer'}, "config.data.solution_field was None and is now 'answer'"),
+    (
+      {'optimizer.moment_dtype': 'bfloat16'},
+      "config.optimizer.moment_dtype was None and is now 'bfloat16'",
+    ),
+    (
+      {'data.on_overlong': 'drop'},
+      "config.data.on_overlong was None and is now 'drop'; config.rollout.max_prompt was None and "
+      f'is now {tiny.PROMPT}; config.rollout.max_response was None and is now {tiny.RESPONSE}',
+    ),
+    (
+      {'environment.name': 'tools', 'environment.tools': (expressions.__name__ + ':calculate',)},
+      f"config.environment.tools was None and is now ['{expressions.__name__}:calculate']",
+    ),
     (
       {'warm_start.path': '~/warm_start', 'model.norm_epsilon': 0.5, 'warm_start.batch_size': 3},
       'config.model.norm_epsilon was 1e-06 and is now 0.5; config.warm_start.batch_size was 8 '
@@ -234,6 +249,7 @@ def test_a_warm_start_of_another_config_is_not_reused(
   [
     ('warm_start', {'enough': 'stop_at_pass_rate'}),
     ('model', dict.fromkeys(('local_rope', 'window', 'num_experts'))),
+    ('', {'other_settings': None}),
   ],
 )
 @pytest.mark.parametrize('is_shared', [True, False])
@@ -241,11 +257,13 @@ def test_a_warm_start_of_an_earlier_version_is_reused(section, names, is_shared,
   """Names that it used, with the current ones; None for a setting that it lacked."""
   folder = tmp_path / 'warm_start'
   config.warm_start.path = str(folder) if is_shared else ''
+  config.data.solution_field = 'answer'
   opened = experiment.open_experiment(config, str(tmp_path))
   origin = warm_start.origin(opened.config, opened.model)
   for old, new in names.items():
-    value = origin[section].pop(new or old)
-    origin[section] |= {old: value} if new else {}
+    settings = origin[section] if section else origin
+    value = settings.pop(new or old)
+    settings |= {old: value} if new else {}
   params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
   checkpoint.save_params(str(folder / 'params'), params)
   (folder / 'origin.json').write_text(json.dumps(origin))
@@ -299,6 +317,16 @@ def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, json
   config.warm_start.stop_at_pass_rate = 0.5
   checked = experiment.parse_config(config)
   assert warm_start.origin(checked, after.model)['train'] == config.data.train
+
+
+def test_the_optimizer_of_the_run_does_not_change_a_warm_start(config):
+  """Except for the dtype of the moments, which decides the memory."""
+  config.optimizer.update(dict(b1=0.5, b2=0.5, weight_decay=9.0, epochs=2, max_kl=1.0))
+  changed = warm_start._optimizer(parse_config(config))
+  assert (changed.b1, changed.b2, changed.weight_decay) == (0.9, 0.999, 0.01)
+  assert changed.learning_rate == config.warm_start.learning_rate
+  config.optimizer.moment_dtype = 'bfloat16'
+  assert warm_start._optimizer(parse_config(config)).moment_dtype == 'bfloat16'
 
 
 def test_runs_of_two_seeds_can_begin_with_the_same_policy(config, tmp_path):
