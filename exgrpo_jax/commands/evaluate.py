@@ -47,7 +47,7 @@ def define_flags() -> None:
     'compare',
     "Two policies to compare, written as A,B, instead of --checkpoint and --model. Each is a run's "
     'workdir or a Hugging Face folder. B is sampled and graded like A, but with its own prompts '
-    'and tokenizer.',
+    """and tokenizer. Quote a path that contains a comma: '"sweep/a,seed=1","sweep/b,seed=1"'.""",
     several=True,
   )
   flags.DEFINE_string(
@@ -136,7 +136,8 @@ def _compare_two(args: command_line.Args) -> None:
   if len(args.compare) != 2:
     raise InputError(
       f'--compare={",".join(args.compare)}: the value must be two policies, written as A,B. Each '
-      "is a run's workdir or a Hugging Face folder."
+      "is a run's workdir or a Hugging Face folder. Quote a path that contains a comma: "
+      """--compare='"sweep/a,seed=1","sweep/b,seed=1"'."""
     )
   first, second = map(policies.at, args.compare)
   of_first, of_second = _settings_of_two(args, first, second)
