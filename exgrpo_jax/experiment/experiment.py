@@ -8,8 +8,10 @@ import itertools
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from exgrpo_jax.data import prompt, questions, tokenizer
@@ -113,7 +115,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   with hosts.first_host_first('tokenizer'):  # the first host may train it for the others
     text_tokenizer = _open_tokenizer(parsed, workdir)
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
-  if vocab_size < text_tokenizer.vocab_size:
+  if vocab_size < text_tokenizer.vocab_size and not parsed.model.path:
     raise InputError(
       f"config.model.vocab_size={vocab_size}: the value must be at least the tokenizer's "
       f'{text_tokenizer.vocab_size}, because every token needs an embedding. Increase the value, '
@@ -203,11 +205,28 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
   data = questions.load_set(parsed.data, spec, tokenizer, parsed.prompt, max_prompt)
-  if not parsed.environment.name:
-    return data
-  environments = pool.of(parsed.environment)
-  overlong = parsed.data.on_overlong
-  return pool.begun(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
+  if parsed.environment.name:
+    environments, overlong = pool.of(parsed.environment), parsed.data.on_overlong
+    data = pool.begun(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
+  check_embedded(experiment, data.prompts, f'{spec}: a prompt')
+  return data
+
+
+def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str) -> None:
+  """Raise InputError if a token in these rows has no embedding. `text` says what a row is.
+
+  A checkpoint's tokenizer may have more tokens than its model, such as Gemma 3 1B's image token.
+  """
+  vocab_size, tokenizer = experiment.model.vocab_size, experiment.tokenizer
+  if vocab_size >= tokenizer.vocab_size:
+    return
+  for token_T in rows:
+    if missing := [int(token) for token in token_T if token >= vocab_size]:
+      raise InputError(
+        f'{text} contains {tokenizer.decode(missing[:1], special=True)!r}, which is token '
+        f'{missing[0]}, but {experiment.model_name} has only {vocab_size} embeddings. Remove it '
+        'from the text, or choose a model that has this token.'
+      )
 
 
 def with_counted_length(parsed: RunConfig) -> RunConfig:

@@ -28,6 +28,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import (
   ORIGIN,
   Experiment,
+  check_embedded,
   load_questions,
   load_weights,
   state_shapes,
@@ -78,6 +79,7 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
     asked = data.questions[part]
     made = of_questions(experiment, asked)
     for question, prompt_T, (tokens, turns) in zip(asked, data.prompts[part], made):
+      check_embedded(experiment, [tokens], f'{spec}: the solution of row {question.row}')
       if len(tokens) <= limit:
         rows.append(Solution(prompt_T, tokens, turns))
       elif config.data.on_overlong == 'refuse':

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.config import overridden
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.environments import expressions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import responses
@@ -106,6 +107,28 @@ def test_auto_is_the_dtype_of_the_run_or_of_its_warm_start(
 
 
 FOLDER = str(CHECKPOINTS / 'qwen2_tied')
+
+
+def test_only_text_whose_tokens_have_no_embedding_is_refused(tmp_path, jsonl):
+  """A tokenizer with one token more than the model has embeddings, as in Gemma 3 1B."""
+  folder = tmp_path / 'model'
+  shutil.copytree(FOLDER, folder)
+  content = json.loads((folder / 'tokenizer.json').read_text())
+  first, embeddings = tokenizer.load(folder).vocab_size, 320
+  plain = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
+  content['added_tokens'] += [
+    {'id': n, 'content': f'<{n}>', 'special': True} | plain for n in range(first, embeddings + 1)
+  ]
+  (folder / 'tokenizer.json').write_text(json.dumps(content))
+  policy = policies.open_policy(str(folder))
+  assert policy.experiment.tokenizer.vocab_size == embeddings + 1
+  experiment.load_questions(policy.experiment, jsonl({'question': '<319>', 'answer': '1'}))
+  file = jsonl({'question': '<320>', 'answer': '1', 'solution': '1'})
+  refusal = f"a prompt contains '<320>', which is token 320, but {folder} has only 320 embeddings"
+  with pytest.raises(InputError, match=f'{file}: {refusal}'):
+    experiment.load_questions(policy.experiment, file)
+  with pytest.raises(InputError, match=f'^{refusal}'):
+    responses.sample(policy, ['<320>'])
 
 
 def live_bytes():
