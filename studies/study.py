@@ -15,7 +15,7 @@ from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import config_files, policies, warm_start
-from exgrpo_jax.experiment.experiment import model_config, parse_config, with_folders
+from exgrpo_jax.experiment.experiment import model_config, parse_config, with_dtype, with_folders
 from exgrpo_jax.reporting import comparison, metrics
 from exgrpo_jax.sweeps import sweep
 from exgrpo_jax.sweeps.sweep import Trial
@@ -78,8 +78,10 @@ def _shared_warm_start(
     return {}  # planning the trials rejects this run by name
   if not parsed.warm_start.num_updates or parsed.warm_start.path:
     return {}
-  shape = model_config(with_folders(parsed, parsed.model.path))
+  shape = model_config(with_folders(with_dtype(parsed), parsed.model.path))
   origin = warm_start.origin(parsed, shape)
+  # Without empty entries, which earlier versions lacked, a study finds its warm starts again.
+  origin = {name: value for name, value in origin.items() if value != {}}
   digest = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:12]
   return {'warm_start.path': str(pathlib.Path(workdir, 'warm_starts', digest))}
 

@@ -16,7 +16,7 @@ from exgrpo_jax.capacity import cycles, lengths
 from exgrpo_jax.capacity.cycles import Seconds
 from exgrpo_jax.capacity.devices import Chip
 from exgrpo_jax.errors import counted
-from exgrpo_jax.experiment.experiment import Experiment, model_config, update_spec
+from exgrpo_jax.experiment.experiment import Experiment, model_config, update_spec, with_dtype
 from exgrpo_jax.experiment.generation import make_engine
 from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.learner import gradients, optimizer
@@ -82,7 +82,8 @@ def of_config(
   devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
 ) -> Step:
   """Return a config's step on `devices`, by default one device, without allocating arrays."""
-  shape = model_config(config, platform='accelerator')
+  config = with_dtype(config, platform='accelerator')
+  shape = model_config(config)
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
   check_meshes(shape, meshes)
   spec = update_spec(config, shape, meshes.training)

@@ -17,6 +17,7 @@ from exgrpo_jax.experiment.experiment import (
   model_config,
   model_name,
   with_counted_length,
+  with_dtype,
   with_folders,
 )
 from exgrpo_jax.huggingface import safetensors_files
@@ -42,7 +43,7 @@ def main(args: command_line.Args) -> None:
   config = with_folders(config, model_name(config))
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:
-    model_config(config)
+    model_config(with_dtype(config, args.workdir))
   path = config.tokenizer.path or config.model.path
   if path and is_read[path]:
     prompt.template_keywords(config.prompt, tokenizer.load(path).chat)

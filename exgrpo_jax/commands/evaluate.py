@@ -19,12 +19,13 @@ from typing import Any
 
 import jax
 from absl import flags
+from ml_collections import ConfigDict
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import suites
-from exgrpo_jax.evaluation.scores import compare, evaluate, of_one
+from exgrpo_jax.evaluation.scores import compare, evaluate, of_one, prepared
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
@@ -46,7 +47,7 @@ def define_flags() -> None:
     'compare',
     "Two policies to compare, written as A,B, instead of --checkpoint and --model. Each is a run's "
     'workdir or a Hugging Face folder. B is sampled and graded like A, but with its own prompts '
-    'and tokenizer.',
+    """and tokenizer. Quote a path that contains a comma: '"sweep/a,seed=1","sweep/b,seed=1"'.""",
     several=True,
   )
   flags.DEFINE_string(
@@ -135,25 +136,36 @@ def _compare_two(args: command_line.Args) -> None:
   if len(args.compare) != 2:
     raise InputError(
       f'--compare={",".join(args.compare)}: the value must be two policies, written as A,B. Each '
-      "is a run's workdir or a Hugging Face folder."
+      "is a run's workdir or a Hugging Face folder. Quote a path that contains a comma: "
+      """--compare='"sweep/a,seed=1","sweep/b,seed=1"'."""
     )
   first, second = map(policies.at, args.compare)
+  of_first, of_second = _settings_of_two(args, first, second)
+  specs = args.data or parse_config(of_first).data.evaluated
+  _check_specs(specs)
+  both = (first, of_first), (second, of_second)
+  for source, values in both:  # finds errors in the second before the first is evaluated
+    prepared(source, values, specs)
+  outcomes = [of_one(source, values, specs, args.out or '') for source, values in both]
+  for spec, *records in zip(specs, *outcomes, strict=True):
+    print(f'{spec}: {second.path} minus {first.path}\n{compare(*records)}', flush=True)
+
+
+def _settings_of_two(
+  args: command_line.Args, first: Source, second: Source
+) -> tuple[ConfigDict, ConfigDict]:
+  """Return the configs for two policies, where the second is sampled and graded like the first."""
   of_first: Any = command_line.with_sampling(args, policies.config_values(first, args.config))
   of_second: Any = policies.config_values(second, args.config)
   with of_first.unlocked(), of_second.unlocked():
     # If one policy left out a question, the other's responses would have no counterpart.
     of_first.data.on_overlong = 'refuse'
-    for name in ('seed', 'data', 'evaluation'):
+    # By default, config.seed determines the base of LoRA adapters.
+    of_second.warm_start.seed = parse_config(of_second).warm_start_seed
+    for name in ('seed', 'data', 'evaluation', 'grading', 'verifier', 'environment'):
       of_second[name] = of_first[name]
     of_second.rollout.max_response = of_first.rollout.max_response
-  specs = args.data or parse_config(of_first).data.evaluated
-  _check_specs(specs)
-  outcomes = [
-    of_one(source, values, specs, args.out or '')
-    for source, values in ((first, of_first), (second, of_second))
-  ]
-  for spec, *records in zip(specs, *outcomes, strict=True):
-    print(f'{spec}: {second.path} minus {first.path}\n{compare(*records)}', flush=True)
+  return of_first, of_second
 
 
 def run() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Message, Question, Response
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import load_questions
+from exgrpo_jax.experiment.experiment import check_embedded, load_questions
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy
 from exgrpo_jax.rollout.sampler import requests_for
@@ -36,6 +36,7 @@ def sample(
       'of --prompt, pass --row with the row of a question in config.data.train.'
     )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in prompts]
+  check_embedded(policy.experiment, encoded, 'a prompt')
   longest, limit = max(map(len, encoded)), config.rollout.max_prompt
   if longest > limit:
     raise InputError(

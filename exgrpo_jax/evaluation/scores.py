@@ -335,12 +335,20 @@ def _write_by_hand(
   return path
 
 
-def of_one(source: Source, values: ConfigDict, specs: Sequence[str], out: str) -> list[Records]:
-  """Evaluate one policy on each data spec, and return the records."""
+def prepared(
+  source: Source, values: ConfigDict, specs: Sequence[str]
+) -> tuple[Experiment, list[Part]]:
+  """Open the experiment of a policy, and load the questions of each data spec."""
   experiment = open_experiment(values, source.path)
   samples = experiment.config.evaluation.samples
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
+    return experiment, [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
+
+
+def of_one(source: Source, values: ConfigDict, specs: Sequence[str], out: str) -> list[Records]:
+  """Evaluate one policy on each data spec, and return the records."""
+  experiment, parts = prepared(source, values, specs)
+  with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     print(source.path, flush=True)
-    parts = [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
     _, evaluated = evaluate(source, experiment, parts, out)
   return [records for _, records in evaluated]

@@ -144,7 +144,7 @@ def _check_type(values: Any) -> None:
 def _overridden_key(arg: str) -> str:
   """Return 'replay.ratio' for --config.replay.ratio=0, '' for other flags. Handles --noconfig.x."""
   name = arg.partition('=')[0].lstrip('-').removeprefix('no')
-  return name.removeprefix('config.') if arg[0] == '-' and name.startswith('config.') else ''
+  return name.removeprefix('config.') if arg.startswith('-') and name.startswith('config.') else ''
 
 
 def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:

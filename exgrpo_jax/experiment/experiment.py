@@ -5,9 +5,13 @@ Other functions load the experiment's weights and questions and build the spec o
 
 import dataclasses
 import itertools
+import json
 import os
+import pathlib
+from collections.abc import Iterable
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from exgrpo_jax.data import prompt, questions, tokenizer
@@ -21,8 +25,11 @@ from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.policy.shape import check_meshes
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
+from exgrpo_jax.runtime.workdir import read_config, stored_dtype
 
 TOKENIZER_TEXTS = 20_000  # maximum number of questions whose text trains a tokenizer
+# In a warm start's folder: the settings that its result depends on; written last.
+ORIGIN = 'origin.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +65,42 @@ def with_folders(parsed: RunConfig, model: str) -> RunConfig:
   )
 
 
+def with_dtype(parsed: RunConfig, workdir: str = '', platform: str = '') -> RunConfig:
+  """Replace a `model.dtype` of 'auto' in the config. All hosts must call this.
+
+  The run in `workdir` keeps its dtype, and a new run takes it from the warm start that it reuses.
+  Otherwise, the dtype depends on the `platform` that the model will run on (JAX's backend if '').
+  """
+  if parsed.model.dtype != 'auto':
+    return parsed
+  dtype = _recorded_dtype(parsed, workdir)
+  if dtype == 'auto':
+    is_slow = (platform or jax.default_backend()) == 'cpu' and not machine.has_fast_bfloat16()
+    dtype = 'float32' if is_slow else 'bfloat16'
+  model = dataclasses.replace(parsed.model, dtype=hosts.broadcast_from_first(dtype))
+  return dataclasses.replace(parsed, model=model)
+
+
+def _recorded_dtype(parsed: RunConfig, workdir: str) -> str:
+  """Return the dtype of the run in `workdir` or of the warm start that it reuses, or 'auto'."""
+  is_run = os.path.exists(os.path.join(workdir, 'config.json'))
+  dtype = stored_dtype(read_config(workdir)) if is_run else 'auto'
+  if dtype == 'auto' and parsed.warm_start.num_updates and (is_run or parsed.warm_start.path):
+    origin = pathlib.Path(warm_start_folder(parsed, workdir), ORIGIN)
+    return stored_dtype(json.loads(origin.read_text())) if origin.exists() else 'auto'
+  return dtype
+
+
+def warm_start_folder(parsed: RunConfig, workdir: str) -> str:
+  """Return the folder for the warm start's result."""
+  return os.path.expanduser(parsed.warm_start.path) or os.path.join(workdir, 'warm_start')
+
+
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   """Check a config and open its experiment. Loads the tokenizer, or trains one in the workdir.
 
-  Hub names resolve to the commits used by the run in `workdir`, if there is one.
+  Hub names resolve to the commits used by the run in `workdir`, if there is one, and a dtype of
+  'auto' resolves to its dtype.
 
   Run model code inside `with jax.set_mesh(experiment.meshes.training)`; `SlotEngine.generate`
   enters the decoding mesh itself.
@@ -69,14 +108,14 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   hub.recall(workdir)
   as_given = parse_config(values)
   name = model_name(as_given)
-  parsed = with_folders(as_given, name)
+  parsed = with_folders(with_dtype(as_given, workdir), name)
   shape = model_config(parsed)
   if not parsed.tokenizer.path and not parsed.model.path:  # a tokenizer will be trained
     questions.settle(parsed.data, _tokenizer_data(parsed))
   with hosts.first_host_first('tokenizer'):  # the first host may train it for the others
     text_tokenizer = _open_tokenizer(parsed, workdir)
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
-  if vocab_size < text_tokenizer.vocab_size:
+  if vocab_size < text_tokenizer.vocab_size and not parsed.model.path:
     raise InputError(
       f"config.model.vocab_size={vocab_size}: the value must be at least the tokenizer's "
       f'{text_tokenizer.vocab_size}, because every token needs an embedding. Increase the value, '
@@ -112,15 +151,12 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
       )
 
 
-def model_config(parsed: RunConfig, platform: str = '') -> model.ShapeConfig:
+def model_config(parsed: RunConfig) -> model.ShapeConfig:
   """Return the model's shape, from the checkpoint if there is one, otherwise from the config.
 
-  A dtype of 'auto' depends on the `platform` that the model will run on (JAX's backend if '').
+  The config's dtype must not be 'auto'; see `with_dtype`.
   """
   own = parsed.model
-  if own.dtype == 'auto':
-    is_slow = (platform or jax.default_backend()) == 'cpu' and not machine.has_fast_bfloat16()
-    own = dataclasses.replace(own, dtype='float32' if is_slow else 'bfloat16')
   configured = model.ShapeConfig(
     **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.ShapeConfig)}
   )
@@ -169,11 +205,28 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
   data = questions.load_set(parsed.data, spec, tokenizer, parsed.prompt, max_prompt)
-  if not parsed.environment.name:
-    return data
-  environments = pool.of(parsed.environment)
-  overlong = parsed.data.on_overlong
-  return pool.begun(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
+  if parsed.environment.name:
+    environments, overlong = pool.of(parsed.environment), parsed.data.on_overlong
+    data = pool.begun(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
+  check_embedded(experiment, data.prompts, f'{spec}: a prompt')
+  return data
+
+
+def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str) -> None:
+  """Raise InputError if a token in these rows has no embedding. `text` says what a row is.
+
+  A checkpoint's tokenizer may have more tokens than its model, such as Gemma 3 1B's image token.
+  """
+  vocab_size, tokenizer = experiment.model.vocab_size, experiment.tokenizer
+  if vocab_size >= tokenizer.vocab_size:
+    return
+  for token_T in rows:
+    if missing := [int(token) for token in token_T if token >= vocab_size]:
+      raise InputError(
+        f'{text} contains {tokenizer.decode(missing[:1], special=True)!r}, which is token '
+        f'{missing[0]}, but {experiment.model_name} has only {vocab_size} embeddings. Remove it '
+        'from the text, or choose a model that has this token.'
+      )
 
 
 def with_counted_length(parsed: RunConfig) -> RunConfig:

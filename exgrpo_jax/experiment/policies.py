@@ -21,6 +21,7 @@ from exgrpo_jax.experiment.experiment import (
   open_experiment,
   parse_config,
   state_shapes,
+  with_dtype,
   with_folders,
 )
 from exgrpo_jax.huggingface import architecture, hub_checkpoint
@@ -122,7 +123,7 @@ def suited_to(path: str) -> ConfigDict:
   longest = min(_LONGEST, limit // 2)
   values.prompt.template = 'chat' if tokenizer.load(folder).chat.template else 'plain'
   values.rollout.update(dict(max_prompt=longest, max_response=longest))
-  shape = model_config(with_folders(parse_config(values), path))
+  shape = model_config(with_folders(with_dtype(parse_config(values)), path))
   token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
   row_bytes = 2 * longest * token_bytes * jnp.dtype(shape.dtype).itemsize
   values.rollout.slots = max(1, min(values.rollout.slots, _CACHE_BYTES // row_bytes))

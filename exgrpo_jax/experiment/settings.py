@@ -47,7 +47,8 @@ class ModelConfig(model.ShapeConfig):
     'bfloat16',
     ('auto', 'float32', 'bfloat16'),
     'dtype of activations; parameters are float32. auto means bfloat16 on accelerators and on CPUs '
-    'with bfloat16 instructions (AMX, AVX512_BF16), float32 on other CPUs',
+    'with bfloat16 instructions (AMX, AVX512_BF16), float32 on other CPUs; a run, or a warm start '
+    'that is reused, keeps its dtype on any machine',
   )
 
 

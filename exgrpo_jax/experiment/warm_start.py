@@ -25,7 +25,15 @@ from exgrpo_jax.datatypes import Question, QuestionSet, Turn, own_tokens
 from exgrpo_jax.environments import pool
 from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
+from exgrpo_jax.experiment.experiment import (
+  ORIGIN,
+  Experiment,
+  check_embedded,
+  load_questions,
+  load_weights,
+  state_shapes,
+  warm_start_folder,
+)
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.settings import RunConfig
 from exgrpo_jax.grading.pool import Grader
@@ -40,7 +48,7 @@ from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, hosts, randomness, workdir
 from exgrpo_jax.runtime.randomness import Purpose
-from exgrpo_jax.runtime.workdir import differences, write_json
+from exgrpo_jax.runtime.workdir import as_current, differences, write_json
 
 # ---- Solutions to imitate ----
 
@@ -71,6 +79,7 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
     asked = data.questions[part]
     made = of_questions(experiment, asked)
     for question, prompt_T, (tokens, turns) in zip(asked, data.prompts[part], made):
+      check_embedded(experiment, [tokens], f'{spec}: the solution of row {question.row}')
       if len(tokens) <= limit:
         rows.append(Solution(prompt_T, tokens, turns))
       elif config.data.on_overlong == 'refuse':
@@ -149,9 +158,8 @@ REPORTS = 10  # progress lines per warm start
 CHECK_EVERY = 25  # updates between checks of the pass rate
 CHECK_ROWS = 256  # responses per check
 
-# Files in a warm start's folder: the settings that the result depends on (written last), and the
-# lock that a run holds while it trains.
-_ORIGIN, _LOCK = 'origin.json', 'lock'
+_LOCK = 'lock'  # in a warm start's folder: held by the run that trains there
+_OTHERS = 'other_settings'  # in origin.json: settings by dotted name; earlier versions lack it
 # Name in origin.json -> name of the setting, if the two differ.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
@@ -167,9 +175,10 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   is_frozen = config.lora.rank > 0
   if is_warm and not _is_kept(experiment):
     if data is None:
+      folder = warm_start_folder(config, experiment.workdir)
       raise InputError(
-        'The warm-start weights that this run started from are missing from '
-        f'{_directory(experiment)}. The LoRA adapters need these weights. Restore the folder.'
+        f'The warm-start weights that this run started from are missing from {folder}. The LoRA '
+        'adapters need these weights. Restore the folder.'
       )
     rows = load_solutions(experiment)  # first, so that errors in them are found early
   if name:
@@ -200,7 +209,7 @@ def run(
   is stored. `rows` are the rows to learn from; None loads them. Raises InputError if the folder
   contains the result of a different config.
   """
-  directory = _directory(experiment)
+  directory = warm_start_folder(experiment.config, experiment.workdir)
   wanted = origin(experiment.config, experiment.model)
   if _is_kept(experiment):  # without a lock, because the folder may be read-only
     return _kept(directory, wanted, params)
@@ -213,34 +222,41 @@ def run(
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
     if hosts.is_first():  # a left-over result; see `_is_kept`
-      pathlib.Path(directory, _ORIGIN).unlink(missing_ok=True)
+      pathlib.Path(directory, ORIGIN).unlink(missing_ok=True)
       shutil.rmtree(os.path.join(directory, 'params'), ignore_errors=True)
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)
     hosts.barrier('warm start')
-    write_json(os.path.join(directory, _ORIGIN), wanted)  # last, as a sign of completion
+    write_json(os.path.join(directory, ORIGIN), wanted)  # last, as a sign of completion
   return params
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
   """Load the folder's result in the layout of `params`; InputError if its origin isn't `wanted`."""
-  kept = json.loads(pathlib.Path(directory, _ORIGIN).read_text())
-  if kept != wanted:
-    changed = '; '.join(
-      f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
-      for name, old, new in differences(kept, wanted)
-    )
+  if changed := _changes(directory, wanted):
     raise InputError(
-      f'{directory} contains a warm start with a different config: {changed}. Choose another '
-      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 means config.seed).'
+      f'{directory} contains a warm start with a different config: {"; ".join(changed)}. Choose '
+      'another config.warm_start.path, or restore the config (config.warm_start.seed=-1 means '
+      'config.seed).'
     )
   print(f'warm start: reused from {directory}', flush=True)
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
 
 
-def _directory(experiment: Experiment) -> str:
-  path = os.path.expanduser(experiment.config.warm_start.path)
-  return path or os.path.join(experiment.workdir, 'warm_start')
+def _changes(directory: str, wanted: Mapping[str, Any]) -> list[str]:
+  """Return how the `wanted` origin differs from the origin of the folder's result.
+
+  Settings that an earlier version did not record count as unchanged.
+  """
+  kept = json.loads(pathlib.Path(directory, ORIGIN).read_text())
+  before, after = (
+    as_current({**each, _OTHERS: {}}) | each.get(_OTHERS, wanted[_OTHERS])
+    for each in (kept, wanted)
+  )
+  return [
+    f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
+    for name, old, new in differences(before, after)
+  ]
 
 
 def _is_kept(experiment: Experiment) -> bool:
@@ -248,11 +264,12 @@ def _is_kept(experiment: Experiment) -> bool:
 
   In the workdir, a leftover from another config does not count if training never began.
   """
-  config, path = experiment.config, pathlib.Path(_directory(experiment), _ORIGIN)
-  is_kept = path.exists()
+  config = experiment.config
+  directory = warm_start_folder(config, experiment.workdir)
+  is_kept = os.path.exists(os.path.join(directory, ORIGIN))
   if is_kept and not config.warm_start.path:
     has_begun = os.path.exists(os.path.join(experiment.workdir, 'config.json'))
-    is_kept = has_begun or json.loads(path.read_text()) == origin(config, experiment.model)
+    is_kept = has_begun or not _changes(directory, origin(config, experiment.model))
   return hosts.broadcast_from_first(is_kept)
 
 
@@ -267,13 +284,31 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
     'prompt': dataclasses.asdict(config.prompt),
     'warm_start': settings,
   }
-  if not config.prompt.template_kwargs:  # older results do not have this setting
+  if not config.prompt.template_kwargs:  # keeps the digests in studies, which name folders
     del found['prompt']['template_kwargs']
   if config.environment.name:
     found['environment'] = [config.environment.name, config.environment.max_turns]
   if config.warm_start.stop_at_pass_rate < 1:  # the check samples these questions
     found['train'] = config.data.train
+  found[_OTHERS] = _other_settings(config)
   return json.loads(json.dumps(found))
+
+
+def _other_settings(config: RunConfig) -> dict[str, Any]:
+  """Return the other settings that change the result and differ from their defaults."""
+  found: dict[str, Any] = {
+    'data.question_field': config.data.question_field,
+    'data.answer_field': config.data.answer_field,
+    'data.solution_field': config.data.solution_field,
+    'environment.tools': config.environment.tools,
+  }
+  if config.data.on_overlong == 'drop':  # the limits decide which rows remain
+    found['data.on_overlong'] = config.data.on_overlong
+    found['rollout.max_prompt'] = config.rollout.max_prompt
+    found['rollout.max_response'] = config.rollout.max_response
+  if config.optimizer.moment_dtype != 'float32':
+    found['optimizer.moment_dtype'] = config.optimizer.moment_dtype
+  return {name: value for name, value in found.items() if value}
 
 
 def _train(
@@ -378,10 +413,14 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 
 
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
-  """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean."""
+  """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean.
+
+  Of config.optimizer, only the moments' dtype applies, so that runs with other optimizer settings
+  can share the warm start.
+  """
   warm_start = config.warm_start
-  return dataclasses.replace(
-    config.optimizer,
+  return optimizer.OptimizerConfig(
+    moment_dtype=config.optimizer.moment_dtype,
     learning_rate=warm_start.learning_rate,
     schedule='cosine',
     warmup_updates=int(WARMUP_SHARE * warm_start.num_updates),

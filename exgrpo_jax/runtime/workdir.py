@@ -205,8 +205,7 @@ def check_workdir(values: ConfigDict, workdir: str) -> None:
 def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) -> None:
   """Raise InputError if the config differs from the run's config in one of these sections."""
   before, given = (
-    {name: each.get(name, {}) for name in sections}
-    for each in (read_config(workdir), _as_json(values))
+    {name: each.get(name, {}) for name in sections} for each in _compared(values, workdir)
   )
   if differing := [
     f'config.{name} is {new!r}, but the run was trained with {old!r}'
@@ -218,11 +217,19 @@ def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) ->
     )
 
 
+def _compared(values: ConfigDict, workdir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Return the workdir's config and the given one, where a dtype of 'auto' is the workdir's."""
+  before, given = read_config(workdir), _as_json(values)
+  if stored_dtype(given) == 'auto':
+    given['model']['dtype'] = stored_dtype(before)
+  return before, given
+
+
 def _changes(values: ConfigDict, workdir: str) -> tuple[list[str], list[str]]:
   """Return the allowed and the rejected differences from the workdir's config.json."""
-  given = _as_json(values)
+  before, given = _compared(values, workdir)
   free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
-  allowed, refused, before = [], [], read_config(workdir)
+  allowed, refused = [], []
   if given['num_epochs']:
     given['num_steps'] = before.get('num_steps')  # unused; see `claim_workdir`
   for name, old, new in differences(before, given):
@@ -331,7 +338,8 @@ def owned(workdir: str) -> Iterator[None]:
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Claim the workdir for this config by writing config.json.
 
-  With num_epochs, `values` must include the resulting num_steps, because reports read it.
+  With num_epochs, `values` must include the resulting num_steps, because reports read it. They must
+  include the dtype that 'auto' resolved to, so that the run keeps it on every machine.
 
   Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """
@@ -364,16 +372,36 @@ def read_config(workdir: str) -> dict[str, Any]:
       f"{path}: cannot read the run's config ({error}). Restore this file from a backup, or choose "
       'another folder.'
     ) from error
-  values = renamed.current_settings(values)
-  for path, added in _ADDED.items():
-    section = functools.reduce(lambda outer, name: (outer or {}).get(name), path.split('.'), values)
-    if isinstance(section, dict):
-      section |= added | section
+  values = as_current(values)
   values.setdefault('environment', _ENVIRONMENT)
   values.setdefault('num_epochs', 0.0)
-  if isinstance(values.get('model'), dict):
-    values['model'].setdefault('local_rope', _LOCAL_ROPE)
   return values
+
+
+def as_current(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the settings of an earlier version with today's names and the settings it lacks.
+
+  `values` are sections, from a config.json or a warm start's origin.json. Missing sections are not
+  added.
+  """
+  current = renamed.current_settings(values)
+  for path, added in _ADDED.items():
+    names = path.split('.')
+    section = functools.reduce(lambda outer, name: (outer or {}).get(name), names, current)
+    if isinstance(section, dict):
+      section |= added | section
+  if isinstance(current.get('model'), dict):
+    current['model'].setdefault('local_rope', _LOCAL_ROPE)
+  return current
+
+
+def stored_dtype(values: Mapping[str, Any]) -> str:
+  """Return model.dtype from the content of a config.json or origin.json.
+
+  Returns 'auto' if it is missing. Runs of earlier versions also stored 'auto'.
+  """
+  section = values.get('model')
+  return section.get('dtype', 'auto') if isinstance(section, Mapping) else 'auto'
 
 
 def _as_json(values: ConfigDict) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from exgrpo_jax import config
 from exgrpo_jax.data import prompt, questions, tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError, counted
-from exgrpo_jax.experiment.experiment import Experiment
+from exgrpo_jax.experiment.experiment import Experiment, check_embedded
 from exgrpo_jax.grading import pool
 from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.learner import checkpoint
@@ -55,6 +55,7 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
     proposed, counts = seeding.candidates(
       path, found, data, decoder, limit, parsed.data.on_overlong
     )
+  check_embedded(experiment, [one.tokens for one in proposed], f'{path}: a response')
   if parsed.objective.mask_truncated:
     proposed = _ended(path, proposed, decoder, counts)
   grading = activity.doing(f'grading the experience in {path}')

@@ -39,7 +39,14 @@ from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine, pree
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.replacement import replacing
-from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
+from exgrpo_jax.runtime.workdir import (
+  claim_workdir,
+  has_begun,
+  owned,
+  read_config,
+  release_workdir,
+  stored_dtype,
+)
 from exgrpo_jax.training import export, prior_experience
 from exgrpo_jax.training.checks import check_data_size, check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
@@ -149,9 +156,13 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> 
   needs_params = is_new or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
   hub.record(workdir)
+  resolved = {}
   if experiment.config.num_epochs:
-    config = overridden(config, {'num_steps': experiment.config.num_steps})
-  claim_workdir(config, workdir)
+    resolved['num_steps'] = experiment.config.num_steps
+  # A resumed run of an earlier version keeps 'auto', because this machine may be the wrong one.
+  if is_new or not has_begun(workdir) or stored_dtype(read_config(workdir)) != 'auto':
+    resolved['model.dtype'] = experiment.model.dtype
+  claim_workdir(overridden(config, resolved), workdir)
   keep_tokenizer(experiment)
   return params, successes
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.commands import evaluate, generate
+from exgrpo_jax.config import overridden
 from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import preview, responses, scores
 from exgrpo_jax.experiment import experiment, policies
-from exgrpo_jax.experiment.experiment import load_questions, open_experiment
+from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
 from exgrpo_jax.grading import programs
 from exgrpo_jax.grading.verifier import judge
 from exgrpo_jax.reporting import messages, metrics
@@ -142,6 +143,38 @@ def test_two_policies_are_compared_question_by_question(
   assert shown == pytest.approx([difference.mean(), low, high], abs=1e-4)
   assert (int(found[4]), int(found[5])) == ((difference > 0).sum(), (difference < 0).sum())
   assert found[4] != '0'
+
+
+def test_the_second_policy_is_sampled_and_graded_like_the_first(config, monkeypatch):
+  """The base of its LoRA adapters, which its own seed decides, stays the same."""
+  changes = {'seed': 3, 'rollout.max_response': 7, 'evaluation.temperature': 0.5}
+  changes |= {'grading.verifier': 'math_verify', 'grading.max_length': 77}
+  changes |= {'verifier.require': ('box',), 'environment.name': 'guess', 'data.answer_field': 'key'}
+  found = {'A': overridden(config, changes), 'B': config}
+  monkeypatch.setattr(
+    policies, 'config_values', lambda source, _: copy.deepcopy(found[source.path])
+  )
+  args = types.SimpleNamespace(**UNSET, config=None)
+  sources = (policies.Source('run', path) for path in found)
+  first, second = map(parse_config, evaluate._settings_of_two(args, *sources))
+  for section in ('seed', 'data', 'evaluation', 'grading', 'verifier', 'environment'):
+    assert getattr(second, section) == getattr(first, section)
+  assert second.rollout.max_response == first.rollout.max_response == 7
+  assert (first.warm_start_seed, second.warm_start_seed) == (3, tiny.SEED)
+
+
+def test_an_error_in_the_second_policy_is_found_before_the_first_is_evaluated(
+  tmp_path, jsonl, monkeypatch
+):
+  first, second = CHECKPOINTS / 'qwen2_tied', tmp_path / 'small'
+  shutil.copytree(first, second)
+  values = json.loads((second / 'config.json').read_text()) | {'max_position_embeddings': 32}
+  (second / 'config.json').write_text(json.dumps(values))
+  monkeypatch.setattr(evaluate, 'of_one', lambda *_: pytest.fail('the first is evaluated'))
+  given = dict.fromkeys(['config', 'checkpoint', 'step', 'out'])
+  given |= dict(compare=[str(first), str(second)], data=[jsonl({'question': '1+1', 'answer': '2'})])
+  with pytest.raises(InputError, match=f'max_position_embeddings=32 in {second}'):
+    evaluate.main(types.SimpleNamespace(**UNSET | given))
 
 
 def noted_responses(monkeypatch):

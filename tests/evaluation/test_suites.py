@@ -324,7 +324,12 @@ def test_a_command_line_that_cannot_be_is_refused_in_one_line():
       '--model=b --suite=papr --out=o',
       r"--suite=papr: there is no suite with this name\. Did you mean 'paper'\? .* names: paper\.",
     ),
-    ('--compare=a', r'--compare=a: .* must be two policies, written as A,B\. Each '),
+    (
+      '--compare=a,seed=1,b,seed=1',
+      r'--compare=a,seed=1,b,seed=1: .* must be two policies, written as A,B\. Each .* '
+      r'Quote a path that contains a comma: --compare=\'"',
+    ),
+    ('--compare="a,seed=1","b,seed=1" --step=1', '--step=1: --compare already names both policies'),
     (
       '--compare=a,b --model=b',
       r'--model=b: --compare already names both policies\. Remove --model\.',

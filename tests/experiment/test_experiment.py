@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import gc
+import json
 import re
 import shutil
 
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.config import overridden
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.environments import expressions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import responses
 from exgrpo_jax.experiment import experiment, generation, policies, warm_start
 from exgrpo_jax.experiment.experiment import load_weights, open_experiment
 from exgrpo_jax.experiment.settings import parse_config
+from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import activity
@@ -73,13 +77,58 @@ def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path)
 def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, monkeypatch):
   monkeypatch.setattr(experiment.machine, 'has_fast_bfloat16', lambda: has_units)
   config.model.dtype = 'auto'
-  assert experiment.model_config(parse_config(config), platform).dtype == dtype
+  assert experiment.with_dtype(parse_config(config), platform=platform).model.dtype == dtype
+
+
+@pytest.mark.parametrize(
+  ('of_run', 'of_warm_start', 'dtype'),
+  [
+    ('bfloat16', '', 'bfloat16'),
+    ('bfloat16', 'float32', 'bfloat16'),
+    ('', 'bfloat16', 'bfloat16'),
+    ('auto', 'bfloat16', 'bfloat16'),  # a run of an earlier version
+    ('auto', '', 'float32'),
+  ],
+)
+def test_auto_is_the_dtype_of_the_run_or_of_its_warm_start(
+  of_run, of_warm_start, dtype, config, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(experiment.machine, 'has_fast_bfloat16', lambda: False)
+  config.model.dtype, config.warm_start.path = 'auto', str(tmp_path / 'shared')
+  for path, stored in (('config.json', of_run), ('shared/origin.json', of_warm_start)):
+    if stored:
+      (tmp_path / path).parent.mkdir(exist_ok=True)
+      (tmp_path / path).write_text(json.dumps({'model': {'dtype': stored}}))
+  opened = experiment.open_experiment(config, str(tmp_path))
+  assert opened.model.dtype == opened.config.model.dtype == dtype
 
 
 # ---- Policies that are opened to be asked ----
 
 
 FOLDER = str(CHECKPOINTS / 'qwen2_tied')
+
+
+def test_only_text_whose_tokens_have_no_embedding_is_refused(tmp_path, jsonl):
+  """A tokenizer with one token more than the model has embeddings, as in Gemma 3 1B."""
+  folder = tmp_path / 'model'
+  shutil.copytree(FOLDER, folder)
+  content = json.loads((folder / 'tokenizer.json').read_text())
+  first, embeddings = tokenizer.load(folder).vocab_size, 320
+  plain = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
+  content['added_tokens'] += [
+    {'id': n, 'content': f'<{n}>', 'special': True} | plain for n in range(first, embeddings + 1)
+  ]
+  (folder / 'tokenizer.json').write_text(json.dumps(content))
+  policy = policies.open_policy(str(folder))
+  assert policy.experiment.tokenizer.vocab_size == embeddings + 1
+  experiment.load_questions(policy.experiment, jsonl({'question': '<319>', 'answer': '1'}))
+  file = jsonl({'question': '<320>', 'answer': '1', 'solution': '1'})
+  refusal = f"a prompt contains '<320>', which is token 320, but {folder} has only 320 embeddings"
+  with pytest.raises(InputError, match=f'{file}: {refusal}'):
+    experiment.load_questions(policy.experiment, file)
+  with pytest.raises(InputError, match=f'^{refusal}'):
+    responses.sample(policy, ['<320>'])
 
 
 def live_bytes():
@@ -186,6 +235,20 @@ def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   [
     ({'seed': 6}, f'config.warm_start.seed was {tiny.SEED} and is now 6'),
     ({'warm_start.seed': 6}, f'config.warm_start.seed was {tiny.SEED} and is now 6'),
+    ({'data.solution_field': 'answer'}, "config.data.solution_field was None and is now 'answer'"),
+    (
+      {'optimizer.moment_dtype': 'bfloat16'},
+      "config.optimizer.moment_dtype was None and is now 'bfloat16'",
+    ),
+    (
+      {'data.on_overlong': 'drop'},
+      "config.data.on_overlong was None and is now 'drop'; config.rollout.max_prompt was None and "
+      f'is now {tiny.PROMPT}; config.rollout.max_response was None and is now {tiny.RESPONSE}',
+    ),
+    (
+      {'environment.name': 'tools', 'environment.tools': (expressions.__name__ + ':calculate',)},
+      f"config.environment.tools was None and is now ['{expressions.__name__}:calculate']",
+    ),
     (
       {'warm_start.path': '~/warm_start', 'model.norm_epsilon': 0.5, 'warm_start.batch_size': 3},
       'config.model.norm_epsilon was 1e-06 and is now 0.5; config.warm_start.batch_size was 8 '
@@ -202,6 +265,33 @@ def test_a_warm_start_of_another_config_is_not_reused(
   opened = experiment.open_experiment(config, str(tmp_path))
   with pytest.raises(InputError, match=re.escape(message)):
     warm_start.run(opened, params=None, data=recorded.data)
+
+
+@pytest.mark.parametrize(
+  ('section', 'names'),
+  [
+    ('warm_start', {'enough': 'stop_at_pass_rate'}),
+    ('model', dict.fromkeys(('local_rope', 'window', 'num_experts'))),
+    ('', {'other_settings': None}),
+  ],
+)
+@pytest.mark.parametrize('is_shared', [True, False])
+def test_a_warm_start_of_an_earlier_version_is_reused(section, names, is_shared, config, tmp_path):
+  """Names that it used, with the current ones; None for a setting that it lacked."""
+  folder = tmp_path / 'warm_start'
+  config.warm_start.path = str(folder) if is_shared else ''
+  config.data.solution_field = 'answer'
+  opened = experiment.open_experiment(config, str(tmp_path))
+  origin = warm_start.origin(opened.config, opened.model)
+  for old, new in names.items():
+    settings = origin[section] if section else origin
+    value = settings.pop(new or old)
+    settings |= {old: value} if new else {}
+  params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
+  checkpoint.save_params(str(folder / 'params'), params)
+  (folder / 'origin.json').write_text(json.dumps(origin))
+  found = warm_start.run(opened, params, None)
+  jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 def test_a_run_waits_for_another_that_trains_the_same_warm_start(
@@ -250,6 +340,16 @@ def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, json
   config.warm_start.stop_at_pass_rate = 0.5
   checked = experiment.parse_config(config)
   assert warm_start.origin(checked, after.model)['train'] == config.data.train
+
+
+def test_the_optimizer_of_the_run_does_not_change_a_warm_start(config):
+  """Except for the dtype of the moments, which decides the memory."""
+  config.optimizer.update(dict(b1=0.5, b2=0.5, weight_decay=9.0, epochs=2, max_kl=1.0))
+  changed = warm_start._optimizer(parse_config(config))
+  assert (changed.b1, changed.b2, changed.weight_decay) == (0.9, 0.999, 0.01)
+  assert changed.learning_rate == config.warm_start.learning_rate
+  config.optimizer.moment_dtype = 'bfloat16'
+  assert warm_start._optimizer(parse_config(config)).moment_dtype == 'bfloat16'
 
 
 def test_runs_of_two_seeds_can_begin_with_the_same_policy(config, tmp_path):

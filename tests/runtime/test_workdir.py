@@ -71,8 +71,19 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
       ('num_epochs 1.0 2.0',),
     ),
     ({}, {'model.path': '/x'}, ("model.path '' '/x'",)),
+    (
+      {'model.dtype': 'bfloat16'},
+      {'model.dtype': 'float32'},
+      ("model.dtype 'bfloat16' 'float32'",),
+    ),
   ],
-  ids=['all settings', 'prolonging with a decaying rate', 'the same in epochs', 'a text'],
+  ids=[
+    'all settings',
+    'prolonging with a decaying rate',
+    'the same in epochs',
+    'a text',
+    'a dtype',
+  ],
 )
 def test_a_workdir_of_another_config_is_refused_with_what_differs(
   config, folder, claimed, changes, found
@@ -94,6 +105,15 @@ def test_a_policy_needs_its_own_model_settings_but_no_others(config, folder):
   message = r': config\.model\.width is 64, but the run was trained with 32\. Leave out --config'
   with pytest.raises(InputError, match=message):
     check_policy(overridden(config, {'model.width': 64}), str(folder), ('model', 'lora'))
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32', 'auto'])
+def test_the_dtype_auto_agrees_with_that_of_the_run(config, folder, dtype, capsys):
+  claim_workdir(overridden(config, {'model.dtype': dtype}), str(folder))
+  given = overridden(config, {'model.dtype': 'auto'})
+  check_workdir(given, str(folder))
+  check_policy(given, str(folder), ('model',))
+  assert capsys.readouterr().out == ''
 
 
 def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder):

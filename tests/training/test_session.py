@@ -19,7 +19,7 @@ from exgrpo_jax.experiment import experiment
 from exgrpo_jax.grading import programs
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.runtime import environment
+from exgrpo_jax.runtime import environment, machine
 from exgrpo_jax.runtime.workdir import claim_workdir
 from exgrpo_jax.training import checks, session
 from tests.helpers import recording, tiny
@@ -200,6 +200,25 @@ def test_epochs_become_steps_once_the_data_is_read_and_other_data_is_refused(con
       InputError, match=r'With 6 questions, num_epochs=1 means 1 step instead of 2'
     ):
       session.load(changed, workdir)
+
+
+def test_a_run_keeps_the_dtype_that_auto_meant_at_its_start(config, tmp_path, monkeypatch):
+  """A run of an earlier version, whose config.json has 'auto', keeps that."""
+  config.model.dtype, config.warm_start.num_updates = 'auto', 0
+  path = tmp_path / 'config.json'
+
+  def claimed(is_fast):
+    monkeypatch.setattr(machine, 'has_fast_bfloat16', lambda: is_fast)
+    opened, rollout, _ = session.load(config, str(tmp_path))
+    with jax.set_mesh(opened.meshes.training):
+      session.claim(config, opened, rollout)
+    return opened.model.dtype, json.loads(path.read_text())['model']['dtype']
+
+  assert claimed(is_fast=True) == ('bfloat16', 'bfloat16')
+  (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+  assert claimed(is_fast=False) == ('bfloat16', 'bfloat16')
+  claim_workdir(config, str(tmp_path))
+  assert claimed(is_fast=False) == ('float32', 'auto')
 
 
 # ---- The tokenizer that a run keeps in its workdir ----
