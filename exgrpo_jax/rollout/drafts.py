@@ -231,7 +231,8 @@ def _advanced(
   decoded = _with_tokens(carry, token_BT, draws_BT)
   return carry._replace(
     state=state._replace(
-      hidden_BD=at_last(hidden_BTD),
+      # The draw after a finished row is part of its text, so another call must repeat it.
+      hidden_BD=jnp.where(state.live_B[:, None], at_last(hidden_BTD), state.hidden_BD),
       position_B=jnp.where(live_B, position_B, jnp.minimum(position_B, rests_at)),
       length_B=length_B,
       live_B=live_B,
