@@ -64,7 +64,8 @@ def write_sweep(tmp_path):
   def write(expression):
     path = tmp_path / 'sweep.py'
     path.write_text(
-      f'from exgrpo_jax.sweeps import trials\ndef get_sweep():\n  return {expression}\n'
+      'import numpy as np\nfrom exgrpo_jax.sweeps import trials\n'
+      f'def get_sweep():\n  return {expression}\n'
     )
     return str(path)
 

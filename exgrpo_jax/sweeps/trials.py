@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from exgrpo_jax.config import evaluate_file
 from exgrpo_jax.errors import InputError
 
@@ -30,7 +32,7 @@ def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
 
   return _collect(
     (','.join(map(label, axes, values)), dict(zip(axes, values)))
-    for values in itertools.product(*axes.values())
+    for values in itertools.product(*(map(_plain, values) for values in axes.values()))
   )
 
 
@@ -63,7 +65,10 @@ def load(path: str) -> Sweep:
       f'at least one trial, not {sweep!r}.'
     )
   check_names(f'--sweep={path}', sweep)
-  return {name: dict(overrides) for name, overrides in sweep.items()}
+  return {
+    name: {key: _plain(value) for key, value in overrides.items()}
+    for name, overrides in sweep.items()
+  }
 
 
 def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
@@ -90,6 +95,11 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
 def without_seed(name: str) -> str:
   """Return a trial's name without its seed. All trials of a setting share this name."""
   return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
+
+
+def _plain(value: Any) -> Any:
+  """Convert a NumPy number to Python's type, which settings require."""
+  return value.item() if isinstance(value, np.generic) else value
 
 
 def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:

@@ -387,6 +387,19 @@ def test_a_grid_is_every_combination_named_by_its_values():
   }
 
 
+@pytest.mark.parametrize(
+  ('expression', 'name', 'flag'),
+  [
+    ("trials.grid({'seed': np.arange(1)})", 'seed=0', '--config.seed=0'),
+    ("trials.grid({'replay.ratio': np.float32([0.5])})", 'ratio=0.5', '--config.replay.ratio=0.5'),
+    ("{'a': {'seed': np.int64(3)}}", 'a', '--config.seed=3'),
+  ],
+)
+def test_a_sweep_may_have_numbers_of_numpy(expression, name, flag, plan):
+  (trial,) = plan(expression)
+  assert trial.name == name and trial.arguments[-1] == flag
+
+
 def test_listed_settings_are_combined_with_axes_under_names_of_their_own():
   settings = {'full': {}, 'plain': {'replay.ratio': 0.0}}
   assert trials.listed(settings, {'seed': [3]}) == {
