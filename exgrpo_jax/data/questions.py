@@ -134,6 +134,10 @@ def load(config: DataConfig, spec: str) -> Dataset:
   Concurrent calls are safe, as with `store.prepared`. Raises InputError if the data
   does not exist or contains an unusable row.
   """
+  try:
+    spec.encode()
+  except UnicodeEncodeError as error:
+    raise InputError(f'{spec!r}: the name is not valid UTF-8. Rename the file.') from error
   base, named = split_spec(spec)[0], spec_columns(spec)
   columns = {
     key: named.get(key, '') if named else getattr(config, f'{key}_field') for key in COLUMNS

@@ -56,6 +56,7 @@ def test_an_embedded_task_whose_steps_are_checked_against_the_question(config, j
     ('', "data spec '' is not valid"),
     ('data/train.arrow', r"spec 'data/train\.arrow' is not valid.*ends in \.jsonl, \.json, \.cs"),
     ('absent/x.jsonl', r'absent/x\.jsonl: there is no such file'),
+    ('caf\udce9.jsonl', r"^'caf\\udce9\.jsonl': the name is not valid UTF-8\. Rename the file"),
     ('absent/x.parquet[:5]', r'absent/x\.parquet: there is no such file'),
   ],
 )
