@@ -15,9 +15,9 @@ from exgrpo_jax.runtime import machine
 
 # Per token of a step's rows: token, mask, log-probability and weight, 4 bytes each.
 _BATCH_BYTES = 16
-# Per parameter: the parameter, gradient and AdamW's moments in float32. With LoRA, only the frozen
-# base in bfloat16.
-_TRAINED_BYTES, _FROZEN_BYTES = 16, 2
+# Per parameter: the parameter and its gradient in float32, and AdamW's two moments by their dtype.
+# With LoRA, only the frozen base in bfloat16.
+_TRAINED_BYTES, _FROZEN_BYTES = {'float32': 8 + 8, 'bfloat16': 8 + 4}, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,7 @@ def needs(experiment: Experiment) -> list[Need]:
     math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, experiment.meshes.training))
   )
   of_model = f'config.model.path={config.model.path}' if config.model.path else 'config.model'
+  each = _FROZEN_BYTES if config.lora.rank else _TRAINED_BYTES[config.optimizer.moment_dtype]
   logits = min(rollout.logit_chunk, num_rows * longest) * shape.vocab_size * 4
   return [
     Need(
@@ -57,7 +58,7 @@ def needs(experiment: Experiment) -> list[Need]:
     Need(
       of_model,
       f"the training state of the model's {count:,} parameters",
-      count * (_FROZEN_BYTES if config.lora.rank else _TRAINED_BYTES),
+      count * each,
     ),
     Need(
       _largest(config, 'slots', *sizes),

@@ -23,7 +23,7 @@ from exgrpo_jax.runtime.workdir import read_config
 
 def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
   """Raise InputError if a new run in `workdir` could not read its prior experience."""
-  path = experience.path
+  path = os.path.expanduser(experience.path)
   if not path or checkpoint.steps(workdir):
     return
   if experience.is_file:
@@ -47,7 +47,7 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   cannot be used, or if none of its responses is correct.
   """
   parsed, decoder = experiment.config, experiment.tokenizer
-  path, limit = parsed.experience.path, parsed.rollout.max_response
+  path, limit = os.path.expanduser(parsed.experience.path), parsed.rollout.max_response
   if not path:
     return []
   with activity.doing(f'reading the experience in {path}'):

@@ -16,7 +16,7 @@ from exgrpo_jax.data import tokenizer
 from exgrpo_jax.environments import expressions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import responses
-from exgrpo_jax.experiment import experiment, generation, policies, warm_start
+from exgrpo_jax.experiment import experiment, generation, memory, policies, warm_start
 from exgrpo_jax.experiment.experiment import load_weights, open_experiment
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.learner import checkpoint
@@ -101,6 +101,18 @@ def test_auto_is_the_dtype_of_the_run_or_of_its_warm_start(
       (tmp_path / path).write_text(json.dumps({'model': {'dtype': stored}}))
   opened = experiment.open_experiment(config, str(tmp_path))
   assert opened.model.dtype == opened.config.model.dtype == dtype
+
+
+@pytest.mark.parametrize('moment_dtype', ['float32', 'bfloat16'])
+def test_the_memory_that_a_run_is_certain_to_need_is_its_state_and_gradient(
+  moment_dtype, config, tmp_path
+):
+  config.optimizer.moment_dtype = moment_dtype
+  opened = experiment.open_experiment(config, str(tmp_path))
+  (need,) = [need for need in memory.needs(opened) if 'training state' in need.what]
+  state = experiment.state_shapes(opened)
+  size = sum(np.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves((state, state.params)))
+  assert need.is_certain and need.size <= size <= need.size + 64  # its counters
 
 
 # ---- Policies that are opened to be asked ----

@@ -188,9 +188,13 @@ def test_truncated_responses_are_left_out_if_their_tokens_would_be_masked(record
     load([row for number, row in enumerate(rows) if number % 3], mask=True)
 
 
-def test_another_runs_buffer_is_taken_over_without_what_it_has_retired(seeded, other_run):
+def test_another_runs_buffer_is_taken_over_without_what_it_has_retired(
+  seeded, other_run, monkeypatch
+):
   folder, theirs = other_run
-  opened = seeded(str(folder))
+  monkeypatch.setenv('HOME', str(folder.parent))
+  opened = seeded(f'~/{folder.name}')
+  prior_experience.check(opened.config.experience, str(folder.parent / 'new'))
   data = experiment.load_questions(opened, opened.config.data.train)
   right = prior_experience.load(opened, data)
   buffer = seeding.seeded(generation.make_rollout(opened, data), {}, right, 'zero')
