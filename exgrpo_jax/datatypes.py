@@ -226,6 +226,7 @@ class Trajectory(TokenSequence):
   step: int  # the step that wrote the first token
   times_replayed: int = 0  # so far
   correct: bool = True  # `Verdict.correct`
+  truncated: bool = False  # `Response.truncated`; False in buffers of earlier versions
 
 
 def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:

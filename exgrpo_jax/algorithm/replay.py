@@ -392,6 +392,7 @@ def _with_new(
     if is_kept and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())
       values = {'reward': verdict.reward, 'correct': verdict.correct, **response.features}
+      values['truncated'] = response.truncated
       written = response.first_step(step)
       kept.append(Trajectory(response.tokens, response.logp, step=written, **values))
   kept.sort(key=lambda trajectory: trajectory.step)

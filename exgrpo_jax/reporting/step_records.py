@@ -47,7 +47,7 @@ RESPONSES = pa.schema(
     # none, if grading failed, or if the response is replayed.
     pa.field('answer', pa.string()),
     pa.field('length', pa.int32(), nullable=False),  # tokens
-    pa.field('truncated', pa.bool_(), nullable=False),  # cut at the limit, without an end token
+    pa.field('truncated', pa.bool_(), nullable=False),  # cut off at the limit
     # Means over tokens of the entropy in nats and of the probability exp(logp): from the sampler if
     # the response is fresh, computed now if it is replayed.
     pa.field('entropy', pa.float32(), nullable=False),

@@ -134,7 +134,7 @@ def _replayed(
     'reward': replayed.reward,
     'outcome': _outcome(replayed),
     'length': replayed.num_own,
-    'truncated': int(replayed.tokens[-1]) not in tokenizer.eos_ids,
+    'truncated': _is_truncated(tokenizer, replayed),
     'entropy': float(np.mean(scores.entropy)),
     'probability': float(np.mean(np.exp(scores.logp))),
     'has_code_block': has_code_block(text),
@@ -147,6 +147,15 @@ def _replayed(
     'shaped_variance': float(np.var(scores.weight)),
     'times_replayed': replayed.times_replayed + 1,
   }
+
+
+def _is_truncated(tokenizer: Tokenizer, stored: Trajectory) -> bool:
+  """Return True if a stored trajectory was cut off at the limit.
+
+  Imported trajectories and those of earlier versions lack the flag, but a single turn without an
+  end token was always cut off. The last token of an episode shows nothing.
+  """
+  return stored.truncated or not (stored.turns or int(stored.tokens[-1]) in tokenizer.eos_ids)
 
 
 def _outcome(stored: Trajectory) -> str:
@@ -223,15 +232,16 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
       'answer': question.answer,
     }
     chosen, replayed = rng.integers(len(responses)), experience.replays[group]
-    verdict = experience.verdicts[group][chosen]
-    shown = [(responses[chosen].tokens, verdict, verdict.outcome, {'replayed': False})]
+    fresh, verdict = responses[chosen], experience.verdicts[group][chosen]
+    origin = {'truncated': fresh.truncated, 'replayed': False}
+    shown = [(fresh, verdict, verdict.outcome, origin)]
     if replayed:
-      origin = {'replayed': True, 'written_in_step': replayed.step}
-      shown.append((replayed.tokens, replayed, _outcome(replayed), origin))
-    for tokens, graded, outcome, origin in shown:
+      is_cut = _is_truncated(tokenizer, replayed)
+      origin = {'truncated': is_cut, 'replayed': True, 'written_in_step': replayed.step}
+      shown.append((replayed, replayed, _outcome(replayed), origin))
+    for written, graded, outcome, origin in shown:
       row = {
-        'response': tokenizer.decode(tokens, special=True),
-        'truncated': int(tokens[-1]) not in tokenizer.eos_ids,
+        'response': tokenizer.decode(written.tokens, special=True),
         'reward': graded.reward,
         'correct': graded.correct,
         'outcome': outcome,

@@ -73,8 +73,8 @@ def test_a_success_is_stored_as_it_was_written_and_dates_from_its_first_token():
   written = [response(n, 1, spans=own, truncated=n == 2) for n, own in enumerate(spans)]
   group = [*zip(written, [verdict('+', 1.0), verdict('+', -3.0), verdict('+', 1.0)])]
   entry = record(STARTED, {7: (False, [*group, (response(9), verdict('-', 9.0))])}).entries[7]
-  found = [(one.step, *one.tokens, one.reward) for one in entry.trajectories]
-  assert found == [(3, 1, 1, -3.0), (4, 2, 1, 1.0), (5, 0, 1, 1.0)]
+  found = [(one.step, *one.tokens, one.reward, one.truncated) for one in entry.trajectories]
+  assert found == [(3, 1, 1, -3.0, False), (4, 2, 1, 1.0, True), (5, 0, 1, 1.0, False)]
   assert all(one.logp.tolist() == [0, -1] for one in entry.trajectories)
   assert (entry.correctness, entry.prompt_length) == (0.75, 3)  # whatever the rewards
 

@@ -31,6 +31,7 @@ BUFFERS = {
             reward=0.1 * n - 1,
             times_replayed=3 * n,
             correct=n % 3 > 0,
+            truncated=n % 4 == 1,
             turns=(Turn(1, n, 0.5),) * (n % 2),
             routes=np.full((row, 2, 3), n, np.uint16) if n % 3 == 1 else None,
           )

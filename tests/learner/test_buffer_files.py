@@ -125,7 +125,7 @@ def test_fields_that_an_earlier_version_did_not_store_have_their_defaults(write,
   describe = buffer_files._describe
 
   def of_earlier(*args):
-    later = ('times_replayed', 'correct', 'turns', 'routes')
+    later = ('times_replayed', 'correct', 'truncated', 'turns', 'routes')
     return {name: column for name, column in describe(*args).items() if name not in later}
 
   monkeypatch.setattr(buffer_files, '_describe', of_earlier)

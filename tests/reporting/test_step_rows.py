@@ -19,6 +19,7 @@ from exgrpo_jax.datatypes import (
   ReplayScores,
   Response,
   Trajectory,
+  Turn,
   Verdict,
 )
 from exgrpo_jax.reporting import metrics, step_records, step_rows
@@ -413,6 +414,28 @@ def test_a_replayed_response_that_was_wrong_is_sampled_as_wrong(experiences, sam
   rows = sample(dataclasses.replace(experience, replays=replays), 100)
   marks = {(row['correct'], row['outcome']) for row in rows if row['replayed']}
   assert marks == {(False, 'wrong')}
+
+
+@pytest.mark.parametrize('is_cut', [False, True])
+def test_an_episode_without_an_end_token_may_be_whole_and_one_with_it_may_be_cut(
+  recorded, experiences, sample, is_cut
+):
+  end = recorded.experiment.tokenizer.eos_ids[0]
+
+  def episode(written):
+    tokens = np.append(written.tokens[:-1], np.int32(end if is_cut else end + 1))
+    turns = (Turn(len(tokens), 0, 0.0),)
+    return dataclasses.replace(written, tokens=tokens, turns=turns, truncated=is_cut)
+
+  number = experiences[0].plan.step
+  responses = [list(map(episode, group)) for group in experiences[0].responses]
+  replays = [one and episode(one) for one in experiences[0].replays]
+  changed = dict(responses=responses, replays=replays)
+  rows = rows_with(recorded, recorded.steps[number], **changed)['responses']
+  assert set(zip(rows['is_replay'], rows['truncated'])) == {(False, is_cut), (True, is_cut)}
+  samples = sample(dataclasses.replace(experiences[0], **changed), 100)
+  found = {(row['replayed'], row['truncated']) for row in samples}
+  assert found == {(False, is_cut), (True, is_cut)}
 
 
 def test_special_tokens_are_shown(recorded, experiences, sample):
