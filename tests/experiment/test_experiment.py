@@ -23,6 +23,7 @@ from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime.randomness import Purpose
 from tests.helpers import cases, tiny
 from tests.helpers.paths import CHECKPOINTS
 
@@ -155,6 +156,22 @@ def test_loading_is_announced(monkeypatch):
   )
   policies.open_policy(FOLDER)
   assert said[0].startswith(f'loading {FOLDER} (')
+
+
+@pytest.mark.parametrize(
+  ('changes', 'expected'),
+  [({}, False), ({'partial': True}, True), ({'drafts': '3'}, True)],
+  ids=str,
+)
+def test_answers_are_taken_in_order_where_their_order_would_change_the_samples(
+  changes, expected, recorded
+):
+  config = recorded.experiment.config
+  environment = dataclasses.replace(config.environment, name='guess', workers=1)
+  rollout = dataclasses.replace(config.rollout, **changes)
+  config = dataclasses.replace(config, environment=environment, rollout=rollout)
+  opened = dataclasses.replace(recorded.experiment, config=config)
+  assert generation.make_sampler(opened, Purpose.ROLLOUT).in_order == expected
 
 
 @pytest.mark.full

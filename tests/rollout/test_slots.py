@@ -236,11 +236,12 @@ def test_the_order_of_answers_changes_no_bit(params, mesh):
 
 
 @pytest.mark.full
-def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkeypatch):
+@pytest.mark.parametrize('drafts', ['0', '3'])
+def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkeypatch, drafts):
   """Observations are read in parts, too."""
-  expected = play(params, mesh, parked=EPISODES)
+  expected = play(params, mesh, parked=EPISODES, drafts=drafts)
   monkeypatch.setattr(scheduler, '_PART', 0)
-  assert_same_responses(play(params, mesh, parked=EPISODES), expected)
+  assert_same_responses(play(params, mesh, parked=EPISODES, drafts=drafts), expected)
 
 
 @pytest.mark.full
