@@ -346,17 +346,18 @@ def approx_kl(sums: Mapping[str, Any]) -> Any:
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """Compute a step's loss metrics from the sums over its minibatches (host scalars).
 
-  The replay/ metrics are left out if no token was replayed, and the staleness/ metrics if no token
-  was carried over. The effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens. It
-  lies in (0, 1] and is 1 if all weights are equal.
+  The entropy is left out if all rows are masked, the replay/ metrics if no token was replayed, and
+  the staleness/ metrics if no token was carried over. The effective sample size is
+  (sum w)^2 / (n sum w^2) over replayed tokens. It lies in (0, 1] and is 1 if all weights are equal.
   """
   tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
   carried = sums['carried_tokens']
   values = {
-    'entropy': sums['entropy'] / max(tokens, 1),
     'policy/clip_fraction': sums['clipped'] / fresh,
     'policy/outside_clip_range': sums['outside'] / fresh,
   }
+  if tokens:
+    values['entropy'] = sums['entropy'] / tokens
   if 'approx_kl' in sums:
     values['policy/ratio_mean'] = sums['new_ratio'] / max(sums['fresh_tokens'] - carried, 1)
     values['policy/ratio_max'] = sums['new_ratio_max']

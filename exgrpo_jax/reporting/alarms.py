@@ -189,7 +189,7 @@ def no_probabilities(config: optimizer.OptimizerConfig) -> str:
 def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
   """Return the reason to stop the run after the last of these steps, or '' if it can continue."""
   last = recent[-1]
-  if not math.isfinite(last['entropy']):
+  if not math.isfinite(last.get('entropy', 0.0)):  # missing if all rows are masked
     if last['step'] == 1 and last['optimizer/skipped'] == config.updates_per_step:
       return (
         'the initial policy does not produce finite probabilities, so its weights must be '

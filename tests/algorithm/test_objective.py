@@ -334,6 +334,8 @@ def test_metrics_are_means_over_the_steps_tokens():
   outside = 'policy/outside_clip_range'
   assert (unclipped['policy/clip_fraction'], unclipped[outside]) == (0, metrics[outside])
   assert measure(BATCH, first=True)[0][outside] == 0
+  nothing = dataclasses.replace(BATCH, response_mask_BT=0 * BATCH.response_mask_BT)
+  assert set(measure(nothing)[0]) == {'policy/clip_fraction', outside, 'kl'}
 
 
 @pytest.mark.parametrize(

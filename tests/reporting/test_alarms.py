@@ -204,6 +204,10 @@ def test_a_gradient_that_is_not_finite_or_too_large_is_tolerated_singly(norm):
   assert not breakdown(*[skipped, {}] * 10), 'half of them'
 
 
+def test_a_step_whose_rows_are_all_masked_has_no_entropy_and_goes_on():
+  assert not alarms.breakdown(CONFIG, [{name: x for name, x in WELL.items() if name != 'entropy'}])
+
+
 def test_a_run_most_of_whose_updates_are_skipped_stops():
   """11 of the 20 of ten steps."""
   half, all_of_it = {'optimizer/skipped': 1.0}, {'optimizer/skipped': 2.0, 'gradient_norm': 100.0}
