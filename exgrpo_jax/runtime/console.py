@@ -86,16 +86,17 @@ def program() -> list[str]:
 
 
 def to_copy(words: Sequence[str], workdir: str = '') -> str:
-  """Format a command for the user to copy. Paths in flags become absolute.
+  """Format a command for the user to copy. Its program and paths in flags become absolute.
 
   The command then works from any folder. Use this function for every printed command. Paths in
   settings (--config.…) are unchanged, because an absolute path would count as a changed setting
   when the run resumes. `workdir` replaces the value of --workdir.
   """
-  program, *rest = words
-  written = [os.path.abspath(program) if os.sep in program else program]
+  written: list[str] = []
   flag = ''
-  for word in rest:
+  for index, word in enumerate(words):
+    if index < 2 and os.sep in word and not word.startswith('-'):  # a program, or Python's script
+      word = os.path.abspath(word)
     if flag:  # written as --flag value
       word, flag = f'{flag}={word}', ''
     elif _FOLDER.fullmatch(word) or _FILE.fullmatch(word):

@@ -8,7 +8,6 @@ import os
 import pathlib
 import platform
 import resource
-import shlex
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import jax
 
 from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import console
 from exgrpo_jax.runtime.workdir import write_json
 
 FILE = 'environment.json'
@@ -57,7 +57,7 @@ def describe(first_step: int) -> dict[str, Any]:
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'first_step': first_step,
-    'command': shlex.join(sys.orig_argv),
+    'command': console.to_copy(sys.orig_argv),
     'commit': _commit(pathlib.Path(__file__).parents[1]),
     'python': platform.python_version(),
     'packages': versions(),

@@ -266,7 +266,8 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
   is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
   if is_left and _changes(values, workdir)[1]:
     print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
-    shutil.rmtree(os.path.join(workdir, 'tokenizer'), ignore_errors=True)
+    for name in ('tokenizer', 'evaluation'):
+      shutil.rmtree(os.path.join(workdir, name), ignore_errors=True)
     for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
       pathlib.Path(workdir, name).unlink(missing_ok=True)
     os.remove(config)  # last, because any start recreates the other files if they are missing

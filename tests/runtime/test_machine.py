@@ -15,7 +15,7 @@ import pytest
 from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.runtime import environment, hosts, machine
+from exgrpo_jax.runtime import console, environment, hosts, machine
 from exgrpo_jax.runtime.hosts import Meeting
 
 PAGE_FAULTS = """
@@ -91,12 +91,23 @@ def test_bfloat16_instructions_are_read_from_the_flags_of_the_cpu(
 
 def test_a_run_says_what_it_runs_on(recorded):
   (start,) = json.loads((recorded.workdir / 'environment.json').read_text())
-  assert start['first_step'] == 0 and start['command'].startswith(sys.orig_argv[0])
+  program = console.to_copy(sys.orig_argv[:1])
+  assert start['first_step'] == 0 and start['command'].startswith(program)
   assert start['packages']['jax'] == jax.__version__
   assert start['packages']['exgrpo_jax'] == __version__
   assert start['python'] == '.'.join(map(str, sys.version_info[:3]))
   assert (start['device']['platform'], start['hosts']) == ('cpu', 1)
   assert start['device']['count'] == jax.device_count()
+
+
+def test_the_command_of_a_start_works_in_any_folder(monkeypatch):
+  words = '.venv/bin/python -m exgrpo_jax train --config=my/config.py --workdir runs/a'
+  monkeypatch.setattr(sys, 'orig_argv', words.split())
+  here = os.getcwd()
+  assert environment.describe(0)['command'] == (
+    f'{here}/.venv/bin/python -m exgrpo_jax train --config={here}/my/config.py '
+    f'--workdir={here}/runs/a'
+  )
 
 
 def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):

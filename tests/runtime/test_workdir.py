@@ -144,6 +144,8 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
   (tmp_path / 'console.log').write_text('of the earlier start')
   if evaluated:
     (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "validation/score": 0.5}\n')
+    (tmp_path / 'evaluation').mkdir()
+    (tmp_path / 'evaluation' / 'step_000000_sums.jsonl').write_text('{}\n')
   other = overridden(config, {'seed': 3})
   release_workdir(config, str(tmp_path))  # the same config goes on
   assert (tmp_path / 'config.json').exists() and capsys.readouterr().out == ''
