@@ -152,8 +152,8 @@ def _replayed(
 def _is_truncated(tokenizer: Tokenizer, stored: Trajectory) -> bool:
   """Return True if a stored trajectory was cut off at the limit.
 
-  Imported trajectories and those of earlier versions lack the flag, but a single turn without an
-  end token was always cut off. The last token of an episode shows nothing.
+  Trajectories that were imported or stored by earlier versions lack the flag, but a single turn
+  without an end token was always cut off. The last token of an episode shows nothing.
   """
   return stored.truncated or not (stored.turns or int(stored.tokens[-1]) in tokenizer.eos_ids)
 

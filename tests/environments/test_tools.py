@@ -180,7 +180,7 @@ def begun(*functions, answer='12'):
 def said(environment, turn):
   observation = environment.step(turn)
   assert not observation.done and {m['role'] for m in observation.messages} == {'tool'}
-  return [message['content'] for message in observation.messages]
+  return [message['content'] for message in as_messages(observation.messages)]
 
 
 def call(name, arguments):
