@@ -501,9 +501,9 @@ def _is_nan(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
   """Convert `value` to JSON types; overly long integers and all other types become text."""
-  if type(value) is int and value.bit_length() > _LONG_INTEGER:
-    return f'{decimal.Decimal(value):f}'
   if value is None or type(value) in (str, int, float, bool):
+    if isinstance(value, int) and value.bit_length() > _LONG_INTEGER:
+      return f'{decimal.Decimal(value):f}'
     return value
   if isinstance(value, Numeral):
     try:
