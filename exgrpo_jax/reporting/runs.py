@@ -15,24 +15,10 @@ import pyarrow as pa
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.runtime.workdir import RUN_LOCK, read_config
+from exgrpo_jax.runtime.workdir import RUN_LOCK, WITHOUT_EFFECT, read_config
 
 # Runs have the same setting if only these keys differ: the seed and keys that don't affect results.
-SAME_SETTING = (
-  'seed',
-  'compilation_cache',
-  'checkpoint.',
-  'export.',
-  'metrics.',
-  'mesh.',
-  'data.cache_dir',
-  'warm_start.path',
-  'grading.workers',
-  'rollout.slots',
-  'rollout.logit_chunk',
-  'microbatch.tokens',
-  'microbatch.remat',
-)
+SAME_SETTING = ('seed', 'warm_start.path', *WITHOUT_EFFECT)
 _BASE = 'exgrpo_jax.configs.base'
 # Keys that every run's config contains.
 _NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.group_size')

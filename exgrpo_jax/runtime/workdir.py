@@ -127,15 +127,19 @@ def _machine() -> str:
     return socket.gethostname()
 
 
-# Settings that a resumed run may change: its outputs and evaluations, and how it computes (mesh,
-# slots and microbatch affect only rounding, but with partial rollouts, slots also affect how many
-# groups are in flight). `_changes` adds num_steps and num_epochs. Any other change would mix two
-# experiments in one set of records.
+# Settings of a run's outputs and of how it computes, which don't affect what it learns: mesh, slots
+# and microbatch affect only rounding, but with partial rollouts, slots also affect how many groups
+# are in flight.
+WITHOUT_EFFECT = (
+  'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache', 'data.cache_dir',
+  'grading.workers', 'environment.workers', 'rollout.slots', 'rollout.logit_chunk',
+  'microbatch.tokens', 'microbatch.remat',
+)  # fmt: skip
+# Settings that a resumed run may change: those, and its evaluations. `_changes` adds num_steps and
+# num_epochs. Any other change would mix two experiments in one set of records.
 FREE = (
-  'evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
-  'data.cache_dir', 'data.validation', 'data.evaluation', 'logprob_check.max',
-  'grading.workers', 'grading.batch_timeout', 'environment.workers',
-  'rollout.slots', 'rollout.logit_chunk', 'microbatch.tokens', 'microbatch.remat',
+  *WITHOUT_EFFECT, 'evaluation.', 'data.validation', 'data.evaluation', 'logprob_check.max',
+  'grading.batch_timeout',
 )  # fmt: skip
 
 # Settings that older runs lack, by section, with values that reproduce how those runs behaved.

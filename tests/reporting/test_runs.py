@@ -13,6 +13,7 @@ CONFIG = {
   'num_steps': 4,
   'replay': {'ratio': 0.5, 'sigma': 1.0},
   'rollout': {'questions': 2, 'group_size': 4, 'slots': 8},
+  'environment': {'workers': 0},
 }
 
 
@@ -32,6 +33,7 @@ def workdir(tmp_path):
 
 def test_runs_that_differ_in_their_seed_and_layout_alone_are_of_one_setting(workdir):
   other = CONFIG | {'seed': 1, 'rollout': CONFIG['rollout'] | {'slots': 2}}
+  other |= {'environment': {'workers': 4}}
   plain = CONFIG | {'replay': {'ratio': 0.0, 'sigma': 1.0}}
   folders = [workdir('a'), workdir('plain', plain), workdir('b', other)]
   both, grpo = runs.read(folders)

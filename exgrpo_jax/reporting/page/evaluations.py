@@ -1,5 +1,6 @@
 """Evaluation results per question: correct responses by step, and extracted answers."""
 
+import hashlib
 import json
 import pathlib
 import re
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from exgrpo_jax.errors import InputError
 
 Benchmark = Mapping[str, Any]  # see describe
-# (row, question and answer) -> share of correct responses
+# (row, digest of question and answer) -> share of correct responses
 Shares = Mapping[tuple[int, str], float]
 
 FOLDER = 'evaluation'
@@ -61,6 +62,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
       'rows': [record['row'] for record in rows],
       'texts': [record['question'][-_MAX_TEXT:].strip() for record in rows],
       'answers': [record['answer'] for record in rows],
+      'digests': list(map(_digest, rows)),
       'evaluations': [],
     }
     benchmark = benchmarks.setdefault(name, new)
@@ -76,6 +78,12 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
         'responses': shown,
       }
     )
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+  """Return a digest of the whole question and its answer, because the page shortens texts."""
+  asked = f'{record["question"]}\n{record["answer"]}'
+  return hashlib.blake2b(asked.encode(errors='backslashreplace'), digest_size=6).hexdigest()
 
 
 def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
@@ -111,10 +119,8 @@ def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
   """
   return {
     evaluation['step']: {
-      (row, f'{text}\n{answer}'): count / evaluation['samples']
-      for row, text, answer, count in zip(
-        benchmark['rows'], benchmark['texts'], benchmark['answers'], evaluation['correct']
-      )
+      key: count / evaluation['samples']
+      for key, count in zip(zip(benchmark['rows'], benchmark['digests']), evaluation['correct'])
     }
     for benchmark in benchmarks
     if benchmark['name'] == source

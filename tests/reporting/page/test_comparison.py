@@ -1,9 +1,11 @@
 """The comparison of runs on the page: their names, and the steps at which they are compared."""
 
+import json
+
 import pytest
 
 from exgrpo_jax.reporting import step_records
-from exgrpo_jax.reporting.page import comparison
+from exgrpo_jax.reporting.page import comparison, evaluations
 from exgrpo_jax.reporting.runs import Group, Recorded
 
 SCORE = 'eval/chains/pass@1'
@@ -28,9 +30,8 @@ def benchmark(rights_by_step):
     for step, rights in rights_by_step.items()
   ]
   rows = list(range(len(next(iter(rights_by_step.values()), ()))))
-  answers = list(map(str, rows))  # all questions have the same text, as in an environment
-  texts = ['question'] * len(rows)
-  shown = {'rows': rows, 'texts': texts, 'answers': answers, 'evaluations': evaluations}
+  digests = list(map(str, rows))
+  shown = {'rows': rows, 'digests': digests, 'evaluations': evaluations}
   return [{'name': 'chains', **shown}]
 
 
@@ -120,3 +121,25 @@ def test_a_run_has_its_colour_in_every_chart_and_no_line_of_zeros_for_replay_it_
   assert [line['place'] for line in panels['Reward']['lines']] == [0, 1]
   (line,) = panels['Questions in the buffer']['lines']
   assert (line['label'], line['place']) == ('0.5', 1)
+
+
+@pytest.mark.parametrize(
+  ('asked', 'questions'),
+  [
+    ([('Guess the number.', '1'), ('Guess the number.', '2')], 2),  # as in an environment
+    ([(f'{kind} {"x" * 400}', '1') for kind in ('Add', 'Subtract')], 2),  # the same ending
+    ([('Add 1 and 2.', '3'), ('Add 1 and 2.', '3')], 1),
+  ],
+)
+def test_rows_belong_together_if_question_and_answer_are_the_same(tmp_path, asked, questions):
+  (tmp_path / 'evaluation').mkdir()
+  lines = [
+    json.dumps(
+      dict(row=row, source='x', question=question, answer=answer, correct=[True])
+      | dict(responses=['a'], outcomes=['correct'], lengths=[1])
+    )
+    for row, (question, answer) in enumerate(asked)
+  ]
+  (tmp_path / 'evaluation' / 'step_000000_x.jsonl').write_text('\n'.join(lines))
+  shares = evaluations.by_step(evaluations.describe(tmp_path, 10_000), 'x')
+  assert len({key for _, key in shares[0]}) == questions

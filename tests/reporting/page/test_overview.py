@@ -82,9 +82,21 @@ def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign
   found = described(tmp_path, records, [again], benchmark(by_step), num_epochs=1.5)
   commands = [command for text, command in found['next'] if 'To train longer' in text]
   assert commands == [f'{copied(tmp_path)} --config.num_epochs=3'] * (sign == 1)
-  decays = {'optimizer.schedule': 'cosine'}
+  decays = {'optimizer.schedule': 'cosine'}  # it could not be resumed
   found = described(tmp_path, records, [start(0)], benchmark(by_step), **decays)
-  assert not any('To train longer' in text for text, _ in found['next'])  # it could not be resumed
+  assert not any('To train longer' in text for text, _ in found['next'])
+
+
+def test_a_run_that_stopped_early_is_not_advised_to_train_longer(tmp_path):
+  rights = {0: 19, 20: 1, 60: 19}  # rising again, but the best score is from step 0
+  by_step = {step: [1] * count + [0] * (20 - count) for step, count in rights.items()}
+  values = {0: 0.9, 20: 0.1, 60: 0.8}
+  records = [{'step': s, SCORE: v, 'validation/score': v} for s, v in values.items()]
+  changes = {'num_steps': 100, 'evaluation.patience': 2}
+  found = described(tmp_path, records, [start(0)], benchmark(by_step), **changes)
+  texts = [text for text, _ in found['next']]
+  assert any('the score still rose on chains' in text for text in texts)
+  assert not any('To train longer' in text for text in texts)
 
 
 @pytest.mark.parametrize(('step', 'left'), [(12, '48 steps are'), (59, '1 step is')])
