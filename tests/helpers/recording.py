@@ -140,7 +140,7 @@ def run_training(opened, params=None, values=None, draws=False, callbacks=()):
     if values is None:
       patch.setattr(session, 'claim_workdir', lambda *_: None)
       patch.setattr(session, 'keep_tokenizer', lambda _: None)
-    start = session.claim(values, opened, rollout)
+    start = session.claim(values or tiny.values('', ''), opened, rollout)
     session.train(opened, rollout, evaluations, start, compiled, callbacks)
 
 
