@@ -504,13 +504,13 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path):
   refused = (
     ([], 'must be followed by at least one WORKDIR'),
     ([tmp_path], 'contains no config.json'),
-    ([run, run], 'is given twice'),
+    ([run, run], 'was given twice'),
     (
       [run, '--serve', f'--out={tmp_path}/x.html'],
       'x.html: this flag cannot be combined with --serve',
     ),
     ([run, '--serve', '--texts=all'], '--texts=all: '),
-    ([run, run, '--serve', '--port=0'], 'is given twice'),
+    ([run, run, '--serve', '--port=0'], 'was given twice'),
     ([run, '--texts=some'], '--texts=some: the value must be one of sampled, all'),
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999: the value must be'),
