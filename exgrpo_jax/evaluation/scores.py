@@ -166,7 +166,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
   lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
   width = max(map(len, pairs))
   for source, records in pairs.items():
-    keys = [(index, _asked(record)) for index, record in enumerate(records)]
+    keys = [(index, comparison.asked(record)) for index, record in enumerate(records)]
     shares = (
       {key: float(np.mean(record['correct'])) for key, record in zip(keys, of_policy)}
       for of_policy in (records, [record['other'] for record in records])
@@ -245,17 +245,9 @@ def _records(
   return records
 
 
-def _asked(record: Record) -> str:
-  """Return a question's cluster key, shared by repeated rows such as AIME's 32 copies.
-
-  The key includes the answer because an environment may ask different questions in the same words.
-  """
-  return f'{record["question"]}\n{record["answer"]}'
-
-
 def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
   correct_QK = np.array([record['correct'] for record in records], float)
-  cluster_Q = [_asked(record) for record in records]
+  cluster_Q = [comparison.asked(record) for record in records]
   samples = correct_QK.shape[1]
   measures = {'pass@1': correct_QK[:, :1]}
   if samples > 1:

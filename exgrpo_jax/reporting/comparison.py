@@ -84,6 +84,14 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   return Estimate(mean, max(mean - half, -1.0), min(mean + half, 1.0))
 
 
+def asked(record: Mapping[str, Any]) -> str:
+  """Return the cluster of an evaluated question, shared by repeated rows such as AIME's 32 copies.
+
+  It includes the answer, because an environment may ask different questions in the same words.
+  """
+  return f'{record["question"]}\n{record["answer"]}'
+
+
 def _variance_of_mean(score_Q: np.ndarray, cluster_Q: _Clusters) -> tuple[float, int]:
   """Return the cluster-robust variance of the mean score, and the number G of clusters."""
   numbers: dict[Any, int] = {}  # an array of texts would use as much memory per row as the longest

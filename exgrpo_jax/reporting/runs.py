@@ -167,12 +167,14 @@ def score_names(found: Sequence[Run]) -> dict[str, str]:
 
   If k has changed, the name is from the newest evaluation.
   """
+  newest: dict[str, float] = {}  # the last step of each metric
+  for record in (record for run in found for record in run):
+    newest |= {name: max(record.get('step', 0), newest.get(name, 0)) for name in record}
   of_source: dict[str, str] = {}
-  records = (record for run in found for record in run)
-  for record in sorted(records, key=lambda record: record.get('step', 0)):
-    for name in sorted(record, reverse=True):  # pass@1 first, then avg@k replaces it
-      if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
-        of_source[match[1]] = name
+  # Later names replace earlier ones: newer steps come later and, at the same step, avg@k.
+  for name in sorted(newest, key=lambda name: (newest[name], '/avg@' in name)):
+    if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
+      of_source[match[1]] = name
   return dict(sorted(of_source.items()))
 
 

@@ -142,8 +142,8 @@ def decode(
     cache = model.keep(config, state.cache, new, state.position_B, count_B)
     return carry._replace(state=carry.state._replace(cache=cache), counts=counts)
 
-  # Only the first of T equal rows counts. But with fewer rows, the logits would round differently
-  # than in a pass, and then results would depend on when the last call ended.
+  # Only the first of the T equal rows is used. A single row would round differently than a pass, so
+  # results would depend on when the last call ended.
   hidden_BTD = jnp.repeat(state.hidden_BD[:, None], num_drafts + 1, axis=1)
   first_B1 = _Draws(*(x_BT[:, :1] for x_BT in draw(hidden_BTD, state, 0)))
   begun = _begun(num_drafts, state, texts, forced, first_B1)

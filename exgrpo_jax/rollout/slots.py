@@ -212,7 +212,7 @@ def past_of(requests: Sequence[Request]) -> Past:
 
 
 def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.State) -> int:
-  """Return the maximum length of a text in `texts_of`, at most the cache length."""
+  """Return the limit for `texts_of`: the cache length or the longest row, if that is shorter."""
   return min(model.cache_length(config, state.cache), spec.longest_row)
 
 

@@ -26,7 +26,7 @@ from tests.helpers import tiny
 
 @dataclasses.dataclass
 class Update:
-  """What one optimizer update of a step was computed from, and its sums."""
+  """The inputs of one optimizer update, and its sums."""
 
   params: Any  # NumPy, before it
   batch: Any

@@ -129,13 +129,13 @@ CASES = {
 
 @pytest.mark.parametrize('setting', ['0', '3', '7'])
 def test_results_do_not_depend_on_how_many_passes_a_call_makes(generate, setting, monkeypatch):
-  """How many depends on the clock. Equal to the bit, in a model that is wide enough to round."""
+  """The clock decides how many. The model is wide enough for its sums to round."""
   wide = dataclasses.replace(CONFIG, width=128, head_size=32, mlp_width=256)
   found = []
   for seconds in (0, 1e9):
     monkeypatch.setattr(scheduler, '_PART', seconds)
     responses, metrics = generate(setting, config=wide, slots=16, eos_ids=(NEVER,))
-    # The metrics count drafts, some of which are copied from rows that have finished.
+    # The metrics include drafts that were copied from finished rows.
     found.append(([(one.tokens.tolist(), one.logp.tolist()) for one in responses], metrics))
   assert found[0] == found[1]
 

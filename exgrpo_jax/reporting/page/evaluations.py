@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import comparison
 
 Benchmark = Mapping[str, Any]  # see describe
 # (row, digest of question and answer) -> share of correct responses
@@ -82,8 +83,8 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
 
 def _digest(record: Mapping[str, Any]) -> str:
   """Return a digest of the whole question and its answer, because the page shortens texts."""
-  asked = f'{record["question"]}\n{record["answer"]}'
-  return hashlib.blake2b(asked.encode(errors='backslashreplace'), digest_size=6).hexdigest()
+  asked = comparison.asked(record).encode(errors='backslashreplace')
+  return hashlib.blake2b(asked, digest_size=6).hexdigest()
 
 
 def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
@@ -114,8 +115,7 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
   """Map each step to the questions' shares of correct responses, for one source.
 
-  Manual evaluations are left out. Rows with the same question and answer belong together. The
-  answer counts because an environment may ask different questions in the same words.
+  Manual evaluations are left out.
   """
   return {
     evaluation['step']: {
