@@ -1,4 +1,4 @@
-r"""Vary the pass rate that a step must reach before replay starts.
+r"""Vary the pass rate that a step must exceed before replay starts.
 
 exgrpo sweep --sweep=start_pass_rate \
     --config=arithmetic --workdir=/tmp/start_pass_rate
