@@ -48,7 +48,7 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
   Args:
     correct_QK: correctness [questions, samples], bool or float in [0, 1].
-    cluster_Q: each row's prompt, as text or id [questions]; rows with equal prompts form a cluster.
+    cluster_Q: each row's cluster, such as the value of `asked` [questions].
   """
   chex.assert_rank(correct_QK, 2)
   score_Q = correct_QK.mean(axis=1, dtype=np.float64)
