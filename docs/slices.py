@@ -70,6 +70,7 @@ _TAIL = """
   truncated.
 - **GiB per chip** is the peak memory, which is reached while the program in the next column runs.
   The number includes everything else that is in memory at that time.
+- **Tokens/s** counts all response tokens that a step trains on, including replayed ones.
 - **Chip-hours** are for 100 steps.
 - **Slots** is the value of `--config.rollout.slots`. It differs from the config's own value if that
   many slots do not fit, or if more slots fit.
