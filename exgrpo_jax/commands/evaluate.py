@@ -79,7 +79,7 @@ def main(args: command_line.Args) -> None:
   if wanted and source.kind == 'model' and not given:
     given = policies.base_config()
     given.prompt.template = 'paper'
-  values = policies.config_values(source, given)
+  values = policies.config_values(source, given, args.max_response)
   if wanted:
     values = suites.with_settings(wanted.suite, values, command_line.given_overrides(args))
   values = command_line.with_sampling(args, values)
@@ -155,8 +155,9 @@ def _settings_of_two(
   args: command_line.Args, first: Source, second: Source
 ) -> tuple[ConfigDict, ConfigDict]:
   """Return the configs for two policies, where the second is sampled and graded like the first."""
-  of_first: Any = command_line.with_sampling(args, policies.config_values(first, args.config))
-  of_second: Any = policies.config_values(second, args.config)
+  given, longest = args.config, args.max_response
+  of_first: Any = command_line.with_sampling(args, policies.config_values(first, given, longest))
+  of_second: Any = policies.config_values(second, given, of_first.rollout.max_response)
   with of_first.unlocked(), of_second.unlocked():
     # If one policy left out a question, the other's responses would have no counterpart.
     of_first.data.on_overlong = 'refuse'

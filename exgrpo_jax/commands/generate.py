@@ -46,7 +46,8 @@ def main(args: command_line.Args) -> None:
       'and --row=3 plays an episode in an environment.'
     )
   source = command_line.chosen_policy(args)
-  values = command_line.with_sampling(args, policies.config_values(source, args.config))
+  values = policies.config_values(source, args.config, args.max_response)
+  values = command_line.with_sampling(args, values)
   experiment = open_experiment(values, source.path)
   with console.opened(), machine.explained():
     policy = policies.restore(source, experiment)

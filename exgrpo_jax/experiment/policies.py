@@ -70,10 +70,13 @@ def at(path: str) -> Source:
   return Source('run' if is_run else 'model', path)
 
 
-def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict:
+def config_values(
+  source: Source, given: ConfigDict | None = None, max_response: int | None = None
+) -> ConfigDict:
   """Return a config for sampling: a copy of `given`, the run's config, or a config for the model.
 
-  Raises InputError if the run's model, LoRA, tokenizer or prompt settings differ from `given`.
+  `max_response` is for `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or prompt
+  settings differ from `given`.
   """
   values: Any = copy.deepcopy(given)
   if values:
@@ -86,7 +89,7 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
     check_policy(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
     return values
   if not values:
-    return suited_to(source.path)
+    return suited_to(source.path, max_response)
   with values.unlocked():
     values.model.path = source.path
   return values
@@ -114,18 +117,19 @@ def _is_model(values: Mapping[str, Any]) -> bool:
   return 'architectures' in values or 'model_type' in values
 
 
-def suited_to(path: str) -> ConfigDict:
-  """Make a sampling config with any chat template and with slots that fit in _CACHE_BYTES."""
+def suited_to(path: str, max_response: int | None = None) -> ConfigDict:
+  """Make a sampling config with slots that fit in _CACHE_BYTES and, if given, `max_response`."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')
   limit = architecture.read_json(folder).get('max_position_embeddings') or 2 * _LONGEST
-  longest = min(_LONGEST, limit // 2)
+  longest = max_response or min(_LONGEST, limit // 2)
   values.prompt.template = 'chat' if tokenizer.load(folder).chat.template else 'plain'
-  values.rollout.update(dict(max_prompt=longest, max_response=longest))
+  prompt = max(1, min(_LONGEST, limit // 2, limit - longest))
+  values.rollout.update(dict(max_prompt=prompt, max_response=longest))
   shape = model_config(with_folders(with_dtype(parse_config(values)), path))
   token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
-  row_bytes = 2 * longest * token_bytes * jnp.dtype(shape.dtype).itemsize
+  row_bytes = (prompt + longest) * token_bytes * jnp.dtype(shape.dtype).itemsize
   values.rollout.slots = max(1, min(values.rollout.slots, _CACHE_BYTES // row_bytes))
   return values
 

@@ -151,15 +151,20 @@ def test_the_second_policy_is_sampled_and_graded_like_the_first(config, monkeypa
   changes |= {'grading.verifier': 'math_verify', 'grading.max_length': 77}
   changes |= {'verifier.require': ('box',), 'environment.name': 'guess', 'data.answer_field': 'key'}
   found = {'A': overridden(config, changes), 'B': config}
-  monkeypatch.setattr(
-    policies, 'config_values', lambda source, _: copy.deepcopy(found[source.path])
-  )
+  limits = []
+
+  def config_values(source, _, max_response):
+    limits.append(max_response)
+    return copy.deepcopy(found[source.path])
+
+  monkeypatch.setattr(policies, 'config_values', config_values)
   args = types.SimpleNamespace(**UNSET, config=None)
   sources = (policies.Source('run', path) for path in found)
   first, second = map(parse_config, evaluate._settings_of_two(args, *sources))
   for section in ('seed', 'data', 'evaluation', 'grading', 'verifier', 'environment'):
     assert getattr(second, section) == getattr(first, section)
   assert second.rollout.max_response == first.rollout.max_response == 7
+  assert limits == [None, 7]  # a model's prompts must fit next to the first policy's responses
   assert (first.warm_start_seed, second.warm_start_seed) == (3, tiny.SEED)
 
 
@@ -175,6 +180,29 @@ def test_an_error_in_the_second_policy_is_found_before_the_first_is_evaluated(
   given |= dict(compare=[str(first), str(second)], data=[jsonl({'question': '1+1', 'answer': '2'})])
   with pytest.raises(InputError, match=f'max_position_embeddings=32 in {second}'):
     evaluate.main(types.SimpleNamespace(**UNSET | given))
+
+
+@pytest.mark.parametrize(
+  ('max_response', 'limits'),
+  [(None, (44, 44)), (20, (44, 20)), (64, (24, 64)), (87, (1, 87))],
+)
+def test_a_model_without_a_config_fits_prompts_next_to_the_responses(
+  max_response, limits, monkeypatch
+):
+  """Its context is 88 tokens."""
+  opened = []
+
+  def open_experiment(values, path):
+    opened.append((values.rollout.max_prompt, values.rollout.max_response))
+    raise InputError(path)
+
+  args = UNSET | dict.fromkeys(['config', 'checkpoint', 'step', 'out', 'row', 'seed'])
+  args |= dict(model='shipped:chains', data=['chains:test'], prompt='1', max_response=max_response)
+  for command in (evaluate, generate):
+    monkeypatch.setattr(command, 'open_experiment', open_experiment)
+    with pytest.raises(InputError, match='shipped:chains'):
+      command.main(types.SimpleNamespace(**args))
+  assert opened == [limits] * 2
 
 
 def noted_responses(monkeypatch):
