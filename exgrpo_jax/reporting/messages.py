@@ -127,7 +127,8 @@ def farewell(
     'evaluations': 'evaluation',
     'this text': 'console.log',
   }
-  places = _columns([(name, os.path.join(workdir, file)) for name, file in files.items()])
+  paths = [(name, os.path.join(workdir, file)) for name, file in files.items()]
+  places = _columns([(name, path) for name, path in paths if os.path.exists(path)])
   commands = next_commands(workdir, program, can_evaluate, can_export)
   next_ = '\n  '.join(['next:', *commands])
   return '\n'.join(filter(None, (summary_table(records), _learnt(records), places, next_)))
@@ -216,5 +217,5 @@ def _size(data: QuestionSet) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> str:
-  width = max(len(name) for name, _ in rows)
+  width = max((len(name) for name, _ in rows), default=0)
   return '\n'.join(f'  {name:<{width}}  {value}' for name, value in rows)
