@@ -144,7 +144,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
   """Compute a benchmark's score and interval, and describe its questions."""
   rows = [record for record in records if record['source'] == source]
   correct_QK = np.array([record['correct'] for record in rows], float)
-  asked = [record['question'] for record in rows]
+  asked = [comparison.asked(record) for record in rows]
   value, low, high = comparison.interval_95(correct_QK, asked)
   return {
     'score': value,

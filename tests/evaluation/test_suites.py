@@ -176,6 +176,16 @@ def test_avg_at_32_is_the_same_by_copies_and_by_samples(files, add_row, tmp_path
   assert len({line.split(',', 1)[1] for line in table[1:]}) == 1
 
 
+def test_questions_in_the_same_words_count_apart_if_their_answers_differ():
+  """As an environment asks them, such as guess."""
+  rows = [
+    {'source': 'guess', 'question': '1-64', 'answer': answer, 'correct': [1], 'truncated': [0]}
+    for answer in ('3', '3', '5')
+  ]
+  part = suites.Part(types.SimpleNamespace(questions=[], spec='guess:test'), 1, ())
+  assert suites._result(part, 'guess', rows)['questions'] == 2
+
+
 @pytest.mark.full
 def test_a_model_writes_its_responses_itself(files, add_row):
   """The stored checkpoint, sampled: in each part as many responses as its questions take."""
