@@ -72,17 +72,6 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   ),
 }
 
-# Derivatives of the shapings with respect to logp at w = 1, computed on the host. They weight
-# replayed rows if `replay_advantage` is 'balanced'.
-SLOPES: dict[str, Callable[[Any], float]] = {
-  'policy_shaping': lambda config: config.beta / (1 + config.beta) ** 2,
-  'unit_slope': lambda _: 1.0,
-  'none': lambda _: 1.0,
-  'power': lambda config: config.shaping_exponent,
-  'log': lambda config: config.shaping_weight,
-  'ratio_plus_log': lambda config: 1 + config.shaping_weight,
-}
-
 
 # ---- Fresh tokens: (term_BT, is_clipped_BT) ----
 

@@ -154,7 +154,7 @@ def replay_slope(config: ObjectiveConfig) -> float:
   >>> round(replay_slope(ObjectiveConfig(shaping='policy_shaping', beta=0.1)), 3)
   0.083
   """
-  return losses.SLOPES[config.shaping](config)
+  return float(jax.grad(lambda logp: replay_weights(logp, logp, config))(0.0))
 
 
 def policy_terms(

@@ -271,12 +271,6 @@ class ObjectiveConfig:
         f'config.objective.baseline={self.baseline!r} both set the baseline of fresh rows. Set '
         "config.objective.baseline='group'."
       )
-    if self.replay_advantage == 'balanced' and self.shaping not in losses.SLOPES:
-      raise InputError(
-        "config.objective.replay_advantage='balanced' weights a replayed row by the slope of the "
-        f'shaping function at w = 1, but losses.SLOPES has no entry for {self.shaping!r}. Add an '
-        'entry.'
-      )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
         f"config.objective.tis_limit={self.tis_limit} needs the trainer's log-probabilities to "
