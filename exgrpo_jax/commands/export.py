@@ -29,7 +29,7 @@ from exgrpo_jax.experiment.experiment import (
   open_experiment,
   state_shapes,
 )
-from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
+from exgrpo_jax.huggingface import hub_checkpoint, weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.runtime import activity, console, hosts, hub
@@ -176,10 +176,10 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
     activity.doing(f'exporting {path}'),
     completed(out) as unfinished,
   ):
-    write(experiment, load_weights(experiment), unfinished, dtype)
+    written = write(experiment, load_weights(experiment), unfinished, dtype)
     if hosts.is_first() and card.exists():
       (epath.Path(unfinished) / model_card.FILE).write_bytes(card.read_bytes())
-  return architecture.read_json(out)['dtype']
+  return written
 
 
 def _check_adapters(config: RunConfig, dtype: str | None) -> None:
