@@ -9,11 +9,9 @@ With --push, the folder is also published on the Hugging Face Hub, with a model 
 """
 
 import contextlib
-import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from absl import flags
@@ -31,7 +29,6 @@ from exgrpo_jax.experiment.experiment import (
 )
 from exgrpo_jax.huggingface import hub_checkpoint, weights
 from exgrpo_jax.learner import checkpoint
-from exgrpo_jax.policy import sharding
 from exgrpo_jax.runtime import activity, console, hosts, hub
 from exgrpo_jax.training import model_card
 from exgrpo_jax.training.export import completed, write
@@ -124,10 +121,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
         '--adapters.'
       )
     return f'{source.path}, in {write_model(source.path, out, args.dtype)}'
-  values: Any = policies.run_config(args.checkpoint)
-  # Use this machine's devices, not the run's.
-  values.mesh = dataclasses.asdict(sharding.MeshConfig())
-  experiment = open_experiment(values, args.checkpoint)
+  experiment = open_experiment(policies.run_config(args.checkpoint), args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
     if args.push and not hub_checkpoint.named(experiment.model_name):
