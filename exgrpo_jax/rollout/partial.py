@@ -133,13 +133,18 @@ def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
   return len(rewards) > 1 and replay.trains(config, correctness)
 
 
-def dropped(config: ReplayConfig, graded: GradedGroups) -> list[int]:
-  """Return the finished fresh groups that are not informative."""
+def dropped(config: ReplayConfig, graded: GradedGroups, mask_truncated: bool) -> list[int]:
+  """Return the finished fresh groups that are not informative or, if set, entirely masked."""
+
+  def trains(responses: Sequence[Response], verdicts: Sequence[Verdict]) -> bool:
+    is_masked = mask_truncated and all(one.truncated for one in responses)
+    return is_informative(config, verdicts) and not is_masked
+
   groups = zip(graded.plan.is_drawn, graded.responses, graded.verdicts, strict=True)
   return [
     group
     for group, (is_drawn, responses, verdicts) in enumerate(groups)
-    if not is_drawn and are_complete(responses) and not is_informative(config, verdicts)
+    if not is_drawn and are_complete(responses) and not trains(responses, verdicts)
   ]
 
 
