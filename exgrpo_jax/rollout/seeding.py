@@ -264,8 +264,13 @@ def candidates(
       f'{source}: every trace that matches a question in {data.spec} has more than '
       f'config.rollout.max_response={limit} tokens. Raise the limit.'
     )
-  hosts.check_same(source, 'the traces', lambda: b''.join(key[1] for key in kept))
+  hosts.check_same(source, 'the traces', lambda: b''.join(map(_content, kept.values())))
   return list(kept.values()), counts
+
+
+def _content(found: Candidate) -> bytes:
+  arrays = b''.join(x_T.tobytes() for x_T in (found.tokens, found.logp) if x_T is not None)
+  return repr((found.row, found.correctness)).encode() + arrays
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

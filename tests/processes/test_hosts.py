@@ -31,9 +31,12 @@ pytestmark = pytest.mark.full
 
 def test_hosts_exchange_values_and_check_that_they_agree(tmp_path):
   on_two_hosts(f"""
-import os, pytest, time
+import os, pytest, time, types
+import numpy as np
+from exgrpo_jax.datatypes import Message
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.rollout import seeding
 
 me = jax.process_index()
 assert hosts.all_gather({{'host': me, 'text': 'x' * 99 * me}}) == [
@@ -56,6 +59,12 @@ with pytest.raises(InputError, match='files that host 0 writes there .hosts: 1.'
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
 with pytest.raises(InputError, match='^x.jsonl: the questions differ between host 0 and host 1'):
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
+asked = types.SimpleNamespace(row=0, messages=[Message('user', 'q')])
+data = types.SimpleNamespace(spec='', questions=[asked], prompts=[np.zeros(1, int)])
+for tokens, logp, correctness in ((3 + me, 1, .5), (3, 1 + me, .5), (3, 1, .5 / (1 + me))):
+  trace = seeding.Trace('x.jsonl:1', 'q', None, np.full(2, tokens), -np.full(2, logp), correctness)
+  with pytest.raises(InputError, match='^x.jsonl: the traces differ between host 0 and host 1'):
+    seeding.candidates('x.jsonl', [trace], data, types.SimpleNamespace(vocab_size=9), 2, 'refuse')
 """)
 
 
