@@ -21,7 +21,7 @@ import pytest
 from etils import epath
 
 from exgrpo_jax.learner import buffer_files, checkpoint
-from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
 from tests.helpers.devices import CARRY, DYNAMIC, Pod, free_port, in_two_processes, on_two_hosts
@@ -298,8 +298,15 @@ def test_only_the_first_host_prints_and_writes(run):
 
 @pytest.fixture
 def workdir(run, tmp_path):
-  """A copy of what the run on four devices of one process had written after step RESUMED."""
+  """A copy of what the run on four devices of one process had written after step RESUMED.
+
+  The metrics of later steps are there too, and say that the scores got worse.
+  """
   shutil.copytree(run(1), tmp_path / 'run')
+  records = metrics.read(tmp_path / 'run')
+  for record in records[RESUMED + 1 :]:
+    record['validation/score'] = -record['step']
+  metrics.write_rows(tmp_path / 'run' / metrics.FILE, records)
   for path in (tmp_path / 'run' / 'checkpoints').iterdir():
     if int(path.name) > RESUMED:
       shutil.rmtree(path)
@@ -323,7 +330,9 @@ def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir)
 def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies(
   run, data, compiled, workdir
 ):
-  with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS) as pod:
+  # The steps to repeat must not end the run on any host.
+  patient = '--config.evaluation.patience=1', f"--config.data.validation=('{data.train}',)"
+  with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS, *patient) as pod:
     pod.wait_until(lambda: f'step    {RESUMED + 2}/' in pod.log())
     assert f'resumed after step {RESUMED} ' in pod.log()
     pod.processes[1].send_signal(signal.SIGTERM)  # the first must stop at the same step
