@@ -361,14 +361,13 @@ def seeded(
   kept = [c for group in groups.values() for c in group[-rollout.replay_config.max_trajectories :]]
   unknown = [c for c in kept if c.logp is None]
   if missing_logprobs == 'zero':
-    made = [np.zeros(len(c.tokens), np.float32) for c in unknown]
+    made = (np.zeros(len(c.tokens), np.float32) for c in unknown)
   else:
     rows = [(rollout.data.prompts[c.row], c.tokens) for c in unknown]
-    made, _ = scoring.score(rollout.score_spec, params, rows)
-  next_made = iter(made)
+    made = iter(scoring.score(rollout.score_spec, params, rows)[0])
   stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
   for c in kept:
-    logp = next(next_made) if c.logp is None else c.logp
+    logp = next(made) if c.logp is None else c.logp
     stored[c.row].append(Trajectory(tokens=c.tokens, logp=logp, reward=c.reward, step=0))
   entries = {
     row: Entry(
