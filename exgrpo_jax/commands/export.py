@@ -9,11 +9,9 @@ With --push, the folder is also published on the Hugging Face Hub, with a model 
 """
 
 import contextlib
-import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from absl import flags
@@ -29,9 +27,8 @@ from exgrpo_jax.experiment.experiment import (
   open_experiment,
   state_shapes,
 )
-from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
+from exgrpo_jax.huggingface import hub_checkpoint, weights
 from exgrpo_jax.learner import checkpoint
-from exgrpo_jax.policy import sharding
 from exgrpo_jax.runtime import activity, console, hosts, hub
 from exgrpo_jax.training import model_card
 from exgrpo_jax.training.export import completed, write
@@ -124,10 +121,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
         '--adapters.'
       )
     return f'{source.path}, in {write_model(source.path, out, args.dtype)}'
-  values: Any = policies.run_config(args.checkpoint)
-  # Use this machine's devices, not the run's.
-  values.mesh = dataclasses.asdict(sharding.MeshConfig())
-  experiment = open_experiment(values, args.checkpoint)
+  experiment = open_experiment(policies.run_config(args.checkpoint), args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
     if args.push and not hub_checkpoint.named(experiment.model_name):
@@ -176,10 +170,10 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
     activity.doing(f'exporting {path}'),
     completed(out) as unfinished,
   ):
-    write(experiment, load_weights(experiment), unfinished, dtype)
+    written = write(experiment, load_weights(experiment), unfinished, dtype)
     if hosts.is_first() and card.exists():
       (epath.Path(unfinished) / model_card.FILE).write_bytes(card.read_bytes())
-  return architecture.read_json(out)['dtype']
+  return written
 
 
 def _check_adapters(config: RunConfig, dtype: str | None) -> None:

@@ -26,7 +26,7 @@ from exgrpo_jax.experiment.experiment import (
 )
 from exgrpo_jax.huggingface import architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint, storage
-from exgrpo_jax.policy import lora, model
+from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import check_policy, read_config
 
@@ -96,7 +96,10 @@ def config_values(
 
 
 def run_config(workdir: str) -> ConfigDict:
-  """Read a run's config. Raises InputError if the folder isn't a run with a checkpoint."""
+  """Read a run's config, with the default meshes if its meshes do not fit this machine's devices.
+
+  Raises InputError if the folder isn't a run with a checkpoint.
+  """
   values = read_config(workdir)
   if _is_model(values):
     raise InputError(
@@ -109,6 +112,10 @@ def run_config(workdir: str) -> ConfigDict:
       f'--checkpoint={workdir}: the run has no checkpoint yet, so it has no policy. Wait for its '
       'first checkpoint, or choose another run.'
     )
+  try:
+    sharding.make_meshes(config.build(sharding.MeshConfig, values['mesh'], 'config.mesh'))
+  except InputError:
+    values['mesh'] = dataclasses.asdict(sharding.MeshConfig())
   return ConfigDict(values)
 
 

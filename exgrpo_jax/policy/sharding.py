@@ -46,32 +46,21 @@ _RULES: dict[str, tuple[str, ...]] = {
 }
 
 
+def _devices(split: str, default: int = 1) -> Any:
+  """Declare a setting for the size of a mesh axis; `split` completes its description."""
+  return setting(
+    default, '[-1, inf)', f'number of devices to split {split}; -1 uses the remaining devices'
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
   """The mesh for training and scoring; the product of the sizes is the number of devices."""
 
-  data: int = setting(
-    1,
-    '[-1, inf)',
-    'number of devices to split rows over, with replicated parameters; -1 uses the '
-    'remaining devices',
-  )
-  fsdp: int = setting(
-    -1,
-    '[-1, inf)',
-    'number of devices to split rows and parameters over; -1 uses the remaining devices',
-  )
-  expert: int = setting(
-    1,
-    '[-1, inf)',
-    'number of devices to split rows and experts over; -1 uses the remaining devices',
-  )
-  tensor: int = setting(
-    1,
-    '[-1, inf)',
-    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
-    'remaining devices',
-  )
+  data: int = _devices('rows over, with replicated parameters')
+  fsdp: int = _devices('rows and parameters over', -1)
+  expert: int = _devices('rows and experts over')
+  tensor: int = _devices('heads, hidden units and vocabulary over')
 
   def __post_init__(self) -> None:
     _check_sizes(self)
@@ -81,23 +70,9 @@ class TrainingConfig:
 class DecodingConfig:
   """The mesh for sampling; the product of the sizes is the number of devices."""
 
-  data: int = setting(
-    -1,
-    '[-1, inf)',
-    'number of devices to split responses over, with replicated parameters; -1 uses the '
-    'remaining devices',
-  )
-  expert: int = setting(
-    1,
-    '[-1, inf)',
-    'number of devices to split rows and experts over; -1 uses the remaining devices',
-  )
-  tensor: int = setting(
-    1,
-    '[-1, inf)',
-    'number of devices to split heads, hidden units and vocabulary over; -1 uses the '
-    'remaining devices',
-  )
+  data: int = _devices('responses over, with replicated parameters', -1)
+  expert: int = _devices('rows and experts over')
+  tensor: int = _devices('heads, hidden units and vocabulary over')
 
   def __post_init__(self) -> None:
     _check_sizes(self)

@@ -49,11 +49,11 @@ class MetricsConfig:
   )
 
 
-def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
-  """Read the records in metrics.jsonl, oldest first. Returns [] if the file does not exist.
+def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str, float]]:
+  """Read the records in metrics.jsonl of steps below `before`, oldest first.
 
-  Ignores a last line without a newline, which a killed process may leave behind.
-  Raises InputError for any other line that is not a record.
+  Returns [] if the file does not exist. Ignores a last line without a newline, which a killed
+  process may leave behind. Raises InputError for any other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
   if not path.exists():
@@ -66,12 +66,14 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
       record = json.loads(line)
       step = {'step': record.pop('step')}
       values = {name: float(value) for name, value in record.items()}
+      is_before = step['step'] < before
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise InputError(
         f'{path}:{number}: {line[:80]!r} is not a metrics record ({error}). Delete the line to '
         'read the other records.'
       ) from error
-    records.append(step | renamed.current_metrics(values))
+    if is_before:
+      records.append(step | renamed.current_metrics(values))
   return records
 
 
@@ -293,7 +295,7 @@ class Writer:
       _start_wandb(wandb_project, workdir, first_step, settings or {}) if wandb_project else None
     )
     path = workdir / FILE
-    _write(path, (record for record in read(workdir) if record['step'] < first_step))
+    _write(path, read(workdir, first_step))
     self._file = path.open('a', encoding='utf-8')
     # With purge_step, TensorBoard hides steps from `first_step` on in earlier files.
     folder = f'{_PREFIX}{workdir / "tensorboard"}'

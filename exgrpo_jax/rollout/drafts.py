@@ -42,8 +42,7 @@ def width(setting: str, slots: int, mesh: Mesh) -> int:
   """
   if setting != 'auto':
     return int(setting)
-  _, num_shards = sharding.split(mesh, 'batch')
-  rows = -(-slots // num_shards)
+  (rows,) = sharding.batch(mesh, slots).shard_shape((slots,))
   free = _FREE_ROWS[mesh.devices.flat[0].platform]
   return max(int(k) for k in CHOICES[:-1] if k == '0' or rows * (int(k) + 1) <= free)
 

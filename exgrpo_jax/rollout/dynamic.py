@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from exgrpo_jax.algorithm import question_stream, replay
-from exgrpo_jax.algorithm.replay import ReplayConfig
 from exgrpo_jax.datatypes import GradedGroups, Plan, Verdict
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
@@ -42,17 +41,16 @@ def most_finished(config: RolloutConfig, plan: Plan) -> int:
 
 
 def next_round(
-  config: RolloutConfig, replay_config: ReplayConfig, graded: GradedGroups, waiting: int
+  config: RolloutConfig, graded: GradedGroups, gone: Sequence[int], waiting: int
 ) -> partial.Round | None:
   """Plan the next round, or return None if the step can train.
 
   A round finishes missing / share groups, at most Q, where share is the fraction of the step's
   finished groups that are informative. Without partial rollouts, this leaves fewer than Q surplus
-  groups. With partial rollouts, new questions replace dropped groups. `waiting` is the number of
-  fresh groups that had finished before the step.
+  groups. With partial rollouts, new questions replace dropped groups. `gone` are dropped groups,
+  and `waiting` is the number of fresh groups that had finished before the step.
   """
   plan, responses = graded.plan, graded.responses
-  gone = partial.dropped(replay_config, graded)
   if partial.ready(config, responses, plan.step, gone) is not None:
     return None
   finished = fresh_finished(plan, responses) - waiting
@@ -90,7 +88,7 @@ def sample(
     rounds.append((written - before, measured))
     so_far = partial.in_flight(graded, range(len(responses)))
     plan = dataclasses.replace(plan, partial_groups=so_far)
-    following = next_round(config, rollout.replay_config, graded, waiting)
+    following = next_round(config, graded, stages.dropped(rollout, graded), waiting)
   pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])
   drawn = sum(group.drawn == plan.step and not group.is_drawn for group in plan.partial_groups)
   return plan, responses, {**merged(rounds), 'groups/drawn': drawn}
@@ -130,7 +128,7 @@ def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
   tokens = sum(one.num_own for group in trained.responses[Q:] for one in group)
   return {
     'groups/dropped': trained.num_dropped,
-    'groups/filled': len(partial.dropped(rollout.replay_config, trained)) - trained.num_dropped,
+    'groups/filled': len(stages.dropped(rollout, trained)) - trained.num_dropped,
     'length/dropped': tokens,
   }
 

@@ -133,13 +133,15 @@ def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
   return len(rewards) > 1 and replay.trains(config, correctness)
 
 
-def dropped(config: ReplayConfig, graded: GradedGroups) -> list[int]:
-  """Return the finished fresh groups that are not informative."""
+def dropped(config: ReplayConfig, graded: GradedGroups, mask_truncated: bool) -> list[int]:
+  """Return the finished fresh groups that are not informative or, if set, entirely masked."""
   groups = zip(graded.plan.is_drawn, graded.responses, graded.verdicts, strict=True)
   return [
     group
     for group, (is_drawn, responses, verdicts) in enumerate(groups)
-    if not is_drawn and are_complete(responses) and not is_informative(config, verdicts)
+    if not is_drawn and are_complete(responses)
+    if not is_informative(config, verdicts)
+    or (mask_truncated and all(one.truncated for one in responses))
   ]
 
 
@@ -203,9 +205,7 @@ def split(
   if not config.keeps_groups:
     return graded
   plan, responses, verdicts = graded.plan, graded.responses, graded.verdicts
-  chosen = ready(config, responses, plan.step, dropped)
-  if chosen is None:
-    chosen = ready(config, responses, plan.step, dropped, len(dropped))
+  chosen = ready(config, responses, plan.step, dropped, len(dropped))
   assert chosen is not None, 'generate must not return before the step can train'
   rng = randomness.generator(seed, Purpose.TRAINED_ORDER, plan.step)
   order = rng.permutation(chosen).tolist()

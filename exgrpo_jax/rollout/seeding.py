@@ -264,8 +264,13 @@ def candidates(
       f'{source}: every trace that matches a question in {data.spec} has more than '
       f'config.rollout.max_response={limit} tokens. Raise the limit.'
     )
-  hosts.check_same(source, 'the traces', lambda: b''.join(key[1] for key in kept))
+  hosts.check_same(source, 'the traces', lambda: b''.join(map(_content, kept.values())))
   return list(kept.values()), counts
+
+
+def _content(found: Candidate) -> bytes:
+  arrays = b''.join(x_T.tobytes() for x_T in (found.tokens, found.logp) if x_T is not None)
+  return repr((found.row, found.correctness)).encode() + arrays
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
@@ -356,14 +361,13 @@ def seeded(
   kept = [c for group in groups.values() for c in group[-rollout.replay_config.max_trajectories :]]
   unknown = [c for c in kept if c.logp is None]
   if missing_logprobs == 'zero':
-    made = [np.zeros(len(c.tokens), np.float32) for c in unknown]
+    made = (np.zeros(len(c.tokens), np.float32) for c in unknown)
   else:
     rows = [(rollout.data.prompts[c.row], c.tokens) for c in unknown]
-    made, _ = scoring.score(rollout.score_spec, params, rows)
-  next_made = iter(made)
+    made = iter(scoring.score(rollout.score_spec, params, rows)[0])
   stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
   for c in kept:
-    logp = next(next_made) if c.logp is None else c.logp
+    logp = next(made) if c.logp is None else c.logp
     stored[c.row].append(Trajectory(tokens=c.tokens, logp=logp, reward=c.reward, step=0))
   entries = {
     row: Entry(

@@ -376,8 +376,13 @@ def collect_verdicts(
   """
   found, new = graded(plan, responses, grader)
   pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])
-  dropped = partial.dropped(rollout.replay_config, found) if rollout.config.is_dynamic else ()
-  return partial.split(rollout.config, found, rollout.seed, dropped)
+  gone = dropped(rollout, found) if rollout.config.is_dynamic else ()
+  return partial.split(rollout.config, found, rollout.seed, gone)
+
+
+def dropped(rollout: RolloutSetup, graded: GradedGroups) -> list[int]:
+  """Return the groups that dynamic sampling drops; see `partial.dropped`."""
+  return partial.dropped(rollout.replay_config, graded, rollout.objective_config.mask_truncated)
 
 
 def graded(

@@ -22,12 +22,12 @@ _SCORE = 'evaluation.json'  # in workdir/export/best: step and score of the expo
 
 def write(
   experiment: Experiment, params: model.Params, out: epath.PathLike, dtype: str | None = None
-) -> None:
+) -> str:
   """Write weights, config.json, generation_config.json and the tokenizer's files.
 
   Preserves the entries of the original checkpoint's config.json. `dtype` defaults to the original
   dtype, or to float32 for a model from scratch. config.json is written last, so a folder that
-  contains it is complete.
+  contains it is complete. Returns the dtype. Only the first host writes.
   """
   tokenizer, values = experiment.tokenizer, _config_json(experiment)
   if hosts.is_first():
@@ -36,8 +36,9 @@ def write(
       (epath.Path(out) / 'generation_config.json').write_text(
         json.dumps({'eos_token_id': list(tokenizer.eos_ids)})
       )
-  original = values.get('dtype') or values.get('torch_dtype') or 'float32'
-  weights.save(out, experiment.model, params, values, dtype or original)
+  written = dtype or values.get('dtype') or values.get('torch_dtype') or 'float32'
+  weights.save(out, experiment.model, params, values, written)
+  return written
 
 
 def check(experiment: Experiment) -> None:

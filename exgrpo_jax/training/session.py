@@ -220,7 +220,7 @@ def opened(
       step_records.Writer(workdir, first) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
-      past = metrics.read(workdir)
+      past = metrics.read(workdir, first)  # the first host may not have dropped the rest yet
       scored = alarms.scores_of(past)
       if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
         record_start(workdir, first, digest)

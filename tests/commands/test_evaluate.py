@@ -168,6 +168,15 @@ def test_the_second_policy_is_sampled_and_graded_like_the_first(config, monkeypa
   assert (first.warm_start_seed, second.warm_start_seed) == (3, tiny.SEED)
 
 
+@pytest.mark.parametrize(('trained', 'used'), [(1, 1), (64, -1)])
+def test_meshes_of_a_run_that_do_not_fit_this_machine_are_not_used(trained, used, config, tmp_path):
+  config.mesh.training.fsdp = trained
+  (tmp_path / 'config.json').write_text(config.to_json_best_effort())
+  (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+  values = policies.config_values(policies.at(str(tmp_path)))
+  assert values.mesh.training.fsdp == used
+
+
 def test_an_error_in_the_second_policy_is_found_before_the_first_is_evaluated(
   tmp_path, jsonl, monkeypatch
 ):

@@ -21,6 +21,7 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.huggingface import tensor_names, weights
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import attention, logprobs, lora, model, sharding
+from exgrpo_jax.rollout import drafts
 from exgrpo_jax.runtime import compilations, machine, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from tests.helpers import checks, losses
@@ -354,6 +355,12 @@ def sampled_tokens_are_those_of_one_device():
     with case((backend, decoding)), decoding_by(backend), plain_kernel():
       actual = sample_on(make_meshes((1, 8, 1), decoding))
       assert actual == expected, (actual, expected)
+
+
+@CHECKS.add
+def auto_drafts_by_the_rows_that_each_device_has():
+  for slots, expected in ((8, 7), (16, 3), (7, 0)):  # eight devices do not divide seven rows
+    assert drafts.width('auto', slots, make_mesh(8, 1, 1)) == expected, slots
 
 
 @CHECKS.add

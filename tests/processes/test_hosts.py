@@ -21,7 +21,7 @@ import pytest
 from etils import epath
 
 from exgrpo_jax.learner import buffer_files, checkpoint
-from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
 from tests.helpers.devices import CARRY, DYNAMIC, Pod, free_port, in_two_processes, on_two_hosts
@@ -31,9 +31,12 @@ pytestmark = pytest.mark.full
 
 def test_hosts_exchange_values_and_check_that_they_agree(tmp_path):
   on_two_hosts(f"""
-import os, pytest, time
+import os, pytest, time, types
+import numpy as np
+from exgrpo_jax.datatypes import Message
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.rollout import seeding
 
 me = jax.process_index()
 assert hosts.all_gather({{'host': me, 'text': 'x' * 99 * me}}) == [
@@ -56,6 +59,12 @@ with pytest.raises(InputError, match='files that host 0 writes there .hosts: 1.'
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
 with pytest.raises(InputError, match='^x.jsonl: the questions differ between host 0 and host 1'):
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
+asked = types.SimpleNamespace(row=0, messages=[Message('user', 'q')])
+data = types.SimpleNamespace(spec='', questions=[asked], prompts=[np.zeros(1, int)])
+for tokens, logp, correctness in ((3 + me, 1, .5), (3, 1 + me, .5), (3, 1, .5 / (1 + me))):
+  trace = seeding.Trace('x.jsonl:1', 'q', None, np.full(2, tokens), -np.full(2, logp), correctness)
+  with pytest.raises(InputError, match='^x.jsonl: the traces differ between host 0 and host 1'):
+    seeding.candidates('x.jsonl', [trace], data, types.SimpleNamespace(vocab_size=9), 2, 'refuse')
 """)
 
 
@@ -289,8 +298,15 @@ def test_only_the_first_host_prints_and_writes(run):
 
 @pytest.fixture
 def workdir(run, tmp_path):
-  """A copy of what the run on four devices of one process had written after step RESUMED."""
+  """A copy of what the run on four devices of one process had written after step RESUMED.
+
+  The metrics of later steps are there too, and say that the scores got worse.
+  """
   shutil.copytree(run(1), tmp_path / 'run')
+  records = metrics.read(tmp_path / 'run')
+  for record in records[RESUMED + 1 :]:
+    record['validation/score'] = -record['step']
+  metrics.write_rows(tmp_path / 'run' / metrics.FILE, records)
   for path in (tmp_path / 'run' / 'checkpoints').iterdir():
     if int(path.name) > RESUMED:
       shutil.rmtree(path)
@@ -314,7 +330,9 @@ def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir)
 def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies(
   run, data, compiled, workdir
 ):
-  with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS) as pod:
+  # The steps to repeat must not end the run on any host.
+  patient = '--config.evaluation.patience=1', f"--config.data.validation=('{data.train}',)"
+  with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS, *patient) as pod:
     pod.wait_until(lambda: f'step    {RESUMED + 2}/' in pod.log())
     assert f'resumed after step {RESUMED} ' in pod.log()
     pod.processes[1].send_signal(signal.SIGTERM)  # the first must stop at the same step

@@ -21,6 +21,7 @@ def test_two_hosts_read_half_each_and_the_first_writes_all(tmp_path):
   rewrite(other / file, lambda content: content.update({name: 2 * content[name]}))
   on_two_hosts(f"""
 import math, pathlib, pytest
+from exgrpo_jax.commands import export
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.errors import InputError
@@ -38,8 +39,11 @@ weights.save({str(tmp_path)!r} + f'/{{jax.process_index()}}', config, params,
              architecture.read_json(folder), 'float32', shard_bytes=30_000)
 with pytest.raises(InputError, match='the weights differ between host 0 and host 1'):
   weights.load((folder, {str(other)!r})[jax.process_index()], config, mesh)
+# The folder appears once the first host has written all; the others don't wait for it.
+out = pathlib.Path({str(tmp_path / 'model')!r})
+assert export.write_model({str(CHECKPOINTS / 'qwen2_tied')!r}, out) == 'float32'
 """)
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name]
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name, 'model']
   expected, written = read_tensors(CHECKPOINTS / SHARDED), read_tensors(tmp_path / '0')
   assert expected.keys() == written.keys()
   for tensor in expected:

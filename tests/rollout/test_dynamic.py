@@ -228,6 +228,22 @@ def test_a_group_is_informative_if_its_rewards_differ_and_it_is_not_masked(
   assert partial.is_informative(ReplayConfig(difficulty=difficulty), verdicts) == expected
 
 
+@pytest.mark.parametrize('mask', [False, True])
+def test_a_group_whose_rows_are_all_masked_is_dropped(mask):
+  """The responses to every other question are truncated."""
+  rollout = setup(dynamic_sampling=14.0, max_response=3)
+  rollout = dataclasses.replace(
+    rollout,
+    objective_config=objective.ObjectiveConfig(mask_truncated=mask),
+    sampler=ScriptedSampler(lambda request: [request.question] * (3 + request.question % 2)),
+  )
+  trained = set()
+  for _, graded, measured in taken_steps(rollout, replay.Buffer(), 4):
+    trained |= {*rows_of(graded.plan)[:Q]}
+    assert measured['groups/filled'] == 0
+  assert all(map(is_mixed, trained)) and any(row % 2 for row in trained) != mask
+
+
 def test_metrics_of_rounds_are_merged():
   rounds = [
     (30, {'rollout/slots_busy': 0.5, 'environment/turns_max': 4, 'environment/seconds': 2.0}),
