@@ -44,7 +44,7 @@ def main(args: command_line.Args) -> None:
   config = with_folders(config, model_name(config))
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:
-    model_config(with_dtype(config, args.workdir))
+    model_config(with_dtype(config, args.workdir, platform='any'))  # the dtype is not checked
   path = config.tokenizer.path or config.model.path
   if path and is_read[path]:
     prompt.template_keywords(config.prompt, tokenizer.load(path).chat)
