@@ -264,8 +264,9 @@ REPLACE = ['delete', 'create', *RESTART]
     (dict(statuses=[RUNNING, FAILED, RUNNING, DONE]), RESTART),
     # Only exit code 2 is a refusal.
     (dict(statuses=[r'exgrpo: exit_code 255\nexgrpo: running', DONE]), RESTART),
-    # The refusal is from before resume.sh started, and its cause may have been fixed.
+    # From before resume.sh started: the cause may have been fixed, or the run made longer.
     (dict(statuses=[REFUSED, RUNNING, DONE]), RESTART),
+    (dict(statuses=[DONE, RUNNING, DONE]), RESTART),
   ],
 )
 def test_resume_replaces_a_lost_slice_and_restarts_all_workers_when_one_fails(
