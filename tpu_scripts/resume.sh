@@ -101,7 +101,8 @@ while true; do
       elif [[ $training == refused ]]; then
         die "training rejected its config, a flag or a file, or broke down. Run logs.sh to see why."
       else
-        say "training is done. Run fetch.sh to copy the results here, and delete.sh to delete $NAME."
+        say "training is done. Run fetch.sh to copy the results here, and delete.sh to delete" \
+            "$NAME."
         exit 0
       fi ;;
     ready.idle) restart_training || errors=$((errors + 1)) ;;
