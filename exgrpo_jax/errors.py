@@ -1,21 +1,37 @@
 """`InputError`, for mistakes that users can fix, and helpers for wording messages."""
 
+import errno
 import re
 from collections.abc import Mapping
 from typing import Any
+
+# Error numbers of a full or failing disk and of a network.
+_FAILURES = (
+  errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT,
+  errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH,
+)  # fmt: skip
 
 
 class InputError(ValueError):
   """An error in the user's input; the message says how to fix it.
 
   Commands print the message and exit with `status`, so never raise this for a bug in this package.
-  The status is 2, or 1 if the network or the storage failed and the same command may work later.
-  Line breaks in the message, for example from a quoted error, become spaces.
+  The status is 2, or 1 if the network or the storage failed and the same command may work later. If
+  it is not given, it depends on the cause, which is another InputError or the system's error. Line
+  breaks in the message, for example from a quoted error, become spaces.
   """
 
-  def __init__(self, message: str, status: int = 2) -> None:
+  def __init__(self, message: str, status: int = 0) -> None:
     super().__init__(re.sub(r'\s*\n\s*', ' ', message.strip()))
-    self.status = status
+    self._status = status
+
+  @property
+  def status(self) -> int:
+    """Return the exit status."""
+    cause = self.__cause__
+    if isinstance(cause, InputError):
+      return self._status or cause.status
+    return self._status or (1 if getattr(cause, 'errno', 0) in _FAILURES else 2)
 
 
 def check_given(flags: Mapping[str, Any], example: str) -> None:

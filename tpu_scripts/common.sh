@@ -145,6 +145,8 @@ check_config() {
     0) ;;
     2) die "training would reject its settings, so nothing was done. Fix CONFIG or TRAIN_FLAGS" \
            "in $variables." ;;
+    1) die "the config could not be checked, so nothing was done. If neither the network nor the" \
+           "storage failed, PYTHON='$PYTHON' in $variables is wrong: $(meaning PYTHON)" ;;
     *) die "PYTHON='$PYTHON' in $variables cannot check the config: $(meaning PYTHON)" ;;
   esac
 }

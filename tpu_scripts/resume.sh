@@ -4,9 +4,10 @@
 # any time.
 #
 # Training is done when it exits with code 0 on every worker. Exit code 2 means that training has
-# rejected its input, such as a wrong flag or file. Training would reject it again, so the loop
-# ends. Before the script requests a slice, it checks the config on this machine. This check needs
-# neither the data nor the weights.
+# rejected its input, such as a wrong flag or file, or has broken down. It would do so again, so the
+# loop ends. Exit codes from before the start of this script don't count, because the variables may
+# have changed since then: training is launched again. Before the script requests a slice, it checks
+# the config on this machine. This check needs neither the data nor the weights.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
@@ -80,7 +81,8 @@ check_training() {
   esac
 }
 
-errors=0 failures=0 launched=yes newest=$(newest_checkpoint) last=''
+launched=''  # until this script has launched training or seen it running
+errors=0 failures=0 newest=$(newest_checkpoint) last=''
 while true; do
   check_node
   training=''
@@ -93,10 +95,16 @@ while true; do
     waiting.) errors=0 ;;
     failed.) die "the request for $NAME failed. Run create.sh to see the possible reasons." ;;
     ready.running) errors=0 launched=yes ;;
-    ready.finished)
-      say "training is done. Run fetch.sh to copy the results here, and delete.sh to delete $NAME."
-      exit 0 ;;
-    ready.refused) die "training rejected its config, a flag or a file. Run logs.sh to see why." ;;
+    ready.finished | ready.refused)
+      if [[ $launched != yes ]]; then
+        restart_training || errors=$((errors + 1))
+      elif [[ $training == refused ]]; then
+        die "training rejected its config, a flag or a file, or broke down. Run logs.sh to see why."
+      else
+        say "training is done. Run fetch.sh to copy the results here, and delete.sh to delete" \
+            "$NAME."
+        exit 0
+      fi ;;
     ready.idle) restart_training || errors=$((errors + 1)) ;;
     ready.failed)
       latest=$(newest_checkpoint)

@@ -6,7 +6,8 @@ Accepts train's flags and performs train's first checks: flags, config, reward f
 model shape, tokenizer, and whether local data and weights exist. If the model is on the Hub or in a
 GGUF, the files that describe it are cached, but not its weights. Nothing else is written. Buckets
 are not read. With config.num_epochs, the training questions are also read to count the steps.
-Exit status: 0 if it finds no problem, 2 if the run could not start.
+Exit status: 0 if it finds no problem, 2 if the run could not start, 1 if the network or the
+storage failed.
 """
 
 from etils import epath
@@ -43,7 +44,7 @@ def main(args: command_line.Args) -> None:
   config = with_folders(config, model_name(config))
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:
-    model_config(with_dtype(config, args.workdir))
+    model_config(with_dtype(config, args.workdir, platform='any'))  # the dtype is not checked
   path = config.tokenizer.path or config.model.path
   if path and is_read[path]:
     prompt.template_keywords(config.prompt, tokenizer.load(path).chat)

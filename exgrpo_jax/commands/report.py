@@ -51,8 +51,9 @@ def main(args: command_line.Args, *workdirs: str) -> None:
         f'--{name}={args[name].value}: this flag cannot be combined with --serve, which '
         f'writes no file and always includes all texts. Remove --{name}.'
       )
-  out = pathlib.Path(args.out or PAGE).expanduser()
-  if out.is_dir() or not out.suffix:
+  name = args.out or PAGE
+  out = pathlib.Path(name)
+  if out.is_dir() or not out.suffix or name.endswith('/'):  # a Path has no final slash
     out /= PAGE
   if args.serve:
     serve(workdirs, args.port, args.every)

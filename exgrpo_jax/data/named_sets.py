@@ -134,7 +134,7 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
   try:
     found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
   except InputError as error:
-    raise InputError(f'{form}. Its splits could not be listed: {error}') from error
+    raise InputError(f'{form}. Its splits could not be listed: {error}', status=2) from error
   raise InputError(f'{form} ({found or "the data set has no split in parquet"}).')
 
 

@@ -158,7 +158,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
     found = store.of_files(config.cache_dir, fields, files, source)
   except InputError as error:
     if (source or fields.of_spec) and not str(error).startswith(spec):
-      raise InputError(f'{spec}: {error}', error.status) from error
+      raise InputError(f'{spec}: {error}') from error
     raise
   if found.left_out and config.on_unverifiable == 'refuse':
     total = sum(rows for rows, _ in found.left_out.values())

@@ -83,7 +83,7 @@ def with_dtype(parsed: RunConfig, workdir: str = '', platform: str = '') -> RunC
 
 def _recorded_dtype(parsed: RunConfig, workdir: str) -> str:
   """Return the dtype of the run in `workdir` or of the warm start that it reuses, or 'auto'."""
-  is_run = os.path.exists(os.path.join(workdir, 'config.json'))
+  is_run = bool(workdir) and os.path.exists(os.path.join(workdir, 'config.json'))
   dtype = stored_dtype(read_config(workdir)) if is_run else 'auto'
   if dtype == 'auto' and parsed.warm_start.num_updates and (is_run or parsed.warm_start.path):
     origin = pathlib.Path(warm_start_folder(parsed, workdir), ORIGIN)

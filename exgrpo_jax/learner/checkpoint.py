@@ -453,7 +453,8 @@ def check_space(workdir: str, state: TrainState) -> None:
   if free < needed:
     raise InputError(
       f'--workdir={workdir}: the disk has {decimal(free)} left, but a checkpoint takes '
-      f'{decimal(needed)}. Free some space, or use another disk.'
+      f'{decimal(needed)}. Free some space, or use another disk.',
+      status=1,
     )
   print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
 

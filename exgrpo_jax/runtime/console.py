@@ -95,7 +95,8 @@ def to_copy(words: Sequence[str], workdir: str = '') -> str:
   written: list[str] = []
   flag = ''
   for index, word in enumerate(words):
-    if index < 2 and os.sep in word and not word.startswith('-'):  # a program, or Python's script
+    is_path = (os.sep in word or word.endswith('.py')) and not word.startswith('-')
+    if index < 2 and is_path:  # a program, or Python's script
       word = os.path.abspath(word)
     if flag:  # written as --flag value
       word, flag = f'{flag}={word}', ''

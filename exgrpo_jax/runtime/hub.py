@@ -156,6 +156,11 @@ def _refusals(repository: Repository) -> Iterator[None]:
   kind, name = repository.kind.replace('dataset', 'data set'), repository.name
   try:
     yield
+  except errors.HFValidationError as error:
+    raise InputError(
+      f'there is no folder {name}, and this is not a valid name on the Hub ({_reason(error)}). '
+      'Correct the name.'
+    ) from error
   except errors.RevisionNotFoundError as error:
     raise NoRevisionError(
       f"the {kind} {name} has no revision '{repository.revision}'. Choose one of the branches, "
@@ -271,13 +276,13 @@ def _push_refusals(name: str) -> Iterator[None]:
   except errors.OfflineModeIsEnabled as error:
     raise InputError(f'--push={name}: HF_HUB_OFFLINE is set. Unset it to publish.') from error
   except Exception as error:  # from the network, the disk, or the library's own checks
-    reason = _reason(error.__cause__ or error)
+    reason, status = _reason(error.__cause__ or error), 1
     why = f'the request to {constants.ENDPOINT} failed ({reason}). Try again later.'
-    if isinstance(error, errors.HfHubHTTPError):
-      status = error.response.status_code
-      refused = 'may not write to this repository' if status in (403, 404) else 'is not accepted'
-      why = f'your token {refused}. {_LOGIN}' if status in (401, 403, 404) else why
-    raise InputError(f'--push={name}: nothing was published, because {why}') from error
+    code = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    if code in (401, 403, 404):
+      refused = 'is not accepted' if code == 401 else 'may not write to this repository'
+      why, status = f'your token {refused}. {_LOGIN}', 2
+    raise InputError(f'--push={name}: nothing was published, because {why}', status) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """Atomic replacement of files and folders.
 
 A reader sees either the complete old version or the complete new version, even if the writer dies.
-For a folder, there is an instant between two renames in which it sees neither. The next replacement
-restores the old version if the writer dies at that instant.
+For a folder, there is an instant between two renames in which it sees neither. If the writer dies
+at that instant, `restored` or the next replacement restores the old version.
 """
 
 import contextlib
@@ -27,11 +27,9 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
   if '://' in os.fspath(path):
     yield epath.Path(path)  # pyright: ignore[reportReturnType]  # most of pathlib's methods
     return
-  target = pathlib.Path(path)
+  target = restored(path)
   target.parent.mkdir(parents=True, exist_ok=True)
-  old = target.with_name(f'{target.name}.old')
-  if old.is_dir() and not target.exists():  # a process was killed between the two renames below
-    old.rename(target)
+  old = _old(target)
   unfinished = target.with_name(f'{target.name}.{uuid.uuid4().hex if shared else "new"}')
   _remove(unfinished)  # left over from a killed process
   try:
@@ -50,6 +48,18 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
       os.replace(unfinished, target)
   finally:
     _remove(unfinished)
+
+
+def restored(path: epath.PathLike) -> pathlib.Path:
+  """Restore a folder if a process was killed between the two renames above; return its path."""
+  target = pathlib.Path(path)
+  if _old(target).is_dir() and not target.exists():
+    _old(target).rename(target)
+  return target
+
+
+def _old(target: pathlib.Path) -> pathlib.Path:
+  return target.with_name(f'{target.name}.old')
 
 
 def _remove(path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import hosts
-from exgrpo_jax.runtime.replacement import replacing
+from exgrpo_jax.runtime.replacement import replacing, restored
 from exgrpo_jax.runtime.workdir import write_json
 from exgrpo_jax.training import model_card
 
@@ -71,10 +71,10 @@ def keep_best(
   `evaluated` contains the step's evaluation metrics. Policies are compared by 'validation/score'.
   """
   score = evaluated['validation/score']
-  folder = epath.Path(experiment.workdir) / 'export' / 'best'
+  folder = os.path.join(experiment.workdir, 'export', 'best')
   best = float('-inf')
-  if hosts.is_first() and (folder / _SCORE).exists():
-    best = json.loads((folder / _SCORE).read_text())['score']
+  if hosts.is_first() and (stored := restored(os.path.realpath(folder)) / _SCORE).exists():
+    best = json.loads(stored.read_text())['score']
   if hosts.broadcast_from_first(best) >= score:
     return
   with completed(folder) as unfinished:

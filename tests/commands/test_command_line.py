@@ -1,5 +1,6 @@
 """The command line: configs by name or path, flags, and refusals in one line."""
 
+import errno
 import pkgutil
 import subprocess
 import sys
@@ -57,10 +58,26 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   assert_refused(outcome, f"{tmp_path}/damaged/config.json: cannot read the run's config")
 
 
-@pytest.mark.parametrize('status', [1, 2])
-def test_a_refusal_is_one_line_and_ends_with_its_status(status, capsys):
+@pytest.mark.parametrize(
+  ('given', 'cause', 'status'),
+  [
+    (0, None, 2),
+    (1, None, 1),
+    (2, InputError('no network', 1), 2),
+    (0, InputError('no network', 1), 1),
+    (0, InputError('no such file'), 2),
+    (0, PermissionError(errno.EACCES, 'denied'), 2),
+    (0, OSError(errno.EIO, 'broken'), 1),
+    (0, OSError(errno.ENOSPC, 'full'), 1),
+    (0, ConnectionRefusedError(errno.ECONNREFUSED, 'refused'), 1),
+    (0, TimeoutError('a worker was too slow'), 2),
+  ],
+)
+def test_a_refusal_is_one_line_and_ends_with_its_status(given, cause, status, capsys):
+  error = InputError('x=1: wrong.\n  Fix x.', given)
+  error.__cause__ = cause
   with pytest.raises(SystemExit) as ended:
-    command_line.refuse(InputError('x=1: wrong.\n  Fix x.', status))
+    command_line.refuse(error)
   assert ended.value.code == status
   assert capsys.readouterr().err == 'error: x=1: wrong. Fix x.\n'
 

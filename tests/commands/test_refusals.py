@@ -207,8 +207,10 @@ def test_a_process_ends_as_its_fork_does():
   assert process.stdout == ''
 
 
-def test_a_command_line_that_nothing_is_wrong_with_passes_the_check(place):
-  (outcome,) = forked.run([['check', SMOKE, f'--workdir={place}/new']])
+@pytest.mark.parametrize('dtype', ['float32', 'auto'])
+def test_a_command_line_that_nothing_is_wrong_with_passes_the_check(dtype, place):
+  command = ['check', SMOKE, f'--workdir={place}/new', f'--config.model.dtype={dtype}']
+  (outcome,) = forked.run([command])
   assert (outcome.status, outcome.err) == (0, '')
   assert outcome.out.startswith('the flags and the config are valid; ')
   assert not (place / 'new').exists() and not outcome.used_device

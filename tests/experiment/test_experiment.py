@@ -75,8 +75,13 @@ def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path)
   ('platform', 'has_units', 'dtype'),
   [('cpu', True, 'bfloat16'), ('cpu', False, 'float32'), ('tpu', False, 'bfloat16')],
 )
-def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, monkeypatch):
+def test_auto_is_bfloat16_where_it_is_fast(
+  platform, has_units, dtype, config, tmp_path, monkeypatch
+):
   monkeypatch.setattr(experiment.machine, 'has_fast_bfloat16', lambda: has_units)
+  other = 'float32' if dtype == 'bfloat16' else 'bfloat16'
+  (tmp_path / 'config.json').write_text(json.dumps({'model': {'dtype': other}}))
+  monkeypatch.chdir(tmp_path)  # a run's workdir, which has no meaning without --workdir
   config.model.dtype = 'auto'
   assert experiment.with_dtype(parse_config(config), platform=platform).model.dtype == dtype
 

@@ -382,5 +382,7 @@ def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(tmp_path, m
   monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
   checkpoint.check_space(str(tmp_path), checkpoint.abstract(jax.device_put(state)))
   usage.free = 23
-  with pytest.raises(InputError, match='has 23 bytes left, but a checkpoint takes 24 bytes'):
+  message = 'has 23 bytes left, but a checkpoint takes 24 bytes'
+  with pytest.raises(InputError, match=message) as refused:
     checkpoint.check_space(str(tmp_path), state)
+  assert refused.value.status == 1

@@ -64,7 +64,7 @@ def test_a_damaged_file_does_not_fail_a_run_that_is_done(run, capsys):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('folder', ['there', 'made/'])
+@pytest.mark.parametrize('folder', ['there', 'made', 'made.2/'])
 def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path):
   (tmp_path / 'there').mkdir()
   before = files_of(run)

@@ -28,6 +28,7 @@ NEVER = 1e9  # seconds
     ),
     ('.venv/bin/python -m x --out=a/b', '{here}/.venv/bin/python -m x --out={here}/a/b'),
     ('/bin/python .venv/bin/exgrpo report', '/bin/python {here}/.venv/bin/exgrpo report'),
+    ('python my.py --workdir=w', 'python {here}/my.py --workdir={here}/w'),
     ('tensorboard --logdir=/tmp/run', 'tensorboard --logdir=/tmp/run'),
     ('exgrpo export --out=gs://bucket/x', 'exgrpo export --out=gs://bucket/x'),
     # The name of a shipped config, even next to a folder with that name, and files.

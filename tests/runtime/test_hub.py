@@ -124,6 +124,7 @@ def test_a_name_or_a_revision_that_does_not_exist():
     r"there is no folder me/modle, .* no public model .* 'hf auth login'", refusal('me/modle')
   )
   assert re.search(r"has no revision 'v9'\. .* http://\S+/me/model", refusal('me/model@v9'))
+  assert re.search(r'me/a--b, and this is not a valid name on the Hub', refusal('me/a--b'))
 
 
 def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
@@ -244,7 +245,7 @@ def test_a_push_is_refused_before_anything_is_written(
   before = set(account.repositories)
   with pytest.raises(InputError, match=rf'^--push={name}: .*{message}') as refused:
     hub.check_push(name, public)
-  assert '\n' not in str(refused.value)
+  assert '\n' not in str(refused.value) and refused.value.status == 2
   assert set(account.repositories) == before
   assert not [path for method, path, _ in account.requests if method == 'POST']
 
@@ -254,9 +255,10 @@ def test_a_push_that_breaks_off_changes_no_file(account, monkeypatch, broken):
   account.add('model', 'me/policy', {'config.json': b'old'}, private=True)
   account.broken = (broken,)
   monkeypatch.setattr('time.sleep', lambda _: None)  # the library retries
-  refused = r'^--push=me/policy: nothing was published, because the request to http'
-  with pytest.raises(InputError, match=refused):
+  message = r'^--push=me/policy: nothing was published, because the request to http'
+  with pytest.raises(InputError, match=message) as refused:
     push('me/policy')
+  assert refused.value.status == 1
   assert files_of(account.repositories['model', 'me/policy']) == {'config.json': b'old'}
 
 
@@ -267,5 +269,7 @@ def test_a_push_without_a_network(monkeypatch):
     push('me/new')
   monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
   monkeypatch.setattr(constants, 'ENDPOINT', DOWN)
-  with pytest.raises(InputError, match=rf'^--push=me/new: nothing .* {DOWN} failed .ConnectError'):
+  message = rf'^--push=me/new: nothing .* {DOWN} failed .ConnectError'
+  with pytest.raises(InputError, match=message) as refused:
     push('me/new')
+  assert refused.value.status == 1

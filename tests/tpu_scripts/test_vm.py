@@ -230,6 +230,7 @@ def test_fetch_copies_the_results_and_checkpoints_only_with_all(place):
 RUNNING, IDLE = r'exgrpo: running\nexgrpo: running', r'exgrpo: idle\nexgrpo: idle'
 DONE = r'exgrpo: exit_code 0\nexgrpo: exit_code 0'
 FAILED = r'exgrpo: exit_code 1\nexgrpo: running'
+REFUSED = r'exgrpo: exit_code 2\nexgrpo: running'
 
 
 def test_resume_goes_from_an_empty_project_to_a_finished_run(place):
@@ -263,6 +264,9 @@ REPLACE = ['delete', 'create', *RESTART]
     (dict(statuses=[RUNNING, FAILED, RUNNING, DONE]), RESTART),
     # Only exit code 2 is a refusal.
     (dict(statuses=[r'exgrpo: exit_code 255\nexgrpo: running', DONE]), RESTART),
+    # From before resume.sh started: the cause may have been fixed, or the run made longer.
+    (dict(statuses=[REFUSED, RUNNING, DONE]), RESTART),
+    (dict(statuses=[DONE, RUNNING, DONE]), RESTART),
   ],
 )
 def test_resume_replaces_a_lost_slice_and_restarts_all_workers_when_one_fails(
@@ -296,6 +300,8 @@ esac"""
     ('tpu-vm scp', 2, [FAILED], 'training failed 2 times without a new checkpoint', 1),
     # The connection breaks, but training has started.
     ('worker.sh start', 99, [FAILED, RUNNING, FAILED], 'training failed 2 times without', 1),
+    # A refusal from before the start of resume.sh counts only after a restart.
+    ('tpu-vm scp', 2, [REFUSED], 'training rejected its config, a flag or a file', 1),
   ],
 )
 def test_resume_counts_a_failure_again_only_after_a_restart(
@@ -314,9 +320,6 @@ def test_resume_goes_on_as_long_as_there_are_new_checkpoints(place):
   (place / 'checkpoints').write_text(''.join(listing % step for step in range(50, 100, 10)))
   assert run(place, 'resume.sh', MAX_FAILURES='1').returncode == 0
   assert changes_by(place).count('start') == 4
-
-
-REFUSED = r'exgrpo: exit_code 2\nexgrpo: running'
 
 
 @pytest.mark.parametrize(
@@ -344,6 +347,21 @@ def test_a_config_that_training_would_refuse_is_refused_here_before_anything_is_
   assert result.returncode == 2
   assert 'error: --config=configs/smok.py: there is no such file' in result.stderr
   assert 'so nothing was done. Fix CONFIG' in result.stderr
+  assert calls(place) == []
+
+
+@pytest.mark.parametrize(
+  ('status', 'message'),
+  [
+    (1, 'could not be checked, so nothing was done. If neither the network nor the storage'),
+    (127, 'cannot check the config: A Python on this machine'),
+  ],
+)
+def test_a_check_that_fails_itself_does_not_blame_the_config(status, message, place):
+  answer(place, requests=[NO_SLICE], nodes=['READY'], statuses=[IDLE])
+  fake(place, 'checker', f'exit {status}')
+  result = run(place, 'resume.sh', PYTHON='checker')
+  assert result.returncode == 2 and message in result.stderr
   assert calls(place) == []
 
 

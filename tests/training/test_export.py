@@ -266,6 +266,8 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
   kept = []
   for step, score in ((1, 0.2), (2, 0.1), (3, 0.2), (4, 0.5)):
     scaled = jax.tree.map(lambda x, step=step: x * step, params)
+    if step == 2:  # resumed after the run was killed in the middle of a replacement
+      best.rename(best.with_name('best.old'))
     export.keep_best(opened, scaled, step, {'validation/score': score})
     norm_weight = tensors(best)['model.norm.weight'][0]
     kept.append((json.loads((best / 'evaluation.json').read_text())['step'], norm_weight))

@@ -43,7 +43,7 @@ def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]
       made = f'temperature {match["temperature"]}, {match["time"]}' if match['made'] else ''
       files.append(_File(path, int(match['step']), match['name'], made))
   share = max_characters // max(1, len({file.name for file in files}))
-  benchmarks: dict[str, dict[str, Any]] = {}
+  benchmarks: dict[Any, dict[str, Any]] = {}
   for name in dict.fromkeys(file.name for file in files):
     of_name = [file for file in files if file.name == name]
     every = -(-sum(file.path.stat().st_size for file in of_name) // share)
@@ -52,7 +52,7 @@ def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]
   return list(benchmarks.values())
 
 
-def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None:
+def _add(benchmarks: dict[Any, dict[str, Any]], file: _File, every: int) -> None:
   records = list(_read(file.path, every))
   sources = dict.fromkeys(record['source'] for record in records)
   for source in sources:
@@ -60,15 +60,18 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
     name = file.name if len(sources) == 1 else f'{file.name}/{source}'
     new = {
       'name': name,
+      'source': name,
       'rows': [record['row'] for record in rows],
       'texts': [record['question'][-_MAX_TEXT:].strip() for record in rows],
       'answers': [record['answer'] for record in rows],
       'digests': list(map(_digest, rows)),
       'evaluations': [],
     }
-    benchmark = benchmarks.setdefault(name, new)
-    if benchmark['rows'] != new['rows']:  # a manual evaluation of other questions
-      benchmark = benchmarks.setdefault(f'{name} ({file.made or file.step})', new)
+    key = (name, *new['rows'], *new['digests'])
+    # The data may have changed, and a manual evaluation may ask other questions.
+    if key not in benchmarks and any(name == known for known, *_ in benchmarks):
+      new['name'] = f'{name} ({file.made or f"from step {file.step}"})'
+    benchmark = benchmarks.setdefault(key, new)
     shown = {str(i): record['responses'] for i, record in enumerate(rows) if record['responses']}
     benchmark['evaluations'].append(
       {
@@ -123,7 +126,7 @@ def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
       for key, count in zip(zip(benchmark['rows'], benchmark['digests']), evaluation['correct'])
     }
     for benchmark in benchmarks
-    if benchmark['name'] == source
+    if benchmark['source'] == source
     for evaluation in benchmark['evaluations']
     if not evaluation['made']
   }

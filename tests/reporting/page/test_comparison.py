@@ -32,7 +32,7 @@ def benchmark(rights_by_step):
   rows = list(range(len(next(iter(rights_by_step.values()), ()))))
   digests = list(map(str, rows))
   shown = {'rows': rows, 'digests': digests, 'evaluations': evaluations}
-  return [{'name': 'chains', **shown}]
+  return [{'name': 'chains', 'source': 'chains', **shown}]
 
 
 def described(*runs, rights):
@@ -123,6 +123,18 @@ def test_a_run_has_its_colour_in_every_chart_and_no_line_of_zeros_for_replay_it_
   assert (line['label'], line['place']) == ('0.5', 1)
 
 
+def write_evaluation(workdir, name, asked):
+  (workdir / 'evaluation').mkdir(exist_ok=True)
+  lines = [
+    json.dumps(
+      dict(row=row, source='x', question=question, answer=answer, correct=[True])
+      | dict(responses=['a'], outcomes=['correct'], lengths=[1])
+    )
+    for row, (question, answer) in enumerate(asked)
+  ]
+  (workdir / 'evaluation' / name).write_text('\n'.join(lines))
+
+
 @pytest.mark.parametrize(
   ('asked', 'questions'),
   [
@@ -132,14 +144,22 @@ def test_a_run_has_its_colour_in_every_chart_and_no_line_of_zeros_for_replay_it_
   ],
 )
 def test_rows_belong_together_if_question_and_answer_are_the_same(tmp_path, asked, questions):
-  (tmp_path / 'evaluation').mkdir()
-  lines = [
-    json.dumps(
-      dict(row=row, source='x', question=question, answer=answer, correct=[True])
-      | dict(responses=['a'], outcomes=['correct'], lengths=[1])
-    )
-    for row, (question, answer) in enumerate(asked)
-  ]
-  (tmp_path / 'evaluation' / 'step_000000_x.jsonl').write_text('\n'.join(lines))
+  write_evaluation(tmp_path, 'step_000000_x.jsonl', asked)
   shares = evaluations.by_step(evaluations.describe(tmp_path, 10_000), 'x')
   assert len({key for _, key in shares[0]}) == questions
+
+
+def test_results_of_other_questions_are_shown_apart(tmp_path):
+  """A resumed run may have other data, and so may a manual evaluation."""
+  old, new, manual = ([(f'{kind} question', '1')] for kind in ('old', 'new', 'manual'))
+  made = 'x_temperature_0.6_samples_1_noon.jsonl'
+  for name, asked in (('10_x.jsonl', old), ('20_x.jsonl', new), ('30_x.jsonl', new)):
+    write_evaluation(tmp_path, f'step_0000{name}', asked)
+  write_evaluation(tmp_path, f'step_000030_{made}', manual)
+  benchmarks = evaluations.describe(tmp_path, 10_000)
+  assert [(one['name'], one['texts'], len(one['evaluations'])) for one in benchmarks] == [
+    ('x', ['old question'], 1),
+    ('x (from step 20)', ['new question'], 2),
+    ('x (temperature 0.6, noon)', ['manual question'], 1),
+  ]
+  assert list(evaluations.by_step(benchmarks, 'x')) == [10, 20, 30]
