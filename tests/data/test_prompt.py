@@ -61,6 +61,21 @@ MACROS = """\
 {% endfor %}
 {{ ns.count }}{{ unknown_name }}
 """
+# As in SmolLM3's template and in those that TRL trains with.
+GENERATION = """\
+{%- set today = strftime_now("%d %B %Y") -%}
+{{- today -}}
+{% for message in messages %}
+  {% set mark = loop.index %}
+  {% if message.role == 'assistant' %}
+    {% generation %}
+{% set mark = 'own' %}
+[{{ mark }} {{ loop.index }}] {{ message.content }}
+    {% endgeneration %}
+  {% endif %}
+[{{ mark }}]
+{% endfor %}
+"""
 
 
 @pytest.fixture
@@ -117,6 +132,7 @@ CHATS = {
     TURNS,
     '[user] "1 < 2 & \\"3\\"?" 2\n[assistant] "Yes: 1 < 2." 3\n[user] "Zürich, \U0001f600?" 4\n3',
   ),
+  'generation': (GENERATION, TURNS, '26 July 2024[1]\n[2]\n[own 3] Yes: 1 < 2.\n[3]\n[4]\n'),
 }
 
 
@@ -225,7 +241,6 @@ def test_chat_is_refused_without_a_chat_template(folder):
     ('{{ raise_exception("roles must alternate") }}', 'roles must alternate'),
     ('{% if %}', 'Expected an expression'),
     ('{{ messages.append(1) }}', "access to attribute 'append'"),  # the sandbox
-    ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined"),
   ],
 )
 def test_error_names_a_failing_template(folder, template, reason):
