@@ -135,8 +135,8 @@ KNOWN_SETS = (
     question='problem', solution='solution', worked=True,
   ),
   Layout(
-    'NuminaMath-CoT',
-    known_by=('source', 'problem', 'solution', 'messages'),
+    'NuminaMath-CoT or -TIR',
+    known_by=('problem', 'solution', 'messages'),
     question='problem', solution='solution', worked=True, source='source', bulky=('messages',),
   ),
 )  # fmt: skip
