@@ -135,9 +135,14 @@ KNOWN_SETS = (
     question='problem', solution='solution', worked=True,
   ),
   Layout(
-    'NuminaMath-CoT or -TIR',
-    known_by=('problem', 'solution', 'messages'),
+    'NuminaMath-CoT',
+    known_by=('source', 'problem', 'solution', 'messages'),
     question='problem', solution='solution', worked=True, source='source', bulky=('messages',),
+  ),
+  Layout(
+    'NuminaMath-TIR',
+    known_by=('problem', 'solution', 'messages'),
+    question='problem', solution='solution', worked=True,
   ),
 )  # fmt: skip
 

@@ -339,8 +339,12 @@ PUBLISHED = {
     'question_type': 'math-word-problem', 'problem_is_valid': 'Yes', 'solution_is_valid': 'Yes',
     'source': 'olympiads', 'synthetic': False,
   },
-  'NuminaMath-CoT or -TIR': {
+  'NuminaMath-CoT': {
     'source': 'olympiads', 'problem': 'What is 1+1?', 'solution': OTHER_BOX,
+    'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}],
+  },
+  'NuminaMath-TIR': {
+    'problem': 'What is 1+1?', 'solution': OTHER_BOX,
     'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}],
   },
   'MATH': {'problem': 'What is 1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': OTHER_BOX},
@@ -360,13 +364,9 @@ COMMON = {
   'trl_worked': {'prompt': 'What is 1+1?', 'solution': WORKED},
   'trl_answer': {'prompt': [USER], 'answer': '2'},
   'worked': {'problem': 'What is 1+1?', 'solution': OTHER_BOX},
-  'numina_tir': {
-    'problem': 'What is 1+1?', 'solution': OTHER_BOX,
-    'messages': [USER, {'role': 'assistant', 'content': 'Another.'}],
-  },
   'chat': {'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}]},
   'chat_gsm8k': {'messages': [USER, {'role': 'assistant', 'content': 'It is 2.\n#### 2'}]},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
