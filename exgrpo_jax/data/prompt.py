@@ -119,6 +119,7 @@ class Chat:
   template: str | None  # in jinja2
   special_tokens: Mapping[str, str]  # e.g. bos_token -> '<|begin_of_text|>'
   begin: str  # special tokens to put before text that isn't rendered as a chat; often ''
+  tool_template: str | None = None  # used instead of `template` for prompts with tools
 
 
 NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={}, begin='')
@@ -149,6 +150,8 @@ def render(
   if 'chat' or `tools` require a chat template and there is none.
   """
   template = config.template
+  if tools and chat.tool_template:
+    chat = dataclasses.replace(chat, template=chat.tool_template)
   if tools and (template == 'plain' or chat.template is None):
     raise InputError(
       'config.environment.tools: only a chat template tells the model about its tools, but '

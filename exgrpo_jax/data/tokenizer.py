@@ -228,15 +228,17 @@ class JsonTokenizer(Tokenizer):
       for name, entry in config.items()
       if name.endswith('_token') and (text := _token_text(entry)) is not None
     }
-    template = config.get('chat_template')
-    if isinstance(template, list):  # several named templates
-      template = {entry['name']: entry['template'] for entry in template}.get('default')
+    named = config.get('chat_template')
+    if isinstance(named, list):  # several named templates
+      named = {entry['name']: entry['template'] for entry in named}
     if 'chat_template.jinja' in self.files:
-      template = self.files['chat_template.jinja'].decode()
+      named = self.files['chat_template.jinja'].decode()
+    if not isinstance(named, dict):
+      named = {'default': named}
     # Tokens added to every text. Llama 3, for example, prepends its begin token.
     added = self._model.encode('').tokens
     begin = added[0] if added and added[0] == special_tokens.get('bos_token') else ''
-    return prompt.Chat(source=path, template=template, special_tokens=special_tokens, begin=begin)
+    return prompt.Chat(path, named.get('default'), special_tokens, begin, named.get('tool_use'))
 
 
 def load(path: epath.PathLike) -> Tokenizer:

@@ -218,10 +218,12 @@ def test_a_keyword_argument_that_the_template_does_not_use_is_refused(
       render([USER], with_keywords(json.dumps({name: 1})))
 
 
-def test_a_template_file_or_the_default_of_several_templates_is_used(folder):
-  several = [{'name': 'tool_use', 'template': 'no'}, {'name': 'default', 'template': 'yes'}]
-  made = folder(chat_template=several)
-  assert tokenizer.load(made).render([USER], CHAT) == 'yes'
+def test_a_template_file_or_one_of_several_templates_is_used(folder):
+  named = {'tool_use': '{{ tools }}', 'default': 'yes'}
+  made = folder(chat_template=[{'name': name, 'template': named[name]} for name in named])
+  loaded, functions = tokenizer.load(made), [{'name': 'add'}]
+  assert loaded.render([USER], CHAT) == 'yes'
+  assert loaded.render([USER], CHAT, functions) == str(functions)
   (made / 'chat_template.jinja').write_text('from the file')
   assert tokenizer.load(made).render([USER], CHAT) == 'from the file'
 
