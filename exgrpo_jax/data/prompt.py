@@ -163,7 +163,7 @@ def render(
   system = config.system or (SYSTEM if template == 'paper' else '')
   if system and all(message.role != 'system' for message in messages):
     messages = [Message('system', system), *messages]
-  if tools and chat.template is not None and not _knows_tools(chat.template):
+  if tools and 'tools' not in (_variables(chat.template or '') or ()):
     messages, tools = _with_descriptions(tools, messages), ()
   if template == 'chat':
     if chat.template is None:
@@ -283,12 +283,6 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals['strftime_now'] = _TODAY.strftime
   environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   return environment.from_string(template)
-
-
-def _knows_tools(template: str) -> bool:
-  """Return True if the template reads the variable `tools`."""
-  used = _variables(template)
-  return used is None or 'tools' in used
 
 
 @functools.lru_cache
