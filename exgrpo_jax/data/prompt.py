@@ -1,23 +1,25 @@
 """Prompts: render a question's messages as the text that the model reads.
 
 Chat templates come with checkpoints and are code, so they run in jinja2's sandbox. They can use all
-globals and filters that transformers provides except strftime_now, because a prompt that contains
-today's date would make runs irreproducible. Templates that would use it (Llama 3.2's) fall back to
-a fixed date.
+globals, filters and tags that transformers provides. Only the date is fixed, because a prompt with
+today's date would make runs irreproducible: Llama 3.2's template falls back to its own date, and
+templates that require strftime_now (SmolLM3's) get the same one.
 """
 
 import dataclasses
+import datetime
 import functools
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
 from exgrpo_jax.config import setting
@@ -31,6 +33,7 @@ _TURN = 'the-turn-before'  # placeholder for a turn's content while a template i
 # Arguments that every prompt passes to the chat template, in addition to the special tokens.
 _PASSED = ('messages', 'tools', 'documents', 'add_generation_prompt')
 _FUNCTIONS = {'raise_exception', 'strftime_now'}  # transformers provides these to templates
+_TODAY = datetime.date(2024, 7, 26)  # Llama 3.2's date where strftime_now is not defined
 
 # The paper's instructions, reworded. A system message from the data or config takes precedence.
 SYSTEM = (
@@ -116,6 +119,7 @@ class Chat:
   template: str | None  # in jinja2
   special_tokens: Mapping[str, str]  # e.g. bos_token -> '<|begin_of_text|>'
   begin: str  # special tokens to put before text that isn't rendered as a chat; often ''
+  tool_template: str | None = None  # used instead of `template` for prompts with tools
 
 
 NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={}, begin='')
@@ -146,6 +150,8 @@ def render(
   if 'chat' or `tools` require a chat template and there is none.
   """
   template = config.template
+  if tools and chat.tool_template:
+    chat = dataclasses.replace(chat, template=chat.tool_template)
   if tools and (template == 'plain' or chat.template is None):
     raise InputError(
       'config.environment.tools: only a chat template tells the model about its tools, but '
@@ -157,7 +163,7 @@ def render(
   system = config.system or (SYSTEM if template == 'paper' else '')
   if system and all(message.role != 'system' for message in messages):
     messages = [Message('system', system), *messages]
-  if tools and chat.template is not None and not _knows_tools(chat.template):
+  if tools and 'tools' not in (_variables(chat.template or '') or ()):
     messages, tools = _with_descriptions(tools, messages), ()
   if template == 'chat':
     if chat.template is None:
@@ -273,14 +279,10 @@ def _compile(template: str) -> jinja2.Template:
 
   environment = _environment()
   environment.globals['raise_exception'] = raise_exception
+  if 'strftime_now is' not in template:  # such templates have a date for where it is not defined
+    environment.globals['strftime_now'] = _TODAY.strftime
   environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   return environment.from_string(template)
-
-
-def _knows_tools(template: str) -> bool:
-  """Return True if the template reads the variable `tools`."""
-  used = _variables(template)
-  return used is None or 'tools' in used
 
 
 @functools.lru_cache
@@ -305,8 +307,19 @@ def _variables(template: str) -> frozenset[str] | None:
   return frozenset(used - own - environment.globals.keys() - _FUNCTIONS)
 
 
+class _Generation(jinja2.ext.Extension):
+  """The tag `{% generation %}`, which marks what the model writes and does not change the text."""
+
+  tags: ClassVar = {'generation'}
+
+  def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+    line = next(parser.stream).lineno
+    body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
+    return jinja2.nodes.Scope(body, lineno=line)
+
+
 def _environment() -> jinja2.Environment:
   """Build the jinja2 environment that transformers uses, because templates are written for it."""
   return jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
   )

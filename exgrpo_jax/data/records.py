@@ -139,6 +139,11 @@ KNOWN_SETS = (
     known_by=('source', 'problem', 'solution', 'messages'),
     question='problem', solution='solution', worked=True, source='source', bulky=('messages',),
   ),
+  Layout(
+    'NuminaMath-TIR',
+    known_by=('problem', 'solution', 'messages'),
+    question='problem', solution='solution', worked=True,
+  ),
 )  # fmt: skip
 
 
@@ -276,7 +281,10 @@ def record(
       f"{place}: '{layout.question}' has no message with the role 'user', so there is no question. "
       'Add a user message.'
     )
-  solution = _optional(_present(row, layout.solution, place), layout.solution, place) or turn
+  worked_out = _present(row, layout.solution, place)
+  if layout.answer and _is_list(worked_out):  # OlympiadBench has a list of solutions
+    worked_out = '\n\n'.join(_optional(text, layout.solution, place) for text in worked_out)
+  solution = _optional(worked_out, layout.solution, place) or turn
   if layout.answer:
     given = _value(row, layout.answer, 'answer', place)
     answer, worked = answer_text(given, layout.answer, place), ''

@@ -36,6 +36,8 @@ _COMPANIONS = (
   *_SETTINGS,
   *('tokenization.py', 'chat_template.jinja', 'added_tokens.json', 'vocab.json', 'merges.txt'),
 )
+# Files that change prompts and end tokens, but are not read next to a *.model.
+_OF_JSON = ('tokenizer_config.json', 'added_tokens.json', 'chat_template.jinja')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,15 +195,18 @@ class JsonTokenizer(Tokenizer):
         raise InputError(
           f'{path}: {name} is not valid JSON ({error}). Fix or remove the file.'
         ) from error
-    splits = settings.get('tokenizer_config.json', {}).get('split_special_tokens', False)
-    self._model.encode_special_tokens = bool(splits)  # True: '</s>' in a text is plain text
-    self.eos_ids = _eos_ids(settings, vocabulary, path)
+    own = settings.get('tokenizer_config.json', {})
+    if 'added_tokens_decoder' not in own:  # transformers then lets the older file override it
+      own = {**own, **settings.get('special_tokens_map.json', {})}
+    # True: '</s>' in a text is plain text
+    self._model.encode_special_tokens = bool(own.get('split_special_tokens', False))
+    self.eos_ids = _eos_ids(own, settings.get('generation_config.json', {}), vocabulary, path)
     added = self._model.get_added_tokens_decoder().items()
     special = {id_ for id_, token in added if token.special and token.content not in _TAGS}
     self._hidden = special.union(self.eos_ids)  # the file may not mark an end token as special
-    pad = _token_text(settings.get('tokenizer_config.json', {}).get('pad_token'))
+    pad = _token_text(own.get('pad_token'))
     self.pad_id = self.eos_ids[0] if pad is None else vocabulary.get(pad, self.eos_ids[0])
-    self.chat = self._read_chat(settings, path)
+    self.chat = self._read_chat(own, path)
 
   def encode(self, text: str) -> list[int]:
     """See Tokenizer.encode."""
@@ -217,35 +222,43 @@ class JsonTokenizer(Tokenizer):
     known = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in hidden]
     return self._model.decode(known, skip_special_tokens=False)
 
-  def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
-    config = settings.get('tokenizer_config.json', {})
-    entries = {**settings.get('special_tokens_map.json', {}), **config}
+  def _read_chat(self, config: Mapping[str, Any], path: str) -> prompt.Chat:
     special_tokens = {
       name: text
-      for name, entry in entries.items()
+      for name, entry in config.items()
       if name.endswith('_token') and (text := _token_text(entry)) is not None
     }
-    template = config.get('chat_template')
-    if isinstance(template, list):  # several named templates
-      template = {entry['name']: entry['template'] for entry in template}.get('default')
+    named = config.get('chat_template')
+    if isinstance(named, list):  # several named templates
+      named = {entry['name']: entry['template'] for entry in named}
     if 'chat_template.jinja' in self.files:
-      template = self.files['chat_template.jinja'].decode()
+      named = self.files['chat_template.jinja'].decode()
+    if not isinstance(named, dict):
+      named = {'default': named}
     # Tokens added to every text. Llama 3, for example, prepends its begin token.
     added = self._model.encode('').tokens
     begin = added[0] if added and added[0] == special_tokens.get('bos_token') else ''
-    return prompt.Chat(source=path, template=template, special_tokens=special_tokens, begin=begin)
+    return prompt.Chat(path, named.get('default'), special_tokens, begin, named.get('tool_use'))
 
 
 def load(path: epath.PathLike) -> Tokenizer:
   """Load a tokenizer.json, a SentencePiece *.model, or a folder that contains either.
 
   If a folder contains both, tokenizer.json is used, as in transformers. Raises InputError if the
-  file is missing, cannot be read, or has no end-of-sequence token.
+  file is missing, cannot be read, or has no end-of-sequence token, or if the folder has settings
+  that only apply to a tokenizer.json.
   """
   file = epath.Path(path).expanduser()
   if file.is_dir():
     candidates = [file / 'tokenizer.json', *sorted(file.glob('*.model'))]
     file = next((candidate for candidate in candidates if candidate.is_file()), file)
+    ignored = next((name for name in _OF_JSON if (file.parent / name).is_file()), None)
+    if ignored and file.suffix == '.model':
+      raise InputError(
+        f'{path}: {ignored} applies only to a tokenizer.json, and the folder has none. Write one '
+        f"with transformers, AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}'), or "
+        f'set config.tokenizer.path to {file}, which has no begin token and no chat template.'
+      )
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
       f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that contains one, '
@@ -299,11 +312,10 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
 
 
 def _eos_ids(
-  settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], path: str
+  config: Mapping[str, Any], generation: Mapping[str, Any], vocabulary: Mapping[str, int], path: str
 ) -> tuple[int, ...]:
   """Return the end-of-sequence ids: the tokenizer's own first, then generation_config's."""
-  eos = _token_text(settings.get('tokenizer_config.json', {}).get('eos_token'))
-  stops = settings.get('generation_config.json', {}).get('eos_token_id')
+  eos, stops = _token_text(config.get('eos_token')), generation.get('eos_token_id')
   ids = [] if eos is None or eos not in vocabulary else [vocabulary[eos]]
   ids += stops if isinstance(stops, list) else [] if stops is None else [stops]
   ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]

@@ -61,6 +61,21 @@ MACROS = """\
 {% endfor %}
 {{ ns.count }}{{ unknown_name }}
 """
+# As in SmolLM3's template and in those that TRL trains with.
+GENERATION = """\
+{%- set today = strftime_now("%d %B %Y") -%}
+{{- today -}}
+{% for message in messages %}
+  {% set mark = loop.index %}
+  {% if message.role == 'assistant' %}
+    {% generation %}
+{% set mark = 'own' %}
+[{{ mark }} {{ loop.index }}] {{ message.content }}
+    {% endgeneration %}
+  {% endif %}
+[{{ mark }}]
+{% endfor %}
+"""
 
 
 @pytest.fixture
@@ -117,6 +132,7 @@ CHATS = {
     TURNS,
     '[user] "1 < 2 & \\"3\\"?" 2\n[assistant] "Yes: 1 < 2." 3\n[user] "Zürich, \U0001f600?" 4\n3',
   ),
+  'generation': (GENERATION, TURNS, '26 July 2024[1]\n[2]\n[own 3] Yes: 1 < 2.\n[3]\n[4]\n'),
 }
 
 
@@ -202,10 +218,12 @@ def test_a_keyword_argument_that_the_template_does_not_use_is_refused(
       render([USER], with_keywords(json.dumps({name: 1})))
 
 
-def test_a_template_file_or_the_default_of_several_templates_is_used(folder):
-  several = [{'name': 'tool_use', 'template': 'no'}, {'name': 'default', 'template': 'yes'}]
-  made = folder(chat_template=several)
-  assert tokenizer.load(made).render([USER], CHAT) == 'yes'
+def test_a_template_file_or_one_of_several_templates_is_used(folder):
+  named = {'tool_use': '{{ tools }}', 'default': 'yes'}
+  made = folder(chat_template=[{'name': name, 'template': named[name]} for name in named])
+  loaded, functions = tokenizer.load(made), [{'name': 'add'}]
+  assert loaded.render([USER], CHAT) == 'yes'
+  assert loaded.render([USER], CHAT, functions) == str(functions)
   (made / 'chat_template.jinja').write_text('from the file')
   assert tokenizer.load(made).render([USER], CHAT) == 'from the file'
 
@@ -225,7 +243,6 @@ def test_chat_is_refused_without_a_chat_template(folder):
     ('{{ raise_exception("roles must alternate") }}', 'roles must alternate'),
     ('{% if %}', 'Expected an expression'),
     ('{{ messages.append(1) }}', "access to attribute 'append'"),  # the sandbox
-    ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined"),
   ],
 )
 def test_error_names_a_failing_template(folder, template, reason):

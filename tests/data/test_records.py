@@ -206,8 +206,8 @@ def test_a_row_of_tfds_has_floats_at_their_own_precision():
 
 
 def test_error_names_a_solution_of_the_wrong_type(config, jsonl):
-  with pytest.raises(InputError, match=r"train\.jsonl:1: field 'proof' is \['x'\]"):
-    load(config, jsonl({**GOOD, 'proof': ['x']}), solution_field='proof')
+  with pytest.raises(InputError, match=r"train\.jsonl:1: field 'proof' is {'x': 'y'}"):
+    load(config, jsonl({**GOOD, 'proof': {'x': 'y'}}), solution_field='proof')
 
 
 def test_not_a_number_is_text_where_answers_are_compared_as_text(config, jsonl):
@@ -343,6 +343,10 @@ PUBLISHED = {
     'source': 'olympiads', 'problem': 'What is 1+1?', 'solution': OTHER_BOX,
     'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}],
   },
+  'NuminaMath-TIR': {
+    'problem': 'What is 1+1?', 'solution': OTHER_BOX,
+    'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}],
+  },
   'MATH': {'problem': 'What is 1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': OTHER_BOX},
   'MATH-500': {
     'problem': 'What is 1+1?', 'solution': WORKED, 'answer': '2', 'subject': 'Algebra', 'level': 1,
@@ -391,6 +395,11 @@ def test_columns_in_common_use_are_recognised(config, jsonl, name):
     (COMMON['chat'], OTHER_BOX),
     ({**COMMON['chat'], 'answer': '2', 'solution': 'mine'}, 'mine'),
     ({'': '0', **COMMON['gsm8k']}, 'It is 2.\n#### 2'),  # pandas wrote its index
+    (
+      {'question': 'q', 'final_answer': ['2'], 'solution': [WORKED, 'Or so.']},
+      f'{WORKED}\n\nOr so.',
+    ),
+    ({'question': 'q', 'final_answer': ['2'], 'solution': []}, ''),
   ],
 )
 def test_worked_solutions_are_kept(config, jsonl, row, solution):

@@ -126,12 +126,42 @@ def test_training_without_text_is_refused(tmp_path):
       ),
       (0, 1),
     ),
+    (
+      dict(tokenizer_config={'eos_token': '<|im_end|>'}, special_tokens_map={'eos_token': '<end>'}),
+      (2,),
+    ),
+    (
+      dict(
+        tokenizer_config={'eos_token': '<|im_end|>', 'added_tokens_decoder': {}},
+        special_tokens_map={'eos_token': '<end>'},
+      ),
+      (0,),
+    ),
   ],
-  ids=['known_names', 'eos_token', 'an_object', 'generation_config', 'eos_token_comes_first'],
+  ids=[
+    *('known_names', 'eos_token', 'an_object', 'generation_config', 'eos_token_comes_first'),
+    *('special_tokens_map', 'special_tokens_map_is_older'),
+  ],
 )
 def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
   loaded = tokenizer.load(checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **companions))
   assert loaded.eos_ids == eos_ids and loaded.pad_id == eos_ids[0]  # without one of its own
+
+
+def test_a_padding_token_may_be_in_the_older_file(checkpoint):
+  older = {'pad_token': {'content': '<pad>'}, 'eos_token': '<end>'}
+  assert tokenizer.load(checkpoint(['<end>', '<pad>'], special_tokens_map=older)).pad_id == 1
+
+
+@pytest.mark.parametrize('name', ['tokenizer_config.json', 'added_tokens.json'])
+def test_a_folder_with_settings_that_a_sentencepiece_model_lacks_is_refused(tmp_path, name):
+  tokenizer.train(TEXTS, 300, tmp_path / 'tokenizer.model')
+  (tmp_path / 'generation_config.json').write_text('{}')  # an export writes it
+  assert tokenizer.load(tmp_path).eos_ids == (1,)
+  (tmp_path / name).write_text('{}')
+  with pytest.raises(InputError, match=rf'{name} applies only to a tokenizer\.json, .*Write one'):
+    tokenizer.load(tmp_path)
+  assert tokenizer.load(tmp_path / 'tokenizer.model').eos_ids == (1,)
 
 
 def test_a_tokenizer_json_without_an_eos_token_is_refused(checkpoint):
