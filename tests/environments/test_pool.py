@@ -8,7 +8,7 @@ import pytest
 
 from exgrpo_jax.datatypes import Message, Question, Questions, QuestionSet
 from exgrpo_jax.environments import pool, settings
-from exgrpo_jax.environments.environment import Observation, checked
+from exgrpo_jax.environments.environment import Observation, as_messages, checked
 from exgrpo_jax.environments.pool import Failure
 from exgrpo_jax.errors import InputError
 
@@ -26,6 +26,22 @@ def test_a_reward_that_float32_cannot_compute_with_is_refused(reward):
   message = f'the reward is {re.escape(repr(reward))}, not a number from'
   with pytest.raises(ValueError, match=message):
     checked(Observation(reward=reward))
+
+
+@pytest.mark.parametrize('reply', [('on', 0.5, False, True, {}), ('on', 0.5), 'on', None])
+def test_a_reply_that_is_no_observation_is_refused(reply):
+  """Not even the five values of Gymnasium's step, of which the fourth is no success."""
+  message = f'step must return an Observation, but returned {re.escape(repr(reply))}'
+  with pytest.raises(ValueError, match=message):
+    checked(reply)
+
+
+@pytest.mark.parametrize(
+  ('messages', 'shown'), [(None, 'None'), (('on', {}), "'on'"), (3, '3'), ([{'role': 'user'}], '{')]
+)
+def test_what_is_no_message_is_shown(messages, shown):
+  with pytest.raises(ValueError, match=f'^{re.escape(shown)}.* is not a message'):
+    as_messages(messages)
 
 
 @pytest.fixture(scope='module')
