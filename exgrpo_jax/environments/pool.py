@@ -197,8 +197,8 @@ class _Holder:
 
     def request() -> tuple[Any, float]:
       made = make()
-      turns = made.get('turns', len(made.get('said', ())))
-      return made, self._time_limit * (1 + turns)
+      calls = made.get('turns', len(made.get('said', ()))) + (made['begin'] is not None)  # reset
+      return made, self._time_limit * max(1, calls)
 
     return worker.call(request)
 

@@ -116,7 +116,8 @@ def test_what_fails_ends_its_episode_and_no_other(workers, turn, reason):
 def test_an_environment_that_hangs_is_killed_in_time():
   workers = pool.Pool(dataclasses.replace(CONFIG, time_limit=1.0))
   first = int(play(workers, 'pid', key='other').messages[0]['content'])
-  failure = play(workers, 'hang', key='bad')
+  for turns in (['hang'], ['x'], ['x', 'hang 1.5']):  # each turn has that much time, and no more
+    failure = play(workers, *turns, key='bad')
   assert failure == Failure('timed out', 'no answer after 1 s', is_lost=True)
   again = play(workers, 'pid', 'pid', key='other').messages[0]['content']
   assert int(again) != first  # in a new process, in which both turns were played
