@@ -27,6 +27,7 @@ from exgrpo_jax.environments import pool, settings
 from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Answer, Failure, Pool
 from exgrpo_jax.environments.worker import Beginning
+from exgrpo_jax.grading.rewards import has_code_block
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore
 from exgrpo_jax.runtime import hosts, randomness
@@ -234,6 +235,7 @@ class _Play:
     return episode
 
   def _complete(self, episode: _Episode, response: Response, judged: Verdict) -> None:
+    judged = judged._replace(has_code_block=any(map(has_code_block, episode.said)))
     episode.response = dataclasses.replace(response, is_complete=True, verdict=judged)
     self._is_enough |= bool(self._on_finish(episode.index, episode.response))
 

@@ -170,6 +170,13 @@ def test_later_rewards_are_discounted(play):
   assert stopped.verdict and stopped.verdict.reward == 1 + 0.5 * 4
 
 
+def test_a_code_block_is_the_policys_and_not_the_environments(play):
+  found, *_ = play(lambda *_: '1', answer=lambda *_: Observation(as_messages('```')))
+  assert not any(one.verdict.has_code_block for one in found)
+  found, *_ = play(lambda _row, sample, turn: '1```' if sample else '1' if turn < 2 else '```')
+  assert [one.verdict.has_code_block for one in found] == [True, False] * 2
+
+
 def test_a_turn_has_its_own_limit(play):
   found, _, engine, _ = play(lambda *_: '12345678…', max_turn_tokens=2)
   assert engine.limits[:4] == [2] * 4
