@@ -217,8 +217,9 @@ class _Play:
     written, said = response.tokens[begin:], as_messages(result.messages)
     formats = self._sampler.tokenizer, self._sampler.prompts
     observed = tokenizer.observed_tokens(*formats, written, said)
-    is_full = len(response.tokens) + len(observed) >= episode.request.limit
-    goes_on = not (result.done or is_full or len(episode.said) >= config.max_turns)
+    is_last = result.done or len(episode.said) >= config.max_turns  # nobody reads the reply
+    is_full = len(response.tokens) + len(observed) * (not is_last) >= episode.request.limit
+    goes_on = not (is_last or is_full)
     observed = observed if goes_on else observed[:0]
     turn = turn._replace(observed=len(observed), reward=result.reward)
     response = dataclasses.replace(

@@ -202,6 +202,9 @@ def test_an_episode_ends_where_there_is_no_room_for_another_turn(play):
   for one in found:
     assert one.truncated and one.turns == (Turn(len(one.tokens), 0, 0.0),)
     assert one.verdict and one.verdict.outcome == 'wrong'
+  # The reply to the last turn needs no room, because nobody reads it.
+  found, *_ = play(lambda *_: '1', answer=talkative, max_turns=1)
+  assert not any(one.truncated for one in found)
 
 
 def test_the_seed_of_an_episode_is_its_own(play):
