@@ -125,13 +125,16 @@ def test_an_environment_that_hangs_is_killed_in_time():
 
 def test_prompts_are_those_that_reset_returns(workers):
   asked = [question(0), question(1, prompt='go')]
-  assert workers.prompts(asked) == [said('begin'), said('go')]
+  assert workers.prompts(asked, 'game:test') == [said('begin'), said('go')]
+  message = r'name: game:test: reset failed for row 2: ValueError: 3 is not a message'
+  with pytest.raises(InputError, match=message):
+    workers.prompts([*asked, question(2, prompt=3)], 'game:test')
 
 
 def test_an_episode_begins_with_what_the_data_says(workers):
   """And not with what the environment made of it, which it would make longer once more."""
   asked = question(prompt='more')
-  (prompt,) = workers.prompts([asked])
+  (prompt,) = workers.prompts([asked], 'game')
   assert prompt == said('begin and more')
   data = types.SimpleNamespace(read=lambda rows: [asked for _ in rows])
   (begun,) = pool.Begun(data, [(Message(**prompt[0]),)])
@@ -157,7 +160,7 @@ class Rows(Questions):
 @pytest.mark.parametrize('overlong', ['refuse', 'drop'])
 def test_a_question_whose_prompt_is_too_long_is_refused_or_dropped(overlong):
   texts = ['ab', 'abc', 'a']
-  held = types.SimpleNamespace(prompts=lambda _: [said(text) for text in texts], tools=lambda: [])
+  held = types.SimpleNamespace(prompts=lambda *_: [said(text) for text in texts], tools=lambda: [])
   tokenizer = types.SimpleNamespace(
     render=lambda messages, *_: messages[0].content,
     encode_all=lambda rendered: [[1] * len(text) for text in rendered],
