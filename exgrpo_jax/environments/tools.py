@@ -61,7 +61,7 @@ class Tools:
       for source in sources
       for tool in (methods(next(made)) if inspect.isclass(source) else [source])
     ]
-    self._tools = {tool.__name__: tool for tool in tools}
+    self.functions = {tool.__name__: tool for tool in tools}
 
   def reset(self, task: Task, seed: int) -> Messages:
     """Return the task's prompt followed by the text from the classes' `reset` methods."""
@@ -89,10 +89,10 @@ class Tools:
 
   def _called(self, call: Call) -> str:
     """Run a call and return its result, or the error, as text."""
-    if call.name not in self._tools:
-      return f'{_ERROR}there is no tool {call.name}, only {", ".join(self._tools)}'
+    if call.name not in self.functions:
+      return f'{_ERROR}there is no tool {call.name}, only {", ".join(self.functions)}'
     try:
-      text = str(_awaited(self._tools[call.name](**call.arguments)))
+      text = str(_awaited(self.functions[call.name](**call.arguments)))
     except MemoryError:
       raise
     except ERRORS as error:

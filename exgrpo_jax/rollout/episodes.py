@@ -16,7 +16,6 @@ import collections
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -29,7 +28,8 @@ from exgrpo_jax.environments.pool import Answer, Failure, Pool
 from exgrpo_jax.environments.worker import Beginning
 from exgrpo_jax.grading.rewards import has_code_block
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore
+from exgrpo_jax.rollout.sampler import OnFinish, Request, ignore
+from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -38,21 +38,11 @@ from exgrpo_jax.runtime.randomness import Purpose
 _DELAY = 2
 
 
-class TurnSampler(Protocol):
-  """A sampler that can continue responses turn by turn, such as the slot engine."""
-
-  def generate(
-    self, params: Params, requests: Sequence[Request], on_finish: OnFinish, more: More
-  ) -> tuple[list[Response], dict[str, float]]:
-    """See `SlotEngine.generate`."""
-    ...
-
-
 @dataclasses.dataclass(frozen=True)
 class EpisodeSampler:
   """A `Sampler` whose responses are whole episodes. It can resume unfinished episodes."""
 
-  engine: TurnSampler
+  engine: SlotEngine
   environments: Pool
   config: settings.EnvironmentConfig
   tokenizer: Tokenizer
