@@ -29,8 +29,6 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 def without(buffer: Buffer, rows: Sequence[int]) -> Buffer:
   """Return the buffer without the questions in `rows`, which are already in flight."""
-  if not rows:
-    return buffer
   entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
   return dataclasses.replace(buffer, entries=entries)
 
