@@ -10,7 +10,7 @@ from absl import flags
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Response, turn_places
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.evaluation.responses import play, render, sample
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import open_experiment
@@ -68,9 +68,13 @@ def _summary(response: Response) -> str:
   """Describe a response: its length, log-probability and, for an episode, its verdict."""
   total, count = float(response.logp.sum()), response.num_own
   cut = ', cut at the limit' if response.truncated else ''
-  judged, turns = response.verdict, len(response.turns)
-  ended = f'{turns} turns, reward {judged.reward:g}, {judged.outcome}; ' if judged else ''
-  return f'{ended}{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} per token'
+  ended = ''
+  if judged := response.verdict:
+    reason = f' ({judged.reason})' if judged.reason else ''
+    turns = counted(len(response.turns), 'turn')
+    ended = f'{turns}, reward {judged.reward:g}, {judged.outcome}{reason}; '
+  written = counted(count, 'token')
+  return f'{ended}{written}{cut}, log-probability {total:.2f}, {total / count:.3f} per token'
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:

@@ -388,10 +388,13 @@ def observed_tokens(
   message has a role and a content; `prompt.following` renders them. Returns int32 [T].
   """
   said = [Message(**message) for message in messages]
-  text, end = prompt.following(said, prompts, tokenizer.chat), int(turn[-1])
-  if end in tokenizer.eos_ids:
-    ids = tokenizer.encode(text.removeprefix(tokenizer.decode([end], special=True)))
-    return np.array(ids, np.int32)
-  is_there = text.startswith(tokenizer.decode(tokenizer.eos_ids[:1], special=True))
-  missing = () if is_there else tokenizer.eos_ids[:1]
+  text, last = prompt.following(said, prompts, tokenizer.chat), int(turn[-1])
+  is_ended = last in tokenizer.eos_ids
+  # A chat template ends the turn with one of the end tokens. Plain text has only the messages.
+  ids = () if prompts.template == 'plain' else (last,) if is_ended else tokenizer.eos_ids
+  ends = [tokenizer.decode([id_], special=True) for id_ in ids]
+  end = next(filter(text.startswith, ends), '')
+  if is_ended:
+    return np.array(tokenizer.encode(text.removeprefix(end)), np.int32)
+  missing = () if end else tokenizer.eos_ids[:1]
   return np.array([*missing, *tokenizer.encode(text)], np.int32)

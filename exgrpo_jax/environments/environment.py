@@ -64,20 +64,21 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
   """
   if isinstance(messages, str):
     messages = [{'role': 'user', 'content': messages}]
-  found = [dict(message) for message in messages]
-  for message in found:
-    if set(message) != {'role', 'content'} or not all(isinstance(v, str) for v in message.values()):
+  found = list[dict[str, str]]()
+  for message in messages if isinstance(messages, Sequence) else [messages]:
+    parts = dict(message) if isinstance(message, Mapping) else {}
+    if set(parts) != {'role', 'content'} or not all(isinstance(v, str) for v in parts.values()):
       raise ValueError(
         f'{message!r} is not a message. A valid message is {{"role": "user", "content": "higher"}}'
       )
-  return [
-    {name: value.encode(errors='replace').decode() for name, value in message.items()}
-    for message in found
-  ]
+    found.append({n: value.encode(errors='replace').decode() for n, value in parts.items()})
+  return found
 
 
 def checked(observation: Observation) -> Observation:
   """Convert an observation's fields to JSON values. Raises ValueError if a field is invalid."""
+  if not isinstance(observation, Observation):  # Gymnasium's step returns five values, too
+    raise ValueError(f'step must return an Observation, but returned {observation!r}')
   messages, reward, done, success, counts = observation
   reward = float(reward)
   if not abs(reward) <= LARGEST:  # also rejects NaN

@@ -86,13 +86,16 @@ class Pool:
     holder = self._holder_of.pop(key)
     holder.pool.submit(lambda worker: holder.leave(worker, key))
 
-  def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
-    """Return the prompt from `reset` for each question. Raises InputError if `reset` fails."""
+  def prompts(self, questions: Sequence[Question], spec: str) -> list[list[dict[str, str]]]:
+    """Return the prompt from `reset` for each question of the data spec.
+
+    Raises InputError if `reset` fails.
+    """
     requests = [
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
       for question in questions
     ]
-    replies = self._all(questions, requests, 'reset failed')
+    replies = self._all(questions, requests, f'{spec}: reset failed')
     return [reply['messages'] for reply in replies]
 
   def demonstrations(
@@ -197,8 +200,8 @@ class _Holder:
 
     def request() -> tuple[Any, float]:
       made = make()
-      turns = made.get('turns', len(made.get('said', ())))
-      return made, self._time_limit * (1 + turns)
+      calls = made.get('turns', len(made.get('said', ()))) + (made['begin'] is not None)  # reset
+      return made, self._time_limit * max(1, calls)
 
     return worker.call(request)
 
@@ -227,11 +230,11 @@ class Begun(Questions):
     return Begun(self._questions.select(rows), [self._messages[row] for row in rows])
 
 
-def begin(questions: Sequence[Question], pool: Pool) -> list[Question]:
-  """Return the questions with the environment's prompts. Raises InputError if `reset` fails."""
+def begin(questions: Sequence[Question], spec: str, pool: Pool) -> list[Question]:
+  """Return the questions of the data spec with the environment's prompts; see `Pool.prompts`."""
   return [
     _beginning_with(tuple(Message(**message) for message in own), question)
-    for own, question in zip(pool.prompts(questions), questions)
+    for own, question in zip(pool.prompts(questions, spec), questions)
   ]
 
 
@@ -253,7 +256,7 @@ def begun(
   InputError or their questions are dropped.
   """
   questions, tools = list(data.questions), pool.tools()
-  messages = [question.messages for question in begin(questions, pool)]
+  messages = [question.messages for question in begin(questions, data.spec, pool)]
   if messages == [question.messages for question in questions] and not tools:
     return data  # its prompts are tokenized already
   texts = [tokenizer.render(own, prompts, tools) for own in messages]

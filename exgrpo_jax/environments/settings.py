@@ -89,10 +89,12 @@ def check(config: EnvironmentConfig) -> None:
     )
 
 
-def check_rewards(config: EnvironmentConfig, rewards: tuple[str, ...]) -> None:
-  """Raise InputError if reward functions are set for an environment, which would ignore them."""
-  if config.name and rewards != ('correctness',):
-    raise InputError(
-      f"config.grading.rewards={rewards} must be ('correctness',) with "
-      f'config.environment.name={config.name!r}, because an environment computes its own rewards.'
-    )
+def check_grading(config: EnvironmentConfig, rewards: tuple[str, ...], verifier: str) -> None:
+  """Raise InputError if `config.grading` sets something that an environment would ignore."""
+  settings = ('rewards', rewards, ('correctness',)), ('verifier', verifier, 'built_in')
+  for key, value, needed in settings:
+    if config.name and value != needed:
+      raise InputError(
+        f'config.grading.{key}={value!r} must be {needed!r} with config.environment.name='
+        f'{config.name!r}, because an environment grades its own episodes.'
+      )

@@ -6,8 +6,9 @@ cannot be read or a tool fails, the model sees the error and may try again.
 Tools that share state are the public methods of a class, which is instantiated for each episode
 without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
-prompt. An attribute `reward`, a number from 0 to 1, becomes the episode's reward when the model
-answers. A reward of 1 counts as a success, and the answer is not compared.
+prompt. The result of a `get_reward` method, or else an attribute `reward`, a number from 0 to 1,
+becomes the episode's reward when the model answers. A reward of 1 counts as a success, and the
+answer is not compared.
 
 Calls follow the reasoning; nothing inside the reasoning is a call. Two call formats are supported:
 
@@ -18,12 +19,13 @@ For functions with simple types, chat templates receive the same description tha
 `transformers.utils.get_json_schema` returns.
 """
 
+import asyncio
 import inspect
 import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exgrpo_jax.environments.environment import Messages, Observation, Task
@@ -37,6 +39,7 @@ _QWEN = re.compile(r'<tool_call>(.*?)</tool_call>', re.DOTALL)
 _LLAMA = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*', re.DOTALL)
 _TYPES = {str: 'string', int: 'integer', float: 'number', bool: 'boolean', dict: 'object'}
 _SECTIONS = ('Args:', 'Returns:', 'Raises:')
+_RUNNER = asyncio.Runner()  # one event loop, because async tools may keep their connections
 
 
 class Call(NamedTuple):
@@ -58,7 +61,7 @@ class Tools:
       for source in sources
       for tool in (methods(next(made)) if inspect.isclass(source) else [source])
     ]
-    self._tools = {tool.__name__: tool for tool in tools}
+    self.functions = {tool.__name__: tool for tool in tools}
 
   def reset(self, task: Task, seed: int) -> Messages:
     """Return the task's prompt followed by the text from the classes' `reset` methods."""
@@ -77,8 +80,7 @@ class Tools:
       return _answered([f'{_ERROR}{error}'])
     if calls:
       return _answered([self._called(call) for call in calls])
-    rewards = [state.reward for state in self._states if hasattr(state, 'reward')]
-    if rewards:
+    if rewards := [*_rewards(self._states)]:
       reward = sum(rewards) / len(rewards)
     else:
       judged = verifier.judge_with(verifier.BuiltIn(), response, self._truth)
@@ -87,10 +89,10 @@ class Tools:
 
   def _called(self, call: Call) -> str:
     """Run a call and return its result, or the error, as text."""
-    if call.name not in self._tools:
-      return f'{_ERROR}there is no tool {call.name}, only {", ".join(self._tools)}'
+    if call.name not in self.functions:
+      return f'{_ERROR}there is no tool {call.name}, only {", ".join(self.functions)}'
     try:
-      text = str(self._tools[call.name](**call.arguments))
+      text = str(_awaited(self.functions[call.name](**call.arguments)))
     except MemoryError:
       raise
     except ERRORS as error:
@@ -105,9 +107,24 @@ def methods(state: object) -> list[Callable[..., Any]]:
   return [
     method
     for name in dict.fromkeys(names)
-    if not name.startswith('_') and name != 'reset'
-    if inspect.ismethod(method := getattr(state, name))
+    if not name.startswith('_') and name not in ('reset', 'get_reward')
+    # First look at the class, because a property would run now, before `reset`.
+    if callable(getattr(type(state), name)) and inspect.isroutine(method := getattr(state, name))
   ]
+
+
+def _rewards(states: Sequence[Any]) -> Iterator[float]:
+  """Yield the reward of each state that has one."""
+  for state in states:
+    if hasattr(state, 'get_reward'):
+      yield _awaited(state.get_reward())
+    elif hasattr(state, 'reward'):
+      yield state.reward
+
+
+def _awaited(result: Any) -> Any:
+  """Return a result, or what the coroutine of an async method returns."""
+  return _RUNNER.run(result) if inspect.iscoroutine(result) else result
 
 
 def _answered(results: Sequence[str]) -> Observation:

@@ -17,7 +17,6 @@ An episode is dropped if answering a turn raises an exception.
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,9 +50,8 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str
   for spec in setup['tools']:
     with user_code.refusing('environment.tools', spec):
       say('environment.tools', spec, 'importing it')
-      sources.append(source := user_code.load(spec))
-      found = tools.methods(source()) if inspect.isclass(source) else [source]
-      described += map(tools.describe, found)
+      sources.append(user_code.load(spec))
+      described += map(tools.describe, tools.Tools(sources[-1:]).functions.values())
   with user_code.refusing('environment.name', setup['spec']):
     say('environment.name', setup['spec'], 'importing it')
     make = user_code.load(setup['spec'], 'Class')

@@ -45,7 +45,7 @@ def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
   data = questions.load(dataclasses.replace(config.data, on_unverifiable='drop'), spec)
   environments = environment_pool.of(config.environment) if config.environment.name else None
   if environments:
-    shown = environment_pool.begin(list(data), environments)
+    shown = environment_pool.begin(list(data), data.spec, environments)
     prompts = _rendered(shown, config.prompt, opened, environments.tools())
   elif opened:
     tokenized = store.tokenized(data, opened, config.prompt)
@@ -93,7 +93,8 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   lines = [f'{data.spec}: {counted(len(data), "question")}']
   lines += [f'  read as    {layout}' for layout in data.store.layouts]
   if data[0].columns:
-    lines.append(f'  columns    {", ".join(data[0].columns)} (rewards can read them)')
+    readers = 'the environment' if config.environment.name else 'rewards'
+    lines.append(f'  columns    {", ".join(data[0].columns)} ({readers} can read them)')
   lengths = np.percentile(prompts.lengths, _SHARES, method='inverted_cdf')
   spread = ', '.join(
     f'{length} ({"longest" if share == 100 else f"{share}%"})'

@@ -311,7 +311,7 @@ def _check_environment(parsed: RunConfig) -> None:
         f'config.environment.name={task!r}.'
       )
   environment_settings.check(environment)
-  environment_settings.check_rewards(environment, parsed.grading.rewards)
+  environment_settings.check_grading(environment, parsed.grading.rewards, parsed.grading.verifier)
   wanted = f'config.environment.name={environment.name!r}'
   if environment.name and parsed.experience.path:
     raise InputError(

@@ -297,5 +297,6 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
     raise InputError(
       f'{where}: grading failed for all {len(verdicts):,} responses, so the run stops. First '
       f'reason: {verdicts[0].reason}. Fix config.grading (rewards, time_limit, memory_limit, '
-      'batch_timeout), then run the same command again to resume from the newest checkpoint.'
+      'batch_timeout) or, with an environment, config.environment (name, time_limit, '
+      'memory_limit). Then run the same command again to resume from the newest checkpoint.'
     )

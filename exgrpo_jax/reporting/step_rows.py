@@ -20,6 +20,7 @@ from exgrpo_jax.datatypes import (
   Trajectory,
   Verdict,
   at_own,
+  turn_places,
 )
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.rewards import has_code_block
@@ -125,6 +126,7 @@ def _replayed(
   tokenizer: Tokenizer, question: Question, replayed: Trajectory, scores: ReplayScores
 ) -> _Row:
   text, check_steps = tokenizer.decode(replayed.tokens), step_checker(question)
+  turns = [tokenizer.decode(replayed.tokens[own]) for own, _ in turn_places(replayed.turns)]
   with np.errstate(over='ignore'):  # a past probability near 0 gives an infinite ratio
     ratio = np.exp(scores.logp - replayed.logp[replayed.own])
   # NumPy's variance is NaN if a ratio is infinite. The square of a large float32 is infinite too.
@@ -137,7 +139,7 @@ def _replayed(
     'truncated': _is_truncated(tokenizer, replayed),
     'entropy': float(np.mean(scores.entropy)),
     'probability': float(np.mean(np.exp(scores.logp))),
-    'has_code_block': has_code_block(text),
+    'has_code_block': any(map(has_code_block, turns or [text])),
     'valid_steps': check_steps(text) if check_steps else None,
     'candidate_entropies': scores.candidate_entropies,
     'ratio_mean': float(np.mean(ratio)),

@@ -16,7 +16,6 @@ import collections
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -27,8 +26,10 @@ from exgrpo_jax.environments import pool, settings
 from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Answer, Failure, Pool
 from exgrpo_jax.environments.worker import Beginning
+from exgrpo_jax.grading.rewards import has_code_block
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore
+from exgrpo_jax.rollout.sampler import OnFinish, Request, ignore
+from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -37,21 +38,11 @@ from exgrpo_jax.runtime.randomness import Purpose
 _DELAY = 2
 
 
-class TurnSampler(Protocol):
-  """A sampler that can continue responses turn by turn, such as the slot engine."""
-
-  def generate(
-    self, params: Params, requests: Sequence[Request], on_finish: OnFinish, more: More
-  ) -> tuple[list[Response], dict[str, float]]:
-    """See `SlotEngine.generate`."""
-    ...
-
-
 @dataclasses.dataclass(frozen=True)
 class EpisodeSampler:
   """A `Sampler` whose responses are whole episodes. It can resume unfinished episodes."""
 
-  engine: TurnSampler
+  engine: SlotEngine
   environments: Pool
   config: settings.EnvironmentConfig
   tokenizer: Tokenizer
@@ -216,8 +207,9 @@ class _Play:
     written, said = response.tokens[begin:], as_messages(result.messages)
     formats = self._sampler.tokenizer, self._sampler.prompts
     observed = tokenizer.observed_tokens(*formats, written, said)
-    is_full = len(response.tokens) + len(observed) >= episode.request.limit
-    goes_on = not (result.done or is_full or len(episode.said) >= config.max_turns)
+    is_last = result.done or len(episode.said) >= config.max_turns  # nobody reads the reply
+    is_full = len(response.tokens) + len(observed) * (not is_last) >= episode.request.limit
+    goes_on = not (is_last or is_full)
     observed = observed if goes_on else observed[:0]
     turn = turn._replace(observed=len(observed), reward=result.reward)
     response = dataclasses.replace(
@@ -234,6 +226,7 @@ class _Play:
     return episode
 
   def _complete(self, episode: _Episode, response: Response, judged: Verdict) -> None:
+    judged = judged._replace(has_code_block=any(map(has_code_block, episode.said)))
     episode.response = dataclasses.replace(response, is_complete=True, verdict=judged)
     self._is_enough |= bool(self._on_finish(episode.index, episode.response))
 

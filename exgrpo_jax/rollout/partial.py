@@ -29,8 +29,6 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 def without(buffer: Buffer, rows: Sequence[int]) -> Buffer:
   """Return the buffer without the questions in `rows`, which are already in flight."""
-  if not rows:
-    return buffer
   entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
   return dataclasses.replace(buffer, entries=entries)
 
@@ -229,14 +227,18 @@ def metrics(
 ) -> dict[str, float]:
   """Compute the staleness (in steps) of a step's fresh tokens, and count the groups left over.
 
-  `responses` are the trained groups' responses. Returns {} without partial rollouts.
+  `responses` are the trained groups' responses; an environment's tokens don't count. Returns {}
+  without partial rollouts.
   """
-  spans = [span for group in responses for response in group for span in response.spans]
-  if not spans:
+  ages = list[np.ndarray]()
+  for response in (one for group in responses for one in group if one.spans):
+    steps, tokens = zip(*response.spans)
+    ages.append(np.repeat(step - np.array(steps), tokens)[response.own])
+  if not ages:
     return {}
-  ages, tokens = [step - span.step for span in spans], [span.tokens for span in spans]
+  age_N = np.concatenate(ages)
   return {
-    'staleness/mean': float(np.average(ages, weights=tokens)),
-    'staleness/max': max(ages),
+    'staleness/mean': float(age_N.mean()),
+    'staleness/max': int(age_N.max()),
     'staleness/groups_left': len(left),
   }

@@ -13,7 +13,7 @@ import pytest
 from exgrpo_jax.commands import evaluate, generate
 from exgrpo_jax.config import overridden
 from exgrpo_jax.data.questions import spec_name
-from exgrpo_jax.datatypes import Verdict
+from exgrpo_jax.datatypes import Response, Turn, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import preview, responses, scores
 from exgrpo_jax.experiment import experiment, policies
@@ -411,6 +411,15 @@ def test_a_seed_writes_the_same_and_each_sample_something_else(policy):
   assert first == tokens(generate.sample(policy, ['3+0'], samples=3, seed=1))
   assert first != tokens(generate.sample(policy, ['3+0'], samples=3, seed=2))
   assert len({tuple(response) for response in first[0]}) > 1
+
+
+def test_an_episode_that_failed_says_why():
+  nothing = np.zeros(1, np.float32)
+  turns, verdict = (Turn(1, 0, 0.0),), Verdict(0.0, 'crashed', 'KeyError: 3')
+  written = Response(nothing, nothing, entropy=nothing, truncated=False, turns=turns)
+  shown = generate._summary(dataclasses.replace(written, verdict=verdict))
+  assert shown.startswith('1 turn, reward 0, crashed (KeyError: 3); 1 token, log-probability 0.00')
+  assert generate._summary(written).startswith('1 token, ')
 
 
 def test_a_prompt_over_the_limit_is_refused(policy):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -398,17 +399,25 @@ SAID, MORE = 'Two.', Message('user', 'Zürich, \U0001f600?')
 
 @pytest.mark.parametrize('is_cut', [False, True])
 @pytest.mark.parametrize('template', ['plain', 'chat'])
-def test_an_observation_is_appended_as_tokens(template, is_cut):
-  """The turn stays as it was written; where it was cut, its end token comes first."""
-  loaded, config = tokenizer.load(CHECKPOINTS / 'qwen2_tied'), prompt.PromptConfig(template)
+@pytest.mark.parametrize('eos', ['<|im_end|>', '<|endoftext|>'])
+def test_an_observation_is_appended_as_tokens(eos, template, is_cut, tmp_path):
+  """The turn stays as it was written; where it was cut, an end token comes first, and only one.
+
+  The template ends a turn with another end token than the tokenizer's own, as Gemma's does.
+  """
+  shutil.copytree(CHECKPOINTS / 'qwen2_tied', folder := tmp_path / 'checkpoint')
+  stored = json.loads((folder / 'tokenizer_config.json').read_text())
+  (folder / 'tokenizer_config.json').write_text(json.dumps(stored | {'eos_token': eos}))
+  loaded, config = tokenizer.load(folder), prompt.PromptConfig(template)
   (end,) = loaded.encode('<|im_end|>')
-  assert end == loaded.eos_ids[0]
+  assert end in loaded.eos_ids and loaded.encode(eos) == [loaded.eos_ids[0]]
   turn = np.array(loaded.encode(SAID) + [end] * (not is_cut), np.int32)
-  text = loaded.decode(
-    tokenizer.observed_tokens(loaded, config, turn, [MORE._asdict()]), special=True
-  )
-  after = {
-    'plain': f'{MORE.content}\n',
-    'chat': f'\n<|im_start|>user\n{MORE.content}<|im_end|>\n<|im_start|>assistant\n',
-  }[template]
-  assert text == '<|im_end|>' * is_cut + after
+  for content in (MORE.content, '<|im_end|>'):  # what is said may look like an end
+    said = [MORE._replace(content=content)._asdict()]
+    text = loaded.decode(tokenizer.observed_tokens(loaded, config, turn, said), special=True)
+    after = {
+      'plain': eos * is_cut + f'{content}\n',
+      'chat': '<|im_end|>' * is_cut
+      + f'\n<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n',
+    }[template]
+    assert text == after

@@ -8,7 +8,7 @@ import pytest
 
 from exgrpo_jax.datatypes import Message, Question, Questions, QuestionSet
 from exgrpo_jax.environments import pool, settings
-from exgrpo_jax.environments.environment import Observation, checked
+from exgrpo_jax.environments.environment import Observation, as_messages, checked
 from exgrpo_jax.environments.pool import Failure
 from exgrpo_jax.errors import InputError
 
@@ -26,6 +26,22 @@ def test_a_reward_that_float32_cannot_compute_with_is_refused(reward):
   message = f'the reward is {re.escape(repr(reward))}, not a number from'
   with pytest.raises(ValueError, match=message):
     checked(Observation(reward=reward))
+
+
+@pytest.mark.parametrize('reply', [('on', 0.5, False, True, {}), ('on', 0.5), 'on', None])
+def test_a_reply_that_is_no_observation_is_refused(reply):
+  """Not even the five values of Gymnasium's step, of which the fourth is no success."""
+  message = f'step must return an Observation, but returned {re.escape(repr(reply))}'
+  with pytest.raises(ValueError, match=message):
+    checked(reply)
+
+
+@pytest.mark.parametrize(
+  ('messages', 'shown'), [(None, 'None'), (('on', {}), "'on'"), (3, '3'), ([{'role': 'user'}], '{')]
+)
+def test_what_is_no_message_is_shown(messages, shown):
+  with pytest.raises(ValueError, match=f'^{re.escape(shown)}.* is not a message'):
+    as_messages(messages)
 
 
 @pytest.fixture(scope='module')
@@ -100,7 +116,8 @@ def test_what_fails_ends_its_episode_and_no_other(workers, turn, reason):
 def test_an_environment_that_hangs_is_killed_in_time():
   workers = pool.Pool(dataclasses.replace(CONFIG, time_limit=1.0))
   first = int(play(workers, 'pid', key='other').messages[0]['content'])
-  failure = play(workers, 'hang', key='bad')
+  for turns in (['hang'], ['x'], ['x', 'hang 1.5']):  # each turn has that much time, and no more
+    failure = play(workers, *turns, key='bad')
   assert failure == Failure('timed out', 'no answer after 1 s', is_lost=True)
   again = play(workers, 'pid', 'pid', key='other').messages[0]['content']
   assert int(again) != first  # in a new process, in which both turns were played
@@ -108,13 +125,16 @@ def test_an_environment_that_hangs_is_killed_in_time():
 
 def test_prompts_are_those_that_reset_returns(workers):
   asked = [question(0), question(1, prompt='go')]
-  assert workers.prompts(asked) == [said('begin'), said('go')]
+  assert workers.prompts(asked, 'game:test') == [said('begin'), said('go')]
+  message = r'name: game:test: reset failed for row 2: ValueError: 3 is not a message'
+  with pytest.raises(InputError, match=message):
+    workers.prompts([*asked, question(2, prompt=3)], 'game:test')
 
 
 def test_an_episode_begins_with_what_the_data_says(workers):
   """And not with what the environment made of it, which it would make longer once more."""
   asked = question(prompt='more')
-  (prompt,) = workers.prompts([asked])
+  (prompt,) = workers.prompts([asked], 'game')
   assert prompt == said('begin and more')
   data = types.SimpleNamespace(read=lambda rows: [asked for _ in rows])
   (begun,) = pool.Begun(data, [(Message(**prompt[0]),)])
@@ -140,7 +160,7 @@ class Rows(Questions):
 @pytest.mark.parametrize('overlong', ['refuse', 'drop'])
 def test_a_question_whose_prompt_is_too_long_is_refused_or_dropped(overlong):
   texts = ['ab', 'abc', 'a']
-  held = types.SimpleNamespace(prompts=lambda _: [said(text) for text in texts], tools=lambda: [])
+  held = types.SimpleNamespace(prompts=lambda *_: [said(text) for text in texts], tools=lambda: [])
   tokenizer = types.SimpleNamespace(
     render=lambda messages, *_: messages[0].content,
     encode_all=lambda rendered: [[1] * len(text) for text in rendered],

@@ -1,5 +1,6 @@
 """Tools: what a model is told of a function, how its calls are read, and what it is answered."""
 
+import asyncio
 from typing import Literal
 
 import pytest
@@ -8,7 +9,7 @@ from exgrpo_jax.environments import settings
 from exgrpo_jax.environments.environment import Observation, Task, as_messages
 from exgrpo_jax.environments.expressions import calculate
 from exgrpo_jax.environments.pool import Pool
-from exgrpo_jax.environments.tools import Call, Tools, calls_of, describe
+from exgrpo_jax.environments.tools import Call, Tools, calls_of, describe, methods
 from exgrpo_jax.errors import InputError
 
 
@@ -252,6 +253,50 @@ def test_methods_of_a_class_are_tools_that_share_a_state():
   assert another.step('5') == RIGHT._replace(reward=0.0, success=False)
   said(another, call('buy', '{"apples": 3}'))
   assert another.step('whatever') == RIGHT
+
+
+class Trl:
+  """An environment as TRL's trainer takes it."""
+
+  def reset(self, **row):
+    self.added = len(row['prompt'])
+
+  @property
+  def total(self):
+    return self.added / 4
+
+  async def add(self, number: int) -> str:
+    """Adds.
+
+    Args:
+      number: what to add.
+    """
+    await asyncio.sleep(0)
+    self.added += number
+    return self.say(self.added)
+
+  @staticmethod
+  def say(number: int) -> str:
+    """Says a number.
+
+    Args:
+      number: what to say.
+    """
+    return f'It is {number}.'
+
+  def get_reward(self):
+    return self.total
+
+
+def test_a_class_written_for_trl_needs_no_change():
+  """TRL 1.16: a property is no tool, a coroutine is awaited, and `get_reward` is the reward."""
+  assert [tool.__name__ for tool in methods(Trl())] == ['add', 'say']
+  environment = Tools([Trl])
+  environment.reset(Task(0, [{'role': 'user', 'content': 'Add.'}], '5', {}), 0)
+  assert said(environment, call('add', '{"number": 2}')) == ['It is 3.']
+  assert environment.step('5') == RIGHT._replace(reward=0.75, success=False)
+  assert said(environment, call('add', '{"number": 1}')) == ['It is 4.']
+  assert environment.step('whatever') == RIGHT
 
 
 def described(*tools):

@@ -206,7 +206,7 @@ def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
 
 
 @pytest.mark.full
-def test_with_an_environment_an_episode_is_shown(tmp_path):
+def test_with_an_environment_an_episode_is_shown(tmp_path, jsonl):
   values = base.get_config()
   values.data.cache_dir = str(tmp_path / 'cache')
   values.prompt.template = 'plain'
@@ -227,3 +227,7 @@ def test_with_an_environment_an_episode_is_shown(tmp_path):
   text = preview.describe('guess:test[:1]', parse_config(values), None)
   assert '  episode  | none: config.environment.name: playing an episode failed for row 0: ' in text
   assert 'TypeError: Chance has no method demonstrate(rng)' in text
+  rows = jsonl({'question': '1-9', 'answer': '3', 'board': 7})
+  assert 'question, answer, board (the environment can' in preview.describe(
+    rows, parse_config(values), None
+  )

@@ -309,6 +309,15 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
   assert values['code_blocks/fresh'] == 3 / num_fresh
   assert values['code_blocks/replayed'] == 1 / num_replayed
   assert values['valid_steps/correct'] == pytest.approx(2 / 3)
+  # In an episode, what the environment says does not count.
+  written = len(tokenizer.encode('1+1\n'))
+  for observed, count in ((len(tokens) - written - 1, 0), (0, 1)):
+    turns = Turn(written, observed, 0.0), Turn(len(tokens) - written - observed, 0, 1.0)
+    replays[group] = dataclasses.replace(replays[group], turns=turns)
+    scores[group] = dataclasses.replace(scores[group], logp=logp[replays[group].own])
+    rows = rows_with(recorded, step, replays=replays, scores=scores, verdicts=verdicts)
+    share = step_rows.record_metrics(rows, K)['code_blocks/replayed']
+    assert share == count / num_replayed
 
 
 def test_texts_that_no_file_can_hold_are_escaped(recorded):

@@ -170,6 +170,13 @@ def test_later_rewards_are_discounted(play):
   assert stopped.verdict and stopped.verdict.reward == 1 + 0.5 * 4
 
 
+def test_a_code_block_is_the_policys_and_not_the_environments(play):
+  found, *_ = play(lambda *_: '1', answer=lambda *_: Observation(as_messages('```')))
+  assert not any(one.verdict.has_code_block for one in found)
+  found, *_ = play(lambda _row, sample, turn: '1```' if sample else '1' if turn < 2 else '```')
+  assert [one.verdict.has_code_block for one in found] == [True, False] * 2
+
+
 def test_a_turn_has_its_own_limit(play):
   found, _, engine, _ = play(lambda *_: '12345678…', max_turn_tokens=2)
   assert engine.limits[:4] == [2] * 4
@@ -195,6 +202,9 @@ def test_an_episode_ends_where_there_is_no_room_for_another_turn(play):
   for one in found:
     assert one.truncated and one.turns == (Turn(len(one.tokens), 0, 0.0),)
     assert one.verdict and one.verdict.outcome == 'wrong'
+  # The reply to the last turn needs no room, because nobody reads it.
+  found, *_ = play(lambda *_: '1', answer=talkative, max_turns=1)
+  assert not any(one.truncated for one in found)
 
 
 def test_the_seed_of_an_episode_is_its_own(play):

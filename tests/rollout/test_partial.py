@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Cursor, Response, Span, Verdict
+from exgrpo_jax.datatypes import Cursor, Response, Span, Turn, Verdict
 from exgrpo_jax.experiment import generation
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import partial, scoring, stages
@@ -86,9 +86,10 @@ def test_what_a_step_adds_to_a_response_is_noted():
 
 
 def test_metrics_weigh_ages_by_tokens():
-  groups = [[response(3, [Span(2, 1), Span(4, 2)])], [response(1, [Span(5, 1)])]]
+  told = response(6, [Span(4, 4), Span(5, 2)], turns=(Turn(1, 4, 0.0),))  # sampled: 1 of each
+  groups = [[response(3, [Span(2, 1), Span(4, 2)])], [response(1, [Span(5, 1)])], [told]]
   measured = partial.metrics(5, groups, left=[None] * 7)
-  assert measured == {'staleness/mean': 5 / 4, 'staleness/max': 3, 'staleness/groups_left': 7}
+  assert measured == {'staleness/mean': 6 / 6, 'staleness/max': 3, 'staleness/groups_left': 7}
   assert partial.metrics(5, [[response(3)]], left=[]) == {}
 
 

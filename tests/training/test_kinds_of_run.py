@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from exgrpo_jax.commands import export, generate
 from exgrpo_jax.datatypes import Span
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.evaluation import responses
 from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import lora, model
@@ -516,8 +516,9 @@ def test_only_what_is_trained_is_stored_and_retires(run):
 def test_metrics_say_how_old_the_tokens_are(run):
   for record, step in by_step(run):
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
-    assert record['staleness/mean'] == pytest.approx(age.mean())
-    assert record['staleness/max'] == age.max()
+    sampled = age[np.concatenate([one.own for one in trained_responses(step)])]
+    assert record['staleness/mean'] == pytest.approx(sampled.mean())
+    assert record['staleness/max'] == sampled.max()
     assert record['staleness/groups_left'] == len(step.partial_groups)
     masks = run.experiment.config.objective.mask_truncated
     own = [one.own & (not masks or not one.truncated) for one in trained_responses(step)]
@@ -731,7 +732,7 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
     own_T, success = kinds.read(run, question, one.tokens)
     np.testing.assert_array_equal(one.own, own_T)
     assert one.verdict and one.verdict.correct == success
-    assert f'{len(one.turns)} turns, reward {int(success)}' in text
+    assert f': {counted(len(one.turns), "turn")}, reward {int(success)}' in text
     assert f'; {own_T.sum()} tokens' in text and text.count('policy: ') == len(one.turns)
     assert text.count('environment: ') == len(one.turns) - 1
 
