@@ -180,21 +180,24 @@ def _same_time(given: Reading, truth: Reading) -> bool:
 def _same_quantity(given: Reading, truth: Reading) -> bool:
   (_, x, x_unit), (_, y, y_unit) = _in_one_unit(given, truth)
   x, y = _read_coefficients(x, y)
-  has_percent = 'percent' in (x[0], y[0])
   if x_unit and y_unit and x_unit != y_unit:
     return False
+  p, q = _percentage(x), _percentage(y)
   # '25% of the class' is 25%, but 25% is neither 25 apples nor 25 cm.
-  if has_percent and any(
-    unit and (tree[0] != 'percent' or measure(unit)) for tree, unit in ((x, x_unit), (y, y_unit))
-  ):
+  if (p or q) and any(unit and (not z or measure(unit)) for z, unit in ((p, x_unit), (q, y_unit))):
     return False
-  # 20% is 0.2, and also 20, because questions ask 'what percentage'.
-  if x[0] == 'percent' and y[0] == 'percent':
-    return _same_number(x[1], y[1])
-  if has_percent:
-    without_x, without_y = (tree[1] if tree[0] == 'percent' else tree for tree in (x, y))
-    return _same_number(x, y) or _same_number(without_x, without_y)
-  return _same_number(x, y)
+  if (is_same := _same_number(x, y)) or bool(p) == bool(q):
+    return is_same
+  # 20% is 0.2, and also 20, because questions ask 'what percentage'. But 0.2% is not 0.2.
+  value = quantity.real_value(y if p else x)
+  return (value is None or abs(value) >= 1) and _same_number(p or x, q or y)
+
+
+def _percentage(tree: Tree) -> Tree | None:
+  """Return p for 'p%' and -p for '-p%', else None."""
+  if tree[0] == 'negate' and tree[1][0] == 'percent':
+    return 'negate', tree[1][1]
+  return tree[1] if tree[0] == 'percent' else None
 
 
 def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
