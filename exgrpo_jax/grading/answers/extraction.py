@@ -72,9 +72,11 @@ under over divisible fewer greater without one two three four five six seven eig
 thirty base"""
 _CHANGING = OPERATION_WORDS.union(_CHANGING_WORDS.split())
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
-# Text before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
-_OR_BEFORE = re.compile(
-  r'(?<![A-Za-z])or(?:[\s,]++(?:else|maybe|perhaps|possibly|even|it|is|the|my|final|equally))*+'
+# Text before the second of two answers, as in '3 or $4$' and 'or the answer is 4', or before a
+# number that is denied, as in "it isn't 4".
+_DOUBT_BEFORE = re.compile(
+  r'(?:(?<![A-Za-z])or(?:[\s,]++(?:else|maybe|perhaps|possibly|even|it|is|the|my|final|equally))*+'
+  r"|(?P<denial>\bnot|\bnever|\bcannot|n['’]t|≠|\\neq?|!=)(?:\s++(?:be|equal|to))*+)"
   r'[\s,$*]*+(?:\\[(\[]\s*)?$',
   re.IGNORECASE,
 )
@@ -266,8 +268,9 @@ def _last_number(text: str) -> str | None:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """Prepend 'or' to an answer if the text before it ends in 'or', which hedges the answer."""
-  return f'or {answer}' if _OR_BEFORE.search(before[-_HEDGE_WINDOW:]) else answer
+  """Prepend 'or' or 'not' to an answer if the text before it ends so."""
+  doubt = _DOUBT_BEFORE.search(before[-_HEDGE_WINDOW:])
+  return f'{"not" if doubt["denial"] else "or"} {answer}' if doubt else answer
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
