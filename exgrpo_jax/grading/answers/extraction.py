@@ -38,8 +38,8 @@ _PERCENT_AFTER = re.compile(
 )
 _NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+([A-Za-z]{{2,}}[A-Za-z ]*)')
 _ANSWER_IS = re.compile(
-  r'answer\*{0,2}\s{0,9}(?:is\b(?:[\s,]{1,3}(?:therefore|thus|simply|exactly|indeed|clearly'
-  r'|equal to|given by|approximately)\b,?){0,3}|(:))',
+  r'(?:answer|correct (?:option|choice))\*{0,2}\s{0,9}(?:is\b(?:[\s,]{1,3}(?:therefore|thus'
+  r'|simply|exactly|indeed|clearly|equal to|given by|approximately)\b,?){0,3}|(:))',
   re.IGNORECASE,
 )
 # A line may consist of the delimiter of a formula. An exclamation mark at the end is no factorial.
