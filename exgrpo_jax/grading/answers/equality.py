@@ -312,6 +312,8 @@ def _same_labelled(given: Reading, truth: Reading) -> bool:
     if _same_label(given[1], truth[1]):
       return same(given[2], truth[2])
     return _same_equation(given, truth)
+  if given[0] == 'equation' and truth[0] == 'quantity':  # 'm + n = 33' for 33
+    return _is_combination(given[1]) and same(answer.interpret(given[2]), truth)
   if 'equation' in (given[0], truth[0]):
     return _same_equation(given, truth)
   given, truth = _split_assignment(given), _split_assignment(truth)
@@ -325,6 +327,14 @@ def _same_labelled(given: Reading, truth: Reading) -> bool:
     return _same_without_labels(given, truth[1])
   given, truth = (x[2] if x[0] == 'labelled' else x for x in (given, truth))
   return same(given, truth)
+
+
+def _is_combination(tree: Tree) -> bool:
+  """Return True for a sum, product or quotient of different letters, like m+n in 'm+n = 33'."""
+  parts = tree[1:] if tree[0] == 'divide' else tree[1] if tree[0] in ('add', 'multiply') else ()
+  bases = [part[1] if part[0] in ('negate', 'power') else part for part in parts]
+  are_letters = all(base[0] == 'symbol' or _is_combination(base) for base in bases)
+  return are_letters and len(symbols(parts)) > 1
 
 
 def _split_assignment(reading: Reading) -> Reading:
@@ -342,10 +352,10 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
   labels, values = zip(*assignments, strict=True)
-  are_numbered = all(
-    label[0] == 'symbol' and label == ('symbol', f'{labels[0][1][0]}_{n}')
-    for n, label in enumerate(labels, 1)
-  )
+  letter = str(labels[0][-1]).removesuffix('_1')
+  are_numbered = all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
+  if are_numbered and unlabelled[:2] == ('labelled', ('symbol', letter)):  # 'x = 5 or x = 3'
+    unlabelled = unlabelled[2]
   if unlabelled[0] in ('list', 'set') and are_numbered:  # 'x_1 = 5, x_2 = 3': two solutions
     return _same_in_any_order(unlabelled[1], values)
   return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)
