@@ -415,9 +415,9 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
     return (given[1:3] == truth[1:3] or are_vectors) and _same_in_order(given[3], truth[3])
   if kinds == {'group', 'matrix'}:
     group, matrix = (given, truth) if given[0] == 'group' else (truth, given)
-    if group[1:3] != ('(', ')') or len(matrix[1][0]) > 1:
-      return False
-    return _same_in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
+    rows = matrix[1] if len(matrix[1]) == 1 else tuple(zip(*matrix[1], strict=True))
+    cells = [('quantity', cell, '') for cell in rows[0]]
+    return group[1:3] == ('(', ')') and len(rows) == 1 and _same_in_order(group[3], cells)
   if 'group' in kinds and kinds & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
     group = given if given[0] == 'group' else truth
     # Two items in square brackets are an interval.
@@ -432,7 +432,7 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
   if kinds <= {'list', 'set', 'braces'}:
     return _same_in_any_order(given[1], truth[1])
   if kinds & {'list', 'set', 'braces'} and 'quantity' in kinds:
-    number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, given[1])
+    number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, _distinct(given[1]))
     return len(items) == 1 and same(items[0], number)
   return False
 
@@ -458,9 +458,19 @@ def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
 
 
 def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bool:
-  if len(given) > len(truth):  # a repeated solution counts once
-    given = tuple(dict.fromkeys(given))
+  if len(given) > len(truth):
+    given = _distinct(given)
   return len(given) == len(truth) and _pair_up(given, truth, same)
+
+
+def _distinct(items: Sequence[Reading]) -> Sequence[Reading]:
+  """Drop repeated items, because a solution counts once: '1/2, 0.5' is '1/2'."""
+  kept: list[Reading] = []
+  for item in dict.fromkeys(items):
+    others = kept[:_MAX_PAIRWISE] if item[0] == 'quantity' else []
+    if not any(k[::2] == item[::2] and quantity.same(item[1], k[1]) for k in others):
+      kept.append(item)
+  return kept
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
