@@ -35,6 +35,7 @@ _DOUBT = re.compile(r"(?<![\w'-])(?:[A-Jb-j]|(?i:or|but|maybe|not|wrong|incorrec
 _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
 _LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 would have a space
+_REMAINDER = re.compile(r'(?:[^,;]*(?:=|\\equiv))? *([0-9]+) \\pmod\{([0-9]+)\}')
 _MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational number it rounds
 
 
@@ -49,6 +50,8 @@ def equal(given: str, truth: str, kind: str) -> bool:
 
 def _equal(given: str, truth: str, kind: str) -> bool:
   given, truth = strip_delimiters(given), strip_delimiters(truth)
+  if 'mod' in given and 'mod' not in truth:
+    given = _without_modulus(given)
   if not truth or not given:
     return False
   if max(len(given), len(truth)) > answer.MAX_LENGTH:
@@ -65,6 +68,12 @@ def _equal(given: str, truth: str, kind: str) -> bool:
   if given_text == true_text:
     return True
   return _same_decimal(given, truth) or same(answer.read(given), answer.read(truth))
+
+
+def _without_modulus(given: str) -> str:
+  """Return 42 for '42 (mod 100)', which is a remainder, but keep '42 (mod 7)'."""
+  match = _REMAINDER.fullmatch(normalize_spelling(given))
+  return match[1] if match and int(match[1]) < int(match[2]) else given
 
 
 def strip_delimiters(text: str) -> str:

@@ -91,6 +91,9 @@ _REPLACEMENTS = tuple(
 )
 _INDEX = r'(?:\{ ?(\w+) ?\}|(\w))'
 _CHOICES = re.compile(rf'(?:\{{ ?\}}|(?<![\w)}}\] ]))[_^] ?{_INDEX} ?C ?_ ?{_INDEX}')  # {}_nC_k
+_MODULUS = re.compile(
+  r' *(?:\\text ?\{)? ?\(?(?:\\text ?\{)? ?\\?[pb]?mod(?:ulo)?[ {}]*([0-9]+)[ )}]*$'
+)
 _THOUSANDS = re.compile(
   r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
   r'(?![0-9]|[,@][0-9])'
@@ -104,6 +107,8 @@ def normalize_spelling(text: str) -> str:
   text = ' '.join(_SMALL_CHARACTERS.sub(_spell_out, text).translate(_UNICODE).split())
   for pattern, replacement in _REPLACEMENTS:
     text = pattern.sub(replacement, text)
+  if 'mod' in text:
+    text = _MODULUS.sub(r' \\pmod{\1}', text)
   if 'C' in text:
     text = _CHOICES.sub(r'\\binom{\1\2}{\3\4}', text)
   text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(' ', ''), text)
