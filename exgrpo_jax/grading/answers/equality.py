@@ -216,20 +216,15 @@ def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   if the other side is in degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
-  if not x_unit and y_unit:
-    truth, given = _in_one_unit(truth, given)
-    return given, truth
+  if (not x_unit and y_unit) or (x_unit, y_unit) == ('radian', 'degree'):
+    return _in_one_unit(truth, given)[::-1]
   if x_unit and not y_unit:
     is_angle = x_unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(y))
     return _unit_as_letter(given, truth) or (_radians(x) if is_angle else given), truth
   if (x_unit, y_unit) == ('degree', 'radian'):
     return _radians(x), ('quantity', y, '')
-  if (x_unit, y_unit) == ('radian', 'degree'):
-    return ('quantity', x, ''), _radians(y)
-  if x_unit.startswith('degree ') and y_unit == 'degree':  # '20 °C' for '20°'
+  if 'degree' in (x_unit, y_unit) and x_unit[:6] == y_unit[:6]:  # '20 °C' for '20°'
     return given, (*truth[:2], x_unit)
-  if y_unit.startswith('degree ') and x_unit == 'degree':
-    return (*given[:2], y_unit), truth
   if x_unit != y_unit and (factor := conversion(x_unit, y_unit)):
     return ('quantity', ('multiply', (x, ('number', factor))), y_unit), truth
   return given, truth

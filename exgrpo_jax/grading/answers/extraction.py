@@ -182,7 +182,7 @@ def _number_of_things(number: str, words: str) -> str | None:
     return None
   kept = list(itertools.takewhile(lambda word: word.lower() in MULTIPLIERS, others))
   unit = ' '.join(others[len(kept) :])
-  if unit and ' per ' not in unit and measure(normalize_unit(unit)):
+  if unit and 'per' not in others and measure(normalize_unit(unit)):
     kept.append(unit)
   return ' '.join((number, *kept))
 

@@ -50,6 +50,7 @@ _DOUBLED_BACKSLASH = (
   r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
 )
 _TH = r'(?:st|nd|rd|th|\\(?:text|mathrm|textsuperscript) ?\{ ?(?:st|nd|rd|th) ?\})'
+_TEXT_UNIT = r'\\(?:text|mathrm) ?\{([^{}]*)\}(\^\{?-?[0-9]\}?)?'
 _PAIR = r'(\w{1,9})(?: and|,) (\w{1,9})\b'
 _REPLACEMENTS = tuple(
   (re.compile(pattern), new)
@@ -67,6 +68,10 @@ _REPLACEMENTS = tuple(
     (r'(?<![A-Za-z\\])([A-Za-z])\{ ?(\([^(){}]*\)) ?\}', r'\1\2'),  # sympy's 'f{(x)}'
     (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
+    (
+      rf'(?<=[0-9]) *\\frac ?\{{ ?{_TEXT_UNIT} ?\}} ?\{{ ?{_TEXT_UNIT} ?\}}',
+      r' \\text{\1\2/(\3\4)}',
+    ),
     (r'\\[dt]binom(?![a-zA-Z])', r'\\binom'),
     (r'\\(?:top|intercal|(?:mathsf|mathrm) ?T)(?![a-zA-Z])', 'T'),
     (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
@@ -179,7 +184,8 @@ _TOKEN = re.compile(
   r'|(?P<mark>\*\*|<=|>=|!=|==|[-+*/^_=<>()\[\]{}|,;:!%&\'])'
 )
 _UNIT_POWER = r'[A-Za-z]+(?:\^\{?-?[0-9]\}?)?'
-_UNIT = re.compile(rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+')
+_UNIT_PRODUCT = rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+'
+_UNIT = re.compile(rf'{_UNIT_PRODUCT}(?:\s?/\s?\(\s?{_UNIT_PRODUCT}\s?\))?')
 _COMMANDS = paired("""
 leq le leqslant le geq ge geqslant ge neq ne lt < gt > cdot * ast * div /
 lvert | rvert | vert | mid | colon : land , lor , langle ( rangle ) lbrace { rbrace }
@@ -230,7 +236,7 @@ def _make_tokens(match: re.Match[str], spaced: bool) -> list[Token]:
 
 def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   r"""Tokenize '\wrapper{inner}' as mathematics if possible, else as one text token."""
-  content = ' '.join(inner.split())
+  content = ' '.join(inner.replace(r'\cdot', '*').split())
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
   if wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha():
