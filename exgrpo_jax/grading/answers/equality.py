@@ -85,7 +85,7 @@ def strip_delimiters(text: str) -> str:
     text = text[len('\\boxed{') : -1].strip()
   if text.startswith('$') and text.endswith('$') and '$' not in text.strip('$'):
     text = text.strip('$').strip()
-  return text[:-1].strip() if text.endswith('\\') and not text.endswith('\\\\') else text
+  return text.rstrip('\\ ')
 
 
 def _chosen_letter(given: str) -> str | None:

@@ -49,6 +49,12 @@ _DOUBLED_BACKSLASH = (
   r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
   r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
 )
+# Commands that only affect the layout.
+_STYLES = (
+  r'(?:displaystyle|limits|small|large|Large|LARGE|[hH]uge|bf|it|ensuremath|fbox)(?![a-zA-Z])'
+)
+_COLOR = r'(?:text)?color ?(?:\[\w+\])?\{[^{}]*\}'
+_DISPLAY = r'(?:begin|end) ?\{(?:(?:align|gather)(?:ed)?|equation|split)\*?\} ?&?'
 _TH = r'(?:st|nd|rd|th|\\(?:text|mathrm|textsuperscript) ?\{ ?(?:st|nd|rd|th) ?\})'
 _TEXT_UNIT = r'\\(?:text|mathrm) ?\{([^{}]*)\}(\^\{?-?[0-9]\}?)?'
 _PAIR = r'(\w{1,9})(?: and|,) (\w{1,9})\b'
@@ -58,7 +64,9 @@ _REPLACEMENTS = tuple(
     # A doubled backslash, as in JSON, but not the end of a matrix row.
     (_DOUBLED_BACKSLASH, r'\\'),
     (r'\$\s*([,;])\s*\$', r'\1 '),
-    (r'\\(?:left|right|[bB]igg?|[bB]ig[lr]|displaystyle|limits)(?![a-zA-Z])\s?\.?', ''),
+    (r'\\(?:left|right|[bB]igg?|[bB]ig[lr])(?![a-zA-Z])\s?\.?', ''),
+    (rf'\\(?:{_STYLES}|{_COLOR}|{_DISPLAY}|\\(?= ?& ?=)) ?', ''),
+    (r'& ?=', '='),  # of an aligned equation
     # '@' marks an unambiguous thousands separator until `_remove_thousands` runs.
     (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
@@ -75,7 +83,7 @@ _REPLACEMENTS = tuple(
     (r'\\[dt]binom(?![a-zA-Z])', r'\\binom'),
     (r'\\(?:top|intercal|(?:mathsf|mathrm) ?T)(?![a-zA-Z])', 'T'),
     (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
-    (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
+    (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox|rm(?= ?\{))(?![a-zA-Z])', r'\\text'),
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
     (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
     (r'(?<=[0-9]) ?x ?(?=10 ?\^)', r'\\times '),
