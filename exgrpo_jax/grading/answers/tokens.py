@@ -108,7 +108,8 @@ _MODULUS = re.compile(
   r' *(?:\\text ?\{)? ?\(?(?:\\text ?\{)? ?\\?[pb]?mod(?:ulo)?[ {}]*([0-9]+)[ )}]*$'
 )
 _THOUSANDS = re.compile(
-  r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
+  r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++|(?:\'[0-9]{3})++'
+  r'|(?:\.[0-9]{3}){2,}+(?!\.))'
   r'(?![0-9]|[,@][0-9])'
 )
 _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
@@ -149,9 +150,9 @@ def _remove_thousands(text: str) -> str:
     between = text[end : match.start()]
     depth += sum(between.count(c) for c in '([') - sum(between.count(c) for c in ')]')
     depth += between.count(r'\{') - between.count(r'\}')
-    number = match[0].replace('@', ',')
-    if depth <= 0 or '@' in match[0] or ',0' in match[0]:
-      number = number.replace(',', '')
+    number = match[0]
+    if depth <= 0 or ',0' in number or number[-4] != ',':
+      number = re.sub("[@,'.]", '', number)
     parts += [between, number]
     end = match.end()
   return (''.join(parts) + text[end:]).replace('@', ', ')
