@@ -51,7 +51,8 @@ _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 
 def read(text: str) -> Reading:
   """Read an answer; return ('text', …) if it cannot be parsed."""
-  is_money, text = r'\$' in text, normalize_spelling(_unquoted(text.strip()))
+  is_money = r'\$' in text or text.count('$') == 1  # '$50' has no second dollar sign
+  text = normalize_spelling(_unquoted(text.strip()))
   if reading := _read_numeral(text) or _read_time(text):
     return reading
   words = _TWO_WORDS.match(text)

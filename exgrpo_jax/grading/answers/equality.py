@@ -35,6 +35,7 @@ _DOUBT = re.compile(r"(?<![\w'-])(?:[A-Jb-j]|(?i:or|but|maybe|not|wrong|incorrec
 _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
 _LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 would have a space
+_REMAINDER = re.compile(r'(?:[^,;]*(?:=|\\equiv))? *([0-9]+) \\pmod\{([0-9]+)\}')
 _MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational number it rounds
 
 
@@ -49,6 +50,8 @@ def equal(given: str, truth: str, kind: str) -> bool:
 
 def _equal(given: str, truth: str, kind: str) -> bool:
   given, truth = strip_delimiters(given), strip_delimiters(truth)
+  if 'mod' in given and 'mod' not in truth:
+    given = _without_modulus(given)
   if not truth or not given:
     return False
   if max(len(given), len(truth)) > answer.MAX_LENGTH:
@@ -67,6 +70,12 @@ def _equal(given: str, truth: str, kind: str) -> bool:
   return _same_decimal(given, truth) or same(answer.read(given), answer.read(truth))
 
 
+def _without_modulus(given: str) -> str:
+  """Return 42 for '42 (mod 100)', which is a remainder, but keep '42 (mod 7)'."""
+  match = _REMAINDER.fullmatch(normalize_spelling(given))
+  return match[1] if match and int(match[1]) < int(match[2]) else given
+
+
 def strip_delimiters(text: str) -> str:
   """Remove the box, dollar signs or asterisks around an answer."""
   text = text.strip()
@@ -76,7 +85,7 @@ def strip_delimiters(text: str) -> str:
     text = text[len('\\boxed{') : -1].strip()
   if text.startswith('$') and text.endswith('$') and '$' not in text.strip('$'):
     text = text.strip('$').strip()
-  return text[:-1].strip() if text.endswith('\\') and not text.endswith('\\\\') else text
+  return text.rstrip('\\ ')
 
 
 def _chosen_letter(given: str) -> str | None:
@@ -180,21 +189,24 @@ def _same_time(given: Reading, truth: Reading) -> bool:
 def _same_quantity(given: Reading, truth: Reading) -> bool:
   (_, x, x_unit), (_, y, y_unit) = _in_one_unit(given, truth)
   x, y = _read_coefficients(x, y)
-  has_percent = 'percent' in (x[0], y[0])
   if x_unit and y_unit and x_unit != y_unit:
     return False
+  p, q = _percentage(x), _percentage(y)
   # '25% of the class' is 25%, but 25% is neither 25 apples nor 25 cm.
-  if has_percent and any(
-    unit and (tree[0] != 'percent' or measure(unit)) for tree, unit in ((x, x_unit), (y, y_unit))
-  ):
+  if (p or q) and any(unit and (not z or measure(unit)) for z, unit in ((p, x_unit), (q, y_unit))):
     return False
-  # 20% is 0.2, and also 20, because questions ask 'what percentage'.
-  if x[0] == 'percent' and y[0] == 'percent':
-    return _same_number(x[1], y[1])
-  if has_percent:
-    without_x, without_y = (tree[1] if tree[0] == 'percent' else tree for tree in (x, y))
-    return _same_number(x, y) or _same_number(without_x, without_y)
-  return _same_number(x, y)
+  if (is_same := _same_number(x, y)) or bool(p) == bool(q):
+    return is_same
+  # 20% is 0.2, and also 20, because questions ask 'what percentage'. But 0.2% is not 0.2.
+  value = quantity.real_value(y if p else x)
+  return (value is None or abs(value) >= 1) and _same_number(p or x, q or y)
+
+
+def _percentage(tree: Tree) -> Tree | None:
+  """Return p for 'p%' and -p for '-p%', else None."""
+  if tree[0] == 'negate' and tree[1][0] == 'percent':
+    return 'negate', tree[1][1]
+  return tree[1] if tree[0] == 'percent' else None
 
 
 def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
@@ -204,20 +216,15 @@ def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   if the other side is in degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
-  if not x_unit and y_unit:
-    truth, given = _in_one_unit(truth, given)
-    return given, truth
+  if (not x_unit and y_unit) or (x_unit, y_unit) == ('radian', 'degree'):
+    return _in_one_unit(truth, given)[::-1]
   if x_unit and not y_unit:
     is_angle = x_unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(y))
     return _unit_as_letter(given, truth) or (_radians(x) if is_angle else given), truth
   if (x_unit, y_unit) == ('degree', 'radian'):
     return _radians(x), ('quantity', y, '')
-  if (x_unit, y_unit) == ('radian', 'degree'):
-    return ('quantity', x, ''), _radians(y)
-  if x_unit.startswith('degree ') and y_unit == 'degree':  # '20 °C' for '20°'
+  if 'degree' in (x_unit, y_unit) and x_unit[:6] == y_unit[:6]:  # '20 °C' for '20°'
     return given, (*truth[:2], x_unit)
-  if y_unit.startswith('degree ') and x_unit == 'degree':
-    return (*given[:2], y_unit), truth
   if x_unit != y_unit and (factor := conversion(x_unit, y_unit)):
     return ('quantity', ('multiply', (x, ('number', factor))), y_unit), truth
   return given, truth
@@ -309,6 +316,8 @@ def _same_labelled(given: Reading, truth: Reading) -> bool:
     if _same_label(given[1], truth[1]):
       return same(given[2], truth[2])
     return _same_equation(given, truth)
+  if given[0] == 'equation' and truth[0] == 'quantity':  # 'm + n = 33' for 33
+    return _is_combination(given[1]) and same(answer.interpret(given[2]), truth)
   if 'equation' in (given[0], truth[0]):
     return _same_equation(given, truth)
   given, truth = _split_assignment(given), _split_assignment(truth)
@@ -322,6 +331,14 @@ def _same_labelled(given: Reading, truth: Reading) -> bool:
     return _same_without_labels(given, truth[1])
   given, truth = (x[2] if x[0] == 'labelled' else x for x in (given, truth))
   return same(given, truth)
+
+
+def _is_combination(tree: Tree) -> bool:
+  """Return True for a sum, product or quotient of different letters, like m+n in 'm+n = 33'."""
+  parts = tree[1:] if tree[0] == 'divide' else tree[1] if tree[0] in ('add', 'multiply') else ()
+  bases = [part[1] if part[0] in ('negate', 'power') else part for part in parts]
+  are_letters = all(base[0] == 'symbol' or _is_combination(base) for base in bases)
+  return are_letters and len(symbols(parts)) > 1
 
 
 def _split_assignment(reading: Reading) -> Reading:
@@ -339,10 +356,10 @@ def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, 
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
   labels, values = zip(*assignments, strict=True)
-  are_numbered = all(
-    label[0] == 'symbol' and label == ('symbol', f'{labels[0][1][0]}_{n}')
-    for n, label in enumerate(labels, 1)
-  )
+  letter = str(labels[0][-1]).removesuffix('_1')
+  are_numbered = all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
+  if are_numbered and unlabelled[:2] == ('labelled', ('symbol', letter)):  # 'x = 5 or x = 3'
+    unlabelled = unlabelled[2]
   if unlabelled[0] in ('list', 'set') and are_numbered:  # 'x_1 = 5, x_2 = 3': two solutions
     return _same_in_any_order(unlabelled[1], values)
   return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)
@@ -402,9 +419,9 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
     return (given[1:3] == truth[1:3] or are_vectors) and _same_in_order(given[3], truth[3])
   if kinds == {'group', 'matrix'}:
     group, matrix = (given, truth) if given[0] == 'group' else (truth, given)
-    if group[1:3] != ('(', ')') or len(matrix[1][0]) > 1:
-      return False
-    return _same_in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
+    rows = matrix[1] if len(matrix[1]) == 1 else tuple(zip(*matrix[1], strict=True))
+    cells = [('quantity', cell, '') for cell in rows[0]]
+    return group[1:3] == ('(', ')') and len(rows) == 1 and _same_in_order(group[3], cells)
   if 'group' in kinds and kinds & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
     group = given if given[0] == 'group' else truth
     # Two items in square brackets are an interval.
@@ -419,7 +436,7 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
   if kinds <= {'list', 'set', 'braces'}:
     return _same_in_any_order(given[1], truth[1])
   if kinds & {'list', 'set', 'braces'} and 'quantity' in kinds:
-    number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, given[1])
+    number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, _distinct(given[1]))
     return len(items) == 1 and same(items[0], number)
   return False
 
@@ -445,9 +462,19 @@ def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
 
 
 def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bool:
-  if len(given) > len(truth):  # a repeated solution counts once
-    given = tuple(dict.fromkeys(given))
+  if len(given) > len(truth):
+    given = _distinct(given)
   return len(given) == len(truth) and _pair_up(given, truth, same)
+
+
+def _distinct(items: Sequence[Reading]) -> Sequence[Reading]:
+  """Drop repeated items, because a solution counts once: '1/2, 0.5' is '1/2'."""
+  kept: list[Reading] = []
+  for item in dict.fromkeys(items):
+    others = kept[:_MAX_PAIRWISE] if item[0] == 'quantity' else []
+    if not any(k[::2] == item[::2] and quantity.same(item[1], k[1]) for k in others):
+      kept.append(item)
+  return kept
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:

@@ -38,8 +38,8 @@ _PERCENT_AFTER = re.compile(
 )
 _NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+([A-Za-z]{{2,}}[A-Za-z ]*)')
 _ANSWER_IS = re.compile(
-  r'answer\*{0,2}\s{0,9}(?:is\b(?:[\s,]{1,3}(?:therefore|thus|simply|exactly|indeed|clearly'
-  r'|equal to|given by|approximately)\b,?){0,3}|(:))',
+  r'(?:answer|correct (?:option|choice))\*{0,2}\s{0,9}(?:is\b(?:[\s,]{1,3}(?:therefore|thus'
+  r'|simply|exactly|indeed|clearly|equal to|given by|approximately)\b,?){0,3}|(:))',
   re.IGNORECASE,
 )
 # A line may consist of the delimiter of a formula. An exclamation mark at the end is no factorial.
@@ -72,9 +72,11 @@ under over divisible fewer greater without one two three four five six seven eig
 thirty base"""
 _CHANGING = OPERATION_WORDS.union(_CHANGING_WORDS.split())
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
-# Text before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
-_OR_BEFORE = re.compile(
-  r'(?<![A-Za-z])or(?:[\s,]++(?:else|maybe|perhaps|possibly|even|it|is|the|my|final|equally))*+'
+# Text before the second of two answers, as in '3 or $4$' and 'or the answer is 4', or before a
+# number that is denied, as in "it isn't 4".
+_DOUBT_BEFORE = re.compile(
+  r'(?:(?<![A-Za-z])or(?:[\s,]++(?:else|maybe|perhaps|possibly|even|it|is|the|my|final|equally))*+'
+  r"|(?P<denial>\bnot|\bnever|\bcannot|n['’]t|≠|\\neq?|!=)(?:\s++(?:be|equal|to))*+)"
   r'[\s,$*]*+(?:\\[(\[]\s*)?$',
   re.IGNORECASE,
 )
@@ -180,7 +182,7 @@ def _number_of_things(number: str, words: str) -> str | None:
     return None
   kept = list(itertools.takewhile(lambda word: word.lower() in MULTIPLIERS, others))
   unit = ' '.join(others[len(kept) :])
-  if unit and ' per ' not in unit and measure(normalize_unit(unit)):
+  if unit and 'per' not in others and measure(normalize_unit(unit)):
     kept.append(unit)
   return ' '.join((number, *kept))
 
@@ -266,8 +268,9 @@ def _last_number(text: str) -> str | None:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """Prepend 'or' to an answer if the text before it ends in 'or', which hedges the answer."""
-  return f'or {answer}' if _OR_BEFORE.search(before[-_HEDGE_WINDOW:]) else answer
+  """Prepend 'or' or 'not' to an answer if the text before it ends so."""
+  doubt = _DOUBT_BEFORE.search(before[-_HEDGE_WINDOW:])
+  return f'{"not" if doubt["denial"] else "or"} {answer}' if doubt else answer
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:

@@ -343,6 +343,10 @@ class Grammar(Cursor, abc.ABC):
     *others, last = factors
     if operator == 'compose':
       return [*others, ('compose', (last, self._power()))]
+    kind, text, *_ = self.peek()
+    is_unit = kind in ('text', 'word') and text.lower() in UNITS
+    if operator == '/' and is_unit and not symbols(tuple(factors)):
+      return [('unit', make_product(factors), f'/{self._unit()}')]  # '20/\text{hour}'
     if operator == '/':
       return [('divide', make_product(factors), self._differential() or self._signed(self._power))]
     factor = self._signed(self._power)
@@ -400,7 +404,7 @@ class Grammar(Cursor, abc.ABC):
       return [('unit', make_product(factors), unit)]
     is_volume = text == 'hr' and factors[-1] == ('symbol', 'pi')  # of a cylinder
     if kind == 'text':
-      is_unit = re.match(r'[A-Za-z]', text) is not None
+      is_unit = re.match(r'/?[A-Za-z]', text) is not None
     else:
       is_unit = len(text) > 1 and (text.lower() in UNITS or text.islower())
     if may_be_unit and is_unit and not is_volume:
@@ -450,7 +454,7 @@ class Grammar(Cursor, abc.ABC):
 
   def _unit(self) -> str:
     unit = self._advance().text
-    while self.peek().kind in ('text', 'word') or self._next_is('/', '^'):
+    while self._unit_goes_on(unit):
       token = self._advance()
       part = '^' + self._unit_exponent() if token.text == '^' else token.text
       unit += ' ' * token.spaced + part
@@ -459,6 +463,13 @@ class Grammar(Cursor, abc.ABC):
     if not can_start or not _NOT_IN_UNITS.isdisjoint(words):
       raise UnreadableError(f'{unit!r} is not a unit')
     return unit
+
+  def _unit_goes_on(self, unit: str) -> bool:
+    if self._next_is('*'):
+      return any(t.kind == 'text' or t.text in LETTERS for t in self._tokens[self._at + 1 :][:1])
+    is_open = unit.count('(') > unit.count(')')
+    marks = ('/', '^', ')' if is_open else '/', '(' if unit.endswith('/') else '/')
+    return self.peek().kind in ('text', 'word') or self._next_is(*marks)
 
   def _unit_exponent(self) -> str:
     has_braces = self._next_is_mark('{')

@@ -49,7 +49,14 @@ _DOUBLED_BACKSLASH = (
   r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
   r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
 )
+# Commands that only affect the layout.
+_STYLES = (
+  r'(?:displaystyle|limits|small|large|Large|LARGE|[hH]uge|bf|it|ensuremath|fbox)(?![a-zA-Z])'
+)
+_COLOR = r'(?:text)?color ?(?:\[\w+\])?\{[^{}]*\}'
+_DISPLAY = r'(?:begin|end) ?\{(?:(?:align|gather)(?:ed)?|equation|split)\*?\} ?&?'
 _TH = r'(?:st|nd|rd|th|\\(?:text|mathrm|textsuperscript) ?\{ ?(?:st|nd|rd|th) ?\})'
+_TEXT_UNIT = r'\\(?:text|mathrm) ?\{([^{}]*)\}(\^\{?-?[0-9]\}?)?'
 _PAIR = r'(\w{1,9})(?: and|,) (\w{1,9})\b'
 _REPLACEMENTS = tuple(
   (re.compile(pattern), new)
@@ -57,7 +64,9 @@ _REPLACEMENTS = tuple(
     # A doubled backslash, as in JSON, but not the end of a matrix row.
     (_DOUBLED_BACKSLASH, r'\\'),
     (r'\$\s*([,;])\s*\$', r'\1 '),
-    (r'\\(?:left|right|[bB]igg?|[bB]ig[lr]|displaystyle|limits)(?![a-zA-Z])\s?\.?', ''),
+    (r'\\(?:left|right|[bB]igg?|[bB]ig[lr])(?![a-zA-Z])\s?\.?', ''),
+    (rf'\\(?:{_STYLES}|{_COLOR}|{_DISPLAY}|\\(?= ?& ?=)) ?', ''),
+    (r'& ?=', '='),  # of an aligned equation
     # '@' marks an unambiguous thousands separator until `_remove_thousands` runs.
     (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
@@ -67,10 +76,14 @@ _REPLACEMENTS = tuple(
     (r'(?<![A-Za-z\\])([A-Za-z])\{ ?(\([^(){}]*\)) ?\}', r'\1\2'),  # sympy's 'f{(x)}'
     (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
+    (
+      rf'(?<=[0-9]) *\\frac ?\{{ ?{_TEXT_UNIT} ?\}} ?\{{ ?{_TEXT_UNIT} ?\}}',
+      r' \\text{\1\2/(\3\4)}',
+    ),
     (r'\\[dt]binom(?![a-zA-Z])', r'\\binom'),
     (r'\\(?:top|intercal|(?:mathsf|mathrm) ?T)(?![a-zA-Z])', 'T'),
     (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
-    (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
+    (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox|rm(?= ?\{))(?![a-zA-Z])', r'\\text'),
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
     (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
     (r'(?<=[0-9]) ?x ?(?=10 ?\^)', r'\\times '),
@@ -91,8 +104,12 @@ _REPLACEMENTS = tuple(
 )
 _INDEX = r'(?:\{ ?(\w+) ?\}|(\w))'
 _CHOICES = re.compile(rf'(?:\{{ ?\}}|(?<![\w)}}\] ]))[_^] ?{_INDEX} ?C ?_ ?{_INDEX}')  # {}_nC_k
+_MODULUS = re.compile(
+  r' *(?:\\text ?\{)? ?\(?(?:\\text ?\{)? ?\\?[pb]?mod(?:ulo)?[ {}]*([0-9]+)[ )}]*$'
+)
 _THOUSANDS = re.compile(
-  r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
+  r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++|(?:\'[0-9]{3})++'
+  r'|(?:\.[0-9]{3}){2,}+(?!\.))'
   r'(?![0-9]|[,@][0-9])'
 )
 _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
@@ -104,6 +121,8 @@ def normalize_spelling(text: str) -> str:
   text = ' '.join(_SMALL_CHARACTERS.sub(_spell_out, text).translate(_UNICODE).split())
   for pattern, replacement in _REPLACEMENTS:
     text = pattern.sub(replacement, text)
+  if 'mod' in text:
+    text = _MODULUS.sub(r' \\pmod{\1}', text)
   if 'C' in text:
     text = _CHOICES.sub(r'\\binom{\1\2}{\3\4}', text)
   text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(' ', ''), text)
@@ -131,9 +150,9 @@ def _remove_thousands(text: str) -> str:
     between = text[end : match.start()]
     depth += sum(between.count(c) for c in '([') - sum(between.count(c) for c in ')]')
     depth += between.count(r'\{') - between.count(r'\}')
-    number = match[0].replace('@', ',')
-    if depth <= 0 or '@' in match[0] or ',0' in match[0]:
-      number = number.replace(',', '')
+    number = match[0]
+    if depth <= 0 or ',0' in number or number[-4] != ',':
+      number = re.sub("[@,'.]", '', number)
     parts += [between, number]
     end = match.end()
   return (''.join(parts) + text[end:]).replace('@', ', ')
@@ -174,7 +193,8 @@ _TOKEN = re.compile(
   r'|(?P<mark>\*\*|<=|>=|!=|==|[-+*/^_=<>()\[\]{}|,;:!%&\'])'
 )
 _UNIT_POWER = r'[A-Za-z]+(?:\^\{?-?[0-9]\}?)?'
-_UNIT = re.compile(rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+')
+_UNIT_PRODUCT = rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+'
+_UNIT = re.compile(rf'{_UNIT_PRODUCT}(?:\s?/\s?\(\s?{_UNIT_PRODUCT}\s?\))?')
 _COMMANDS = paired("""
 leq le leqslant le geq ge geqslant ge neq ne lt < gt > cdot * ast * div /
 lvert | rvert | vert | mid | colon : land , lor , langle ( rangle ) lbrace { rbrace }
@@ -225,7 +245,7 @@ def _make_tokens(match: re.Match[str], spaced: bool) -> list[Token]:
 
 def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   r"""Tokenize '\wrapper{inner}' as mathematics if possible, else as one text token."""
-  content = ' '.join(inner.split())
+  content = ' '.join(inner.replace(r'\cdot', '*').split())
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
   if wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha():

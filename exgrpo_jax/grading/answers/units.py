@@ -126,14 +126,16 @@ _OPERATIONS = """squared cubed factorial halves thirds fourths quarters fifths s
 eighths ninths tenths hundredths thousandths less more above below times plus minus mod except or
 to of"""
 OPERATION_WORDS = frozenset(_OPERATIONS.split())
-_PER = re.compile(' per ', re.IGNORECASE)
+_PER = re.compile('(?:^| )per ', re.IGNORECASE)
 _POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)', re.IGNORECASE)
+_DENOMINATOR = re.compile(r'/ ?\(([^()/]*)\)')
 _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
   """Normalize a unit: 'square centimeters' and 'cm^2' become 'cm^2', and 'units' becomes ''."""
   name = _PER.sub('/', name).replace('{', '').replace('}', '')
+  name = _DENOMINATOR.sub(lambda m: '/' + re.sub(r'[ *]+', '/', m[1].strip()), name)
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
   for part in re.findall(r'[A-Za-z]+|[^A-Za-z\s.]+', name):

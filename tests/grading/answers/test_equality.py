@@ -477,7 +477,7 @@ def changes(gold):
       yield name, changed
   if FRACTION.fullmatch(text) or (NUMBER.fullmatch(text) and float(text)):
     yield 'with_letter', f'{text}x'
-    yield 'hedged', f'{text} or {text}1'
+    yield 'hedged', f'{text} or {text}+1'
     yield 'tenfold', f'10({text})'
   if FRACTION.fullmatch(text):
     value = Fraction(*map(int, FRACTION.fullmatch(text).groups()[1:]))
