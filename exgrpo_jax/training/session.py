@@ -228,7 +228,9 @@ def opened(
       if not snapshot.step:
         policy = lora.joined(config.lora, initial, snapshot.state.params)
         with activity.doing('evaluate'), pace.evaluation():
-          writer.write(0, scores.score_all(experiment, policy, evaluations, 0))
+          evaluated = scores.score_all(experiment, policy, evaluations, 0)
+        writer.write(0, evaluated)
+        scored |= alarms.scores_of([{'step': 0} | evaluated])
       with guard as (clock, told_to_stop):
         run = Run(
           experiment=experiment,
