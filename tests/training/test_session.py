@@ -202,6 +202,23 @@ def test_epochs_become_steps_once_the_data_is_read_and_other_data_is_refused(con
       session.load(changed, workdir)
 
 
+@pytest.mark.full
+def test_a_run_resumes_only_with_its_own_questions(config, workdir, tmp_path):
+  """Rows in another order would give stored responses to other questions."""
+  with open(config.data.train) as file:
+    lines = file.readlines()
+  changed = tmp_path / 'train.jsonl'
+  config.data.train = str(changed)
+  changed.write_text(''.join(lines))
+  session.load(config, str(workdir))
+  for other in (lines[::-1], lines[:-1]):
+    changed.write_text(''.join(other))
+    with pytest.raises(InputError, match=f'changed since step {BEGUN},.*path={workdir} to keep'):
+      session.load(config, str(workdir))
+  (workdir / 'environment.json').unlink()  # as if an earlier version had not recorded a digest
+  session.load(config, str(workdir))
+
+
 def test_a_run_keeps_the_dtype_that_auto_meant_at_its_start(config, tmp_path, monkeypatch):
   """A run of an earlier version, whose config.json has 'auto', keeps that."""
   config.model.dtype, config.warm_start.num_updates = 'auto', 0
