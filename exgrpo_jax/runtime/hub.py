@@ -272,12 +272,12 @@ def _push_refusals(name: str) -> Iterator[None]:
     raise InputError(f'--push={name}: HF_HUB_OFFLINE is set. Unset it to publish.') from error
   except Exception as error:  # from the network, the disk, or the library's own checks
     reason = _reason(error.__cause__ or error)
-    why = f'the request to {constants.ENDPOINT} failed ({reason}). Try again later.'
-    if isinstance(error, errors.HfHubHTTPError):
-      status = error.response.status_code
-      refused = 'may not write to this repository' if status in (403, 404) else 'is not accepted'
-      why = f'your token {refused}. {_LOGIN}' if status in (401, 403, 404) else why
-    raise InputError(f'--push={name}: nothing was published, because {why}') from error
+    why, status = f'the request to {constants.ENDPOINT} failed ({reason}). Try again later.', 1
+    answer = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if answer in (401, 403, 404):
+      refused = 'is not accepted' if answer == 401 else 'may not write to this repository'
+      why, status = f'your token {refused}. {_LOGIN}', 2
+    raise InputError(f'--push={name}: nothing was published, because {why}', status) from error
 
 
 def _reason(error: BaseException) -> str:

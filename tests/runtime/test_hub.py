@@ -244,7 +244,7 @@ def test_a_push_is_refused_before_anything_is_written(
   before = set(account.repositories)
   with pytest.raises(InputError, match=rf'^--push={name}: .*{message}') as refused:
     hub.check_push(name, public)
-  assert '\n' not in str(refused.value)
+  assert '\n' not in str(refused.value) and refused.value.status == 2
   assert set(account.repositories) == before
   assert not [path for method, path, _ in account.requests if method == 'POST']
 
@@ -267,5 +267,7 @@ def test_a_push_without_a_network(monkeypatch):
     push('me/new')
   monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
   monkeypatch.setattr(constants, 'ENDPOINT', DOWN)
-  with pytest.raises(InputError, match=rf'^--push=me/new: nothing .* {DOWN} failed .ConnectError'):
+  failed = rf'^--push=me/new: nothing .* {DOWN} failed .ConnectError'
+  with pytest.raises(InputError, match=failed) as down:
     push('me/new')
+  assert down.value.status == 1, 'the same command may work later'
