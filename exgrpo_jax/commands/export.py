@@ -109,7 +109,8 @@ def _publish(args: command_line.Args, out: str) -> str:
       raise
     words = [*console.program(), 'export', f'--model={os.path.abspath(out)}', f'--push={args.push}']
     again = console.to_copy([*words, *['--public'] * args.public])
-    raise InputError(f'{error} The export is complete. To publish it, run: {again}') from error
+    why = f'{error} The export is complete. To publish it, run: {again}'
+    raise InputError(why, error.status) from error
 
 
 def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -> str:

@@ -26,14 +26,19 @@ def sample(
   The same `seed` gives the same responses.
 
   Log-probabilities and entropies are in nats, under the sampling distribution or, at temperature 0,
-  under the distribution at temperature 1. Raises InputError if a prompt is longer than
-  config.rollout.max_prompt or if the config has an environment.
+  under the distribution at temperature 1. Raises InputError if `prompts` is not a list of texts, if
+  a prompt is longer than config.rollout.max_prompt, or if the config has an environment.
   """
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
   if name := config.environment.name:
     raise InputError(
       f'config.environment.name={name!r}: the environment asks its own questions. Instead '
       'of --prompt, pass --row with the row of a question in config.data.train.'
+    )
+  if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
+    raise InputError(
+      f"prompts={prompts!r}: this must be a list of the users' texts. Write a single prompt as "
+      "['48+3-9+7'], and the text of a chat's system message into config.prompt.system."
     )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in prompts]
   check_embedded(policy.experiment, encoded, 'a prompt')
@@ -80,6 +85,8 @@ def _sampled(
   asked: Sequence[Question] = (),
 ) -> list[list[Response]]:
   """Sample responses to each prompt, with a decoder just large enough for these prompts."""
+  if samples < 1:
+    raise InputError(f'samples={samples}: the number of responses must be at least 1.')
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
   sized = dataclasses.replace(

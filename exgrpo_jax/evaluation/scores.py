@@ -18,7 +18,7 @@ from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
-from exgrpo_jax.errors import counted
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import Experiment, RunConfig, load_questions, open_experiment
@@ -42,10 +42,13 @@ def score(
   """Score a policy on the questions of a data spec; see `score_policy`.
 
   `spec` is a data spec such as 'chains:test[:100]'. `samples` is the number of responses per
-  question; the default is config.evaluation.samples. Raises InputError if the data does not exist.
+  question; the default is config.evaluation.samples. Raises InputError if the data does not
+  exist or `samples` is not positive.
   """
   experiment = policy.experiment
   if samples is not None:
+    if samples < 1:
+      raise InputError(f'samples={samples}: the number of responses must be at least 1.')
     experiment = with_samples(experiment, samples)
   with jax.set_mesh(experiment.meshes.training):
     data = load_questions(experiment, spec)

@@ -120,8 +120,14 @@ def judge_with(
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
   """Judge a response with our own verifier, in bounded time; return one of OUTCOMES.
 
-  Raises InputError if `kind` is not one of KINDS. No response causes an error.
+  Raises InputError if `kind` is not one of KINDS or `answer` is not a text. No response causes an
+  error.
   """
+  if not isinstance(answer, str):
+    raise InputError(
+      f"answer={answer!r}: this must be a text. Write a number as '5', and several accepted "
+      'answers as a JSON list, \'["4", "four"]\'.'
+    )
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 
 

@@ -11,6 +11,7 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,18 +23,18 @@ from exgrpo_jax.runtime.workdir import write_json
 
 FILE = 'environment.json'
 PARAMETERS = 'initial_parameters'  # key of the initial parameters' digest; see storage.digest
+QUESTIONS = 'training_questions'  # key of the training questions' digest; see `checks.check_data`
 
 _PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda12-pjrt', 'jax-cuda13-pjrt')
 _PACKAGES += ('flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
-def record_start(workdir: str, first_step: int, parameters: str = '') -> None:
+def record_start(workdir: str, first_step: int, digests: Mapping[str, str]) -> None:
   """Append an entry for this start. With several hosts, only the first host writes.
 
-  `parameters` is a digest of the initial parameters, or '' for a resumed run.
+  `digests` identify what the run started with: PARAMETERS, only of a new run, and QUESTIONS.
   """
-  start = describe(first_step) | ({PARAMETERS: parameters} if parameters else {})
-  write_json(os.path.join(workdir, FILE), [*read(workdir), start])
+  write_json(os.path.join(workdir, FILE), [*read(workdir), describe(first_step) | digests])
 
 
 def read(workdir: str) -> list[dict[str, Any]]:

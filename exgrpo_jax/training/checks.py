@@ -1,5 +1,9 @@
 """Checks before a run starts: flags, config, data files, rewards, agreement between hosts."""
 
+import hashlib
+import json
+
+import numpy as np
 from ml_collections import ConfigDict
 
 from exgrpo_jax.data import questions, row_files
@@ -10,7 +14,8 @@ from exgrpo_jax.experiment.settings import RunConfig, parse_config, steps_of
 from exgrpo_jax.grading import pool
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
-from exgrpo_jax.runtime import compilations
+from exgrpo_jax.runtime import compilations, environment
+from exgrpo_jax.runtime.environment import QUESTIONS
 from exgrpo_jax.runtime.workdir import (
   check_hosts,
   check_workdir,
@@ -64,16 +69,39 @@ def check_rewards(config: RunConfig, data: QuestionSet) -> None:
     pool.check(config.grading, config.verifier, stages.question_facts(data.questions[0]))
 
 
-def check_data_size(config: RunConfig, num_questions: int, workdir: str) -> None:
-  """Raise InputError if a resumed run's `num_epochs` now implies a different number of steps."""
+def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) -> None:
+  """Raise InputError if a run that has taken `done` steps cannot resume with these questions.
+
+  The buffer and the cursor refer to questions by row. With `num_epochs`, the number of questions
+  must imply the run's number of steps.
+  """
   recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0}
-  if not recorded['num_epochs']:
-    return
-  steps = steps_of(recorded['num_epochs'], num_questions, config.rollout.questions)
-  if steps != recorded['num_steps']:
-    raise InputError(
-      f'config.data.train={config.data.train}: the number of questions has changed since the run '
-      f'last started. With {counted(num_questions, "question")}, '
-      f'num_epochs={recorded["num_epochs"]:g} means {counted(steps, "step")} instead of '
-      f'{recorded["num_steps"]}. Restore the data, or choose another --workdir.'
+  steps = recorded.get('num_steps')
+  if recorded['num_epochs']:
+    steps = steps_of(recorded['num_epochs'], len(data.questions), config.rollout.questions)
+  known = [start[QUESTIONS] for start in environment.read(workdir) if QUESTIONS in start]
+  if steps != recorded.get('num_steps'):
+    why = (
+      f'the number of questions has changed since the run last started. With '
+      f'{counted(len(data.questions), "question")}, num_epochs={recorded["num_epochs"]:g} means '
+      f'{counted(steps, "step")} instead of {recorded["num_steps"]}.'
     )
+  elif done and known and known[-1] != fingerprint(data):
+    why = (
+      f'the questions or their order have changed since step {done}, so stored responses would be '
+      'replayed to other questions.'
+    )
+  else:
+    return
+  raise InputError(
+    f'config.data.train={config.data.train}: {why} Restore the data, or choose another --workdir, '
+    f'with config.experience.path={workdir} to keep the stored successes.'
+  )
+
+
+def fingerprint(data: QuestionSet) -> str:
+  """Return a digest of the number of questions and of up to 1,000 evenly spaced ones' messages."""
+  count = len(data.questions)
+  rows = sorted({*np.linspace(0, count - 1, 1000).astype(int).tolist()})
+  asked = [[(m.role, m.content) for m in each.messages] for each in data.questions.read(rows)]
+  return hashlib.sha256(json.dumps([count, asked]).encode()).hexdigest()

@@ -6,7 +6,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -37,7 +37,7 @@ from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import RolloutSetup
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine, preemption
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
-from exgrpo_jax.runtime.environment import record_start
+from exgrpo_jax.runtime.environment import PARAMETERS, QUESTIONS, record_start
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import (
   claim_workdir,
@@ -48,7 +48,7 @@ from exgrpo_jax.runtime.workdir import (
   stored_dtype,
 )
 from exgrpo_jax.training import export, prior_experience
-from exgrpo_jax.training.checks import check_data_size, check_rewards, check_start
+from exgrpo_jax.training.checks import check_data, check_rewards, check_start, fingerprint
 from exgrpo_jax.training.loop import Step, save, take_steps
 from exgrpo_jax.training.run import Callback, Run, alarm_setup, begin, bucketed
 
@@ -133,7 +133,7 @@ def load(
     memory.check(experiment)
     export.check(experiment)
     data = load_questions(experiment, experiment.config.data.train)
-    check_data_size(experiment.config, len(data.questions), workdir)
+    check_data(experiment.config, data, workdir, steps_done(workdir))
     sized = experiment.config.with_length(len(data.questions))
     experiment = dataclasses.replace(experiment, config=sized)
     rollout = make_rollout(experiment, data)
@@ -213,7 +213,6 @@ def opened(
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
     snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
     first = snapshot.step + 1 if snapshot.step else 0  # records from this step on are rewritten
-    digest = '' if snapshot.step else storage.digest(snapshot.state, base_sums)
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
@@ -223,12 +222,13 @@ def opened(
       past = metrics.read(workdir, first)  # the first host may not have dropped the rest yet
       scored = alarms.scores_of(past)
       if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
-        record_start(workdir, first, digest)
+        record_start(workdir, first, _digests(rollout.data, snapshot, base_sums))
       pace = Pace(compiled, past)
       if not snapshot.step:
         policy = lora.joined(config.lora, initial, snapshot.state.params)
         with activity.doing('evaluate'), pace.evaluation():
-          writer.write(0, scores.score_all(experiment, policy, evaluations, 0))
+          writer.write(0, evaluated := scores.score_all(experiment, policy, evaluations, 0))
+        scored |= alarms.scores_of([{'step': 0} | evaluated])
       with guard as (clock, told_to_stop):
         run = Run(
           experiment=experiment,
@@ -256,6 +256,12 @@ def opened(
         manager.wait_until_finished()
   if hosts.is_first() and (config.num_steps or evaluations):  # otherwise there are no metrics
     write_at_end(workdir)
+
+
+def _digests(data: QuestionSet, start: Snapshot, base_sums: Mapping[str, int]) -> dict[str, str]:
+  """Return the digests that `record_start` records. Only a new run has initial parameters."""
+  initial = {} if start.step else {PARAMETERS: storage.digest(start.state, base_sums)}
+  return {QUESTIONS: fingerprint(data)} | initial
 
 
 @contextlib.contextmanager

@@ -427,6 +427,19 @@ def test_a_prompt_over_the_limit_is_refused(policy):
     generate.sample(policy, ['1234567890 + 1234567890'])
 
 
+@pytest.mark.parametrize('prompts', ['3+0', [], [[{'role': 'user', 'content': '3+0'}]]])
+def test_prompts_are_a_list_of_texts(policy, prompts):
+  """A text is a sequence of texts too, and a chat would become the text of a Python list."""
+  with pytest.raises(InputError, match=r'^prompts=.*must be a list of '):
+    generate.sample(policy, prompts)
+
+
+def test_a_question_has_at_least_one_response(policy):
+  for ask in (lambda: generate.sample(policy, ['3+0'], 0), lambda: scores.score(policy, '', 0)):
+    with pytest.raises(InputError, match=r'^samples=0: '):
+      ask()
+
+
 @pytest.mark.parametrize('count', [1, 9])
 def test_a_policy_with_partial_rollouts_answers_any_number_of_prompts(policy, monkeypatch, count):
   config = policy.experiment.config

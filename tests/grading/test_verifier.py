@@ -38,6 +38,12 @@ def test_an_unknown_kind_is_refused():
     verifier.is_correct('', '', kind='maths')
 
 
+@pytest.mark.parametrize('answer', [5, None, ['5', 'five']])
+def test_an_answer_that_is_not_text_is_refused(answer):
+  with pytest.raises(InputError, match=r"^answer=.*: this must be a text\. Write a number as '5'"):
+    verifier.judge('The answer is 5.', answer)
+
+
 def test_a_verifier_sees_what_follows_the_thought_if_it_has_what_is_required():
   class Echo:
     def judge(self, response, question):

@@ -109,7 +109,9 @@ def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
   viewer = [sys.executable, '-m', 'tensorboard.main', f'--logdir={workdir}/tensorboard']
   assert commands(can_evaluate=False, can_export=False) == [viewer]
+  assert 'policies' not in messages.farewell([], workdir.name, program)
   out.mkdir(parents=True)  # config.export.last has written it
+  assert f'policies     {workdir.name}/export\n' in messages.farewell([], workdir.name, program)
   assert [words[3:4] for words in commands()] == [
     ['--logdir=' + f'{workdir}/tensorboard'],
     ['evaluate'],

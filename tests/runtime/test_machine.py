@@ -112,12 +112,12 @@ def test_the_command_of_a_start_works_in_any_folder(monkeypatch):
 
 def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):
   for first_step in (0, 5):
-    environment.record_start(str(tmp_path), first_step)
+    environment.record_start(str(tmp_path), first_step, {})
   starts = json.loads((tmp_path / 'environment.json').read_text())
   assert [start['first_step'] for start in starts] == [0, 5]
   (tmp_path / 'environment.json').write_text('oops')
   with pytest.raises(InputError, match=r'environment\.json: this file is not valid JSON .*Delete'):
-    environment.record_start(str(tmp_path), 0)
+    environment.record_start(str(tmp_path), 0, {})
 
 
 @pytest.fixture
