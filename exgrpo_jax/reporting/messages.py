@@ -120,13 +120,12 @@ def farewell(
   `program` lists the words that start a command, such as ['exgrpo']. `can_evaluate` and
   `can_export` determine which of these two commands are suggested.
   """
-  exports = {'policies': 'export'} if os.path.exists(os.path.join(workdir, 'export')) else {}
   files = {
     'report': 'report.html',
     'metrics': 'metrics.jsonl',
     'responses': 'samples',
     'evaluations': 'evaluation',
-    **exports,
+    'policies': 'export',
     'this text': 'console.log',
   }
   paths = [(name, os.path.join(workdir, file)) for name, file in files.items()]

@@ -148,7 +148,7 @@ def test_two_policies_are_compared_question_by_question(
 def test_the_second_policy_is_sampled_and_graded_like_the_first(config, monkeypatch):
   """The base of its LoRA adapters, which its own seed decides, stays the same."""
   changes = {'seed': 3, 'rollout.max_response': 7, 'evaluation.temperature': 0.5}
-  changes |= {'grading.verifier': 'math_verify', 'grading.max_length': 77}
+  changes |= {'grading.max_length': 77}
   changes |= {'verifier.require': ('box',), 'environment.name': 'guess', 'data.answer_field': 'key'}
   found = {'A': overridden(config, changes), 'B': config}
   limits = []

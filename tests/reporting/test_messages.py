@@ -111,7 +111,7 @@ def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
   assert commands(can_evaluate=False, can_export=False) == [viewer]
   assert 'policies' not in messages.farewell([], workdir.name, program)
   out.mkdir(parents=True)  # config.export.last has written it
-  assert f'policies     {workdir.name}/export\n' in messages.farewell([], workdir.name, program)
+  assert f'  policies  {workdir.name}/export\n' in messages.farewell([], workdir.name, program)
   assert [words[3:4] for words in commands()] == [
     ['--logdir=' + f'{workdir}/tensorboard'],
     ['evaluate'],
