@@ -34,7 +34,7 @@ def record_start(workdir: str, first_step: int, digests: Mapping[str, str]) -> N
 
   `digests` identify what the run started with: PARAMETERS, only of a new run, and QUESTIONS.
   """
-  write_json(os.path.join(workdir, FILE), [*read(workdir), describe(first_step) | digests])
+  write_json(os.path.join(workdir, FILE), [*read(workdir), {**describe(first_step), **digests}])
 
 
 def read(workdir: str) -> list[dict[str, Any]]:

@@ -75,15 +75,15 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) ->
   The buffer and the cursor refer to questions by row. With `num_epochs`, the number of questions
   must imply the run's number of steps.
   """
-  recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0}
-  steps = recorded.get('num_steps')
-  if recorded['num_epochs']:
-    steps = steps_of(recorded['num_epochs'], len(data.questions), config.rollout.questions)
+  recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0, 'num_steps': 0}
+  epochs, steps = recorded['num_epochs'], recorded['num_steps']
+  if epochs:
+    steps = steps_of(epochs, len(data.questions), config.rollout.questions)
   known = [start[QUESTIONS] for start in environment.read(workdir) if QUESTIONS in start]
-  if steps != recorded.get('num_steps'):
+  if steps != recorded['num_steps']:
     why = (
       f'the number of questions has changed since the run last started. With '
-      f'{counted(len(data.questions), "question")}, num_epochs={recorded["num_epochs"]:g} means '
+      f'{counted(len(data.questions), "question")}, num_epochs={epochs:g} means '
       f'{counted(steps, "step")} instead of {recorded["num_steps"]}.'
     )
   elif done and known and known[-1] != fingerprint(data):

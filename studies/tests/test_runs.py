@@ -116,8 +116,8 @@ def test_a_run_is_known_by_the_parameters_that_it_began_with(tmp_path):
     return storage.digest(state, checkpoint.NO_BASE)
 
   assert runs.warm_start(str(tmp_path)) == ''
-  environment.record_start(str(tmp_path), 0, digest([1.0, 2.0]))
-  environment.record_start(str(tmp_path), 3)
+  environment.record_start(str(tmp_path), 0, {environment.PARAMETERS: digest([1.0, 2.0])})
+  environment.record_start(str(tmp_path), 3, {})
   assert runs.warm_start(str(tmp_path)) == digest([1.0, 2.0], moments=3.0)
   assert runs.warm_start(str(tmp_path)) != digest([1.0, 2.5])
 

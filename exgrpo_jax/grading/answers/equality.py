@@ -217,7 +217,8 @@ def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
   if (not x_unit and y_unit) or (x_unit, y_unit) == ('radian', 'degree'):
-    return _in_one_unit(truth, given)[::-1]
+    truth, given = _in_one_unit(truth, given)
+    return given, truth
   if x_unit and not y_unit:
     is_angle = x_unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(y))
     return _unit_as_letter(given, truth) or (_radians(x) if is_angle else given), truth
