@@ -190,10 +190,10 @@ class JsonTokenizer(Tokenizer):
     settings = {}
     for name in sorted(files.keys() & _SETTINGS):
       try:
-        settings[name] = json.loads(files[name])
-      except ValueError as error:
+        settings[name] = {**json.loads(files[name])}
+      except (ValueError, TypeError) as error:
         raise InputError(
-          f'{path}: {name} is not valid JSON ({error}). Fix or remove the file.'
+          f'{path}: {name} is not a JSON object ({error}). Fix or remove the file.'
         ) from error
     own = settings.get('tokenizer_config.json', {})
     if 'added_tokens_decoder' not in own:  # transformers then lets the older file override it
@@ -317,7 +317,13 @@ def _eos_ids(
   """Return the end-of-sequence ids: the tokenizer's own first, then generation_config's."""
   eos, stops = _token_text(config.get('eos_token')), generation.get('eos_token_id')
   ids = [] if eos is None or eos not in vocabulary else [vocabulary[eos]]
-  ids += stops if isinstance(stops, list) else [] if stops is None else [stops]
+  stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
+  if not all(type(id_) is int and id_ >= 0 for id_ in stops):
+    raise InputError(
+      f'{path}: generation_config.json contains eos_token_id={stops}, but token ids are integers '
+      'from 0. Correct it, or remove it to use the eos_token of tokenizer_config.json.'
+    )
+  ids += stops
   ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]
   if not ids:
     raise InputError(

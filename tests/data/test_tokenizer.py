@@ -165,6 +165,21 @@ def test_a_folder_with_settings_that_a_sentencepiece_model_lacks_is_refused(tmp_
   assert tokenizer.load(tmp_path / 'tokenizer.model').eos_ids == (1,)
 
 
+@pytest.mark.parametrize(
+  ('companions', 'message'),
+  [
+    (dict(generation_config=[1]), r'generation_config\.json is not a JSON object \('),
+    (dict(tokenizer_config='x'), r'tokenizer_config\.json is not a JSON object \('),
+    *(
+      (dict(generation_config={'eos_token_id': bad}), 'eos_token_id=') for bad in ('1', -1, [True])
+    ),
+  ],
+)
+def test_settings_that_cannot_be_read_are_refused(checkpoint, companions, message):
+  with pytest.raises(InputError, match=message):
+    tokenizer.load(checkpoint(['<|im_end|>'], **companions))
+
+
 def test_a_tokenizer_json_without_an_eos_token_is_refused(checkpoint):
   with pytest.raises(InputError, match=r'no end-of-sequence token\. Set eos_token'):
     tokenizer.load(checkpoint(['<other>']))
