@@ -135,7 +135,7 @@ longest, would save on 64 shards:
   requires two more programs.
 - A third length that is half of the longest length saves nothing if the median is below 2,048
   tokens, and 3 to 4% if it is above.
-- If rows share their prompts, as they do on GPUs, adding a length of one eighth of the longest
+- If rows share prompts, as they do on GPUs, a third length that is one eighth of the longest
   saves at most 1.2% on 8 shards. On 64 shards, adding a length of half the longest saves 13 to 19%
   at medians of 1,024 and 1,500, and nothing otherwise.
 

@@ -146,6 +146,6 @@ def _lower(device: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-  """Split a name in any spelling into its parts; '80GB' becomes '80'."""
+  """Split a name into its parts, however it is spelled; '80GB' becomes '80'."""
   text = _MEMORY.sub(r' \1 ', _OTHER_WORDS.sub(' ', _lower(name)))
   return set(re.findall(r'[a-z]+[0-9]+[a-z]*|[0-9]+|[a-z]+', text))

@@ -122,7 +122,8 @@ def load_set(
 def settle(config: DataConfig, spec: str) -> None:
   """Make all hosts agree on the commit to read if `spec` names a Hub data set.
 
-  All hosts must call it before `load`. Raises InputError if neither Hub nor cache has the data.
+  All hosts must call it before `load`. Raises InputError if the data is neither on the Hub nor in
+  the cache.
   """
   if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
     named_sets.settle(found)

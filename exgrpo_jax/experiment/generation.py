@@ -27,7 +27,7 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSet
   if size < parsed.rollout.questions:
     raise InputError(
       f'config.rollout.questions={parsed.rollout.questions}: {data.spec} has only '
-      f'{counted(size, "question")}, and a step cannot ask a question twice. '
+      f'{counted(size, "question")}, and a step cannot draw a question twice. '
       f'Set config.rollout.questions to at most {size}.'
     )
   if size < (in_flight := parsed.rollout.groups_in_flight):
@@ -38,9 +38,9 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSet
     )
   if size < (at_once := parsed.rollout.questions_at_once):
     raise InputError(
-      f'config.rollout.dynamic_sampling={parsed.rollout.dynamic_sampling}: a step may ask up to '
+      f'config.rollout.dynamic_sampling={parsed.rollout.dynamic_sampling}: a step may draw up to '
       f'{counted(at_once, "question")}, but {data.spec} has only {counted(size, "question")}, and '
-      'a step cannot ask a question twice. Lower the value, or add questions.'
+      'a step cannot draw a question twice. Lower the value, or add questions.'
     )
   if parsed.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)

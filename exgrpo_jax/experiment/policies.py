@@ -164,7 +164,7 @@ def open_policy(
   """
   source = at(path)._replace(step=step)
   if step is not None and source.kind == 'model':
-    raise InputError(f'step={step}: {path} is not a run and has no checkpoints. Leave step out.')
+    raise InputError(f'step={step}: {path} is not a run and has no checkpoints. Omit step.')
   values = config.overridden(config_values(source), overrides or {})
   return restore(source, open_experiment(values, path))
 

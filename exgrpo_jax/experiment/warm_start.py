@@ -79,12 +79,12 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
     asked = data.questions[part]
     made = of_questions(experiment, asked)
     for question, prompt_T, (tokens, turns) in zip(asked, data.prompts[part], made):
-      check_embedded(experiment, [tokens], f'{spec}: the solution of row {question.row}')
+      check_embedded(experiment, [tokens], f'{spec}: the solution in row {question.row}')
       if len(tokens) <= limit:
         rows.append(Solution(prompt_T, tokens, turns))
       elif config.data.on_overlong == 'refuse':
         raise InputError(
-          f'{spec}: the solution of row {question.row} has {len(tokens)} tokens, '
+          f'{spec}: the solution in row {question.row} has {len(tokens)} tokens, '
           f'more than config.rollout.max_response={limit}. Raise the limit, or set '
           "config.data.on_overlong='drop'."
         )

@@ -141,7 +141,7 @@ def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:
 
 
 def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.Path:
-  """Return the path of the file of table `name` that starts at `first_step`."""
+  """Return the path of the file of table `name` whose first step is `first_step`."""
   return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
 
 
