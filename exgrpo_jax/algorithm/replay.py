@@ -296,7 +296,7 @@ def record_step(
 
   `buffer` is the buffer from which the step was planned. For each of the plan's Q groups, `replays`
   contains the replayed trajectory or None, `responses` the fresh responses (K, or K - 1 if a
-  trajectory is replayed), and `verdicts` their verdicts. A replayed trajectory counts with its
+  trajectory is replayed), and `verdicts` their verdicts. A replayed trajectory is counted by its
   stored verdict, which is a success unless `store` is 'all'. Truncated responses count toward their
   group's correctness even if `store_truncated` is False.
   """

@@ -159,7 +159,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
 
 def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """Yield each row's place, with the row converted to verl's columns or why it was skipped."""
+  """Yield each row's place and either its columns in verl's format or why it was skipped."""
   solution = _TARGET if shard.is_verl else 'solution'
   wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
   for place, record in shard.file.rows(set(shard.columns) - wanted):

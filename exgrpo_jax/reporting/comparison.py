@@ -85,9 +85,9 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
 
 def asked(record: Mapping[str, Any]) -> str:
-  """Return the cluster of an evaluated question, shared by repeated rows such as AIME's 32 copies.
+  """Return the key of an evaluated question's cluster, which copies such as AIME's 32 rows share.
 
-  It includes the answer, because an environment may ask different questions in the same words.
+  The key includes the answer, because an environment may ask different questions in the same words.
   """
   return f'{record["question"]}\n{record["answer"]}'
 

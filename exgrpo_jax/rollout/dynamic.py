@@ -45,10 +45,10 @@ def next_round(
 ) -> partial.Round | None:
   """Plan the next round, or return None if the step can train.
 
-  A round finishes missing / share groups, at most Q, where share is the fraction of the step's
+  A round finishes at most Q groups: the number missing divided by the fraction of the step's
   finished groups that are informative. Without partial rollouts, this leaves fewer than Q surplus
-  groups. With partial rollouts, new questions replace dropped groups. `gone` are dropped groups,
-  and `waiting` is the number of fresh groups that had finished before the step.
+  groups. With partial rollouts, new questions replace dropped groups. `gone` lists the dropped
+  groups, and `waiting` is the number of fresh groups that had finished before the step.
   """
   plan, responses = graded.plan, graded.responses
   if partial.ready(config, responses, plan.step, gone) is not None:

@@ -100,7 +100,7 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) ->
 
 
 def fingerprint(data: QuestionSet) -> str:
-  """Return a digest of the number of questions and of up to 1,000 evenly spaced ones' messages."""
+  """Return a digest of the question count and of up to 1,000 evenly spaced questions."""
   count = len(data.questions)
   rows = sorted({*np.linspace(0, count - 1, 1000).astype(int).tolist()})
   asked = [[(m.role, m.content) for m in each.messages] for each in data.questions.read(rows)]

@@ -49,7 +49,7 @@ def write(
   evaluated: Mapping[str, float] | None = None,
   adapters: bool = False,
 ) -> None:
-  """Write the card of the policy after `step`.
+  """Write the model card of the policy after `step`.
 
   `evaluated` contains the step's scores if the run has not written them yet. The card leaves out
   folders on this machine, because it may be published.

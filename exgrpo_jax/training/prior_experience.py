@@ -31,7 +31,7 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
   elif not os.path.exists(os.path.join(path, 'config.json')):
     raise InputError(
       f'config.experience.path={path}: experience must be a .jsonl file, a .parquet file or a '
-      "run's workdir, which contains a config.json."
+      "run's workdir (a folder with a config.json)."
     )
   elif not checkpoint.steps(path):
     raise InputError(

@@ -264,5 +264,5 @@ def test_a_step_never_asks_for_more_questions_than_there_are(recorded):
   config = recorded.experiment.config
   changed = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, **values))
   opened = dataclasses.replace(recorded.experiment, config=changed)
-  with pytest.raises(InputError, match=r'dynamic_sampling=2.25: a step may draw up to 13 questions'):
+  with pytest.raises(InputError, match=r'dynamic_sampling=2.25: a step may draw up to 13 '):
     generation.make_rollout(opened, recorded.data)
