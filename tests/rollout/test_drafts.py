@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import drafts, scheduler, slots, token_sampling
+from exgrpo_jax.rollout import drafts, programs, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers import tiers
@@ -345,6 +345,17 @@ def test_many_questions_share_the_places_of_past_responses():
 )
 def test_auto_drafts_as_many_tokens_as_cost_little(one_device, setting, rows, expected):
   assert drafts.width(setting, rows, one_device) == expected
+
+
+def test_auto_decodes_many_rows_with_the_program_without_drafts(one_device):
+  def decoding(setting):
+    spec = dataclasses.replace(SPEC, drafts=setting, slots=16)
+    engine = SlotEngine(CONFIG, spec, one_device, lambda _: KEY)
+    listed = programs.of_engine(engine, decoding_params(CONFIG, one_device), only_longest=True)
+    [program] = [one for one in listed if one.name == 'decode']
+    return program.lowered.as_text()
+
+  assert decoding('auto') == decoding('0') != decoding('1')
 
 
 # ---- Episodes: rows that read ----
