@@ -76,6 +76,12 @@ def play(
   return data.prompts[row], episodes
 
 
+def check_samples(samples: int) -> None:
+  """Raise InputError unless the number of responses per prompt is positive."""
+  if samples < 1:
+    raise InputError(f'samples={samples}: the number of responses must be at least 1.')
+
+
 def _sampled(
   policy: Policy,
   prompts: Sequence[np.ndarray],
@@ -85,8 +91,7 @@ def _sampled(
   asked: Sequence[Question] = (),
 ) -> list[list[Response]]:
   """Sample responses to each prompt, with a decoder just large enough for these prompts."""
-  if samples < 1:
-    raise InputError(f'samples={samples}: the number of responses must be at least 1.')
+  check_samples(samples)
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
   sized = dataclasses.replace(

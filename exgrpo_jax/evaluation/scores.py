@@ -18,7 +18,8 @@ from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
-from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.errors import counted
+from exgrpo_jax.evaluation.responses import check_samples
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import Experiment, RunConfig, load_questions, open_experiment
@@ -47,8 +48,7 @@ def score(
   """
   experiment = policy.experiment
   if samples is not None:
-    if samples < 1:
-      raise InputError(f'samples={samples}: the number of responses must be at least 1.')
+    check_samples(samples)
     experiment = with_samples(experiment, samples)
   with jax.set_mesh(experiment.meshes.training):
     data = load_questions(experiment, spec)

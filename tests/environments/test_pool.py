@@ -30,7 +30,7 @@ def test_a_reward_that_float32_cannot_compute_with_is_refused(reward):
 
 @pytest.mark.parametrize('reply', [('on', 0.5, False, True, {}), ('on', 0.5), 'on', None])
 def test_a_reply_that_is_no_observation_is_refused(reply):
-  """Not even the five values of Gymnasium's step, of which the fourth is no success."""
+  """Not even the five values of Gymnasium's step, whose fourth value is not a success."""
   message = f'step must return an Observation, but returned {re.escape(repr(reply))}'
   with pytest.raises(ValueError, match=message):
     checked(reply)
