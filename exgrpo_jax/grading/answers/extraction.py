@@ -268,7 +268,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """Prepend 'or' or 'not' to an answer if the text before it ends so."""
+  """Prepend 'or' or 'not' to an answer if the text before it ends in an 'or' or a denial."""
   doubt = _DOUBT_BEFORE.search(before[-_HEDGE_WINDOW:])
   return f'{"not" if doubt["denial"] else "or"} {answer}' if doubt else answer
 

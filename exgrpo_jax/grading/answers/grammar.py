@@ -467,9 +467,8 @@ class Grammar(Cursor, abc.ABC):
   def _unit_goes_on(self, unit: str) -> bool:
     if self._next_is('*'):
       return any(t.kind == 'text' or t.text in LETTERS for t in self._tokens[self._at + 1 :][:1])
-    is_open = unit.count('(') > unit.count(')')
-    marks = ('/', '^', ')' if is_open else '/', '(' if unit.endswith('/') else '/')
-    return self.peek().kind in ('text', 'word') or self._next_is(*marks)
+    brackets = ['('] * unit.endswith('/') + [')'] * (unit.count('(') > unit.count(')'))
+    return self.peek().kind in ('text', 'word') or self._next_is('/', '^', *brackets)
 
   def _unit_exponent(self) -> str:
     has_braces = self._next_is_mark('{')
