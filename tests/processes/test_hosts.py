@@ -260,7 +260,11 @@ RULES = (  # stored responses are gated by the policy, and groups compared with 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags', [CARRY, (*CARRY, *RULES), DYNAMIC], ids=['', 'rules', 'dynamic'])
+@pytest.mark.parametrize(
+  'flags',
+  [CARRY, (*CARRY, *RULES), DYNAMIC, (*CARRY, '--config.rollout.drafts=3')],
+  ids=['', 'rules', 'dynamic', 'drafts'],
+)
 def test_responses_span_steps_in_the_same_way_on_more_processes(flags, data, compiled, tmp_path):
   expected, found = on_one_and_two(tmp_path, data, compiled, *flags)
   assert sum(record.get('staleness/token_share', 0) for record in expected.values()) > 0.5
