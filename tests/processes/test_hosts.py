@@ -259,16 +259,20 @@ RULES = (  # stored responses are gated by the policy, and groups compared with 
 )
 
 
+DRAFTS = (*CARRY, '--config.rollout.drafts=3', '--config.rollout.temperature=.1')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'flags',
-  [CARRY, (*CARRY, *RULES), DYNAMIC, (*CARRY, '--config.rollout.drafts=3')],
+  [CARRY, (*CARRY, *RULES), DYNAMIC, DRAFTS],
   ids=['', 'rules', 'dynamic', 'drafts'],
 )
 def test_responses_span_steps_in_the_same_way_on_more_processes(flags, data, compiled, tmp_path):
   expected, found = on_one_and_two(tmp_path, data, compiled, *flags)
   assert sum(record.get('staleness/token_share', 0) for record in expected.values()) > 0.5
   assert any(record.get('groups/dropped') for record in expected.values()) == (flags is DYNAMIC)
+  assert (found[ON_HOSTS].get('rollout/tokens_per_pass', 0) > 1.2) == (flags is DRAFTS)
   assert_close(found, expected, range(ON_HOSTS + 1))
   last = (stored_buffers(tmp_path / name)[ON_HOSTS] for name in ('two', 'one'))
   buffers.assert_same(*last, atol=1e-5)
