@@ -131,7 +131,7 @@ def farewell(
   paths = [(name, os.path.join(workdir, file)) for name, file in files.items()]
   places = _columns([(name, path) for name, path in paths if os.path.exists(path)])
   commands = next_commands(workdir, program, can_evaluate, can_export)
-  next_ = '\n  '.join(['next:', *commands])
+  next_ = '\n  '.join(['next:', *commands]) if commands else ''
   return '\n'.join(filter(None, (summary_table(records), _learnt(records), places, next_)))
 
 

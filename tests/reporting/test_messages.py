@@ -106,6 +106,7 @@ def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
   monkeypatch.setattr(shutil, 'which', lambda _: None)
   monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
   assert commands(can_evaluate=False) == [[*program, 'export', checkpoint, f'--out={out}']]
+  assert 'next' not in messages.farewell([], '', program, can_evaluate=False, can_export=False)
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
   viewer = [sys.executable, '-m', 'tensorboard.main', f'--logdir={workdir}/tensorboard']
   assert commands(can_evaluate=False, can_export=False) == [viewer]

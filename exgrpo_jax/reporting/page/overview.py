@@ -198,9 +198,10 @@ def _next(
       'the best policy.'
     )
     advice.append([text, ''])
-  commands = '\n'.join(messages.next_commands(run.workdir, ['exgrpo']))
-  text = 'The run is finished. View all metrics, evaluate the policy more precisely, or export it:'
-  return [*advice, [text, commands]]
+  is_saved = run.metrics[-1]['step'] > 0
+  commands = messages.next_commands(run.workdir, ['exgrpo'], is_saved and bool(scores), is_saved)
+  text = 'The run is finished.' + ' Next, you can run:' * bool(commands)
+  return [*advice, [text, '\n'.join(commands)]]
 
 
 def _start(start: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from exgrpo_jax.configs import base
-from exgrpo_jax.reporting import runs, step_records
+from exgrpo_jax.reporting import messages, runs, step_records
 from exgrpo_jax.reporting.page import overview
 from exgrpo_jax.reporting.page.overview import warnings_of
 from exgrpo_jax.reporting.runs import Recorded
@@ -105,6 +105,18 @@ def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path, step, left)
   assert found['next'] == [
     [f'{left} left. If the run has stopped, resume it with:', copied(tmp_path)]
   ]
+
+
+@pytest.mark.parametrize(
+  ('record', 'commands'),
+  [({'step': 0, SCORE: 0.5}, []), ({'step': 9}, ['export']), ({'step': 9, SCORE: 0.5}, None)],
+)
+def test_a_finished_run_is_advised_only_what_it_can_do(tmp_path, monkeypatch, record, commands):
+  monkeypatch.setattr(messages.importlib.util, 'find_spec', lambda _: None)  # no TensorBoard
+  monkeypatch.setattr(messages.shutil, 'which', lambda _: None)
+  found = described(tmp_path, [record], num_steps=record['step'])
+  names = [line.split()[1] for line in found['next'][-1][1].splitlines()]
+  assert names == (['evaluate', 'export'] if commands is None else commands)
 
 
 def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):
