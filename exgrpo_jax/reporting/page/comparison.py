@@ -57,7 +57,10 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
   drawn = [_panel(groups, *row) for row in (*chosen, *_METRICS)]
   differences: list[dict[str, Any]] = []
   without: dict[str, list[str]] = {}  # reason not to compare two groups -> evaluations
+  scored = {group.label: runs.score_names(group.metrics) for group in groups}
   for (source, name), pair in itertools.product(scores.items(), itertools.combinations(groups, 2)):
+    if not all(source in scored[group.label] for group in pair):
+      continue  # the table of scores shows it
     found = _difference(pair, benchmarks, source, name)
     if isinstance(found, str):
       without.setdefault(found, []).append(source)

@@ -59,6 +59,13 @@ def test_runs_of_different_lengths_are_compared_at_their_last_common_evaluation(
   assert (first['last_steps'], second['last_steps']) == ([60], [24])
 
 
+def test_a_run_without_a_benchmark_is_not_listed_as_not_compared():
+  rights = [{20: (1, 0, 0, 0)}, {}]
+  runs = [recorded(f'/runs/{name}', {20: 0.25} if name == 'a' else {}) for name in 'ab']
+  found = described(*runs, rights=rights)
+  assert (found['differences'], found['not_compared'], len(found['scores'])) == ([], [], 1)
+
+
 @pytest.mark.parametrize(
   ('steps', 'said'),
   [([0, 15, 30], 'b after 15, 30'), ([0], 'b never'), (range(7, 100, 7), 'b after 7, 14, …, 98')],
