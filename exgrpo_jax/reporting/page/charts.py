@@ -230,7 +230,7 @@ def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[floa
 def _phases(run: Run) -> list[Panel]:
   """Plot each step's seconds by phase: the longest phases, and all other phases combined.
 
-  The axis ends above the 98th percentile, because the first steps compile and take far longer.
+  The axis ends above the 98th percentile without the first two steps, which compile programs.
   """
   timed = [record for record in run if 'time/step' in record]
   if not timed:
@@ -245,5 +245,6 @@ def _phases(run: Run) -> list[Panel]:
   layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
   # Work after the clock is read counts towards the next step.
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
-  steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
+  steps = [record['step'] for record in timed]
+  top = 1.1 * float(np.percentile(total[2:] if len(total) > 2 else total, 98))
   return [stack('Step time by phase', 'seconds', steps, layers, top)]

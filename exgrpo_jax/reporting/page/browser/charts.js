@@ -18,6 +18,11 @@ function lineColor(index) {
   return color(`line-${index % PALETTE}`);
 }
 
+// The lines that share a color have different dashes.
+function lineDash(index) {
+  return DASHES[(index + Math.floor(index / PALETTE)) % DASHES.length];
+}
+
 // A figure: title, unit, chart, legend with the values under the pointer, and a table of values.
 function chart(panel, marks, extent) {
   const made = { lines: linesChart, stack: stackChart, heat: heatChart }[panel.kind](panel);

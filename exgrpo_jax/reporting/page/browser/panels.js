@@ -1,6 +1,8 @@
 // The kinds of panels. Each function returns data, series and scales for uPlot, the legend for a
 // step, and the columns of the table of values.
 
+const FEW = 40; // fewer steps than this are drawn with points, or with edges between areas
+
 // ---- Lines ----
 
 function linesChart(panel) {
@@ -25,8 +27,8 @@ function linesChart(panel) {
   const shown = panel.lines.map((line, order) => {
     const index = line.place ?? order; // a run keeps its color in all charts
     const stroke = () => lineColor(index);
-    const points = { show: line.steps.length < 40, size: 6, fill: stroke };
-    const dash = DASHES[index % DASHES.length];
+    const points = { show: line.steps.length < FEW, size: 6, fill: stroke };
+    const dash = lineDash(index);
     const band = line.band && [line.band.low, line.band.high];
     const ends = band?.map((values) => aligned(line.band.steps, values));
     if (ends) {
@@ -100,14 +102,10 @@ function tight(panel) {
 
 // A line sample for the legend.
 function sample(place) {
-  return svg(
-    'svg',
-    { width: 26, height: 8, class: 'sample', 'aria-hidden': 'true' },
-    svg('line', {
-      ...{ x1: 0, x2: 26, y1: 4, y2: 4, class: `stroke-${place % PALETTE}`, 'stroke-width': 2.5 },
-      'stroke-dasharray': DASHES[place % DASHES.length].join(' '),
-    }),
-  );
+  const dashes = { 'stroke-width': 2.5, 'stroke-dasharray': lineDash(place).join(' ') };
+  const line = svg('line', { x1: 0, x2: 26, y1: 4, y2: 4, ...dashes });
+  line.style.stroke = `var(--line-${place % PALETTE})`;
+  return svg('svg', { width: 26, height: 8, class: 'sample', 'aria-hidden': 'true' }, line);
 }
 
 // ---- Areas ----
@@ -126,7 +124,7 @@ function stackChart(panel) {
   const order = panel.layers.map((_, index) => index).reverse();
   const series = order.map((index) => ({
     stroke: () => color('surface'),
-    width: 1,
+    width: panel.steps.length < FEW ? 1 : 0, // many edges would cover the areas
     fill: () => lineColor(fills[index]),
     points: { show: false },
   }));
@@ -134,7 +132,9 @@ function stackChart(panel) {
     whereAt(panel, panel.steps[at]),
     ...order.map((index) => {
       const { label, values } = panel.layers[index];
-      return keyOf(h(`i.swatch.fill-${fills[index]}`), label, values[at]);
+      const swatch = h('i.swatch');
+      swatch.style.background = `var(--line-${fills[index]})`;
+      return keyOf(swatch, label, values[at]);
     }),
   ];
   return {
