@@ -25,6 +25,7 @@ KEY = operator.itemgetter('step', 'group', 'sample')  # of a response
 PAGES = ('overview', 'buffer', 'question', 'responses', 'evaluation')
 HOSTILE = '<script>document.title="run"</script></textarea><img src=x onerror=alert(1)>'
 WARNING = 'step 7: no learning signal <b>at all</b>'
+LONG = '123' * 500
 
 
 def change(folder, name, changed):
@@ -44,7 +45,7 @@ def run(recorded, tmp_path_factory):
   attacked = step_records.read_file(first, 'tokens').to_pylist()[0]
   values = {'tokens': ids, 'logp': [0.5] * len(ids), 'entropy': [0.5] * len(ids)}
   change(folder, 'tokens', lambda row: row | (values if KEY(row) == KEY(attacked) else {}))
-  asked, question = {'text': HOSTILE}, attacked['question']
+  asked, question = {'text': HOSTILE, 'answer': LONG}, attacked['question']
   change(folder, 'questions', lambda row: row | (asked if row['question'] == question else {}))
   for path in (folder / 'evaluation').iterdir():
     lines = [json.loads(line) | {'responses': [HOSTILE]} for line in path.read_text().splitlines()]
@@ -260,6 +261,42 @@ def test_a_table_says_where_it_goes_on_and_nothing_is_cut_off(chromium, report, 
     assert narrow.locator('[aria-label="Warnings"] .hint').inner_text() == ''
 
 
+def test_on_paper_a_page_is_light_and_its_tables_are_whole(chromium, report):
+  with open_tab(chromium, scheme='dark') as tab:
+    go(tab, report, 'page=overview')
+    theme, table = 'document.documentElement.dataset.theme', tab.locator('[aria-label=Settings]')
+    hidden = '({scrollHeight, clientHeight}) => scrollHeight - clientHeight'
+    assert tab.evaluate(theme) == 'dark' and table.evaluate(hidden) > 0
+    tab.emulate_media(media='print')
+    tab.evaluate('dispatchEvent(new Event("beforeprint"))')
+    assert tab.evaluate(theme) == 'light' and table.evaluate(hidden) == 0
+    tab.evaluate('dispatchEvent(new Event("afterprint"))')
+    assert tab.evaluate(theme) == 'dark'
+
+
+def test_a_list_without_entries_says_so(tab, report):
+  go(tab, report, 'page=evaluation&first=0&second=0')
+  assert tab.locator('main section table').count() == 0
+  tab.locator('summary', has_text='gained: 0').click()
+  tab.locator('section .quiet', has_text='None.').wait_for()
+
+
+# ---- Many lines, many steps ----
+
+
+def test_sixteen_lines_differ_in_color_or_dash(tab, report):
+  go(tab, report, 'page=overview')
+  samples = tab.evaluate('[...Array(16).keys()].map(place => sample(place).outerHTML)')
+  assert len(set(samples)) == 16
+
+
+def test_the_edges_between_areas_do_not_cover_a_long_run(tab, report):
+  go(tab, report, 'page=overview')
+  panel = 'steps: [...Array(n).keys()], top: 1, layers: [{label: "save", values: Array(n).fill(1)}]'
+  width = f'n => stackChart({{{panel}}}).series[0].width'
+  assert [tab.evaluate(width, count) for count in (9, 900)] == [1, 0]
+
+
 # ---- Search, filters, groups ----
 
 
@@ -324,6 +361,8 @@ def test_what_a_model_wrote_is_text_and_never_markup(tab, report, run):
   tokens = tab.locator('.tokens').first
   assert tokens.evaluate('element => element.textContent') == HOSTILE
   assert tab.locator('.question').inner_text() == HOSTILE
+  assert LONG in tab.locator('main').inner_text()
+  assert tab.evaluate('document.documentElement.scrollWidth') == 1280
   go(tab, report, 'page=responses&words=</textarea>')
   for cell in tab.locator('td .excerpt', has=tab.locator('mark')).all():
     assert cell.inner_text() == HOSTILE

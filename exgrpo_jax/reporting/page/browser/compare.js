@@ -22,8 +22,9 @@ async function comparePage() {
     settings.length > 0 && section(title, table(['setting', ...labels], differing, title)),
     section(
       'Scores',
-      !scores.length && quiet('None of these runs was evaluated.'),
-      table(names, scored, 'Scores: mean over seeds ± standard deviation'),
+      scores.length
+        ? table(names, scored, 'Scores: mean over seeds ± standard deviation')
+        : quiet('None of these runs was evaluated.'),
     ),
     scores.length > 0 &&
       section(
@@ -33,7 +34,7 @@ async function comparePage() {
             'few seeds. With fewer than two common seeds, common questions are paired instead.',
         ),
         notes(not_compared, 'Not compared'),
-        differences.length > 0 && differencesTable(differences),
+        differencesTable(differences),
       ),
     section(
       'Curves',

@@ -56,6 +56,7 @@ const NUMERIC = /^[+-]?[\d.,]+(e[+-]?\d+)?%?(( ± | to )[+-]?[\d.,]+(e[+-]?\d+)?
 // numbers are right-aligned. The head may be one string with | between the names. With the shape
 // 'cards', a narrow window shows each row as a separate block whose cells repeat the names.
 function table(names, rows, caption, shape = '') {
+  if (!rows.length) return quiet('None.');
   const head = typeof names === 'string' ? names.split('|') : names;
   const isNumber = (cell) => typeof cell === 'number' || NUMERIC.test(cell.textContent ?? cell);
   const kinds = head.map((_, column) => {

@@ -72,7 +72,7 @@ function changes(benchmark, before, after) {
         kind,
         `${{ gained: '▲ ', lost: '▼ ' }[kind] || ''}${kind}: ${number(indices.length)}`,
         () => questionList(benchmark, indices, [before, after]),
-        kind === 'gained' || kind === 'lost',
+        indices.length > 0 && (kind === 'gained' || kind === 'lost'),
       ),
     ),
   );

@@ -32,7 +32,7 @@ async function overviewPage(run) {
     section(
       'Curves',
       quiet(
-        'Smooth lines are means over neighbouring steps; faint lines show the raw values. ' +
+        'Smooth lines are means over neighboring steps; faint lines show the raw values. ' +
           'Click a step to see its responses. Drag to zoom; double-click or press Escape to see ' +
           'all steps. All charts zoom together.',
         marks.length > 0 && ' A triangle marks a step with a warning.',

@@ -36,7 +36,7 @@ function header() {
   const runs = page.runs.map(({ name }, index) => [index, name]);
   const { name, progress } = page.runs[run];
   const label = 'Switch between light and dark';
-  const onclick = () => setTheme(document.documentElement.dataset.theme !== 'dark');
+  const onclick = () => setTheme(!isDark());
   return [
     h('h1', ...(isCompared ? [`${page.runs.length} runs`] : [name, h('small', progress)])),
     runs.length > 1 && !isCompared && select('run', { id: 'run', onchange }, runs, run),
@@ -46,8 +46,12 @@ function header() {
   ];
 }
 
-function setTheme(isDark) {
-  document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
+function isDark() {
+  return document.documentElement.dataset.theme === 'dark';
+}
+
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
   for (const plot of charts) plot.redraw();
 }
 
@@ -180,6 +184,12 @@ async function start() {
   const adopt = () => setTheme(system.matches);
   system.addEventListener('change', adopt);
   adopt();
+  let wasDark = false;
+  addEventListener('beforeprint', () => {
+    wasDark = isDark();
+    setTheme(false); // paper is white
+  });
+  addEventListener('afterprint', () => setTheme(wasDark));
   page = await part('page');
   addEventListener('hashchange', () => show());
   await show();
