@@ -65,7 +65,7 @@ def _flow(questions: pa.Table) -> Panel:
     Line(label, steps, np.bincount(np.searchsorted(steps, step[chosen]), minlength=len(steps)))
     for label, chosen in flows.items()
   ]
-  return charts.lines('Questions entering, moving in and leaving the buffer', 'questions', lines)
+  return charts.lines('Questions entering and leaving', 'questions', lines)
 
 
 def _ages(replays: pa.Table) -> Panel:

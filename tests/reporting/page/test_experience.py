@@ -38,7 +38,7 @@ def test_flows_of_the_buffer_are_those_of_the_records(run, panels):
     flows['moved to another bucket'][row['step']] += None not in (before, after) and before != after
     flows['retired'][row['step']] += row['retired_step'] is not None
     flows['replayed'][row['step']] += row['is_replay']
-  lines = panels['Questions entering, moving in and leaving the buffer']['lines']
+  lines = panels['Questions entering and leaving']['lines']
   assert {line['label'] for line in lines} == set(flows)
   for line in lines:
     assert dict(zip(line['steps'], line['values'])) == flows[line['label']]
