@@ -162,6 +162,9 @@ def test_labels_of_an_axis_are_distinct_and_have_as_many_digits_as_that_takes(ta
     ([-0.25, None, 0.25], ['-0.25', '', '0.25']),
   ):
     assert tab.evaluate('splits => tickLabels(splits)', splits) == labels
+  for share, ends in ((True, [0, 1]), (False, [-0.1, 1.1])):  # a band may leave [0, 1]
+    reach = 'share => tight({ share })(null, -0.05, 1.05).map((end) => Number(end.toFixed(1)))'
+    assert tab.evaluate(reach, share) == ends
   drawn = 'all => all.map(area => area.plot.axes.map(axis => axis._values.filter(Boolean)))'
   for axes in tab.locator('.plot').evaluate_all(drawn):
     for labels in axes:
@@ -550,6 +553,24 @@ def test_filters_that_nothing_passes_can_be_cleared(tab, page, responses):
 
 
 # ---- Narrow windows ----
+
+
+def test_long_names_of_runs_fit_a_narrow_window(chromium, recorded, tmp_path):
+  names = [f'question_selection=uniform,trajectory_selection=random,seed={n}' for n in '01']
+  for name in names:
+    shutil.copytree(recorded.workdir, tmp_path / name)
+  config = tmp_path / names[1] / 'config.json'
+  values = json.loads(config.read_text())
+  values['replay']['question_selection'] = 'uniform'
+  config.write_text(json.dumps(values))
+  write_report([str(tmp_path / name) for name in names], tmp_path / 'page.html')
+  for width, address, place in (
+    (400, 'page=overview&run=0', 'html'),
+    (900, 'page=compare', '[aria-label^="Scores:"]'),
+  ):
+    with open_tab(chromium, width) as tab:
+      go(tab, tmp_path / 'page.html', address)
+      assert tab.locator(place).evaluate('one => one.scrollWidth === one.clientWidth'), place
 
 
 def test_in_a_narrow_window_no_column_is_hidden(chromium, page):

@@ -3,14 +3,14 @@
 async function comparePage() {
   const { groups, settings, panels, scores, differences, not_compared } = page.compare;
   const runs = groups.map(({ label, runs }, index) => [
-    h('span.key', sample(index), label),
+    h('span', sample(index), wrapped(label)),
     runs.map(({ seed }) => seed).join(', '),
     h('code', runs.map(({ workdir }) => workdir).join(' ')),
   ]);
   const differing = settings.map(([name, ...values]) => [h('code', name), ...values]);
-  const labels = groups.map(({ label }) => label);
+  const labels = groups.map(({ label }) => wrapped(label));
   const scored = scores.map((score) => [
-    ...[score.evaluation, score.group, score.seeds, score.step],
+    ...[wrapped(score.evaluation), wrapped(score.group), score.seeds, score.step],
     score.common && withDeviation(score.common),
     ...[withDeviation(score.last), score.last_steps.join(', '), withDeviation(score.best)],
   ]);
@@ -50,7 +50,8 @@ function differencesTable(differences) {
     differences.map((row) => {
       const [value, low, high] = row.estimate;
       return [
-        ...[row.evaluation, row.step, row.from, row.to, h('b', signed(value))],
+        ...[wrapped(row.evaluation), row.step, wrapped(row.from), wrapped(row.to)],
+        h('b', signed(value)),
         low === null ? MISSING : `${signed(low)} to ${signed(high)}`,
         forest(row.estimate, differences),
         row.paired,
@@ -58,6 +59,11 @@ function differencesTable(differences) {
     }),
     'Paired differences',
   );
+}
+
+// A long name of a run or a benchmark takes several lines, so that its row fits the window.
+function wrapped(text) {
+  return h('span.excerpt', text);
 }
 
 function withDeviation([mean, deviation]) {

@@ -90,13 +90,13 @@ function logLabels(u, splits) {
   return splits.map((value) => (firsts.includes(first(value)) ? value : null));
 }
 
-// A range that covers all values, starts at 0 if they come near it, and is at most 1 for shares.
+// A range that covers all values, starts at 0 if they come near it, and stays within 0 and 1 for shares.
 function tight(panel) {
   return (u, min, max) => {
     if (min === null) return [0, 1];
     const pad = 0.06 * (max - min) || Math.abs(max) * 0.1 || 1;
     const low = min >= 0 && min - pad < 0.35 * max ? 0 : min - pad;
-    return [low, panel.share ? Math.min(max + pad, 1) : max + pad];
+    return panel.share ? [Math.max(low, 0), Math.min(max + pad, 1)] : [low, max + pad];
   };
 }
 
