@@ -87,14 +87,3 @@ def check(config: EnvironmentConfig) -> None:
       f'config.environment.tools={config.tools}: config.environment.name={config.name!r} does not '
       "accept tools. Set it to 'tools' or to your own class that accepts tools."
     )
-
-
-def check_grading(config: EnvironmentConfig, rewards: tuple[str, ...], verifier: str) -> None:
-  """Raise InputError if `config.grading` sets something that an environment would ignore."""
-  settings = ('rewards', rewards, ('correctness',)), ('verifier', verifier, 'built_in')
-  for key, value, needed in settings:
-    if config.name and value != needed:
-      raise InputError(
-        f'config.grading.{key}={value!r} must be {needed!r} with config.environment.name='
-        f'{config.name!r}, because an environment grades its own episodes.'
-      )

@@ -251,9 +251,7 @@ def parse_config(values: ConfigDict) -> RunConfig:
       f'config.rollout.questions={num_questions}, because every minibatch contains the same number '
       'of whole groups.'
     )
-  check_algorithm(
-    parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.group_size
-  )
+  check_algorithm(parsed.replay, parsed.objective, num_questions, parsed.rollout.group_size)
   prompt.check(parsed.prompt)
   of_correctness = parsed.grading.weight_of == {'correctness': 1.0} and not parsed.environment.name
   if parsed.objective.baseline == 'history' and not of_correctness:
@@ -270,17 +268,14 @@ def parse_config(values: ConfigDict) -> RunConfig:
     )
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
   _check_environment(parsed)
-  if parsed.export.best and not parsed.data.validation:
-    raise InputError(
-      'config.export.best=True: config.data.validation is empty. Set config.data.validation, '
-      'because the best policy is reported on config.data.evaluation and must be chosen on other '
-      'questions.'
-    )
-  if parsed.evaluation.patience and not parsed.data.validation:
-    raise InputError(
-      f'config.evaluation.patience={parsed.evaluation.patience}: config.data.validation is empty. '
-      'Set config.data.validation, because config.data.evaluation must not decide when to stop.'
-    )
+  choices = {'export.best': parsed.export.best, 'evaluation.patience': parsed.evaluation.patience}
+  for key, value in choices.items():
+    if value and not parsed.data.validation:
+      raise InputError(
+        f'config.{key}={value}: config.data.validation is empty. Set config.data.validation, '
+        'because a policy that is reported on config.data.evaluation must be chosen on other '
+        'questions.'
+      )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
       f'config.experience.path={parsed.experience.path}: config.replay.ratio=0, so nothing would '
@@ -311,9 +306,24 @@ def _check_environment(parsed: RunConfig) -> None:
         f'config.environment.name={task!r}.'
       )
   environment_settings.check(environment)
-  environment_settings.check_grading(environment, parsed.grading.rewards, parsed.grading.verifier)
+  if not environment.name:
+    return
   wanted = f'config.environment.name={environment.name!r}'
-  if environment.name and parsed.experience.path:
+  # Settings that an environment ignores: (name, value, required value).
+  ignored = (
+    ('grading.rewards', parsed.grading.rewards, ('correctness',)),
+    ('grading.weights', parsed.grading.weights or (1.0,), (1.0,)),
+    ('grading.verifier', parsed.grading.verifier, 'built_in'),
+    ('verifier.require', parsed.verifier.require, ()),
+    ('evaluation.require', parsed.evaluation.require, ()),
+  )
+  for key, value, needed in ignored:
+    if value != needed:
+      raise InputError(
+        f'config.{key}={value!r} must be {needed!r} with {wanted}, because an environment grades '
+        'its own episodes.'
+      )
+  if parsed.experience.path:
     raise InputError(
       f"{wanted}: prior experience must be single-turn. Set config.experience.path=''."
     )
@@ -337,13 +347,15 @@ def check_algorithm(
   ratio = replay_config.ratio
   # The highest number of successes in a group that can be recorded.
   most = num_rollouts - replay.retires(replay_config)
-  recorded = [replay.is_recorded(replay_config, k / num_rollouts) for k in range(1, most + 1)]
-  if ratio > 0 and not any(recorded):
+  shares = [k / num_rollouts for k in range(1, most + 1)]
+  recorded = [share for share in shares if replay.is_recorded(replay_config, share)]
+  if ratio > 0 and not any(replay.trains(replay_config, share) for share in recorded):
     raise InputError(
-      f'config.replay.correctness_range={replay_config.correctness_range} excludes every group, so '
-      f'nothing would ever be replayed. With config.rollout.group_size={num_rollouts}, no number '
-      f'of successes from 1 to {most} gives a pass rate in this range (above the first bound, at '
-      'most the second). Widen the range.'
+      f'config.replay.correctness_range={replay_config.correctness_range} excludes every group '
+      f'of config.replay.difficulty={replay_config.difficulty!r}, so nothing would ever be '
+      f'replayed. With config.rollout.group_size={num_rollouts}, no number of successes from 1 to '
+      f'{most} gives a pass rate of this difficulty that is above the first bound and at most the '
+      'second. Widen the range, choose another difficulty, or raise config.rollout.group_size.'
     )
   if ratio > 0 and not replay.most_replayed(replay_config, num_questions):
     enough = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so the printed value is enough
@@ -353,6 +365,12 @@ def check_algorithm(
       f'question, so nothing would ever be replayed. Set {advice}config.rollout.questions to at '
       f'least {math.ceil((1 - replay.ROUNDING) / ratio)}. For plain GRPO, set '
       'config.replay.ratio=0.'
+    )
+  if objective_config.m2po_threshold < math.inf and not objective_config.importance_correction:
+    raise InputError(
+      f'config.objective.m2po_threshold={objective_config.m2po_threshold} has no effect, because '
+      'with config.objective.importance_correction=False no ratio has moved before the update. '
+      'Reset one of the two settings to its default.'
     )
   _check_clipping(objective_config, replays=ratio > 0)
 

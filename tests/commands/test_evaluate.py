@@ -149,7 +149,7 @@ def test_the_second_policy_is_sampled_and_graded_like_the_first(config, monkeypa
   """The base of its LoRA adapters, which its own seed decides, stays the same."""
   changes = {'seed': 3, 'rollout.max_response': 7, 'evaluation.temperature': 0.5}
   changes |= {'grading.max_length': 77}
-  changes |= {'verifier.require': ('box',), 'environment.name': 'guess', 'data.answer_field': 'key'}
+  changes |= {'verifier.require': ('box',), 'environment.max_turns': 3, 'data.answer_field': 'key'}
   found = {'A': overridden(config, changes), 'B': config}
   limits = []
 
@@ -350,9 +350,11 @@ def test_the_best_policy_is_chosen_by_the_validation_set_alone(
   assert written[step] == best['score'] == max(written[at] for at in (1, 2, 3))
 
 
-def test_a_choice_without_any_source_is_refused(config, tmp_path):
+@pytest.mark.parametrize('choice', ['export.best', 'evaluation.patience'])
+def test_a_choice_without_any_source_is_refused(choice, config, tmp_path):
   config.data.update(dict(validation=config.data.evaluation, evaluation=()))
-  config.export.update(dict(best=True, best_without=('evaluation',)))
+  config.export.best_without = ('evaluation',)
+  config = overridden(config, {choice: 1 if choice == 'evaluation.patience' else True})
   opened = experiment.open_experiment(config, str(tmp_path))
   message = r"config\.export\.best_without=\('evaluation',\): this setting leaves out eve"
   with pytest.raises(InputError, match=message):
