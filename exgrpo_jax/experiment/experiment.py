@@ -249,18 +249,19 @@ def with_counted_length(parsed: RunConfig) -> RunConfig:
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
   """Load the questions of config.data.validation, then config.data.evaluation.
 
-  Raises InputError if config.export.best_without leaves no questions for choosing the best policy.
+  Raises InputError if config.export.best_without leaves no questions for comparing policies.
   """
-  data, export = experiment.config.data, experiment.config.export
+  config = experiment.config
+  data, without = config.data, config.export.best_without
   loaded = tuple(load_questions(experiment, spec) for spec in data.evaluated)
   validation = loaded[: len(data.validation)]
-  if export.best and all(
-    question.source in export.best_without for found in validation for question in found.questions
+  if (config.export.best or config.evaluation.patience) and all(
+    question.source in without for found in validation for question in found.questions
   ):
     raise InputError(
-      f'config.export.best_without={export.best_without}: this setting leaves out every source of '
-      f'config.data.validation={data.validation}. Keep at least one source, so that the best '
-      'policy can be chosen.'
+      f'config.export.best_without={without}: this setting leaves out every source of '
+      f'config.data.validation={data.validation}. Keep at least one source, so that the policies '
+      'can be compared.'
     )
   return loaded
 
