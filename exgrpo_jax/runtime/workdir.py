@@ -127,18 +127,18 @@ def _machine() -> str:
     return socket.gethostname()
 
 
-# Settings of a run's outputs and of how it computes, which don't affect what it learns: mesh, slots
-# and microbatch affect only rounding, but with partial rollouts, slots also affect how many groups
-# are in flight.
+# Settings of a run's outputs and of how it computes, which don't affect what it learns: mesh,
+# slots, drafts, kept caches and microbatch affect only rounding. With partial rollouts, slots also
+# affect how many groups are in flight, and all but mesh and microbatch which responses end first.
 WITHOUT_EFFECT = (
   'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache', 'data.cache_dir',
-  'grading.workers', 'environment.workers', 'rollout.slots', 'rollout.logit_chunk',
-  'microbatch.tokens', 'microbatch.remat',
+  'grading.workers', 'environment.workers', 'rollout.slots', 'rollout.drafts',
+  'rollout.logit_chunk', 'environment.keep_caches', 'microbatch.tokens', 'microbatch.remat',
 )  # fmt: skip
 # Settings that a resumed run may change: those, and its evaluations. `_changes` adds num_steps and
 # num_epochs. Any other change would mix two experiments in one set of records.
 FREE = (
-  *WITHOUT_EFFECT, 'evaluation.', 'data.validation', 'data.evaluation', 'logprob_check.max',
+  *WITHOUT_EFFECT, 'evaluation.', 'data.validation', 'data.evaluation', 'logprob_check.',
   'grading.batch_timeout',
 )  # fmt: skip
 
@@ -233,11 +233,15 @@ def _changes(values: ConfigDict, workdir: str) -> tuple[list[str], list[str]]:
   """Return the allowed and the rejected differences from the workdir's config.json."""
   before, given = _compared(values, workdir)
   free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
+  # Scores on other questions must not decide which policy is best or when to stop.
+  compares = given['export']['best'] or given['evaluation']['patience']
+  has_scores = before['data'].get('validation')
+  fixed = ('data.validation', 'export.best_without') * bool(compares and has_scores)
   allowed, refused = [], []
   if given['num_epochs']:
     given['num_steps'] = before.get('num_steps')  # unused; see `claim_workdir`
   for name, old, new in differences(before, given):
-    changed = allowed if name.startswith(free) else refused
+    changed = allowed if name.startswith(free) and name not in fixed else refused
     changed.append(f'config.{name} was {old!r} and is now {new!r}')
   return allowed, refused
 

@@ -72,6 +72,16 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
     ),
     ({}, {'model.path': '/x'}, ("model.path '' '/x'",)),
     (
+      {'data.validation': ('a',)},
+      {'data.validation': ('b',), 'evaluation.patience': 1},
+      ("data.validation ['a'] ['b']",),
+    ),
+    (
+      {'data.validation': ('a',), 'export.best': True},
+      {'data.validation': ('a',), 'export.best': True, 'export.best_without': ('x',)},
+      ("export.best_without [] ['x']",),
+    ),
+    (
       {'model.dtype': 'bfloat16'},
       {'model.dtype': 'float32'},
       ("model.dtype 'bfloat16' 'float32'",),
@@ -82,6 +92,8 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
     'prolonging with a decaying rate',
     'the same in epochs',
     'a text',
+    'other questions to decide when to stop',
+    'other questions to choose the best policy',
     'a dtype',
   ],
 )
@@ -120,6 +132,8 @@ def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder
   claim_workdir(config, str(folder))
   changes = {'num_steps': 99, 'evaluation.every': 1, 'checkpoint.keep': 1, 'rollout.slots': 3}
   changes |= {'metrics.sampled_rows': 0, 'data.validation': ('arithmetic:test',)}
+  changes |= {'rollout.drafts': '3', 'environment.keep_caches': False, 'logprob_check.every': 1}
+  changes |= {'evaluation.patience': 2}  # there were no scores to compare with
   check_workdir(overridden(config, changes), str(folder))
 
 
