@@ -8,7 +8,6 @@ finished `dynamic_sampling` times as many fresh groups as it needs, dropped grou
 Surplus groups wait for the next step, as in partial rollouts (partial.py).
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -139,13 +138,9 @@ def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, flo
   Takes the maximum of '*_max' metrics, adds up environment times and counts, and averages all other
   metrics, weighted by tokens.
   """
-  values = collections.defaultdict[str, list[tuple[float, float]]](list)
-  for tokens, measured in rounds:
-    for name, value in measured.items():
-      values[name].append((tokens, value))
   found = dict[str, float]()
-  for name, pairs in values.items():
-    weights, numbers = zip(*pairs)
+  for name in dict.fromkeys(name for _, measured in rounds for name in measured):
+    weights, numbers = zip(*((tokens, one[name]) for tokens, one in rounds if name in one))
     if name.endswith('_max'):
       found[name] = max(numbers)
     elif name.startswith('environment/') and not name.endswith('_mean'):

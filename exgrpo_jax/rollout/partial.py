@@ -27,12 +27,6 @@ from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 
-def without(buffer: Buffer, rows: Sequence[int]) -> Buffer:
-  """Return the buffer without the questions in `rows`, which are already in flight."""
-  entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
-  return dataclasses.replace(buffer, entries=entries)
-
-
 def continuing(
   config: ReplayConfig,
   group_size: int,

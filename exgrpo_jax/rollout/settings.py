@@ -81,11 +81,7 @@ class RolloutConfig:
 
   def __post_init__(self) -> None:
     most = self.questions * (self.max_staleness + 1)
-    if (
-      self.partial
-      and self.max_groups_in_flight
-      and not self.questions <= self.max_groups_in_flight <= most
-    ):
+    if not self.questions <= self.groups_in_flight <= most:
       raise InputError(
         f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be '
         f'between config.rollout.questions={self.questions} and {most}, which is questions * '
