@@ -283,14 +283,16 @@ def parse_config(values: ConfigDict) -> RunConfig:
     )
   questions.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.microbatch.drop_zero_advantage:
-    for name in ('entropy_bonus', 'kl_coefficient', 'balance_coefficient'):
-      value = getattr(parsed.objective, name)
-      if value:
-        raise InputError(
-          f'config.microbatch.drop_zero_advantage=True: this setting is not allowed with '
-          f'config.objective.{name}={value}, because that term has a gradient even on rows with '
-          'advantage 0. Set one of the two settings to its default.'
-        )
+    terms = ('entropy_bonus', 'kl_coefficient', 'balance_coefficient')
+    uses = {f'objective.{name}': getattr(parsed.objective, name) for name in terms}
+    if parsed.optimizer.max_kl < math.inf:
+      uses['optimizer.max_kl'] = parsed.optimizer.max_kl
+    for name in filter(uses.get, uses):
+      raise InputError(
+        f'config.microbatch.drop_zero_advantage=True: this setting is not allowed with '
+        f'config.{name}={uses[name]}, which also depends on rows with advantage 0. Set one of the '
+        'two settings to its default.'
+      )
   return parsed
 
 

@@ -46,7 +46,10 @@ class MicrobatchConfig:
     'all', tuple(model.REMAT), 'the part of each layer that the backward pass recomputes'
   )
   drop_zero_advantage: bool = setting(
-    False, None, 'leave out rows with advantage 0, such as all rows of a group with equal rewards'
+    False,
+    None,
+    'leave out rows with advantage 0, such as all rows of a group with equal rewards; the metrics '
+    'of the loss, such as entropy, leave them out too',
   )
 
 
