@@ -495,7 +495,7 @@ def assemble(
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
     correctness = replay.group_correctness(rollout.replay_config, judged, replayed)
     is_trained = replay.trains(rollout.replay_config, correctness)
-    trains += [is_trained and not _is_masked(objective_config, member) for member in own]
+    trains += [is_trained and not (objective_config.mask_truncated and m.truncated) for m in own]
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
@@ -534,11 +534,6 @@ def assemble(
     is_carried_BT=is_carried_BT if rollout.config.keeps_groups else None,
     routes_BTLC=routes_BTLC,
   )
-
-
-def _is_masked(config: objective.ObjectiveConfig, member: Response | Trajectory) -> bool:
-  """Return True if `mask_truncated` masks this row. It also keeps such rows out of the buffer."""
-  return config.mask_truncated and isinstance(member, Response) and member.truncated
 
 
 def _advantages(
