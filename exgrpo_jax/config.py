@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ml_collections import ConfigDict
 
 from exgrpo_jax import renamed
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_argument
 
 T = TypeVar('T')
 
@@ -113,8 +113,10 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
   Raises InputError for an unknown key. Values of the wrong type are accepted here; `parse_config`
   rejects them later.
   """
-  changed = copy.deepcopy(values)
+  changed, needed = copy.deepcopy(values), "a dict of dotted keys, such as {'replay.ratio': 0.25}"
+  check_argument('overrides', overrides, Mapping, needed)
   for key, value in overrides.items():
+    check_argument('a key of overrides', key, str, "a setting's name, such as 'replay.ratio'")
     *sections, last = key.split('.')
     place, path = cast(Any, changed), 'config'
     for section in sections:

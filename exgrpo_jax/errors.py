@@ -2,6 +2,7 @@
 
 import errno
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,12 @@ def check_given(flags: Mapping[str, Any], example: str) -> None:
   if missing:
     are = 'is' if len(missing) == 1 else 'are'
     raise InputError(f'{" and ".join(missing)} {are} required, e.g. {example}.')
+
+
+def check_argument(name: str, value: object, kinds: type | tuple[type, ...], needed: str) -> None:
+  """Raise InputError if a library function's argument has another type, and say what it must be."""
+  if not isinstance(value, kinds):
+    raise InputError(f'{name}={reprlib.repr(value)}: this must be {needed}.')
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,13 +1,15 @@
 """A policy's responses to a user's prompts, and its episodes in an environment."""
 
 import dataclasses
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
 from exgrpo_jax.datatypes import Message, Question, Response
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_argument
+from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import check_embedded, load_questions
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy
@@ -18,7 +20,7 @@ _SHORTEST_PREFILL = 64  # tokens; prompts are padded to powers of two to limit c
 
 
 def sample(
-  policy: Policy, prompts: Sequence[str], samples: int = 1, *, seed: int = 0
+  policy: Policy, prompts: Iterable[str], samples: int = 1, *, seed: int = 0
 ) -> list[list[Response]]:
   """Sample responses to prompts, using the settings in config.evaluation.
 
@@ -29,18 +31,20 @@ def sample(
   under the distribution at temperature 1. Raises InputError if `prompts` is not a list of texts, if
   a prompt is longer than config.rollout.max_prompt, or if the config has an environment.
   """
+  policies.check(policy)
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
   if name := config.environment.name:
     raise InputError(
       f'config.environment.name={name!r}: the environment asks its own questions. Instead '
       'of --prompt, pass --row with the row of a question in config.data.train.'
     )
-  if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
+  texts = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str) else []
+  if not texts or not all(isinstance(text, str) for text in texts):
     raise InputError(
       f"prompts={prompts!r}: this must be a list of the users' texts. Write a single prompt as "
       "['48+3-9+7'], and the text of a chat's system message into config.prompt.system."
     )
-  encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in prompts]
+  encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in texts]
   check_embedded(policy.experiment, encoded, 'a prompt')
   longest, limit = max(map(len, encoded)), config.rollout.max_prompt
   if longest > limit:
@@ -48,7 +52,7 @@ def sample(
       f'config.rollout.max_prompt={limit}: a prompt has {longest} tokens after rendering. '
       'Shorten the prompt or raise the limit.'
     )
-  return _sampled(policy, encoded, range(len(prompts)), samples, seed)
+  return _sampled(policy, encoded, range(len(texts)), samples, seed)
 
 
 def play(
@@ -77,7 +81,8 @@ def play(
 
 
 def check_samples(samples: int) -> None:
-  """Raise InputError unless the number of responses per prompt is positive."""
+  """Raise InputError unless the number of responses per prompt is a positive integer."""
+  check_argument('samples', samples, numbers.Integral, 'an integer, the responses per prompt')
   if samples < 1:
     raise InputError(f'samples={samples}: the number of responses must be at least 1.')
 
@@ -92,6 +97,7 @@ def _sampled(
 ) -> list[list[Response]]:
   """Sample responses to each prompt, with a decoder just large enough for these prompts."""
   check_samples(samples)
+  check_argument('seed', seed, numbers.Integral, 'an integer')
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
   sized = dataclasses.replace(

@@ -18,7 +18,7 @@ from exgrpo_jax.data.questions import spec_name
 from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
-from exgrpo_jax.errors import counted
+from exgrpo_jax.errors import check_argument, counted
 from exgrpo_jax.evaluation.responses import check_samples
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import policies
@@ -38,7 +38,7 @@ Record = dict[str, Any]  # a question with its responses and their verdicts
 
 
 def score(
-  policy: Policy, spec: str, samples: int | None = None
+  policy: Policy, spec: str | os.PathLike, samples: int | None = None
 ) -> tuple[dict[str, float], list[Record]]:
   """Score a policy on the questions of a data spec; see `score_policy`.
 
@@ -46,12 +46,15 @@ def score(
   question; the default is config.evaluation.samples. Raises InputError if the data does not
   exist or `samples` is not positive.
   """
+  policies.check(policy)
+  needed = "a data spec, such as 'chains:test[:100]'. Score several in separate calls"
+  check_argument('spec', spec, (str, os.PathLike), needed)
   experiment = policy.experiment
   if samples is not None:
     check_samples(samples)
     experiment = with_samples(experiment, samples)
   with jax.set_mesh(experiment.meshes.training):
-    data = load_questions(experiment, spec)
+    data = load_questions(experiment, os.fspath(spec))
     return score_policy(experiment, policy.decode_params, data, policy.step)
 
 

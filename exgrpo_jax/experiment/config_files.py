@@ -19,7 +19,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from exgrpo_jax import config
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_argument
 from exgrpo_jax.experiment.settings import check_length, parse_config
 
 CONFIGS = 'exgrpo_jax.configs'
@@ -125,12 +125,13 @@ def load(path: str) -> ConfigDict:
   return config.evaluate_file(file, 'config', returned, _check_type, argument)[0]
 
 
-def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
+def load_config(name: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
   """Read a config by name or path, with overrides by dotted key.
 
   Raises InputError if the config or a setting doesn't exist, or if a value is not allowed.
   """
-  values = config.overridden(load(config_path(name)), overrides or {})
+  check_argument('name', name, (str, os.PathLike), "a config's name or path, such as 'smoke'")
+  values = config.overridden(load(config_path(os.fspath(name))), overrides or {})
   parse_config(values)
   check_length(values, overrides or {})
   return values

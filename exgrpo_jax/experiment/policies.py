@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import numbers
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax import config
 from exgrpo_jax.data import tokenizer
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_argument
 from exgrpo_jax.experiment import config_files, warm_start
 from exgrpo_jax.experiment.experiment import (
   Experiment,
@@ -149,7 +150,7 @@ def base_config() -> ConfigDict:
 
 
 def open_policy(
-  path: str, overrides: Mapping[str, Any] | None = None, step: int | None = None
+  path: str | os.PathLike, overrides: Mapping[str, Any] | None = None, step: int | None = None
 ) -> Policy:
   """Load a policy and its parameters from a run's workdir or a Hugging Face model.
 
@@ -162,11 +163,20 @@ def open_policy(
   Raises:
     InputError: the policy doesn't exist or is damaged, or a setting doesn't exist.
   """
+  needed = "a run's workdir, or the folder or name of a Hugging Face model"
+  check_argument('path', path, (str, os.PathLike), needed)
+  check_argument('step', step, (numbers.Integral, type(None)), "a step's number, or None")
+  path = os.fspath(path)
   source = at(path)._replace(step=step)
   if step is not None and source.kind == 'model':
     raise InputError(f'step={step}: {path} is not a run and has no checkpoints. Omit step.')
   values = config.overridden(config_values(source), overrides or {})
   return restore(source, open_experiment(values, path))
+
+
+def check(policy: object) -> None:
+  """Raise InputError if a library function's argument is not a Policy."""
+  check_argument('policy', policy, Policy, "a Policy, which open_policy('/tmp/run') returns")
 
 
 def restore(source: Source, experiment: Experiment) -> Policy:

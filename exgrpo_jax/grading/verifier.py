@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_argument
 from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.grading.answers import equality, extraction
 from exgrpo_jax.workers import user_code
@@ -120,14 +120,14 @@ def judge_with(
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
   """Judge a response with our own verifier, in bounded time; return one of OUTCOMES.
 
-  Raises InputError if `kind` is not one of KINDS or `answer` is not a text. No response causes an
-  error.
+  Raises InputError if `kind` is not one of KINDS or an argument has the wrong type. No text causes
+  an error.
   """
-  if not isinstance(answer, str):
-    raise InputError(
-      f"answer={answer!r}: this must be a text. Write a number as '5', and several accepted "
-      'answers as a JSON list, \'["4", "four"]\'.'
-    )
+  needed = "a text. Decode a Response's tokens with policy.experiment.tokenizer.decode"
+  check_argument('response', response, str, needed)
+  needed = """a text. Write a number as '5', and several accepted answers as '["4", "four"]'"""
+  check_argument('answer', answer, str, needed)
+  check_argument('config', config, VerifierConfig, "a VerifierConfig, such as the run's `verifier`")
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 
 

@@ -104,7 +104,7 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
   added: dict[str, float] = {}
   for callback in run.callbacks:
     with run.clock('callbacks'):
-      added |= callback(run, params, experience)
+      added |= callback(run, params, experience) or {}
   return added
 
 

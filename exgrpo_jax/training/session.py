@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import overridden
 from exgrpo_jax.datatypes import QuestionSet
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_argument
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import memory, warm_start
 from exgrpo_jax.experiment.experiment import (
@@ -64,12 +64,22 @@ class Session:
 
   run: Run
   snapshot: Snapshot  # after the last step
+  is_open: bool = True  # False after the end of the block
 
   def steps(self) -> Iterator[Step]:
     """Take the remaining steps, one per iteration."""
+    self._check(self.snapshot)
     for step in take_steps(self.run, self.snapshot):
       self.snapshot = step.snapshot
       yield step
+      self._check(step.snapshot)
+
+  def _check(self, last: Snapshot) -> None:
+    """Raise InputError if the run is closed, or another iterator took steps after `last`."""
+    if not self.is_open or last is not self.snapshot:
+      why = 'another iterator has taken later steps' if self.is_open else 'the run is closed'
+      fix = 'Continue with it' if self.is_open else 'Call open_run again, which resumes the run'
+      raise InputError(f'steps(): {why}. {fix}.')
 
   @property
   def buffer(self) -> Buffer:
@@ -86,7 +96,7 @@ class Session:
 
 @contextlib.contextmanager
 def open_run(
-  config: ConfigDict, workdir: str, callbacks: Sequence[Callback] = ()
+  config: ConfigDict, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()
 ) -> Iterator[Session]:
   """Open a run to take its steps by hand. Resumes the run in the workdir, if there is one.
 
@@ -97,6 +107,10 @@ def open_run(
   `callbacks` are called in each step before its update, with the run, the trained parameters and
   the step's Experience. They return metrics, which are added to the step's metrics.
   """
+  check_argument('config', config, ConfigDict, "a ConfigDict, which load_config('smoke') returns")
+  check_argument('workdir', workdir, (str, os.PathLike), "the path of the run's folder")
+  check_argument('callbacks', callbacks, (list, tuple), 'a list of functions')
+  workdir = os.fspath(workdir)
   check_start(config, workdir)
   with owned(workdir), explained(workdir):
     experiment, rollout, evaluations = load(config, workdir)
@@ -109,7 +123,10 @@ def open_run(
       guard = contextlib.nullcontext((Clock(), lambda: ''))
       with opened(experiment, rollout, evaluations, start, compiled, guard) as session:
         session.run.callbacks = callbacks
-        yield session
+        try:
+          yield session
+        finally:
+          session.is_open = False
 
 
 @contextlib.contextmanager

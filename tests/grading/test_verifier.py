@@ -38,10 +38,17 @@ def test_an_unknown_kind_is_refused():
     verifier.is_correct('', '', kind='maths')
 
 
-@pytest.mark.parametrize('answer', [5, None, ['5', 'five']])
-def test_an_answer_that_is_not_text_is_refused(answer):
-  with pytest.raises(InputError, match=r"^answer=.*: this must be a text\. Write a number as '5'"):
-    verifier.judge('The answer is 5.', answer)
+@pytest.mark.parametrize(
+  ('arguments', 'named'),
+  [
+    *((('5', answer), r"answer=.* a text\. Write a number as '5'") for answer in (5, None, ['5'])),
+    *(((response, '5'), 'response=.* a text. Decode') for response in (5, None, b'5', [3, 4])),
+    (('5', '5', ('box',)), 'config=.* a VerifierConfig'),
+  ],
+)
+def test_an_argument_that_is_not_text_is_refused(arguments, named):
+  with pytest.raises(InputError, match=f'^{named}'):
+    verifier.judge(*arguments)
 
 
 def test_a_verifier_sees_what_follows_the_thought_if_it_has_what_is_required():

@@ -8,20 +8,25 @@ import os
 import shutil
 
 import jax
+import numpy as np
 import pytest
 
+import exgrpo_jax as ex
 from exgrpo_jax import config as config_module
+from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.commands import generate
 from exgrpo_jax.data import tokenizer
+from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
-from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment import experiment, policies
 from exgrpo_jax.grading import programs
 from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime import environment, machine
 from exgrpo_jax.runtime.workdir import claim_workdir
-from exgrpo_jax.training import checks, session
+from exgrpo_jax.training import checks, loop, session
 from tests.helpers import recording, tiny
 
 BEGUN = 8  # steps of the recorded run that are kept; the next ones replay
@@ -89,6 +94,25 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
     session.open_run(config, str(workdir)).__enter__()
   assert (workdir / 'config.json').read_text() == claimed
   assert (workdir / 'report.html').exists()
+
+
+def test_an_iterator_goes_on_only_in_an_open_run_and_after_its_own_last_step(monkeypatch):
+  def take(_, snapshot):
+    for number in (1, 2, 3):
+      yield loop.Step(snapshot._replace(step=snapshot.step + number), None, {})
+
+  monkeypatch.setattr(session, 'take_steps', take)
+  run = session.Session(None, Snapshot(0, None, Buffer(), Cursor()))
+  first = run.steps()
+  assert next(first).snapshot.step == 1
+  later = run.steps()
+  assert next(later).snapshot.step == 2
+  with pytest.raises(InputError, match='another iterator has taken later steps'):
+    next(first)
+  run.is_open = False
+  for steps in (later, run.steps()):
+    with pytest.raises(InputError, match=r'the run is closed\. Call open_run again'):
+      next(steps)
 
 
 # ---- Broken down ----
@@ -267,6 +291,37 @@ def test_a_kill_leaves_no_part_of_a_tokenizer(opened, tmp_path, monkeypatch):
 
 
 # ---- What can be checked before a run starts ----
+
+
+@pytest.mark.parametrize(
+  ('call', 'named'),
+  [
+    (lambda _, __: ex.load_config(None), "name=None: .* a config's name or path"),
+    (lambda _, __: ex.load_config('smoke', ['seed=3']), r"overrides=\['seed=3'\]: .* a dict"),
+    (lambda _, __: ex.load_config('smoke', {3: 1}), "a key of overrides=3: .* a setting's name"),
+    (lambda _, __: ex.open_run('mine.py', '').__enter__(), "config='mine.py': .* a ConfigDict"),
+    (lambda _, values: ex.open_run(values, 3).__enter__(), 'workdir=3: .* the path'),
+    (lambda _, values: ex.open_run(values, '', len).__enter__(), 'callbacks=.* a list of f'),
+    (
+      lambda _, values: ex.open_run(values, '', 'mine').__enter__(),
+      "callbacks='mine': .* a list of f",
+    ),
+    (lambda _, __: ex.open_policy(None), "path=None: .* a run's workdir"),
+    (lambda _, __: ex.open_policy('/tmp/run', step='2'), "step='2': .* a step's number"),
+    (lambda _, __: ex.sample('/tmp/run', ['3+0']), "policy='/tmp/run': .* a Policy, which open_p"),
+    (lambda policy, _: ex.sample(policy, 3), "prompts=3: .* a list of the users' texts"),
+    (lambda policy, _: ex.sample(policy, '3+0'), "prompts='3\\+0': .* a list of the users' texts"),
+    (lambda policy, _: ex.sample(policy, np.array(['3+0']), '2'), "samples='2': .* an integer"),
+    (lambda policy, _: ex.sample(policy, ['3+0'], seed=None), 'seed=None: .* an integer'),
+    (lambda _, __: ex.score(None, 'chains:test'), 'policy=None: .* a Policy'),
+    (lambda policy, _: ex.score(policy, ['x.jsonl']), r"spec=\['x.jsonl'\]: .* a data spec"),
+    (lambda policy, _: ex.score(policy, 'chains:test', 1.5), 'samples=1.5: .* an integer'),
+  ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(recorded, config, call, named):
+  policy = policies.Policy(policies.at('/tmp/run'), recorded.experiment, {}, 0)
+  with pytest.raises(InputError, match=f'^{named}'):
+    call(policy, config)
 
 
 def test_the_score_of_a_task_is_no_reward_for_data_without_its_entries(recorded):
