@@ -5,6 +5,7 @@ A request may hang or crash its worker without affecting other requests. Workers
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import os
 import queue
@@ -20,6 +21,7 @@ from exgrpo_jax.workers.process import WorkerProcess
 
 START_TIMEOUT = 60.0  # seconds for a worker to get ready, which may include importing user code
 MAX_DEATHS = 2  # workers that may die during a request before the request is blamed
+_FIRST = 3  # requests to a worker; if all of them time out, a warning follows
 _SAY_EVERY = 10.0  # seconds between progress lines while a worker gets ready
 
 _T = TypeVar('_T')
@@ -32,7 +34,7 @@ class Program:
   command: Sequence[str]
   setup: Mapping[str, Any]
   noun: str  # for messages: 'a grading process'
-  late: str  # failure reason for a request that times out: 'no verdict after 5 s'
+  late: str  # failure reason for a request that times out: 'no verdict after 5 s (its setting)'
   memory_limit: int = 0  # MiB on top of a ready worker's memory use; 0 means no limit
   starts: int = 1  # attempts to start a worker before giving up
   timeout: float = START_TIMEOUT  # seconds until the worker must be ready
@@ -64,6 +66,7 @@ class Worker:
     self._program = program
     self.greeting: Mapping[str, Any] = {}  # the process's first reply once ready
     self.starts = 0  # processes that got ready
+    self._late = 0.0  # timeouts, or -inf after the first reply
     self._trying: dict[str, Any] = {}  # the starting process's last 'trying' message
     self._process: WorkerProcess | None = None
     self._standby: WorkerProcess | None = None  # started in advance, because imports are slow
@@ -85,12 +88,19 @@ class Worker:
         reply = self.ask(*request())
       except TimeoutError:
         self.drop()
+        self._late += 1
+        if self._late == _FIRST:
+          _warn_once(
+            f'the first {_FIRST} requests to {self._program.noun} all timed out: '
+            f'{self._program.late}. Raise this limit, or use faster code.'
+          )
         return Failure('timed out', self._program.late, is_lost=True)
       except EOFError as error:
         self.drop()
         died = f'{deaths} workers died during this request, the last'
         reason = f'{died if deaths > 1 else "its process ended"} {error}'
       else:
+        self._late = -math.inf
         if reply.pop('must_be_replaced', False):
           self.drop()
         return Failure('crashed', reply['reason']) if 'reason' in reply else reply
@@ -203,6 +213,11 @@ class Worker:
         limit, setup = self._program.memory_limit, self._program.setup
         first = {'parent': os.getpid(), 'memory_limit': limit, 'setup': setup}
         self._standby = WorkerProcess(self._program.command, first, START_TIMEOUT)
+
+
+@functools.cache  # several workers have the same warning
+def _warn_once(message: str) -> None:
+  hosts.warn(message)
 
 
 class Pool:

@@ -118,7 +118,9 @@ def test_an_environment_that_hangs_is_killed_in_time():
   first = int(play(workers, 'pid', key='other').messages[0]['content'])
   for turns in (['hang'], ['x'], ['x', 'hang 1.5']):  # each turn has that much time, and no more
     failure = play(workers, *turns, key='bad')
-  assert failure == Failure('timed out', 'no answer after 1 s', is_lost=True)
+  assert failure == Failure(
+    'timed out', 'no answer after 1 s (config.environment.time_limit)', is_lost=True
+  )
   again = play(workers, 'pid', 'pid', key='other').messages[0]['content']
   assert int(again) != first  # in a new process, in which both turns were played
 

@@ -215,7 +215,7 @@ def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_
     (later,) = running.grade([RIGHT], ['1'])
   assert outcomes(verdicts) == ['correct'] * 4 + ['timed out'] * 7
   assert {(v.reward, v.reason, v.components) for v in verdicts[4:]} == {
-    (0.0, f'{SERVICE}: no rewards after 1 s', None)
+    (0.0, f'{SERVICE}: no rewards after 1 s (config.grading.batch_timeout)', None)
   }
   assert later.outcome == 'correct' and later.reward == 120
 

@@ -135,6 +135,13 @@ def of_verl(data_source, solution_str, ground_truth, extra_info=None):
   return 0.0
 
 
+def slow(response):
+  """Takes its time over any response."""
+  del response
+  time.sleep(1)
+  return 0.0
+
+
 def broken(response):
   """Raises within a function that it calls."""
   return {response: 1.0}['score']

@@ -38,25 +38,35 @@ def kill_worker(path):
   os.kill(int(path.read_text()), signal.SIGKILL)
 
 
+LATE = r'no (reply|verdict|answer) after 1 s( \(config\.\w+\.time_limit\))?'
 # What a request does to its worker.
 
 
 def test_a_request_that_hangs_or_crashes_costs_only_itself(opened):
   fates = {
-    'hang': ('timed out', r'no (reply|verdict|answer) after 1 s'),
+    'hang': ('timed out', LATE),
     'one': ('', ''),
     'crash': ('crashed', '2 workers died during this request, the last with exit status -11'),
     'two': ('', ''),
     'exit': ('crashed', '2 workers died during this request, the last with exit status 3'),
     'raise': ('crashed', rf"(.*:pid: )?KeyError: 'of the code' \({os.sep}.*misbehaving.py:\d+\)"),
     'hog': ('crashed', r'(.*:pid: )?MemoryError( \(.*\))?'),
-    'spin': ('timed out', r'no (reply|verdict|answer) after 1 s'),
+    'spin': ('timed out', LATE),
     'three': ('', ''),
   }
   replies = opened(count=2, time_limit=1.0)(*fates)()
   for reply, (outcome, reason) in zip(replies, fates.values(), strict=True):
     assert reply.outcome == outcome and bool(reply.pid) == (not outcome)
     assert re.fullmatch(reason, reply.reason), reply
+
+
+def test_only_timeouts_of_all_first_requests_are_warned_of_and_once(opened, capfd):
+  pool._warn_once.cache_clear()
+  opened(time_limit=30.0)('one', 'two')()
+  opened(time_limit=0.4)('hang', 'hang', 'hang')()
+  opened(time_limit=0.4)('one', 'hang', 'hang', 'hang')()
+  opened(time_limit=0.4)('hang', 'hang', 'hang')()
+  assert capfd.readouterr().err.count('WARNING: the first 3 requests to a') == 1
 
 
 def test_a_reply_that_is_too_long_is_an_error_and_the_worker_goes_on():
@@ -265,6 +275,13 @@ def test_what_cannot_be_used_is_refused_by_name(changes, reason):
   spec = config.verifier if key == 'verifier' else config.rewards[0]
   assert str(refused.value).startswith(f"config.grading.{key}: '{spec}' cannot be used (")
   assert reason in str(refused.value)
+
+
+def test_a_reward_that_always_exceeds_the_time_limit_is_refused():
+  slow = dataclasses.replace(tiny.GRADING, rewards=(f'{CODE}:slow',), time_limit=0.5)
+  with pytest.raises(InputError, match=r'^config\.grading\.time_limit=0\.5: .* take longer'):
+    grading_pool.check(slow, REQUIRED)
+  grading_pool.check(dataclasses.replace(slow, time_limit=60.0), REQUIRED)
 
 
 def test_what_can_be_used_passes_the_check():
