@@ -9,6 +9,7 @@ import decimal
 import json
 import re
 import reprlib
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ class Layout:
   question: str  # text, or chat messages
   known_by: tuple[str, ...] = ()  # columns that identify a known set, which may have others
   answer: str = ''  # '' extracts it from the solution or the last assistant turn
+  options: str = ''  # the choices to add to the question; '' if there are none or it has them
   solution: str = ''  # a worked solution; '' if none
   worked: bool = False  # solutions are always worked, with the answer in a box or after ####
   source: str = ''  # '' uses the file's name
@@ -82,7 +84,7 @@ class Layout:
     solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
     box = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
     answer = f"'{self.answer}'" if self.answer else box
-    named = {'solution': self.solution, 'source': self.source}
+    named = {'options': self.options, 'solution': self.solution, 'source': self.source}
     others = ''.join(f", {key} '{name}'" for key, name in named.items() if name)
     return f"{self.name}: question '{self.question}', answer {answer}{others}"
 
@@ -130,6 +132,16 @@ KNOWN_SETS = (
     bulky=('r1_solution_1', 'r1_solution_2', 'r1_solution_3'),
   ),
   Layout(
+    'MMLU-Pro',
+    known_by=('question', 'options', 'answer', 'answer_index'),
+    question='question', answer='answer', options='options',
+  ),
+  Layout(
+    'MMLU',
+    known_by=('question', 'subject', 'choices', 'answer'),
+    question='question', answer='answer', options='choices',
+  ),
+  Layout(
     'MATH',
     known_by=('problem', 'solution', 'level', 'type'),
     question='problem', solution='solution', worked=True,
@@ -175,6 +187,7 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
     layout,
     question=fields.question or layout.question,
     answer=answer,
+    options=layout.options if fields.question in ('', layout.question) else '',
     solution=fields.solution or (layout.solution if layout.solution != answer else ''),
     worked=layout.worked and not answer,
     source=layout.source if layout.source in columns else '',
@@ -271,6 +284,7 @@ def record(
 
   See `of_file` for `source` and errors. Error messages start with `place`.
   """
+  original, row = row, _with_options(layout, row, place)
   messages = _messages(_value(row, layout.question, 'question', place), layout.question, place)
   turn = ''  # the last assistant turn, if any
   if messages[-1]['role'] == 'assistant':
@@ -306,8 +320,27 @@ def record(
     'kind': kind,
     'solution': solution,
     'source': source,
-    'columns': json.dumps(_columns(layout, row, place)),
+    'columns': json.dumps(_columns(layout, original, place)),
   }
+
+
+def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+  """Return the row with its lettered options in the question, and a letter as the answer."""
+  if not layout.options:
+    return row
+  found: Any = row.get(layout.options)
+  if not _is_list(found) or not 1 < len(found) <= len(string.ascii_uppercase):
+    raise InputError(
+      f"{place}: field '{layout.options}' is {reprlib.repr(found)}. It must be a list of 2 to 26 "
+      'options to choose from.'
+    )
+  texts = [_text(one, f'{layout.options}[{number}]', place) for number, one in enumerate(found)]
+  lines = [f'{letter}. {text}' for letter, text in zip(string.ascii_uppercase, texts)]
+  asked, answer = _text(row.get(layout.question), layout.question, place), row.get(layout.answer)
+  changed = {layout.question: '\n'.join([asked, '', *lines])}
+  if str(answer).isdecimal() and int(str(answer)) < len(texts):  # an index from 0
+    changed[layout.answer] = string.ascii_uppercase[int(str(answer))]
+  return {**row, **changed}
 
 
 # ---- Answers ----

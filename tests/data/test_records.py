@@ -377,6 +377,27 @@ def test_a_public_set_is_recognised(config, parquet, name):
   assert (question.answer, question.kind) == ('2', 'math')
 
 
+@pytest.mark.parametrize(
+  ('name', 'row'),
+  [
+    ('MMLU-Pro', {'options': ['1', '2', '3'], 'answer': 'B', 'answer_index': 1, 'cot_content': ''}),
+    ('MMLU', {'subject': 'algebra', 'choices': ['1', '2', '3'], 'answer': 1}),
+  ],
+)
+def test_options_in_another_column_follow_the_question(config, jsonl, parquet, name, row):
+  row = {'question': 'What is 1+1?', **row}
+  for path in (jsonl(row), parquet(row)):
+    (question,) = loaded = questions.load(config, path)
+    assert loaded.store.layouts[0].startswith(f'{name}: ')
+    assert question.messages == (Message('user', 'What is 1+1?\n\nA. 1\nB. 2\nC. 3'),)
+    assert question.answer == 'B' and question.columns == row
+    assert verifier.is_correct('The answer is (B).', question.answer, kind=question.kind)
+  (question,) = questions.load(config, f'{jsonl(row | {"ask": "1+1?"})}{{question=ask}}')
+  assert question.messages[0].content == '1+1?', 'another column, which may have the options'
+  with pytest.raises(InputError, match=r"train\.jsonl:1: field '\w+' is \['1'\]\. It must be a l"):
+    questions.load(config, jsonl(row | {'options': ['1'], 'choices': ['1']}))
+
+
 @pytest.mark.parametrize('name', COMMON)
 def test_columns_in_common_use_are_recognised(config, jsonl, name):
   (question,) = questions.load(config, jsonl(COMMON[name]))
