@@ -99,7 +99,8 @@ def evaluate_last(chosen: Protocol, planned: Mapping[Cell, Trial]) -> None:
     recorded = metrics.read_evaluations(folder, parse_config(trial.values).num_steps)
     if (spec, samples) not in [(line['data'], line['samples']) for line in recorded]:
       values = config.overridden(trial.values, {'evaluation.samples': samples})
-      scores.of_one(policies.at(folder), values, [spec], os.path.join(folder, 'evaluation'))
+      policy, out = policies.at(folder), os.path.join(folder, 'evaluation')
+      scores.of_one(policy, *scores.prepared(policy, values, [spec]), out)
 
 
 def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:

@@ -140,13 +140,12 @@ def _compare_two(args: command_line.Args) -> None:
       """--compare='"sweep/a,seed=1","sweep/b,seed=1"'."""
     )
   first, second = map(policies.at, args.compare)
-  of_first, of_second = _settings_of_two(args, first, second)
-  specs = args.data or parse_config(of_first).data.evaluated
+  settings = _settings_of_two(args, first, second)
+  specs = args.data or parse_config(settings[0]).data.evaluated
   _check_specs(specs)
-  both = (first, of_first), (second, of_second)
-  for source, values in both:  # finds errors in the second before the first is evaluated
-    prepared(source, values, specs)
-  outcomes = [of_one(source, values, specs, args.out or '') for source, values in both]
+  # Both are prepared first, to find errors in the second before the first is evaluated.
+  both = [(one, *prepared(one, values, specs)) for one, values in zip((first, second), settings)]
+  outcomes = [of_one(*each, args.out or '') for each in both]
   for spec, *records in zip(specs, *outcomes, strict=True):
     print(f'{spec}: {second.path} minus {first.path}\n{compare(*records)}', flush=True)
 

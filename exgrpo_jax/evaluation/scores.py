@@ -343,9 +343,10 @@ def prepared(
     return experiment, [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
 
 
-def of_one(source: Source, values: ConfigDict, specs: Sequence[str], out: str) -> list[Records]:
-  """Evaluate one policy on each data spec, and return the records."""
-  experiment, parts = prepared(source, values, specs)
+def of_one(
+  source: Source, experiment: Experiment, parts: Sequence[Part], out: str
+) -> list[Records]:
+  """Evaluate a policy on what `prepared` returned for it, and return the records of each part."""
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     print(source.path, flush=True)
     _, evaluated = evaluate(source, experiment, parts, out)

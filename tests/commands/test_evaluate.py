@@ -124,7 +124,11 @@ def test_two_policies_are_compared_question_by_question(
   pair = [str(CHECKPOINTS / 'qwen2_tied'), str(recorded.workdir)]
   unset = dict(config=None, checkpoint=None)
   given = dict(compare=pair, data=[data.train], samples=3, temperature=0.7)
+  loaded = []
+  load = scores.load_questions
+  monkeypatch.setattr(scores, 'load_questions', lambda *of: (loaded.append(of), load(*of))[1])
   _, printed = by_hand(None, capsys, **unset, **given)
+  assert len(loaded) == 2, 'once for each policy'
   made = rows_of(tmp_path / 'out' / 'evaluations.jsonl')
   assert [line.get('model') or line.get('run') for line in made] == pair
   assert [(line['temperature'], line['samples']) for line in made] == [(0.7, 3)] * 2
