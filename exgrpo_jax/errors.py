@@ -3,7 +3,8 @@
 import errno
 import re
 import reprlib
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # Error numbers of a full or failing disk and of a network.
@@ -18,8 +19,8 @@ class InputError(ValueError):
 
   Commands print the message and exit with `status`, so never raise this for a bug in this package.
   The status is 2, or 1 if the network or the storage failed and the same command may work later. If
-  it is not given, it depends on the cause, which is another InputError or the system's error. Line
-  breaks in the message, for example from a quoted error, become spaces.
+  it is not given, it depends on the cause: another InputError, or an error that the system's error
+  may have caused. Line breaks in the message, for example from a quoted error, become spaces.
   """
 
   def __init__(self, message: str, status: int = 0) -> None:
@@ -32,7 +33,20 @@ class InputError(ValueError):
     cause = self.__cause__
     if isinstance(cause, InputError):
       return self._status or cause.status
-    return self._status or (1 if getattr(cause, 'errno', 0) in _FAILURES else 2)
+    return self._status or (1 if any(map(_may_pass, with_causes(cause))) else 2)
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+  """Yield the error, then its chain of causes."""
+  while error:
+    yield error
+    error = error.__cause__ or error.__context__
+
+
+def _may_pass(error: BaseException) -> bool:
+  # A TimeoutError may be that a worker was too slow, which would happen again.
+  is_of_network = isinstance(error, ConnectionError | socket.gaierror)
+  return is_of_network or getattr(error, 'errno', 0) in _FAILURES
 
 
 def check_given(flags: Mapping[str, Any], example: str) -> None:

@@ -30,7 +30,7 @@ from rich.filesize import decimal
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import AUTHORS, setting
 from exgrpo_jax.datatypes import FEATURES, Cursor, PartialGroup, Response, Span, Verdict
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, with_causes
 from exgrpo_jax.learner import buffer_files, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
@@ -499,7 +499,7 @@ def explain_failure(workdir: str) -> Iterator[None]:
 
 def _write_failure(error: BaseException) -> str:
   """Return the system's error message if a full or failing disk caused `error`, else ''."""
-  for cause in storage.with_causes(error):
+  for cause in with_causes(error):
     for line in str(cause).splitlines():
       if found := _FULL.search(line) or _FAILING.search(line):
         return line[max(0, found.start() - 100) : found.end() + 100]

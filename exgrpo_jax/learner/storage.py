@@ -11,13 +11,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, with_causes
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 
@@ -64,13 +64,6 @@ def patiently(read: Callable[[], T], place: str) -> T:
 def store_failure(error: BaseException) -> str:
   """Return the storage's error message if a storage failure caused `error`, else ''."""
   return next(filter(None, map(_failure, with_causes(error))), '')
-
-
-def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-  """Yield the error, then its chain of causes."""
-  while error:
-    yield error
-    error = error.__cause__ or error.__context__
 
 
 def _failure(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import pkgutil
+import socket
 import subprocess
 import sys
 import types
@@ -58,6 +59,13 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   assert_refused(outcome, f"{tmp_path}/damaged/config.json: cannot read the run's config")
 
 
+def caused_by(error):
+  """A library's own error, raised while it handled this one."""
+  found = RuntimeError('in a library')
+  found.__context__ = error
+  return found
+
+
 @pytest.mark.parametrize(
   ('given', 'cause', 'status'),
   [
@@ -71,6 +79,8 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
     (0, OSError(errno.ENOSPC, 'full'), 1),
     (0, ConnectionRefusedError(errno.ECONNREFUSED, 'refused'), 1),
     (0, TimeoutError('a worker was too slow'), 2),
+    (0, caused_by(ConnectionResetError()), 1),
+    (0, caused_by(socket.gaierror(socket.EAI_NONAME, 'no such host')), 1),
   ],
 )
 def test_a_refusal_is_one_line_and_ends_with_its_status(given, cause, status, capsys):

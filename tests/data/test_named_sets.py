@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import requests
 import tensorflow_datasets as tfds
 from huggingface_hub import constants
 
@@ -227,6 +228,13 @@ class BrokenQa(TinyQa):
     raise ImportError('Failed to import TensorFlow.\nPlease install it.')
 
 
+class FarQa(TinyQa):
+  """A dataset registered with TFDS whose server cannot be reached."""
+
+  def _generate_examples(self):
+    requests.get('http://127.0.0.1:9/rows.jsonl', timeout=9)
+
+
 def test_a_tfds_name(config, tmp_path, monkeypatch):
   (tmp_path / 'temporary').mkdir()
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'temporary'))
@@ -267,11 +275,13 @@ def test_rows_of_tfds_are_prepared_once_and_checked_like_those_of_files(config, 
       'broken_qa:validation',
       r"prepare 'broken_qa' as array_record \(ImportError: Failed to import TensorFlow\.\)\. Its",
     ),
+    ('far_qa:validation', r"prepare 'far_qa' as array_record \(ConnectionError: "),
   ],
 )
 def test_what_tfds_cannot_prepare_is_refused(config, spec, message):
-  with pytest.raises(InputError, match=message):
+  with pytest.raises(InputError, match=message) as refused:
     questions.load(config, spec)
+  assert refused.value.status == (1 if spec.startswith('far') else 2)
 
 
 @pytest.mark.full
