@@ -18,7 +18,7 @@ from tensorboardX import record_writer
 from exgrpo_jax import renamed
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import hosts, preemption
 from exgrpo_jax.runtime.replacement import replacing
 
 # ---- metrics.jsonl ----
@@ -306,8 +306,9 @@ class Writer:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-    self.close(failed=kind is not None)
+  def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    is_stopped = isinstance(error, SystemExit) and error.code == preemption.EXIT_CODE
+    self.close(failed=error is not None and not is_stopped)  # a stopped run will be resumed
 
   def write(
     self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]] = ()
