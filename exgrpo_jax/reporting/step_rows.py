@@ -140,7 +140,7 @@ def _replayed(
     'entropy': float(np.mean(scores.entropy)),
     'probability': float(np.mean(np.exp(scores.logp))),
     'has_code_block': any(map(has_code_block, turns or [text])),
-    'valid_steps': check_steps(text) if check_steps else None,
+    'valid_steps': check_steps(text) if check_steps and not turns else None,
     'candidate_entropies': scores.candidate_entropies,
     'ratio_mean': float(np.mean(ratio)),
     'ratio_max': float(np.max(ratio)),

@@ -283,8 +283,9 @@ def test_rows_add_up_to_the_metrics_exactly(records, measured):
 # ---- Counted by hand ----
 
 
-def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
+def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded, monkeypatch):
   """3 fresh responses have code, 2 of 3 right ones valid steps, and 1 replayed one has code."""
+  monkeypatch.setattr(step_rows, 'step_checker', lambda _: lambda _: True)
   tokenizer = recorded.experiment.tokenizer
   step = next(step for step in recorded.steps.values() if any(step.replays))
   group = next(index for index, replayed in enumerate(step.replays) if replayed)
@@ -318,6 +319,8 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
     rows = rows_with(recorded, step, replays=replays, scores=scores, verdicts=verdicts)
     share = step_rows.record_metrics(rows, K)['code_blocks/replayed']
     assert share == count / num_replayed
+    checked = sum(map(bool, rows['responses']['valid_steps']))
+    assert checked == 3 + num_replayed - 1, 'all but the episode'
 
 
 def test_texts_that_no_file_can_hold_are_escaped(recorded):
