@@ -185,8 +185,6 @@ class JsonTokenizer(Tokenizer):
       ) from error
     self._model.no_padding()  # the file may enable padding and truncation for other purposes
     self._model.no_truncation()
-    vocabulary = self._model.get_vocab()
-    self.vocab_size = max(vocabulary.values()) + 1  # not the length, because ids may have gaps
     settings = {}
     for name in sorted(files.keys() & _SETTINGS):
       try:
@@ -198,6 +196,9 @@ class JsonTokenizer(Tokenizer):
     own = settings.get('tokenizer_config.json', {})
     if 'added_tokens_decoder' not in own:  # transformers then lets the older file override it
       own = {**own, **settings.get('special_tokens_map.json', {})}
+    _add_listed(self._model, own.get('added_tokens_decoder', {}), path)
+    vocabulary = self._model.get_vocab()
+    self.vocab_size = max(vocabulary.values()) + 1  # not the length, because ids may have gaps
     # True: '</s>' in a text is plain text
     self._model.encode_special_tokens = bool(own.get('split_special_tokens', False))
     self.eos_ids = _eos_ids(own, settings.get('generation_config.json', {}), vocabulary, path)
@@ -309,6 +310,21 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   )  # fmt: skip
   with replacing(path) as unfinished:
     unfinished.write_bytes(model.getvalue())
+
+
+def _add_listed(
+  model: tokenizers.Tokenizer, listed: Mapping[str, Mapping[str, Any]], path: str
+) -> None:
+  """Add the tokens that only tokenizer_config.json lists, by id, as transformers does."""
+  known = {token.content for token in model.get_added_tokens_decoder().values()}
+  for id_, token in sorted(listed.items(), key=lambda item: int(item[0])):
+    if token['content'] not in known:
+      model.add_tokens([tokenizers.AddedToken(**token)])
+      if (added := model.token_to_id(token['content'])) != int(id_):
+        raise InputError(
+          f'{path}: tokenizer_config.json lists {token["content"]!r} as token {id_}, but it would '
+          f'be token {added}. Save the tokenizer again with transformers.'
+        )
 
 
 def _eos_ids(

@@ -149,6 +149,25 @@ def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
   assert loaded.eos_ids == eos_ids and loaded.pad_id == eos_ids[0]  # without one of its own
 
 
+def test_tokens_that_only_the_config_lists_are_added(checkpoint):
+  def write(id_):
+    listed = {id_: {'content': '<late>', 'special': True, 'normalized': False}}
+    listed |= {'0': {'content': '<end>', 'special': True}}
+    return checkpoint(
+      ['<end>'], tokenizer_config={'eos_token': '<late>'} | {'added_tokens_decoder': listed}
+    )
+
+  end = {'eos_token': '<end>'}
+  size = tokenizer.load(checkpoint(['<end>'], tokenizer_config=end)).vocab_size
+  loaded = tokenizer.load(write(str(size)))
+  assert loaded.vocab_size == size + 1 and loaded.eos_ids == (size,)
+  assert loaded.encode('<late><end>') == [size, 0] and loaded.decode([size]) == ''
+  with pytest.raises(
+    InputError, match=rf"lists '<late>' as token {size + 1}, but .* be token {size}"
+  ):
+    tokenizer.load(write(str(size + 1)))
+
+
 def test_a_padding_token_may_be_in_the_older_file(checkpoint):
   older = {'pad_token': {'content': '<pad>'}, 'eos_token': '<end>'}
   assert tokenizer.load(checkpoint(['<end>', '<pad>'], special_tokens_map=older)).pad_id == 1
