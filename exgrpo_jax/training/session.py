@@ -76,10 +76,10 @@ class Session:
 
   def _check(self, last: Snapshot) -> None:
     """Raise InputError if the run is closed, or another iterator took steps after `last`."""
-    if not self.is_open or last is not self.snapshot:
-      why = 'another iterator has taken later steps' if self.is_open else 'the run is closed'
-      fix = 'Continue with it' if self.is_open else 'Call open_run again, which resumes the run'
-      raise InputError(f'steps(): {why}. {fix}.')
+    if not self.is_open:
+      raise InputError('steps(): the run is closed. Call open_run again, which resumes the run.')
+    if last is not self.snapshot:
+      raise InputError('steps(): another iterator has taken later steps. Continue with that one.')
 
   @property
   def buffer(self) -> Buffer:
