@@ -19,8 +19,8 @@ class InputError(ValueError):
 
   Commands print the message and exit with `status`, so never raise this for a bug in this package.
   The status is 2, or 1 if the network or the storage failed and the same command may work later. If
-  it is not given, it depends on the cause: another InputError, or an error in whose chain of causes
-  the system's error may be. Line breaks in the message, for example from a quoted error, become spaces.
+  it is not given, it depends on the causes. Line breaks in the message, for example from a quoted
+  error, become spaces.
   """
 
   def __init__(self, message: str, status: int = 0) -> None:
