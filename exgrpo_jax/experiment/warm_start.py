@@ -134,8 +134,16 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
       f"{error}. A warm start trains on episodes from the environment's demonstrate(rng) method. "
       'Define this method, or set config.warm_start.num_updates=0.'
     ) from error
-  for episode in episodes:
-    yield _tokens(experiment, episode)
+  limit = config.environment.max_turn_tokens
+  for question, episode in zip(asked, episodes):
+    tokens, turns = _tokens(experiment, episode)
+    longest = max(turn.written for turn in turns)
+    if limit and longest > limit:
+      raise InputError(
+        f'config.environment.max_turn_tokens={limit}: a turn of the demonstration for row '
+        f'{question.row} has {longest} tokens. Raise the limit, or shorten the turns.'
+      )
+    yield tokens, turns
 
 
 def _tokens(

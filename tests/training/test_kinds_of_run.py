@@ -713,6 +713,11 @@ def test_a_warm_start_learns_what_the_player_says_and_not_the_answers(run):
     np.testing.assert_array_equal(tokens_T[start : start + len(own_T)], row.tokens)
     np.testing.assert_array_equal(mask_T[start : start + len(own_T)], own_T)
     assert mask_T.sum() == own_T.sum()
+  config = run.experiment.config
+  shorter = dataclasses.replace(config.environment, max_turn_tokens=kinds.TURN - 1)
+  config = dataclasses.replace(config, environment=shorter)
+  with pytest.raises(InputError, match=r'max_turn_tokens=2: a turn .* has 3 tokens\. Raise'):
+    warm_start.load_solutions(dataclasses.replace(run.experiment, config=config))
 
 
 @pytest.mark.full
