@@ -20,6 +20,7 @@ from exgrpo_jax.grading.answers.tree import MINUS_ONE, Tree, make_product, make_
 from exgrpo_jax.grading.answers.units import (
   LETTERS,
   MULTIPLIERS,
+  NUMBER_WORDS,
   OPERATION_WORDS,
   UNITS,
   joined,
@@ -114,10 +115,12 @@ _FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', '
 # Words that cannot start a unit: '5 where n = 2' is not 5 of some unit. '5 more' is not 5 either,
 # but '5 more apples' and '5 of the apples' are.
 _NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about only
-unless parts score and at half tens ten wrong incorrect"""
+unless parts score and at half tens wrong incorrect etc possibly probably unsure guess false never
+unknown impossible undefined excluded versus alternatively double doubled halved nor neither"""
 _NON_UNITS = OPERATION_WORDS.union(_NON_UNIT_WORDS.split())
 _BEFORE_UNITS = frozenset({'more', 'less', 'of'})
-_NOT_IN_UNITS = frozenset({'or', 'than', 'most', 'least', 'not'})  # anywhere: '5 more than x'
+# Anywhere in a unit: '5 more than x', '5 point two'.
+_NOT_IN_UNITS = NUMBER_WORDS | {'or', 'than', 'most', 'least', 'not'}
 
 _OPERAND_COMMANDS = FUNCTIONS.union(SYMBOLS, ACCENTS, BIG_OPERATORS).union(
   ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle')

@@ -204,6 +204,10 @@ _KEYWORDS = paired("""
 and , or , pi pi infinity infty inf infty oo infty asin arcsin acos arccos atan arctan""")
 _COMPARISONS = {'<=': 'le', '>=': 'ge', '!=': 'ne'}
 _MARKS = {'==': '=', '**': '^'}
+# Words that are never names of variables, so that 'not 0' is not a product, which would be 0.
+_DOUBTS = frozenset(
+  ('not', 'nor', 'neither', 'either', 'never', 'maybe', 'perhaps', 'possibly', 'probably', 'but')
+)
 # Values of _COMMANDS that are marks.
 _COMMAND_MARKS = frozenset('*/|:,()[]<>%')
 
@@ -275,6 +279,8 @@ def _split_letters(word: str, spaced: bool) -> list[Token]:
     return [Token('mark' if keyword == ',' else 'command', keyword, spaced)]
   if word in FUNCTIONS:
     return [Token('command', word, spaced)]
+  if word.lower() in _DOUBTS:
+    return [Token('text', word, spaced)]
   for name in FUNCTIONS:
     if word.startswith(name) and len(word) == len(name) + 1:  # 'sinx'
       return [Token('command', name, spaced), Token('word', word[-1], spaced=False)]

@@ -125,7 +125,10 @@ MULTIPLIERS = {name + end: Fraction(scale) for name, scale in _SCALES.items() fo
 _OPERATIONS = """squared cubed factorial halves thirds fourths quarters fifths sixths sevenths
 eighths ninths tenths hundredths thousandths less more above below times plus minus mod except or
 to of"""
-OPERATION_WORDS = frozenset(_OPERATIONS.split())
+_NUMBERS = """zero one two three four five six seven eight nine ten eleven twelve fifteen twenty
+thirty forty fifty"""
+NUMBER_WORDS = frozenset(_NUMBERS.split())
+OPERATION_WORDS = NUMBER_WORDS.union(_OPERATIONS.split())
 _PER = re.compile('(?:^| )per ', re.IGNORECASE)
 _POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)', re.IGNORECASE)
 _DENOMINATOR = re.compile(r'/ ?\(([^()/]*)\)')
