@@ -68,8 +68,7 @@ _TRUE_SENTENCE = re.compile(
 )
 # Words next to a number that change its meaning.
 _CHANGING_WORDS = """not no never least most than half twice thrice when if for and in by negative
-under over divisible fewer greater without one two three four five six seven eight nine ten twenty
-thirty base"""
+under over divisible fewer greater without base"""
 _CHANGING = OPERATION_WORDS.union(_CHANGING_WORDS.split())
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
 # Text before the second of two answers, as in '3 or $4$' and 'or the answer is 4', or before a
@@ -77,9 +76,26 @@ _DOLLARS = re.compile(r'(?<!\\)\$\$?')
 _DOUBT_BEFORE = re.compile(
   r'(?:(?<![A-Za-z])or(?:[\s,]++(?:else|maybe|perhaps|possibly|even|it|is|the|my|final|equally))*+'
   r"|(?P<denial>\bnot|\bnever|\bcannot|n['’]t|≠|\\neq?|!=)(?:\s++(?:be|equal|to))*+)"
-  r'[\s,$*]*+(?:\\[(\[]\s*)?$',
+  r'(?:[\s,$*]|\\[$(\[])*+$',
   re.IGNORECASE,
 )
+# Text before and after the last number that makes the number a part of something else.
+_PART_BEFORE = re.compile(
+  r'(?:[\^√]\s?|\^\{|\\(?:[dt]?frac\{[^{}]*\}|sqrt|binom\{[^{}]*\})\{'  # '2^', '\sqrt{'
+  r'|[a-z]\((?:[^()\s]*, ?)?'  # 'f(', 'C(7, '
+  r'|[\w)}]\s?(?:[+/×÷·]|\\(?:cdot|times|div|[lg]eq?)(?![a-z]))\s?|\w(?:\*| \* )'  # '7 + ', 'x/'
+  r'|(?:[0-9)]|(?<![\w-])[a-z]) ?[-−–] ?|(?<![\w</])[a-z)] ?[<>≤≥]=? ?'  # '10 - ', 'x > '
+  r'|\b(?:(?:half|root|square|cube|multiple) of|(?:divided|divisible|multiplied) by'
+  r'|twice|minus|plus|times|negative|than|base)\s)[($]*(?:\\[$(])?$',
+  re.IGNORECASE,
+)
+_PART_AFTER = re.compile(
+  r'\s?(?:\^(?!\{?\\circ)|[√π]|\\(?:pi|sqrt|cdot|times)(?![a-z]))|[xyznikKMB](?![A-Za-z])'
+  r'|\s?[+*/×÷·]\s?(?:[a-z](?![a-z])|[(\\√π])'  # '/n', but not '/hour'
+  r'|\s(?:squared|cubed|factorial|halves|thirds|fourths|fifths|or (?:more|less))\b'
+  r'|[\s$*)\\\]]*(?:\?|\s(?:is|was) (?:wrong|incorrect|impossible|not (?:the|correct|right)\b))'
+)
+_MULTIPLIED = re.compile(r'(?:\s(?:hundred|thousand|million|billion|trillion)\b)+')
 # Text ending in '8 =', '8 = ?' or '1 + 8'.
 _WITHOUT_RESULT = re.compile(
   r'(?:=|[0-9)]\s*(?:[-+*/×÷−]|\\times|\\div|\\cdot)\s*\(?-?[0-9.,]++\)?)[\s?.$]*+\Z'
@@ -221,7 +237,8 @@ def _stated_answer(text: str) -> str | None:
   sentence = _bare(sentence)
   has_colon = bool(statement[1])
   is_prose = _PROSE.search(sentence) and not _LETTERED.match(sentence)
-  if has_colon and is_prose and _NUMBER.search(sentence):
+  starts_with_number = re.match(r'[$({\\+-]*[0-9.]', sentence)
+  if has_colon and is_prose and not starts_with_number and _NUMBER.search(sentence):
     return None  # 'Answer: the largest n is 34' is prose, so its last number counts
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
   answer = _number_of_things(counted[1], counted[2]) if counted else None
@@ -263,6 +280,13 @@ def _last_number(text: str) -> str | None:
   # '$5 of the $8' is money, not a formula.
   if _PROSE.search(text, start, end) or '\\$' in text[start:end]:
     start, end = number.span()
+  if multiplied := _MULTIPLIED.match(text, end):
+    end = multiplied.end()
+  is_part = start == number.start() and _PART_BEFORE.search(
+    text[max(0, start - _HEDGE_WINDOW) : start]
+  )
+  if is_part or _PART_AFTER.match(text, end):
+    return None
   answer = text[start:end] + ('%' if _PERCENT_AFTER.match(text, end) else '')
   return _with_hedge(text[:start], answer)
 
