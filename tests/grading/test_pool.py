@@ -197,7 +197,7 @@ from exgrpo_jax.grading import verifier, worker
 for given, truth in {COMMON!r}:
   verifier.judge(chr(92) + 'boxed{{' + given + '}}', truth)
 assert 'sympy' not in sys.modules and 'jax' not in sys.modules
-assert verifier.is_correct(r'\\boxed{{(0,9)\\cup(9,36)}}', r'(0,36)\\setminus\\{{9\\}}')
+assert verifier.is_correct(r'\\boxed{{x^{{2022}}+1}}', r'1+x^{{2022}}')
 assert 'sympy' in sys.modules
 """
   subprocess.run([sys.executable, '-c', code], check=True)

@@ -11,7 +11,7 @@ From text to verdict:
 
 These modules build on tree, which defines trees and readings; number and quantity, which evaluate
 and compare trees; operators, which also handles products whose order matters; and units. The module
-description describes a reading in words. Two modules use sympy: sets compares sets, and identity
-compares expressions if evaluation is inconclusive. sympy only receives trees; text from a model is
-never evaluated as code.
+description describes a reading in words. Sets are compared in sets, and expressions for which
+evaluation is inconclusive in identity, with sympy's polynomials. sympy only receives trees; text
+from a model is never evaluated as code.
 """

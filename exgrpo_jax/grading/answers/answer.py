@@ -1,8 +1,7 @@
 """Interpretation of an answer's text as a reading."""
 
-import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -359,9 +358,6 @@ def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
 
 # ---- Matrices ----
 
-# sympy computes powers and inverses symbolically, once per size and exponent. Then the actual cells
-# are substituted for the symbols.
-
 Rows = tuple[tuple[Tree, ...], ...]
 
 _MAX_FACTORS = 3  # matrices in a product; each additional matrix multiplies the size of the cells
@@ -435,31 +431,35 @@ def _power(rows: Rows, exponent: Tree) -> Rows | None:
     return None
   if order ** (count - 1) > _MAX_PATHS or (negative and order**count > _MAX_INVERSE):
     return None
-  unknowns = {f'c{i}{j}': rows[i][j] for i in range(order) for j in range(order)}
-  if max(map(size, unknowns.values())) * order**count > _MAX_NODES:
+  if max(size(cell) for row in rows for cell in row) * order**count > _MAX_NODES:
     return None
-  power = _generic_power(order, -int(count) if negative else int(count))
-  return tuple(tuple(_substitute(cell, unknowns) for cell in row) for row in power)
+  return _multiply((), [_inverse(rows) if negative else rows] * int(count))
 
 
-@functools.cache
-def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
-  """Raise a matrix of the sympy symbols c00, c01 and so on to a power; return the result's rows."""
-  import sympy
+def _inverse(rows: Rows) -> Rows:
+  """Divide a square matrix's adjugate by its determinant."""
+  places = range(len(rows))
+  determinant = _determinant(rows)
+  return tuple(
+    tuple(('divide', _signed(_determinant(_minor(rows, j, i)), i + j), determinant) for j in places)
+    for i in places
+  )
 
-  matrix: Any = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))
-  count = abs(exponent)
-  power = matrix.adjugate() ** count / matrix.det() ** count if exponent < 0 else matrix**count
-  return tuple(tuple(power[i, j] for j in range(order)) for i in range(order))
+
+def _determinant(rows: Rows) -> Tree:
+  if not rows:
+    return 'number', Fraction(1)
+  terms = (
+    _signed(('multiply', (cell, _determinant(_minor(rows, 0, j)))), j)
+    for j, cell in enumerate(rows[0])
+  )
+  return 'add', tuple(terms)
 
 
-def _substitute(expression: Any, unknowns: Mapping[str, Tree]) -> Tree:
-  """Convert a sympy quotient of polynomials to a tree, replacing its symbols."""
-  if expression.is_Symbol:
-    return unknowns[expression.name]
-  if expression.is_Rational:
-    return 'number', Fraction(int(expression.p), int(expression.q))
-  parts = tuple(_substitute(part, unknowns) for part in expression.args)
-  if expression.is_Pow:
-    return 'power', *parts
-  return 'add' if expression.is_Add else 'multiply', parts
+def _minor(rows: Rows, i: int, j: int) -> Rows:
+  """Remove row i and column j."""
+  return tuple(row[:j] + row[j + 1 :] for row in rows[:i] + rows[i + 1 :])
+
+
+def _signed(tree: Tree, place: int) -> Tree:
+  return ('negate', tree) if place % 2 else tree

@@ -1,20 +1,24 @@
 """Sets of real numbers: intervals, finite sets, and their unions, intersections and differences.
 
-sympy decides whether two sets are equal. Only the order of their endpoints matters, so each
-endpoint is replaced with its rank among all endpoints, and sympy sees only small integers.
+Only the order of the endpoints matters, so each endpoint is replaced with its rank among all
+endpoints. The endpoints divide the line into pieces, and a set is a frozenset of pieces: number 2r
+is the endpoint of rank r, and numbers 2r - 1 and 2r + 1 are the gaps on its two sides.
 """
 
+import functools
+import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from exgrpo_jax.grading.answers import quantity
 from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
-Set = Any  # a sympy.Set; sympy takes most of a second to import, so it is imported on demand
+Pieces = frozenset[int]
 
 _MAX_ENDS = 16  # distinct endpoints, compared pairwise
 _MAX_MEMBERS = 100
-_OPERATIONS = {'union': 'Union', 'intersection': 'Intersection', 'minus': 'Complement'}
+_ALL: Pieces = frozenset(range(-1, 2 * _MAX_ENDS))
+_OPERATIONS = {'union': operator.or_, 'intersection': operator.and_, 'list': operator.or_}
 
 
 class _NoSetError(ValueError):
@@ -30,7 +34,7 @@ def same_set(x: Reading, y: Reading) -> bool:
     if len(ends) > _MAX_MEMBERS:
       return False
     ranks = _rank(tuple(dict.fromkeys(ends)))
-    return _build(x, ranks) == _build(y, ranks)
+    return _pieces(x, ranks) == _pieces(y, ranks)
   except _NoSetError:
     return False
 
@@ -69,10 +73,8 @@ def _ends(reading: Reading) -> Iterator[Tree]:
     yield reading[1]
 
 
-def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
+def _rank(ends: Sequence[Tree]) -> Mapping[Tree, float]:
   """Rank the endpoints; raises _NoSetError if they are too many or cannot be ordered."""
-  import sympy
-
   equal: list[list[Tree]] = []  # endpoints grouped by value
   for end in ends:
     if _is_infinite(end):
@@ -88,56 +90,40 @@ def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
     if len(set(values)) < len(equal):
       raise _NoSetError
     equal = [trees for _, trees in sorted(zip(values, equal), key=lambda pair: pair[0])]
-  ranks = {end: sympy.Integer(rank) for rank, trees in enumerate(equal) for end in trees}
-  return ranks | {INFINITY: sympy.oo, MINUS_INFINITY: -sympy.oo}
+  ranks: dict[Tree, float] = {end: rank for rank, trees in enumerate(equal) for end in trees}
+  return ranks | {INFINITY: math.inf, MINUS_INFINITY: -math.inf}
 
 
-def _build(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
-  import sympy
-
+def _pieces(reading: Reading, ranks: Mapping[Tree, float]) -> Pieces:
+  """Return the pieces of a set; raises _NoSetError if the reading is not a set."""
   head, members = reading[0], _members(reading)
   if head == 'group':
     if len(members) != 2 or any(end[0] != 'quantity' for end in members):
       raise _NoSetError
     low, high = (ranks[end[1]] for end in members)
-    if low > high or (low == high and reading[1:3] != ('[', ']')):
+    if low > high or (low == high and (reading[1:3] != ('[', ']') or math.isinf(low))):
       raise _NoSetError
-    return sympy.Interval(low, high, reading[1] == '(', reading[2] == ')')
+    first, last = 2 * low + (reading[1] == '('), 2 * high - (reading[2] == ')')
+    return frozenset(piece for piece in _ALL if first <= piece <= last)
   if head in ('set', 'braces'):
-    return sympy.FiniteSet(*(_point(member, ranks) for member in members))
-  if head == 'differs':
-    return sympy.Complement(sympy.S.Reals, _excluded(reading[1], ranks))
-  if head == 'minus':
-    return sympy.Complement(_build(reading[1], ranks), _excluded(reading[2], ranks))
-  sets = [_build(member, ranks) for member in members]
-  return _combine(reading, sets) if head == 'list' else getattr(sympy, _OPERATIONS[head])(*sets)
+    return frozenset(int(2 * _finite(member, ranks)) for member in members)
+  if head in ('differs', 'minus'):
+    *whole, excluded = members
+    if excluded[0] == 'quantity':
+      excluded = ('set', (excluded,))  # '\setminus 9' is '\setminus \{9\}'
+    return (_pieces(whole[0], ranks) if whole else _ALL) - _pieces(excluded, ranks)
+  sets = [_pieces(member, ranks) for member in members]
+  combine = _OPERATIONS[head]
+  if head == 'list' and any(member[0] == 'differs' for member in members):
+    combine = operator.and_  # all conditions must hold in 'x > 0, x != 9'
+  elif head == 'list' and (
+    not all(map(is_interval, members)) or sum(map(len, sets)) > len(frozenset().union(*sets))
+  ):
+    raise _NoSetError  # overlapping conditions might be joined by 'and', which is a comma by now
+  return functools.reduce(combine, sets)
 
 
-def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
-  """Combine conditions: all must hold in 'x > 0, x != 9', but one is enough in 'x < 2 or x > 3'.
-
-  By now, commas have replaced 'and' and 'or', so overlapping intervals are ambiguous and rejected.
-  """
-  import sympy
-
-  if any(condition[0] == 'differs' for condition in conditions[1]):
-    return sympy.Intersection(*sets)
-  if not all(map(is_interval, conditions[1])):
+def _finite(member: Reading, ranks: Mapping[Tree, float]) -> float:
+  if member[0] != 'quantity' or _is_infinite(member[1]):
     raise _NoSetError
-  union = sympy.EmptySet
-  for part in sets:
-    if union.intersect(part) != sympy.EmptySet:
-      raise _NoSetError
-    union = union.union(part)
-  return union
-
-
-def _excluded(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
-  r"""Return the set to subtract; '\setminus 9' is read as '\setminus \{9\}'."""
-  return _build(('set', (reading,)) if reading[0] == 'quantity' else reading, ranks)
-
-
-def _point(reading: Reading, ranks: Mapping[Tree, Any]) -> Any:
-  if reading[0] != 'quantity' or _is_infinite(reading[1]):
-    raise _NoSetError
-  return ranks[reading[1]]
+  return ranks[member[1]]
