@@ -49,49 +49,6 @@ class BatchItem(NamedTuple):
   facts: Mapping[str, Any]  # values that batched rewards may ask for, by name
 
 
-class Batches:
-  """The batches of one round: responses whose verdicts are collected together."""
-
-  def __init__(self, config: GradingConfig, scorer: Pool) -> None:
-    """Create an empty round. `scorer` is a one-process pool that calls rewards (programs.py)."""
-    self._config, self._scorer = config, scorer
-    self._open: list[concurrent.futures.Future[BatchItem]] = []  # the batch being filled
-    self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
-    # Set once the process has hung or died twice, because later batches would fail too.
-    self._failure: Failure | None = None
-
-  def add(self, judged: concurrent.futures.Future[BatchItem]) -> None:
-    """Add the next response; send the batch if it is now full."""
-    self._open.append(judged)
-    if len(self._open) == self._config.batch_size:
-      self._send()
-
-  def verdicts(self) -> list[Verdict]:
-    """Wait until all added responses are scored; return verdicts with all rewards, in order."""
-    if self._open:
-      self._send()
-    return [verdict for scored in self._scored for verdict in scored.result()]
-
-  def _send(self) -> None:
-    batch, self._open = self._open, []
-    self._scored.append(self._scorer.submit(lambda worker: self._score(worker, batch)))
-
-  def _score(
-    self, worker: Worker, batch: Sequence[concurrent.futures.Future[BatchItem]]
-  ) -> list[Verdict]:
-    judged = [future.result() for future in batch]
-    graded = [one.facts for one in judged if one.verdict.components is not None]
-    scored = self._failure or _rewards(worker, self._config, graded)
-    if isinstance(scored, Failure):
-      self._failure = scored if scored.is_lost else None
-      scored = [scored] * len(graded)
-    rewards = iter(scored)
-    return [
-      verdict if verdict.components is None else _completed(verdict, next(rewards))
-      for verdict, _ in judged
-    ]
-
-
 def _rewards(
   worker: Worker, config: GradingConfig, facts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, float]] | Failure:
@@ -204,11 +161,10 @@ class Grader:
     return graded.verdicts()
 
   def _new_round(self) -> '_Round':
-    return _Round(
-      self._config.weight_of,
-      lambda submission: self._pool.submit(lambda worker: self._judge(worker, submission)),
-      Batches(self._config, self._scorer) if self._scorer else None,
-    )
+    def start(submission: Submission) -> concurrent.futures.Future[BatchItem]:
+      return self._pool.submit(lambda worker: self._judge(worker, submission))
+
+    return _Round(self._config, start, self._scorer)
 
   def _judge(self, worker: Worker, submission: Submission) -> BatchItem:
     text, facts = submission.text(), submission.facts()
@@ -238,21 +194,45 @@ class _Round:
 
   def __init__(
     self,
-    weight_of: Mapping[str, float],
+    config: GradingConfig,
     start: Callable[[Submission], concurrent.futures.Future[BatchItem]],
-    batches: Batches | None,
+    scorer: Pool | None,
   ) -> None:
-    self._weight_of, self._start, self._batches = weight_of, start, batches
+    self._config, self._start, self._scorer = config, start, scorer
     self._count = 0  # all responses, including other hosts' shares
     self._own: list[concurrent.futures.Future[BatchItem]] = []
+    self._batches: list[concurrent.futures.Future[list[Verdict]]] = []
+    # Set once the scorer's process has hung or died twice, because later batches would fail too.
+    self._failure: Failure | None = None
 
   def add(self, submission: Submission) -> None:
     """Start judging a response if it belongs to this host's share."""
     if hosts.is_own_share(self._count):
       self._own.append(self._start(submission))
-      if self._batches:
-        self._batches.add(self._own[-1])
+      if len(self._own) % self._config.batch_size == 0:
+        self._send()
     self._count += 1
+
+  def _send(self) -> None:
+    """Send the responses that are in no batch yet, if a process scores batches."""
+    batch = self._own[len(self._batches) * self._config.batch_size :]
+    if batch and self._scorer:
+      self._batches.append(self._scorer.submit(lambda worker: self._score(worker, batch)))
+
+  def _score(
+    self, worker: Worker, batch: Sequence[concurrent.futures.Future[BatchItem]]
+  ) -> list[Verdict]:
+    judged = [future.result() for future in batch]
+    graded = [one.facts for one in judged if one.verdict.components is not None]
+    scored = self._failure or _rewards(worker, self._config, graded)
+    if isinstance(scored, Failure):
+      self._failure = scored if scored.is_lost else None
+      scored = [scored] * len(graded)
+    rewards = iter(scored)
+    return [
+      verdict if verdict.components is None else _completed(verdict, next(rewards))
+      for verdict, _ in judged
+    ]
 
   def progress(self) -> str:
     done = sum(future.done() for future in self._own)
@@ -261,14 +241,16 @@ class _Round:
   def verdicts(self) -> list[Verdict]:
     """Wait for this host's verdicts; return all hosts' verdicts in submission order."""
     with activity.doing(self.progress):
-      if self._batches:
-        found = self._batches.verdicts()
+      if self._scorer:
+        self._send()
+        found = [verdict for batch in self._batches for verdict in batch.result()]
       else:
         found = [future.result().verdict for future in self._own]
+    weight_of = self._config.weight_of
     for index, verdict in enumerate(found):
       if verdict.components is not None:  # otherwise, grading failed and the reward stays 0
-        components = {name: verdict.components[name] for name in self._weight_of}
-        reward = sum(weight * components[name] for name, weight in self._weight_of.items())
+        components = {name: verdict.components[name] for name in weight_of}
+        reward = sum(weight * components[name] for name, weight in weight_of.items())
         found[index] = verdict._replace(reward=reward, components=components)
     return [Verdict._make(fields) for fields in hosts.merge_shares(found)]
 

@@ -59,7 +59,7 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
 def extract(response: str, entry: Mapping[str, Any]) -> str | None:
   """Return the response's answer to an entry's question, as written; None if there is none."""
   if _NUMBER.fullmatch(entry['answer'] or ''):
-    return extraction.extract_number(response)
+    return extraction.extract(response)
   return extraction.extract_text(response)
 
 

@@ -21,6 +21,7 @@ from exgrpo_jax.grading.answers.tree import (
   make_interval,
   make_labelled,
   plain,
+  rewrite,
   size,
   subtract,
   symbols,
@@ -207,13 +208,15 @@ def _share_labels(items: Sequence[Reading]) -> Reading:
 
 def _choose_sign(tree: Any, sign: int) -> Any:
   r"""Replace every '\pm' in a tree with this sign, and every '\mp' with the opposite sign."""
-  if not isinstance(tree, tuple) or not tree:
-    return tree
-  if tree[0] != 'plusminus':
-    return tuple(_choose_sign(child, sign) for child in tree)
-  left, right = _choose_sign(tree[2], sign), _choose_sign(tree[3], sign)
-  right = right if tree[1] == sign else ('negate', right)
-  return right if left is None else ('add', (left, right))
+
+  def chosen(node: Tree) -> Tree | None:
+    if node[0] != 'plusminus':
+      return None
+    left, right = _choose_sign(node[2], sign), _choose_sign(node[3], sign)
+    right = right if node[1] == sign else ('negate', right)
+    return right if left is None else ('add', (left, right))
+
+  return rewrite(tree, chosen)
 
 
 # Relations.
@@ -267,7 +270,7 @@ def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Readi
 
 # ---- Inequalities ----
 
-_REVERSED = {'>': '<', '>=': '<='}
+_REVERSED = {'>': '<', '>=': '<=', '<': '>', '<=': '>='}
 
 
 def _interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
@@ -275,16 +278,14 @@ def _interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]
 
   A missing side, as in '< 5', is None.
   """
-  directions = {operator[0] for operator in operators}
-  if directions not in ({'<'}, {'>'}):
-    return 'chain', operators, sides
-  if operators[0] in _REVERSED:
-    operators = tuple(_REVERSED[operator] for operator in reversed(operators))
+  if any(operator[0] == '>' for operator in operators):
+    operators = tuple(_REVERSED.get(operator, operator) for operator in reversed(operators))
     sides = sides[::-1]
+  is_ascending = all(operator[0] == '<' for operator in operators)
   reading = None
-  if len(sides) == 2:
+  if is_ascending and len(sides) == 2:
     reading = _solve_two_sided(operators[0], *sides)
-  elif len(sides) == 3:
+  elif is_ascending and len(sides) == 3:
     reading = _solve_three_sided(operators[0], operators[1], *sides)
   return reading or ('chain', operators, sides)
 

@@ -19,7 +19,15 @@ from exgrpo_jax.grading.answers.extraction import accepted_answers
 from exgrpo_jax.grading.answers.grammar import UnreadableError, is_roman
 from exgrpo_jax.grading.answers.sets import is_interval, same_set
 from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
-from exgrpo_jax.grading.answers.tree import Reading, Tree, heads, nodes, subtract, symbols
+from exgrpo_jax.grading.answers.tree import (
+  Reading,
+  Tree,
+  heads,
+  nodes,
+  rewrite,
+  subtract,
+  symbols,
+)
 from exgrpo_jax.grading.answers.units import conversion, measure
 
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
@@ -195,11 +203,11 @@ def _same_quantity(given: Reading, truth: Reading) -> bool:
   # '25% of the class' is 25%, but 25% is neither 25 apples nor 25 cm.
   if (p or q) and any(unit and (not z or measure(unit)) for z, unit in ((p, x_unit), (q, y_unit))):
     return False
-  if (is_same := _same_number(x, y)) or bool(p) == bool(q):
+  if (is_same := quantity.same(x, y)) or bool(p) == bool(q):
     return is_same
   # 20% is 0.2, and also 20, because questions ask 'what percentage'. But 0.2% is not 0.2.
   value = quantity.real_value(y if p else x)
-  return (value is None or abs(value) >= 1) and _same_number(p or x, q or y)
+  return (value is None or abs(value) >= 1) and quantity.same(p or x, q or y)
 
 
 def _percentage(tree: Tree) -> Tree | None:
@@ -248,19 +256,6 @@ def _radians(degrees: Tree) -> Reading:
   return 'quantity', ('multiply', (half_turns, ('symbol', 'pi'))), ''
 
 
-def _same_number(x: Tree, y: Tree) -> bool:
-  if _infinity_sign(x) or _infinity_sign(y):
-    return _infinity_sign(x) == _infinity_sign(y)
-  return quantity.same(x, y)
-
-
-def _infinity_sign(tree: Tree) -> int:
-  """Return 1 or -1 for an infinity, 0 for anything else."""
-  if tree[0] == 'negate':
-    return -_infinity_sign(tree[1])
-  return int(tree[0] == 'infinity')
-
-
 # Binomial coefficients written as C(n, k) or C_n^k.
 
 
@@ -272,9 +267,9 @@ def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
   coefficient or a factorial instead.
   """
   if _choose_names(given) and not _choose_names(truth):
-    return _with_coefficients(given), truth
+    return rewrite(given, _coefficient), truth
   if _choose_names(truth) and not _choose_names(given) and heads(given) & {'binom', 'factorial'}:
-    return given, _with_coefficients(truth)
+    return given, rewrite(truth, _coefficient)
   return given, truth
 
 
@@ -283,24 +278,20 @@ def _choose_names(tree: Tree) -> list[str]:
   return [name for name in symbols(tree) if name.removesuffix('()').partition('_')[0] == _CHOOSE]
 
 
-def _with_coefficients(tree: Any) -> Any:
-  if not isinstance(tree, tuple) or not tree:
-    return tree
-  if tree[:2] == ('call', _CHOOSE) and len(tree[2]) == 2:
-    return _coefficient(tree, *tree[2])
-  if tree[0] == 'power' and tree[1][0] == 'symbol' and tree[1][1].startswith(f'{_CHOOSE}_'):
+def _coefficient(node: Tree) -> Tree | None:
+  """Return C(n, k) or C_n^k as a binomial coefficient, but not C(2, 3), which is a point."""
+  if node[:2] == ('call', _CHOOSE) and len(node[2]) == 2:
+    total, count = node[2]
+  elif node[0] == 'power' and node[1][0] == 'symbol' and node[1][1].startswith(f'{_CHOOSE}_'):
     try:
-      total = latex.parse(tokenize(tree[1][1].removeprefix(f'{_CHOOSE}_')) or ())
+      total = latex.parse(tokenize(node[1][1].removeprefix(f'{_CHOOSE}_')) or ())
     except (UnreadableError, RecursionError):
-      return tree
-    return _coefficient(tree, total, tree[2])
-  return tuple(map(_with_coefficients, tree))
-
-
-def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
-  """Return the binomial coefficient, or `tree` if count exceeds total: C(2, 3) is a point."""
+      return node
+    count = node[2]
+  else:
+    return None
   if total[0] == count[0] == 'number' and not 0 <= count[1] <= total[1]:
-    return tree
+    return node
   return 'function', 'binom', (total, count)
 
 
@@ -384,7 +375,7 @@ def _zero_form(reading: Reading) -> Tree | None:
 
 
 def _same_chain(given: Reading, truth: Reading) -> bool:
-  (_, x_operators, x_sides), (_, y_operators, y_sides) = _ascending(given), _ascending(truth)
+  (_, x_operators, x_sides), (_, y_operators, y_sides) = given, truth
   if x_operators != y_operators or None in x_sides or None in y_sides:
     return False
   if all(map(quantity.same, x_sides, y_sides)):
@@ -392,15 +383,6 @@ def _same_chain(given: Reading, truth: Reading) -> bool:
   if len(x_sides) != 2 or x_operators[0] not in ('<', '<='):
     return False
   return quantity.proportional(subtract(*x_sides), subtract(*y_sides), positive=True)
-
-
-def _ascending(chain: Reading) -> Reading:
-  """Reverse a chain that uses '>' so that it uses '<'."""
-  _, operators, sides = chain
-  if not any(operator.startswith('>') for operator in operators):
-    return chain
-  reversed_operators = {'>': '<', '>=': '<=', '<': '>', '<=': '>='}
-  return 'chain', tuple(reversed_operators.get(o, o) for o in reversed(operators)), sides[::-1]
 
 
 # Collections.

@@ -79,7 +79,8 @@ _DOUBT_BEFORE = re.compile(
   r'(?:[\s,$*]|\\[$(\[])*+$',
   re.IGNORECASE,
 )
-# Text before and after the last number that makes the number a part of something else.
+# Text before and after the last number that makes the number a part of something else. Otherwise,
+# '1 - 1 + 8 =', which may only repeat the question, could be right by luck.
 _PART_BEFORE = re.compile(
   r'(?:[\^√]\s?|\^\{|\\(?:[dt]?frac\{[^{}]*\}|sqrt|binom\{[^{}]*\})\{'  # '2^', '\sqrt{'
   r'|[a-z]\((?:[^()\s]*, ?)?'  # 'f(', 'C(7, '
@@ -93,13 +94,10 @@ _PART_AFTER = re.compile(
   r'\s?(?:\^(?!\{?\\circ)|[√π]|\\(?:pi|sqrt|cdot|times)(?![a-z]))|[xyznikKMB](?![A-Za-z])'
   r'|\s?[+*/×÷·]\s?(?:[a-z](?![a-z])|[(\\√π])'  # '/n', but not '/hour'
   r'|\s(?:squared|cubed|factorial|halves|thirds|fourths|fifths|or (?:more|less))\b'
-  r'|[\s$*)\\\]]*(?:\?|\s(?:is|was) (?:wrong|incorrect|impossible|not (?:the|correct|right)\b))'
+  r'|[\s$*)\\\]]*(?:\?|=[\s.?$]*\Z'  # 'Is it 5?', '5 ='
+  r'|\s(?:is|was) (?:wrong|incorrect|impossible|not (?:the|correct|right)\b))'
 )
 _MULTIPLIED = re.compile(r'(?:\s(?:hundred|thousand|million|billion|trillion)\b)+')
-# Text ending in '8 =', '8 = ?' or '1 + 8'.
-_WITHOUT_RESULT = re.compile(
-  r'(?:=|[0-9)]\s*(?:[-+*/×÷−]|\\times|\\div|\\cdot)\s*\(?-?[0-9.,]++\)?)[\s?.$]*+\Z'
-)
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
@@ -125,17 +123,6 @@ def extract(response: str, require: Collection[str] = ()) -> str | None:
   """
   rest = solution(response, require)
   return None if rest is None else _answer(rest, _last_number)
-
-
-def extract_number(response: str) -> str | None:
-  """Extract a numeric answer; return None for a calculation without its result.
-
-  Otherwise '1 - 1 + 8 =', which only repeats the question, could be right by luck.
-  """
-  return _answer(
-    solution(response) or '',
-    lambda text: None if _WITHOUT_RESULT.search(text) else _last_number(text),
-  )
 
 
 def extract_text(response: str) -> str | None:

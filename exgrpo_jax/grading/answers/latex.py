@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from exgrpo_jax.grading.answers.grammar import FUNCTION_LETTERS, Grammar, UnreadableError
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS, Token
-from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product
+from exgrpo_jax.grading.answers.tree import MINUS_ONE, Tree, is_too_deep, make_product
 from exgrpo_jax.grading.answers.units import UNITS
 
 _CLOSING = {'(': ')', '[': ']'}
@@ -250,7 +250,7 @@ class _Parser(Grammar):
       tree = ('function', 'log', (argument, base or ('number', Fraction(10))))
     else:
       tree = ('function', 'log' if name == 'ln' else name, (argument,))
-    if exponent == ('negate', ('number', Fraction(1))) and 'arc' + name in FUNCTIONS:
+    if exponent == MINUS_ONE and 'arc' + name in FUNCTIONS:
       return 'function', 'arc' + name, (argument,)
     return tree if exponent is None else ('power', tree, exponent)
 

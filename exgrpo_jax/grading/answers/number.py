@@ -13,7 +13,7 @@ from typing import Any
 
 import mpmath
 
-from exgrpo_jax.grading.answers.tree import Tree, heads
+from exgrpo_jax.grading.answers.tree import Tree, heads, rewrite
 
 Number = Any  # a Fraction, or an mpf or mpc of a Context
 Context = Any  # an mpmath.MPContext, whose functions are attached at run time
@@ -158,20 +158,12 @@ def _exact_root(value: Fraction, index: int) -> Fraction | None:
 
 
 def _root(value: Number, index: Number, context: Context) -> Number:
-  if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= index <= 64:
-    return _power(value, divide(Fraction(1), index, context), context)
-  if isinstance(value, Fraction):
-    if value < 0 and index % 2:
-      return -_root(-value, index, context)
-    root = _exact_root(value, int(index)) if value >= 0 else None
-    if root is not None:
-      return root
-  value = to_float(value, context)
-  if not is_complex(value) and context.re(value) < 0 and index % 2:
-    return -((-value) ** (context.mpf(1) / int(index)))
-  return _check_bounds(
-    context.sqrt(value) if index == 2 else value ** (context.mpf(1) / int(index)), context
-  )
+  if index == 2 and not isinstance(value, Fraction):
+    return _check_bounds(context.sqrt(value), context)
+  is_odd = isinstance(index, Fraction) and index % 2 == 1
+  if is_odd and not is_complex(value) and context.re(to_float(value, context)) < 0:
+    return -_root(-value, index, context)
+  return _power(value, divide(Fraction(1), index, context), context)
 
 
 def _evaluate_function(
@@ -179,7 +171,7 @@ def _evaluate_function(
 ) -> Number:
   takes_angle = name in ('sin', 'cos', 'tan', 'cot', 'sec', 'csc')
   if takes_angle and 'degrees' in heads(arguments[0]):
-    arguments = (_in_radians(arguments[0]),)
+    arguments = (rewrite(arguments[0], _in_radians),)
   values = [evaluate(argument, point, context) for argument in arguments]
   if name == 'sqrt':
     return _root(values[0], values[1] if values[1:] else Fraction(2), context)
@@ -213,13 +205,10 @@ def _apply(name: str, value: Number, context: Context) -> Number:
   return _check_bounds(result, context)
 
 
-def _in_radians(tree: Any) -> Any:
-  """Convert degrees to radians in a tree or a tuple of trees."""
-  if not isinstance(tree, tuple):
-    return tree
-  if tree[:1] == ('degrees',):
-    return 'multiply', (tree[1], ('divide', ('symbol', 'pi'), ('number', Fraction(180))))
-  return tuple(map(_in_radians, tree))
+def _in_radians(node: Tree) -> Tree | None:
+  if node[0] != 'degrees':
+    return None
+  return 'multiply', (node[1], ('divide', ('symbol', 'pi'), ('number', Fraction(180))))
 
 
 def _count(value: Number) -> int:

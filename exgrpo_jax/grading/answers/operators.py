@@ -30,6 +30,7 @@ from exgrpo_jax.grading.answers.tree import (
   heads,
   make_product,
   nodes,
+  rewrite,
   size,
   symbols,
 )
@@ -65,15 +66,8 @@ def in_one_face(x: Tree, y: Tree) -> tuple[Tree, Tree]:
   x_bold, y_bold = ({n for n in symbols(tree) if n.startswith('mathbf ')} for tree in (x, y))
   if bool(x_bold) == bool(y_bold):
     return x, y
-  return _in_bold(x, y_bold), _in_bold(y, x_bold)
-
-
-def _in_bold(tree: Any, names: set[str]) -> Any:
-  if not isinstance(tree, tuple) or not tree:
-    return tree
-  if tree[0] == 'symbol' and f'mathbf {tree[1]}' in names:
-    return 'symbol', f'mathbf {tree[1]}'
-  return tuple(_in_bold(child, names) for child in tree)
+  bold = {('symbol', name.removeprefix('mathbf ')): ('symbol', name) for name in x_bold | y_bold}
+  return rewrite(x, bold.get), rewrite(y, bold.get)
 
 
 # ---- Which letters do not commute ----
@@ -333,26 +327,26 @@ def with_forms(tree: Tree) -> Tree:
   return _replace(tree, has_differentials=not is_letter)
 
 
-def without_differentials(tree: Any) -> Any:
+def without_differentials(tree: Tree) -> Tree:
   """Read 'dv' in a tree as a product, for a ground truth where d is a distance."""
-  if not isinstance(tree, tuple) or not tree:
-    return tree
-  if tree[:2] == ('call', 'd'):
-    return 'multiply', (('symbol', 'd'), *tree[2])
-  return tuple(map(without_differentials, tree))
+  return rewrite(
+    tree,
+    lambda node: ('multiply', (('symbol', 'd'), *node[2])) if node[:2] == ('call', 'd') else None,
+  )
 
 
-def _replace(tree: Any, has_differentials: bool) -> Any:
-  if not isinstance(tree, tuple) or not tree:
-    return tree
-  if tree[0] == 'divide' and (derivative := _derivative(tree, has_differentials)):
-    return derivative
-  if tree[0] == 'call' and tree[1].startswith('int_'):
-    return 'call', tree[1], tuple(_replace(argument, True) for argument in tree[2])
-  if tree[0] == 'multiply':
-    factors = _applied([_replace(factor, has_differentials) for factor in tree[1]])
-    return make_product(_differentials(factors) if has_differentials else factors)
-  return tuple(_replace(child, has_differentials) for child in tree)
+def _replace(tree: Tree, has_differentials: bool) -> Tree:
+  def replaced(node: Tree) -> Tree | None:
+    if node[0] == 'divide':
+      return _derivative(node, has_differentials)
+    if node[0] == 'call' and node[1].startswith('int_'):
+      return 'call', node[1], tuple(_replace(argument, True) for argument in node[2])
+    if node[0] == 'multiply':
+      factors = _applied([_replace(factor, has_differentials) for factor in node[1]])
+      return make_product(_differentials(factors) if has_differentials else factors)
+    return None
+
+  return rewrite(tree, replaced)
 
 
 def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:

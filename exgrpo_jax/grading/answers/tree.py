@@ -35,7 +35,7 @@ equation.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -100,13 +100,17 @@ def nodes(tree: Any) -> Iterator[Tree]:
       waiting += node[::-1]
 
 
-def plain(tree: Any) -> Any:
-  """Replace runs of letters with products, and dashed numbers with differences."""
+def rewrite(tree: Any, replace: Callable[[Tree], Tree | None]) -> Any:
+  """Apply `replace` to a tree or, where that returns None, to its parts in the same way."""
   if not isinstance(tree, tuple) or not tree:
     return tree
-  if tree[0] in ('letters', 'dashed'):
-    return tree if tree[2] is None else tree[2]
-  return tuple(map(plain, tree))
+  new = replace(tree)
+  return tuple(rewrite(child, replace) for child in tree) if new is None else new
+
+
+def plain(tree: Tree) -> Tree:
+  """Replace runs of letters with products, and dashed numbers with differences."""
+  return rewrite(tree, lambda node: node[2] if node[0] in ('letters', 'dashed') else None)
 
 
 def size(tree: Tree) -> int:
