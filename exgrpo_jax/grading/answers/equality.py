@@ -396,6 +396,8 @@ def _same_matrix(given: Reading, truth: Reading) -> bool:
 
 def _same_collection(given: Reading, truth: Reading) -> bool:
   kinds = {given[0], truth[0]}
+  if kinds == {'quantity', 'group'}:
+    return _same_point(*((given, truth) if given[0] == 'quantity' else (truth, given)))
   if kinds == {'group'}:
     # [0, 1] is an interval, and (0, 1) may be one, but more than two items are always a vector.
     are_vectors = len(given[3]) > 2 and all(x[1] + x[2] in '()[]' for x in (given, truth))
@@ -422,6 +424,14 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
     number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, _distinct(given[1]))
     return len(items) == 1 and same(items[0], number)
   return False
+
+
+def _same_point(named: Reading, group: Reading) -> bool:
+  """Return True if a call, such as P(2, 3), is a point's name and its coordinates in the group."""
+  if named[1][0] != 'call' or not named[1][1].isupper():
+    return False
+  coordinates = [('quantity', argument, '') for argument in named[1][2]]
+  return group[1:3] == ('(', ')') and _same_in_order(coordinates, group[3])
 
 
 def _same_ratio(ratio: Reading, number: Reading) -> bool:

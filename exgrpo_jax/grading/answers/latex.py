@@ -110,9 +110,10 @@ class _Parser(Grammar):
       argument[0] in ('symbol', 'number') or (argument[0] == 'add' and len(argument[1]) == 1)
       for argument in arguments
     )
-    is_half_open = inner[0] == 'group' and inner[2] != ')'
+    is_half_open = inner[0] == 'group' and inner[1:3] == ('(', ']')
+    has_groups = inner[:2] == ('group', '[') or any(item[0] == 'group' for item in arguments)
     is_primed = "'" in symbol[1] and letter.islower()  # A'(B + C) is a product
-    is_function = letter in FUNCTION_LETTERS or is_primed or are_plain
+    is_function = letter in FUNCTION_LETTERS or is_primed or are_plain or has_groups
     if is_function and not is_half_open:
       return 'call', symbol[1], arguments
     self._put_back(start, inner)
