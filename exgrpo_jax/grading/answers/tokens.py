@@ -63,7 +63,6 @@ _REPLACEMENTS = tuple(
   for pattern, new in (
     # A doubled backslash, as in JSON, but not the end of a matrix row.
     (_DOUBLED_BACKSLASH, r'\\'),
-    (r'\$\s*([,;])\s*\$', r'\1 '),
     (r'\\(?:left|right|[bB]igg?|[bB]ig[lr])(?![a-zA-Z])\s?\.?', ''),
     (rf'\\(?:{_STYLES}|{_COLOR}|{_DISPLAY}|\\(?= ?& ?=)) ?', ''),
     (r'& ?=', '='),  # of an aligned equation
@@ -252,7 +251,7 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   content = ' '.join(inner.replace(r'\cdot', '*').split())
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
-  if wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha():
+  if wrapper == 'mathbf' and re.fullmatch('[A-Za-z]', content):
     return [Token('command', wrapper, spaced), Token('word', content, spaced=False)]
   is_letter = content in ('e', 'i', 'd') and wrapper != 'text'
   if content in FUNCTIONS or content in _KEYWORDS or is_letter:
