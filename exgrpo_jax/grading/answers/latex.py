@@ -4,8 +4,9 @@ This module reads the operands: numbers, names, brackets, functions, matrices. A
 multiplied, except that f(x), x(t) and I(0) are calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from exgrpo_jax.grading.answers.grammar import FUNCTION_LETTERS, Grammar, UnreadableError
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS, Token
@@ -226,23 +227,23 @@ class _Parser(Grammar):
 
   def _big_operator(self, name: str) -> Tree:
     """Read a sum, integral or limit as a call on its upper bound and operand; never evaluate it."""
-    lower, upper = '', ('number', Fraction(0))
-    while self._next_is('_', '^'):
-      if self._advance().text == '_':
-        lower = self._subscript()
+    lower, upper = self._scripts(self._subscript)
+    return 'call', f'{name}_{lower or ""}', (upper or ('number', Fraction(0)), self._factors())
+
+  def _scripts(self, lower: Callable[[], Any]) -> tuple[Any, Tree | None]:
+    """Read a subscript, with `lower`, and a superscript, in any order; None for a missing one."""
+    subscript = superscript = None
+    while mark := self._accept('_', '^'):
+      if mark == '_':
+        subscript = lower()
       else:
-        upper = self._argument(split=False)
-    return 'call', f'{name}_{lower}', (upper, self._factors())
+        superscript = self._argument(split=False)
+    return subscript, superscript
 
   def _function(self, name: str) -> Tree:
     if name == 'sqrt':
       return self._root()
-    base = exponent = None
-    while self._next_is('_', '^'):
-      if self._advance().text == '_':
-        base = self._argument()
-      else:
-        exponent = self._argument(split=False)
+    base, exponent = self._scripts(self._argument)
     has_brackets = any(self._next_is_mark(mark) for mark in '{([')
     argument = self._atom() if has_brackets else self._signed(self._unbracketed)
     if name in ('gcd', 'lcm') and argument[0] == 'group':

@@ -201,8 +201,7 @@ lbrack [ rbrack ] simeq approx sim approx backslash setminus smallsetminus setmi
 varnothing emptyset""")
 _KEYWORDS = paired("""
 and , or , pi pi infinity infty inf infty oo infty asin arcsin acos arccos atan arctan""")
-_COMPARISONS = {'<=': 'le', '>=': 'ge', '!=': 'ne'}
-_MARKS = {'==': '=', '**': '^'}
+_MARKS = paired('== = ** ^ <= le >= ge != ne')
 # Words that are never names of variables, so that 'not 0' is not a product, which would be 0.
 _DOUBTS = frozenset(
   ('not', 'nor', 'neither', 'either', 'never', 'maybe', 'perhaps', 'possibly', 'probably', 'but')
@@ -241,9 +240,8 @@ def _make_tokens(match: re.Match[str], spaced: bool) -> list[Token]:
     name = _COMMANDS.get(text, text)
     is_mark = name in _COMMAND_MARKS and text not in ('{', '}')
     return [Token('mark' if is_mark else 'command', name, spaced)]
-  if text in _COMPARISONS:
-    return [Token('command', _COMPARISONS[text], spaced)]
-  return [Token('mark', _MARKS.get(text, text), spaced)]
+  name = _MARKS.get(text, text)
+  return [Token('command' if name.isalpha() else 'mark', name, spaced)]
 
 
 def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
