@@ -67,25 +67,20 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
 # ---- The Hub ----
 
 
-def settle(split: HubSplit) -> None:
-  """Make all hosts agree on the commit to read a split from. All must call this before `files`.
-
-  Raises InputError if the split cannot be fetched or does not exist. If it does not exist, the
-  message lists the splits that do.
-  """
-  _locate(split)
-
-
 def files(split: HubSplit) -> list[str]:
-  """Return the local files of a settled split, in order, fetching any that aren't cached."""
-  repository, paths = _locate(split)
+  """Return the local files of a located split, in order, fetching any that aren't cached."""
+  repository, paths = locate(split)
   literal = [re.sub(r'([*?[])', r'[\1]', path) for path in paths]
   folder = hub.fetch(repository, literal)
   return [os.path.join(folder, path) for path in paths]
 
 
-def _locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
-  """Return the repository, pinned to a commit, and the paths of the split's files in it."""
+def locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
+  """Return the repository, pinned to a commit, and the paths of the split's files in it.
+
+  All hosts must call this before `files`, to agree on the commit. Raises InputError if the split
+  cannot be fetched, or does not exist; the message then lists the splits that do.
+  """
   layout: Layout = {}
   for repository, layout in _layouts(split.repository):
     configs = [split.config] if split.config else list(layout)

@@ -126,7 +126,7 @@ def settle(config: DataConfig, spec: str) -> None:
   the cache.
   """
   if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
-    named_sets.settle(found)
+    named_sets.locate(found)
 
 
 def load(config: DataConfig, spec: str) -> Dataset:
