@@ -24,11 +24,6 @@ class Distribution:
   top_p: float = 1.0  # keep only the most probable tokens whose probabilities add up to this value
   min_p: float = 0.0  # keep only tokens with at least this fraction of the highest probability
 
-  @property
-  def truncates(self) -> bool:
-    """Return True if any kind of truncation is enabled."""
-    return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
 
 def padded_size(vocab_size: int) -> int:
   """Pad the vocabulary size so that each shard of the vocabulary consists of whole blocks.
@@ -66,8 +61,7 @@ def sample_token(
   logits_BV = logits_BV / (distribution.temperature or 1.0)
   if vocab_size < V:
     logits_BV = jnp.where(jnp.arange(V) < vocab_size, logits_BV, -jnp.inf)
-  if distribution.truncates:
-    logits_BV = truncate(distribution, logits_BV)
+  logits_BV = truncate(distribution, logits_BV)
   shifted_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
   weight_BV = jnp.exp(shifted_BV)
   width = _block_width(vocab_size)  # near the square root of the vocabulary size
