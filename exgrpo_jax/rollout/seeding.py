@@ -89,11 +89,7 @@ def check_columns(path: str) -> None:
 
 
 def read(path: str) -> Iterator[Trace]:
-  """Yield the traces of a jsonl or parquet file.
-
-  Raises:
-    InputError: the file is missing or damaged, or a row cannot be used.
-  """
+  """Yield the traces of a jsonl or parquet file; raise InputError if it or a row is unusable."""
   for place, values in _rows(path):
     tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
     if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
@@ -166,13 +162,8 @@ def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str
       f'{place}: {name}={reprlib.repr(value)}: no text found. Use text, or chat messages '
       f"whose last '{role}' message contains text."
     )
-  try:
-    found.encode()
-  except UnicodeEncodeError as error:  # JSON allows lone surrogates
-    raise InputError(
-      f'{place}: {name} is not valid Unicode ({error}). Correct the text.'
-    ) from error
-  return found.strip() if role == 'user' else found
+  text = records.storable(found, name, place)
+  return text.strip() if role == 'user' else text
 
 
 def _numbers(value: Any, name: str, place: str) -> np.ndarray | None:
@@ -217,18 +208,10 @@ def candidates(
 ) -> tuple[list[Candidate], dict[str, int]]:
   """Match traces to training questions by the questions' text, and tokenize the traces.
 
-  Duplicate questions get the same traces. Duplicate candidates are dropped.
-
-  Args:
-    source: where the traces come from, for error messages.
-    found: the traces.
-    data: the training questions.
-    tokenizer: the run's tokenizer.
-    limit: the maximum response length, in tokens.
-    overlong: the setting `config.data.on_overlong`.
-
-  Returns the candidates in trace order, and the number of traces by outcome. Raises InputError if a
-  trace cannot be used or if no trace matches a training question.
+  Duplicate questions get the same traces. Duplicate candidates are dropped. `source` is for error
+  messages, `limit` is the maximum response length in tokens, and `overlong` is the setting
+  `config.data.on_overlong`. Returns the candidates in trace order, and the number of traces by
+  outcome. Raises InputError if a trace cannot be used or if none matches a training question.
   """
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:

@@ -205,7 +205,9 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param({'question': 'q'}, r"no field 'response' or 'target' or", id='no_response'),
     pytest.param(GOOD | {'response': ' '}, r'response=. .: no text found', id='empty'),
     pytest.param(GOOD | {'response': 5}, r'response=5: no text found', id='number'),
-    pytest.param(GOOD | {'response': '\ud83d'}, r'response is not valid Unicode', id='unicode'),
+    pytest.param(
+      GOOD | {'response': '\ud83d'}, r"field 'response' is not valid Unicode", id='unicode'
+    ),
     pytest.param(
       {'prompt': CHAT[:1], 'response': 'r'}, r"whose last 'user' message contains text", id='user'
     ),
