@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.frame import Bench, Figure, in_turns
+from exgrpo_jax.capacity import memory
 from exgrpo_jax.policy import model, sharding
 
 _DRAFTS = ('1', '3', '7')  # of `rollout.drafts`
@@ -81,9 +82,9 @@ def _of_drafts(plain: float, drafted: Sequence[float], rows: int) -> Iterator[Fi
 def _bytes_of_step(bench: Bench, rows: int, positions: float) -> float:
   """Count the bytes that a decode step reads on each device: the weights and the filled cache."""
   shape, params = bench.model, bench.decode_params
-  weights = sharding.bytes_per_device(params)
+  weights = memory.size_of(params)
   if not shape.tied_embeddings:  # tied embeddings are read as the unembedding
-    weights -= sharding.bytes_per_device(params['embedding_VD'])
+    weights -= memory.size_of(params['embedding_VD'])
   cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * rows * positions
   with jax.set_mesh(bench.meshes.decoding):
     shards = sharding.num_shards('batch', rows) * sharding.num_shards(

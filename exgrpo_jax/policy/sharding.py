@@ -112,13 +112,8 @@ def make_mesh(
 ) -> Mesh:
   """Make a mesh of the configured shape, on which GSPMD partitions programs (axis type Auto).
 
-  Args:
-    config: the mesh's shape; axes missing from it have size 1.
-    devices: the devices to use, by default all devices of all hosts. To compile for a topology,
-      pass the topology's devices.
-
-  Raises:
-    InputError: the product of the sizes is not the number of devices.
+  Axes missing from `config` have size 1. The default is to use all devices of all hosts. To compile
+  for a topology, pass its `devices`. Raises InputError if the sizes don't fit their number.
   """
   devices = jax.devices() if devices is None else devices
   sizes, types = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
@@ -146,14 +141,9 @@ def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int]) 
   return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape))
 
 
-def axes(logical_axis: str) -> tuple[str, ...]:
-  """Return the mesh axes that split a logical axis."""
-  return _RULES[logical_axis]
-
-
 def split(mesh: Mesh, logical_axis: str) -> tuple[str, int]:
   """Return the mesh axes that split a logical axis, joined by '*', and the number of shards."""
-  names = axes(logical_axis)
+  names = _RULES[logical_axis]
   return '*'.join(names), math.prod(mesh.shape[name] for name in names)
 
 
@@ -185,14 +175,6 @@ def layout_of(tree: Any) -> Any:
   return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
-def bytes_per_device(tree: Any) -> int:
-  """Return the bytes per device of a tree of arrays or shapes; 0 for None."""
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(tree)
-  )
-
-
 def restore_layout(tree: Any, layout: Any) -> Any:
   """Give the arrays in `tree` the shardings in `layout`, a tree of the same structure.
 
@@ -212,11 +194,7 @@ def restore_layout(tree: Any, layout: Any) -> Any:
 
 
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
-  """Pin an activation's layout inside jit, on the mesh set by `jax.set_mesh`.
-
-  Raises:
-    RuntimeError: no mesh is set.
-  """
+  """Pin an activation's layout inside jit, on the mesh of `mesh_in_context`."""
   mesh = mesh_in_context('sharding.constrain')
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
@@ -263,22 +241,14 @@ def platform() -> str:
 
 
 def num_shards(logical_axis: str, size: int) -> int:
-  """Return how many shards a logical axis of `size` has on the mesh set by `jax.set_mesh`.
-
-  Raises:
-    RuntimeError: no mesh is set.
-  """
+  """Return how many shards a logical axis of `size` has on the mesh of `mesh_in_context`."""
   mesh = mesh_in_context('sharding.num_shards')
   axes = mesh_axes(mesh.shape, logical_axis, size) or ()
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def mesh_in_context(caller: str) -> AbstractMesh:
-  """Return the mesh of `jax.set_mesh`.
-
-  Raises:
-    RuntimeError: no mesh is set; the message names `caller`.
-  """
+  """Return the mesh of `jax.set_mesh`. If none is set, raise a RuntimeError that names `caller`."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     raise RuntimeError(f'{caller} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
@@ -381,19 +351,14 @@ def per_shard(
   in_axes: Sequence[Sequence[str | None]],
   out_axes: Sequence[str | None],
 ) -> Callable[..., jax.Array]:
-  """Wrap `function` so that each device of `jax.set_mesh`'s mesh applies it to its own shards.
+  """Wrap `function` so that each device of the mesh of `mesh_in_context` applies it to its shards.
 
-  Use this for functions that GSPMD cannot partition, such as Pallas kernels. `function` must not
-  need data from other shards. On a mesh of one device, returns `function` itself.
+  Use this for functions that GSPMD cannot partition, such as Pallas kernels. `function` takes
+  arrays, returns one array, and must not need data from other shards. On a mesh of one device,
+  returns `function` itself.
 
-  Args:
-    function: takes arrays and returns one array.
-    in_axes: the logical axes of each argument. An axis is split if the mesh divides it evenly in
-      all arguments that have it.
-    out_axes: the result's logical axes; each must also be an axis of an argument.
-
-  Raises:
-    RuntimeError: no mesh is set.
+  `in_axes` are the logical axes of each argument. An axis is split if the mesh divides it evenly in
+  all arguments that have it. `out_axes` are the result's; each must also be an argument's axis.
   """
   mesh = mesh_in_context('sharding.per_shard')
   if mesh.size == 1:
@@ -419,19 +384,12 @@ def per_shard(
 def over_experts(
   function: Callable[[Any, Any, jax.Array | int], jax.Array], rows: Any, kernels: Any
 ) -> jax.Array:
-  """Sum `function(rows, kernels, first)` over devices, on the mesh set by `jax.set_mesh`.
+  """Sum `function(rows, kernels, first)` over devices, on the mesh of `mesh_in_context`.
 
   Each device gets its experts' kernel shards, and the rows of all devices along the expert axis.
-  `first` is the global index of the device's first expert.
-
-  Args:
-    function: computes a device's part of the sum from its experts and hidden units; the result has
-      the shape and dtype of rows[0].
-    rows: arrays [B, ...].
-    kernels: (gate, up, down), with the same axes as in `mlp.Experts`.
-
-  Raises:
-    RuntimeError: no mesh is set.
+  `first` is the global index of the device's first expert. `function` computes the device's part of
+  the sum, with the shape and dtype of rows[0]. `rows` are arrays [B, ...], and `kernels` are (gate,
+  up, down), with the same axes as in `mlp.Experts`.
   """
   mesh = mesh_in_context('sharding.over_experts')
   if mesh.size == 1:
@@ -444,7 +402,7 @@ def over_experts(
     for axes, kernel in zip((inputs, inputs, outputs), kernels, strict=True)
   )
   is_split = of_rows != PartitionSpec(None)
-  experts, hidden_units = axes('experts'), axes('mlp')
+  experts, hidden_units = _RULES['experts'], _RULES['mlp']
 
   def call(rows: Any, kernels: Any) -> jax.Array:
     if is_split:
