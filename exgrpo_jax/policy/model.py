@@ -288,18 +288,13 @@ def hidden_states_and_balance(
 ) -> tuple[jax.Array, mlp.Balance | None]:
   """Compute the hidden states after the final norm, in the compute dtype, and the load balance.
 
-  Args:
-    config: the decoder's shape.
-    params: parameters in the training layout (see `init`).
-    tokens_BT: int32.
-    segments: the rows of packed sequences; None if each sequence is one row at positions 0 .. T-1.
-    remat: which parts the backward pass recomputes; one of REMAT.
-    routes_BTLC: the experts to use for each token in each layer; see `mlp.Experts`.
-    counted: the tokens to count in the experts' load balance.
+  `params` are in the training layout (see `init`). `segments` are the rows of packed sequences, or
+  None if each sequence is one row at positions 0 .. T-1. `remat`, one of REMAT, chooses the parts
+  that the backward pass recomputes. `routes_BTLC` are the experts to use for each token in each
+  layer (see `mlp.Experts`), and `counted` the tokens to count in the experts' load balance.
 
-  Returns:
-    (hidden states [B, T, D], load balance stacked over layers). The load balance is None if the
-      model has no experts or `counted` is None.
+  Returns (hidden states [B, T, D], load balance stacked over layers). The load balance is None if
+  the model has no experts or `counted` is None.
   """
   chex.assert_rank(tokens_BT, 2)
   of_kind = rotations_of_kinds(
@@ -408,13 +403,13 @@ def decode(
   the decode layout; `tokens_B` and `position_B` are int32.
 
   Returns:
-    (hidden states [B, D], updated cache, chosen experts [B, L, C] or None).
+    (hidden states [B, D], updated cache, chosen experts [B, 1, L, C] or None).
   """
   chex.assert_rank([tokens_B, position_B], 1)
   hidden_BTD, cache, routes_BTLC = apply_layers(
     config, params, tokens_B[:, None], position_B[:, None], cache
   )
-  return hidden_BTD[:, 0], cache, None if routes_BTLC is None else routes_BTLC[:, 0]
+  return hidden_BTD[:, 0], cache, routes_BTLC
 
 
 def decode_new(

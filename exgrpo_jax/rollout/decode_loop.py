@@ -57,11 +57,6 @@ class DecodeSpec:
     return self.max_prompt + self.max_response
 
   @property
-  def most_drafts(self) -> int:
-    """Return the maximum number of tokens that a row drafts in a pass."""
-    return MOST_DRAFTS if self.drafts == 'auto' else int(self.drafts)
-
-  @property
   def at_any_temperature(self) -> 'DecodeSpec':
     """Return the spec with temperature 1 (0 stays 0). `decode` receives the actual temperature."""
     kept = min(1.0, math.ceil(self.distribution.temperature))
@@ -126,6 +121,7 @@ def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[Sta
   """Return free slots with `length` cache positions each, and empty space for prompts."""
   B = spec.slots
   zeros_B = jnp.zeros(B, jnp.int32)
+  most_drafts = MOST_DRAFTS if spec.drafts == 'auto' else int(spec.drafts)
 
   def hidden(rows: int) -> jax.Array:
     return jnp.zeros((rows, config.width), config.dtype)
@@ -141,7 +137,7 @@ def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[Sta
     live_B=jnp.zeros(B, bool),
     key_BX=jnp.zeros((B, randomness.key_size()), jnp.uint32),
     limit_B=zeros_B,
-    cache=model.init_cache(config, B, length + kv_cache.room_for(spec.most_drafts)),
+    cache=model.init_cache(config, B, length + kv_cache.room_for(most_drafts)),
     routes_BSLC=routes(B, spec.longest_row),
   )
   W, longest = spec.prompts, spec.max_prompt
@@ -215,7 +211,7 @@ def decode(
     ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
-    hidden_BD, cache, routes_BLC = model.decode(
+    hidden_BD, cache, routes_BTLC = model.decode(
       config, params, token_B, state.position_B, state.cache
     )
     decoded = _with_token(decoded, time, token_B, logp_B, entropy_B)
@@ -229,7 +225,7 @@ def decode(
       length_B=length_B,
       live_B=live_B,
       cache=cache,
-      routes_BSLC=_with_routes(state, routes_BLC),
+      routes_BSLC=with_routes(state, routes_BTLC, state.live_B[:, None]),
     )
     return time + 1, state, decoded
 
@@ -268,14 +264,17 @@ def _with_token(
   )
 
 
-def _with_routes(state: State, routes_BLC: jax.Array | None) -> jax.Array | None:
-  """Store the routes of the token that each live row just added."""
+def with_routes(
+  state: State, routes_BTLC: jax.Array | None, is_new_BT: jax.Array
+) -> jax.Array | None:
+  """Store the routes of the tokens that each row adds from its position on."""
   kept_BSLC = state.routes_BSLC
-  if kept_BSLC is None or routes_BLC is None:
+  if kept_BSLC is None or routes_BTLC is None:
     return kept_BSLC
-  place_B = jnp.where(state.live_B, state.position_B, kept_BSLC.shape[1])
-  routes_BLC = routes_BLC.astype(kept_BSLC.dtype)
-  return kept_BSLC.at[jnp.arange(len(place_B)), place_B].set(routes_BLC, mode='drop')
+  place_BT = state.position_B[:, None] + jnp.arange(is_new_BT.shape[1])
+  place_BT = jnp.where(is_new_BT, place_BT, kept_BSLC.shape[1])
+  row_B1 = jnp.arange(len(place_BT))[:, None]
+  return kept_BSLC.at[row_B1, place_BT].set(routes_BTLC.astype(kept_BSLC.dtype), mode='drop')
 
 
 def _read_or_written(

@@ -174,11 +174,11 @@ def _begun(
   """Return the carry before the first pass."""
   zeros_B, nothing = jnp.zeros_like(state.length_B), jnp.zeros(len(SOURCES), jnp.int32)
   token_B1, _ = _read(forced, first_B1.token, zeros_B)
-  replicated = (sharding.constrain(jnp.asarray(x), (None,) * x.ndim) for x in texts)
+  texts = decode_loop.for_hosts(jax.tree.map(jnp.asarray, texts))
   return _Carry(
     state=state,
     next_B=_Draws(token_B1[:, 0], first_B1.logp[:, 0], first_B1.entropy[:, 0]),
-    texts=_with_following(Texts(*replicated), token_B1, zeros_B + 1),
+    texts=_with_following(texts, token_B1, zeros_B + 1),
     decoded=decode_loop.nothing_decoded(state, decode_loop.TOKENS_PER_SYNC * (num_drafts + 1)),
     written_B=zeros_B,
     counts=Counts(jnp.int32(0), jnp.int32(0), nothing, nothing),
@@ -235,7 +235,7 @@ def _advanced(
       position_B=jnp.where(live_B, position_B, jnp.minimum(position_B, rests_at)),
       length_B=length_B,
       live_B=live_B,
-      routes_BSLC=_with_routes(state, routes_BTLC, kept_BT),
+      routes_BSLC=decode_loop.with_routes(state, routes_BTLC, kept_BT),
     ),
     next_B=_Draws(at_last(following_BT), at_last(draws_BT.logp), at_last(draws_BT.entropy)),
     texts=_with_following(carry.texts, following_BT, count_B),
@@ -262,19 +262,6 @@ def _with_tokens(carry: _Carry, token_BT: jax.Array, draws_BT: _Draws) -> Decode
     logp_NB=put(decoded.logp_NB, from_next(next_B.logp, draws_BT.logp)),
     entropy_NB=put(decoded.entropy_NB, from_next(next_B.entropy, draws_BT.entropy)),
   )
-
-
-def _with_routes(
-  state: State, routes_BTLC: jax.Array | None, kept_BT: jax.Array
-) -> jax.Array | None:
-  """Add the routes of the kept tokens to the routes of the slots."""
-  kept_BSLC = state.routes_BSLC
-  if kept_BSLC is None or routes_BTLC is None:
-    return kept_BSLC
-  place_BT = state.position_B[:, None] + jnp.arange(kept_BT.shape[1])
-  place_BT = jnp.where(kept_BT, place_BT, kept_BSLC.shape[1])
-  routes_BTLC = routes_BTLC.astype(kept_BSLC.dtype)
-  return kept_BSLC.at[_rows(place_BT), place_BT].set(routes_BTLC, mode='drop')
 
 
 def _with_following(texts: Texts, token_BT: jax.Array, count_B: jax.Array) -> Texts:
