@@ -76,19 +76,34 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
   )
 
 
-def attend_transposed(
-  query_BNH: jax.Array, position_B: Array, layer: Transposed, cap: float = 0.0
+def attend(
+  query_BNH: jax.Array, position_B: Array, layer: Transposed | Dense, cap: float = 0.0
 ) -> jax.Array:
   """Attend from each row's query to positions 0 .. position_B, reading the whole cache."""
-  key_BGHS, value_BGSH = (from_bits(x) for x in layer)
-  return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, key_BGHS, value_BGSH, cap)
-
-
-def attend_dense(
-  query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
-) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B, reading the whole cache."""
-  return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH, cap)
+  B, N, H = query_BNH.shape
+  key, value_BGSH = (from_bits(x) for x in layer)
+  G, S = value_BGSH.shape[1:3]
+  products = 'BGRH,BGHS->BGRS' if isinstance(layer, Transposed) else 'BGRH,BGSH->BGRS'
+  query_BGRH = query_BNH.reshape(B, G, N // G, H)
+  score_BGRS = jnp.einsum(
+    products, query_BGRH, key, preferred_element_type=jnp.float32
+  ) / math.sqrt(H)
+  if cap:
+    score_BGRS = cap * jnp.tanh(score_BGRS / cap)
+  # The mask is added because XLA:CPU can fuse the product with an addition, but not with a select.
+  # It can be finite instead of -inf, because every row sees position 0.
+  mask_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0.0, -1e30)
+  score_BGRS += mask_BS[:, None, None]
+  weight_BGRS = jnp.exp(score_BGRS - jnp.max(score_BGRS, axis=-1, keepdims=True))
+  mixed_BGRH = jnp.einsum(
+    'BGRS,BGSH->BGRH',
+    weight_BGRS.astype(query_BNH.dtype),
+    value_BGSH,
+    preferred_element_type=jnp.float32,
+  )
+  # Normalize last, because the result has the fewest entries to divide.
+  mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
+  return mixed_BGRH.astype(query_BNH.dtype).reshape(B, N, H)
 
 
 def attend_new(
@@ -123,7 +138,7 @@ def attend_new(
     score /= math.sqrt(H)
     if cap:
       score = cap * jnp.tanh(score / cap)
-    return score + jnp.where(seen_BTS, 0.0, -1e30)[:, None, :, None]  # see `_attend`
+    return score + jnp.where(seen_BTS, 0.0, -1e30)[:, None, :, None]  # see `attend`
 
   new_key, new_value = new_BTGH
   seen_BTS, seen_BTU = _seen(jnp.asarray(position_B), T, S, window)
@@ -157,19 +172,25 @@ def _seen(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array
   return seen_BTS, ((ahead_TT >= 0) & (ahead_TT < window))[None]
 
 
-def scattered(x_MS: jax.Array, new_M: jax.Array, position_M: jax.Array) -> jax.Array:
-  """Write `new_M` into `x_MS` at each row's position, which must be below S.
+def scattered(x_MS: jax.Array, new_MT: jax.Array, position_M: jax.Array) -> jax.Array:
+  """Write T entries into each row from its position on; S must be at least position + T.
 
   Both arrays may have further dimensions, which must match.
   """
   M, S, *rest = x_MS.shape
-  chex.assert_shape(new_M, (M, *rest))
+  T = new_MT.shape[1]
+  chex.assert_shape(new_MT, (M, T, *rest))
   chex.assert_shape(position_M, (M,))
-  place_M = jnp.arange(M) * S + position_M
+  place_MT = (jnp.arange(M) * S + position_M)[:, None] + jnp.arange(T)
   return (
     x_MS.reshape(M * S, *rest)
-    .at[place_M]
-    .set(new_M, unique_indices=True, indices_are_sorted=True, mode='promise_in_bounds')
+    .at[place_MT.reshape(-1)]
+    .set(
+      new_MT.reshape(M * T, *rest),
+      unique_indices=True,
+      indices_are_sorted=True,
+      mode='promise_in_bounds',
+    )
     .reshape(x_MS.shape)
   )
 
@@ -177,7 +198,7 @@ def scattered(x_MS: jax.Array, new_M: jax.Array, position_M: jax.Array) -> jax.A
 def _write_rows(x_BGSH: jax.Array, new_BGH: jax.Array, position_B: jax.Array) -> jax.Array:
   B, G, S, H = x_BGSH.shape
   written = scattered(
-    x_BGSH.reshape(B * G, S, H), new_BGH.reshape(B * G, H), jnp.repeat(position_B, G)
+    x_BGSH.reshape(B * G, S, H), new_BGH.reshape(B * G, 1, H), jnp.repeat(position_B, G)
   )
   return written.reshape(B, G, S, H)
 
@@ -190,39 +211,6 @@ def _write_slices(x: jax.Array, new: jax.Array, position_B: Array, axis: int) ->
   )
 
 
-def _attend(
-  products: str,
-  query_BNH: jax.Array,
-  position_B: Array,
-  key: jax.Array,
-  value_BGSH: jax.Array,
-  cap: float,
-) -> jax.Array:
-  B, N, H = query_BNH.shape
-  _, G, S, _ = value_BGSH.shape
-  query_BGRH = query_BNH.reshape(B, G, N // G, H)
-  score_BGRS = jnp.einsum(
-    products, query_BGRH, key, preferred_element_type=jnp.float32
-  ) / math.sqrt(H)
-  if cap:
-    score_BGRS = cap * jnp.tanh(score_BGRS / cap)
-  # The mask is added because XLA:CPU can fuse the product with an addition, but not with a select.
-  # It can be finite instead of -inf, because every row sees position 0.
-  mask_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0.0, -1e30)
-  score_BGRS += mask_BS[:, None, None]
-  weight_BGRS = jnp.exp(score_BGRS - jnp.max(score_BGRS, axis=-1, keepdims=True))
-  mixed_BGRH = jnp.einsum(
-    'BGRS,BGSH->BGRH',
-    weight_BGRS.astype(query_BNH.dtype),
-    value_BGSH,
-    preferred_element_type=jnp.float32,
-  )
-  # Normalize last, because the result has the fewest entries to divide.
-  mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
-  mixed_BGRH = mixed_BGRH.astype(query_BNH.dtype)
-  return mixed_BGRH.reshape(B, N, H)
-
-
 # ---- Decoding on NVIDIA GPUs ----
 
 # Each pair of a row and a key/value head is passed to the kernel as one sequence with R = N/G
@@ -231,9 +219,6 @@ def _attend(
 # itself has not been run on a GPU yet.
 #
 # Shape letters as in kv_cache.py; M = B * G sequences.
-
-
-_GPU_AXES = ('batch', 'kv_heads', None, None)
 
 
 def takes_on_gpu(H: int, dtype: str) -> bool:
@@ -267,7 +252,7 @@ def attend_on_gpu(
 
   # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   per_shard = sharding.per_shard(
-    attend_shard, (_GPU_AXES, _GPU_AXES, _GPU_AXES, ('batch',)), _GPU_AXES
+    attend_shard, (_CACHE_AXES, _CACHE_AXES, _CACHE_AXES, ('batch',)), _CACHE_AXES
   )
   query_BGRH = query_BNH.reshape(B, G, N // G, H)
   mixed_BGRH = per_shard(query_BGRH, layer.key_BGSH, layer.value_BGSH, jnp.asarray(position_B))

@@ -251,8 +251,8 @@ _WRITE: dict[type[LayerCache], Callable[..., LayerCache]] = {
   Ragged: ragged_cache.write,
 }
 _ATTEND: dict[str, Callable[..., jax.Array]] = {
-  'transposed': dense_cache.attend_transposed,
-  'dense': dense_cache.attend_dense,
+  'transposed': dense_cache.attend,
+  'dense': dense_cache.attend,
   'cudnn': dense_cache.attend_on_gpu,
   'ragged': ragged_cache.attend,
 }

@@ -63,12 +63,13 @@ def as_dense(layer: Ragged) -> Dense:
 
 def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array) -> Ragged:
   """Write each row's key and value at the row's position, which must be below S."""
-  B, G, H = key_BGH.shape
-  pair_BCH = jnp.stack([key_BGH, value_BGH], axis=2).reshape(B, 2 * G, H)
-  write_rows = sharding.per_shard(
-    scattered, (_AXES, ('batch', 'kv_heads', None), ('batch',)), _AXES
-  )
-  return Ragged(write_rows(layer.pair_BSCH, pair_BCH, jnp.asarray(position_B)))
+  return _write(layer, key_BGH[:, None], value_BGH[:, None], position_B)
+
+
+def _write(layer: Ragged, key_BTGH: jax.Array, value_BTGH: jax.Array, position_B: Array) -> Ragged:
+  new = from_sequence(key_BTGH, value_BTGH)
+  write_rows = sharding.per_shard(scattered, (_AXES, _AXES, ('batch',)), _AXES)
+  return Ragged(write_rows(layer.pair_BSCH, new.pair_BSCH, jnp.asarray(position_B)))
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
@@ -76,14 +77,7 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 
 
   A row at position 0, such as a free slot, reads only one block.
   """
-  B, N, H = query_BNH.shape
-  G = layer.pair_BSCH.shape[2] // 2
-  # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
-  axes = ('batch', 'kv_heads', None, None)
-  call = functools.partial(_call_kernel, cap, 1)
-  attend_rows = sharding.per_shard(call, (axes, ('batch',), _AXES), axes)
-  query_BGRH = query_BNH.reshape(B, G, N // G, H)
-  return attend_rows(query_BGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, N, H)
+  return _attend(query_BNH[:, None], position_B, layer, cap)[:, 0]
 
 
 def attend_several(
@@ -98,35 +92,19 @@ def attend_several(
   Returns the attention output [B, T, N, H] and the new layer. S must be at least position_B + T.
   Drafts that are rejected later stay in the cache, beyond the positions that are read.
   """
+  layer = _write(layer, *new_BTGH, position_B)
+  return _attend(query_BTNH, position_B, layer, cap), layer
+
+
+def _attend(query_BTNH: jax.Array, position_B: Array, layer: Ragged, cap: float) -> jax.Array:
   B, T, N, H = query_BTNH.shape
   G = layer.pair_BSCH.shape[2] // 2
-  pair_BTCH = jnp.stack(new_BTGH, axis=3).reshape(B, T, 2 * G, H)
-  position_B = jnp.asarray(position_B)
-  write_rows = sharding.per_shard(_write_several, (_AXES, _AXES, ('batch',)), _AXES)
-  layer = Ragged(write_rows(layer.pair_BSCH, pair_BTCH, position_B))
+  # Split by key/value heads: if the mesh replicates the heads, it replicates their queries too.
   axes = ('batch', None, 'kv_heads', None, None)
   call = functools.partial(_call_kernel, cap, T)
   attend_rows = sharding.per_shard(call, (axes, ('batch',), _AXES), axes)
   query_BTGRH = query_BTNH.reshape(B, T, G, N // G, H)
-  mixed_BTGRH = attend_rows(query_BTGRH, position_B, layer.pair_BSCH)
-  return mixed_BTGRH.reshape(B, T, N, H), layer
-
-
-def _write_several(pair_BSCH: jax.Array, new_BTCH: jax.Array, position_B: jax.Array) -> jax.Array:
-  B, S, C, H = pair_BSCH.shape
-  T = new_BTCH.shape[1]
-  place_BT = (jnp.arange(B) * S + position_B)[:, None] + jnp.arange(T)
-  return (
-    pair_BSCH.reshape(B * S, C, H)
-    .at[place_BT.reshape(-1)]
-    .set(
-      new_BTCH.reshape(B * T, C, H),
-      unique_indices=True,
-      indices_are_sorted=True,
-      mode='promise_in_bounds',
-    )
-    .reshape(pair_BSCH.shape)
-  )
+  return attend_rows(query_BTGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, T, N, H)
 
 
 def _call_kernel(
@@ -141,9 +119,7 @@ def _call_kernel(
     kv_lens=position_B + T,
     page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
     # The start of each row's queries, and the end of the last row's.
-    cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T
-    if T > 1
-    else jnp.arange(B + 1, dtype=jnp.int32),
+    cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32) * T,
     num_seqs=jnp.full(1, B, jnp.int32),
     sm_scale=1 / math.sqrt(H),
     soft_cap=cap or None,

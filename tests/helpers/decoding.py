@@ -99,9 +99,7 @@ def plain_kernel():
   def attend(cap, T, query, position_B, pair_BSCH):
     layer = dense_cache.dense_from_sequence(pair_BSCH[:, :, ::2], pair_BSCH[:, :, 1::2])
     query_BTNH = query.reshape(len(query), T, -1, query.shape[-1])
-    mixed = [
-      dense_cache.attend_dense(query_BTNH[:, t], position_B + t, layer, cap) for t in range(T)
-    ]
+    mixed = [dense_cache.attend(query_BTNH[:, t], position_B + t, layer, cap) for t in range(T)]
     return jnp.stack(mixed, axis=1).reshape(query.shape)
 
   with mock.patch.object(ragged_cache, '_call_kernel', attend):

@@ -89,7 +89,7 @@ def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
   @jax.jit
   def plain(query_BNH, position_B, *sequence):
     layer = dense_cache.dense_from_sequence(*sequence)
-    return dense_cache.attend_dense(query_BNH, position_B, layer)
+    return dense_cache.attend(query_BNH, position_B, layer)
 
   seen = np.where(beyond, np.float32(np.nan), key_BSGH), np.where(beyond, np.inf, value_BSGH)
   found = ragged(query_BNH, np.int32(position_B), *map(np.float32, seen))
@@ -114,7 +114,7 @@ def test_attention_for_gpu_equals_plain_attention(monkeypatch):
   query_BNH, *sequence = (np.float32(rng.normal(size=size)) for size in sizes)
   layer = dense_cache.dense_from_sequence(*sequence)
   found = jax.jit(dense_cache.attend_on_gpu)(query_BNH, position_B, layer)
-  expected = jax.jit(dense_cache.attend_dense)(query_BNH, position_B, layer)
+  expected = jax.jit(dense_cache.attend)(query_BNH, position_B, layer)
   np.testing.assert_allclose(found, expected, atol=1e-5)
   assert asked == ['cudnn']
 
