@@ -22,15 +22,11 @@ _ALLOWED = (
 def draw(spec: str, count: int, limit: int) -> np.ndarray:
   """Draw `count` response lengths in tokens, int [count]; every call returns the same lengths.
 
-  Args:
-    spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with 99th percentile 8 * MEDIAN and mean
-      1.5 * MEDIAN (before truncation); or a run's workdir, to sample from the run's generated
-      responses with replacement. '' means lognormal with median limit / 8.
-    count: number of lengths.
-    limit: number of tokens at which responses are truncated. The LIMIT in `spec` may be lower.
-
-  Raises:
-    InputError: `spec` has none of these forms, or the run has no records.
+  `spec` is 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with 99th percentile 8 * MEDIAN and mean
+  1.5 * MEDIAN (before truncation); or a run's workdir, to sample from the run's generated responses
+  with replacement. '' means lognormal with median limit / 8. Responses are truncated at `limit`
+  tokens; the LIMIT in `spec` may be lower. Raises InputError if `spec` has none of these forms, or
+  the run has no records.
   """
   rng = np.random.default_rng(0)
   if lognormal := _parse(spec, limit):

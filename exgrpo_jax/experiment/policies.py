@@ -160,8 +160,7 @@ def open_policy(
       config, e.g. {'evaluation.temperature': 0.0}.
     step: the step of the run's checkpoint to load; by default, the newest.
 
-  Raises:
-    InputError: the policy doesn't exist or is damaged, or a setting doesn't exist.
+  Raises InputError if the policy doesn't exist or is damaged, or a setting doesn't exist.
   """
   needed = "a run's workdir, or the folder or name of a Hugging Face model"
   check_argument('path', path, (str, os.PathLike), needed)

@@ -24,9 +24,7 @@ _Gradients = tuple[jax.Array, jax.Array]  # d_hidden_BWD, d_unembedding_DV
 def predictor_states(hidden_BTD: jax.Array, position_BW: Array) -> jax.Array:
   """Gather the hidden states that predict a sequence's targets: [B, T, D] -> [B, W, D].
 
-  Args:
-    hidden_BTD: hidden states after the final norm.
-    position_BW: int32, below T and increasing in each sequence (see `packing.predictors`).
+  `position_BW` (int32) is below T and increasing in each sequence (see `packing.predictors`).
   """
   chex.assert_rank([hidden_BTD, position_BW], [3, 2])
 
@@ -49,20 +47,13 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
   """Compute each token's log-probability given the previous tokens, and the prediction's entropy.
 
-  The backward pass recomputes each chunk's logits, which `fused_loss` avoids.
+  The backward pass recomputes each chunk's logits, which `fused_loss` avoids. `hidden_BTD` are the
+  hidden states after the final norm, of any float dtype, which `unembedding_DV` shares. Logits are
+  divided by the sampling `temperature`. For at most `chunk` tokens, per shard of rows, they are in
+  memory at once; a chunk covers at least one position per row. For `cap`, see `capped`.
 
-  Args:
-    hidden_BTD: hidden states after the final norm, any float dtype.
-    unembedding_DV: the unembedding, of the same dtype.
-    tokens_BT: int32.
-    temperature: the sampling temperature; logits are divided by it.
-    chunk: maximum number of tokens, per shard of rows, whose logits are in memory at once. A chunk
-      covers at least one position per row.
-    cap: see `capped`.
-
-  Returns:
-    (logp_BT, entropy_BT), float32, in nats, aligned with tokens_BT. Entry 0 is 0, because nothing
-    predicts token 0.
+  Returns (logp_BT, entropy_BT), float32, in nats, aligned with tokens_BT (int32). Entry 0 is 0,
+  because nothing predicts token 0.
   """
   chex.assert_rank([hidden_BTD, unembedding_DV, tokens_BT], [3, 2, 2])
   logp, entropy = target_logprobs(

@@ -97,11 +97,8 @@ Weight = jax.Array | Adapted
 def shapes(config: LoraConfig, params: Params) -> Params:
   """Return the trained parameters' shapes, dtypes and shardings without allocating arrays.
 
-  A and B are sharded like their matrix; the rank dimension is not sharded.
-
-  Args:
-    config: the adapters' rank and targets.
-    params: the whole model's shapes (`model.shapes`); returned unchanged if the rank is 0.
+  A and B are sharded like their matrix; the rank dimension is not sharded. `params` are the whole
+  model's shapes (`model.shapes`), which are returned unchanged if the rank is 0.
   """
   if not config.rank:
     return params

@@ -303,9 +303,7 @@ def old_logprobs(
   With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they come from
   the sampler and are compared with the trainer's every `logprob_check.every` steps. Only tokens
   written in this step are recomputed or compared. The metrics are the measured differences, if any.
-
-  Raises:
-    InputError: sampler and trainer differ by more than `logprob_check.max`.
+  Raises InputError if sampler and trainer differ by more than `logprob_check.max`.
   """
   check, recomputes = rollout.logprob_check, rollout.objective_config.old_logprobs == 'recompute'
   if not recomputes and (plan.step - 1) % check.every:

@@ -49,9 +49,7 @@ def joined(meeting: Meeting) -> Iterator[None]:
   On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If neither
   does, this is the only host. With several hosts, only the first host prints to standard
   output. A host that fails exits without waiting for the other hosts, which end within a minute.
-
-  Raises:
-    InputError: `meeting` is incomplete or wrong, or the hosts cannot connect.
+  Raises InputError if `meeting` is incomplete or wrong, or the hosts cannot connect.
   """
   _join(meeting)
   if not are_several():

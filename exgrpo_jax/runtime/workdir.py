@@ -41,12 +41,9 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
   """Lock the file `name` in `folder`, creating it if missing; yield its file descriptor.
 
-  A process that inherits the descriptor holds the lock too, even after its parent dies.
-
-  Raises:
-    InputError: another process holds the lock; the message is `refusal` followed by the owner. The
-      error is raised immediately if the owner is on this machine; otherwise it is raised after
-      LEASE_SECONDS, when a dead host's lock would have expired.
+  A process that inherits the descriptor holds the lock too, even after its parent dies. If another
+  process holds the lock, raises InputError with `refusal` and the owner: immediately if the owner
+  is on this machine, otherwise after LEASE_SECONDS, when a dead host's lock would have expired.
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
