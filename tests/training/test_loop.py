@@ -6,27 +6,19 @@ No expected value comes from the code under test: each is computed again from wh
 of the run read and returned.
 """
 
-import dataclasses
 import json
 import math
 import re
-import types
 
-import jax
 import numpy as np
 import pytest
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
-from exgrpo_jax.learner import optimizer
-from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.reporting.step_rows import OUTCOMES
-from exgrpo_jax.runtime.clock import Clock
-from exgrpo_jax.training import loop
-from tests.helpers import losses, recording, tiny
+from tests.helpers import recording, tiny
 from tests.helpers.chance import is_correct
-from tests.helpers.losses import norm
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
 
@@ -99,131 +91,6 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
         fresh.append(row)
     assert {row for row, is_replay, *_ in groups(step) if not is_replay} == set(fresh)
     assert (step.plan.epoch, step.plan.cursor.position) == (epoch, position)
-
-
-# ---- The update ----
-
-
-@pytest.fixture(scope='module')
-def update_inputs(recorded):
-  """(params, batch) of a step whose replayed rows have an advantage."""
-  step = next(
-    step
-    for step in recorded.steps.values()
-    if np.abs(step.batch.advantage_B[step.batch.is_replay_B]).sum() > 1
-  )
-  return step.params, step.batch
-
-
-SCALE, EPSILON = 0.02, 1e4
-
-
-def linear(recorded, minibatches):
-  """The experiment with a nearly linear optimizer: parameters move by -SCALE times the gradient.
-
-  AdamW's first update is rate * g / (|g| + epsilon), which for epsilon >> |g| is
-  rate / epsilon * g.
-  """
-  config = recorded.experiment.config
-  changes = dict(learning_rate=SCALE * EPSILON, epsilon=EPSILON, warmup_updates=0, weight_decay=0.0)
-  changes |= dict(minibatches=minibatches, clip_norm=math.inf, skip_above_norm=math.inf)
-  config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **changes))
-  return dataclasses.replace(recorded.experiment, config=config)
-
-
-@pytest.fixture(scope='module')
-def one_minibatch(recorded):
-  return linear(recorded, minibatches=1)
-
-
-def learn(opened, params, batch):
-  """(change of the parameters / SCALE, sums as floats) of loop.learn from a new state."""
-  on_mesh = jax.device_put(params, model.shardings(opened.model, opened.meshes.training))
-  state = optimizer.init(opened.config.optimizer, opened.config.num_updates, on_mesh)
-  run = types.SimpleNamespace(
-    experiment=opened,
-    update=experiment.update_spec(opened.config, opened.model, opened.meshes.training),
-    initial=None,
-    clock=Clock(),
-  )
-  before_replay = types.SimpleNamespace(replay_started=False)  # so fresh ratios are clipped
-  state, (sums,) = loop.learn(run, state, types.SimpleNamespace(plan=before_replay, batch=batch))
-  change = jax.tree.map(
-    lambda new, old: (np.asarray(new, np.float64) - old) / SCALE, state.params, params
-  )
-  return change, {name: float(value) for name, value in sums.items()}
-
-
-def itself(_, params):
-  return params
-
-
-def expected_gradient(recorded, params, batch):
-  """The paper's objective on all logits at once: fresh rows at r = 1, replayed f(w)."""
-  shape, settings = recorded.experiment.model, (0.1, 1e-4, 0.0, tiny.RESPONSE)
-  return losses.on_all_logits(shape, settings, itself, params, batch, (None, None))[1]
-
-
-def distance(tree, other_tree):
-  return norm(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, tree, other_tree))
-
-
-@pytest.fixture(scope='module')
-def gradient(recorded, update_inputs):
-  return expected_gradient(recorded, *update_inputs)
-
-
-@pytest.mark.full
-def test_one_minibatch_moves_the_parameters_by_the_gradient_of_all_rows(
-  one_minibatch, update_inputs, gradient
-):
-  change, sums = learn(one_minibatch, *update_inputs)
-  assert distance(change, jax.tree.map(lambda x: -np.asarray(x), gradient)) < 1e-3 * norm(gradient)
-  assert sums['gradient_norm'] == pytest.approx(norm(gradient), rel=1e-4)
-  assert sums['tokens'] == update_inputs[1].response_mask_BT.sum() and sums['updates'] == 1
-
-
-@pytest.mark.full
-def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(one_minibatch, update_inputs):
-  """The ratio of fresh rows is 1 by construction; that of replayed rows is not."""
-  params, batch = update_inputs
-
-  def learn_with_shifted_logp(rows_B):
-    logp_BT = batch.old_logp_BT + (3 * batch.response_mask_BT * rows_B[:, None])
-    return learn(
-      one_minibatch, params, dataclasses.replace(batch, old_logp_BT=logp_BT.astype(np.float32))
-    )
-
-  change, sums = learn(one_minibatch, params, batch)
-  assert sums['clipped'] == 0
-  same, sums = learn_with_shifted_logp(~batch.is_replay_B)
-  assert distance(change, same) == 0 and sums['clipped'] == 0
-  assert distance(change, learn_with_shifted_logp(batch.is_replay_B)[0]) > 0
-
-
-@pytest.mark.full
-def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
-  """Consecutive halves of whole groups, the second at the parameters after the first.
-
-  The steps are small, so fresh ratios are 1 there too. After the second gradient AdamW's
-  bias-corrected first moment is (.9 g1 + g2) / 1.9.
-  """
-  params, batch = update_inputs
-  change, sums = learn(linear(recorded, minibatches=2), params, batch)
-  half = Q * K // 2
-  first, second = (  # each half twice: the same gradient as once, and no new shape to compile
-    expected_gradient(
-      recorded, params, jax.tree.map(lambda x, rows=rows: np.concatenate([x[rows], x[rows]]), batch)
-    )
-    for rows in (slice(half), slice(half, None))
-  )
-  expected = jax.tree.map(
-    lambda a, b: -np.asarray(a) - np.asarray(0.9 * a + b) / 1.9, first, second
-  )
-  assert norm(second) > 0.2 * norm(first)  # so leaving it out would be noticed
-  assert distance(change, expected) < 0.05 * norm(expected)
-  assert sums['tokens'] == batch.response_mask_BT.sum() and sums['updates'] == 2
-  assert sums['replay_tokens'] == batch.response_mask_BT[batch.is_replay_B].sum()
 
 
 # ---- What a run writes ----
