@@ -237,22 +237,26 @@ def test_only_a_run_that_fails_is_marked_as_failed(package, tmp_path):
     assert package.calls[-1] == f'finished with {code}'
 
 
-@pytest.mark.parametrize('installed', [None, types.ModuleType('wandb')], ids=['absent', 'a_folder'])
-def test_a_missing_package_is_refused_before_anything_is_prepared(
-  config, tmp_path, monkeypatch, installed
+INSTALL = r"Run pip install -e '\.\[wandb\]' in the clone"
+
+
+@pytest.mark.parametrize(
+  ('installed', 'message'),
+  [
+    (None, INSTALL),
+    (types.ModuleType('wandb'), INSTALL),  # a folder wandb/, which wandb leaves where it ran
+    (
+      types.SimpleNamespace(login=refuse, init=None, Error=WandbError),
+      r'no-tty\)\. call wandb\.login\(\)\. Set WANDB_API_KEY, run',
+    ),
+  ],
+  ids=['absent', 'a_folder', 'without_a_key'],
+)
+def test_what_wandb_lacks_is_refused_before_anything_is_prepared(
+  config, tmp_path, monkeypatch, installed, message
 ):
-  """A folder wandb/, which wandb leaves where it ran, is no package either."""
   monkeypatch.setitem(sys.modules, 'wandb', installed)
   config.metrics.wandb_project = 'replay'
-  with pytest.raises(InputError, match=r"Run pip install -e '\.\[wandb\]' in the clone"):
-    train.main(types.SimpleNamespace(config=config, workdir=str(tmp_path / 'run')))
-  assert not (tmp_path / 'run').exists()
-
-
-def test_without_a_key_it_is_refused_in_one_line(package, config, tmp_path, monkeypatch):
-  monkeypatch.setattr(package, 'login', refuse)
-  config.metrics.wandb_project = 'replay'
-  message = r'no-tty\)\. call wandb\.login\(\)\. Set WANDB_API_KEY, run'
   with pytest.raises(InputError, match=message):
     train.main(types.SimpleNamespace(config=config, workdir=str(tmp_path / 'run')))
   assert not (tmp_path / 'run').exists()

@@ -278,14 +278,6 @@ def test_resume_replaces_a_lost_slice_and_restarts_all_workers_when_one_fails(
   assert changes_by(place) == changes
 
 
-def test_resume_gives_up_on_failures_without_progress(place):
-  answer(place, **READY | dict(statuses=[FAILED]))
-  result = run(place, 'resume.sh', MAX_FAILURES='2')
-  assert result.returncode == 2
-  assert 'training failed 3 times without a new checkpoint' in result.stderr
-  assert changes_by(place).count('start') == 2
-
-
 # The first `count` gcloud calls that contain `pattern` fail.
 FAIL = """case "$*" in *'{pattern}'*)
   echo >>"$FAKE/failed"
@@ -300,6 +292,7 @@ esac"""
     ('tpu-vm scp', 2, [FAILED], 'training failed 2 times without a new checkpoint', 1),
     # The connection breaks, but training has started.
     ('worker.sh start', 99, [FAILED, RUNNING, FAILED], 'training failed 2 times without', 1),
+    ('no call', 0, [FAILED], 'training failed 2 times without a new checkpoint', 1),
     # A refusal from before the start of resume.sh counts only after a restart.
     ('tpu-vm scp', 2, [REFUSED], 'training rejected its config, a flag or a file', 1),
   ],
@@ -341,27 +334,24 @@ def test_resume_ends_and_changes_nothing_after_a_refusal_and_where_gcloud_fails(
   assert changes_by(place) == []
 
 
-def test_a_config_that_training_would_refuse_is_refused_here_before_anything_is_requested(place):
-  answer(place, requests=[NO_SLICE], nodes=['READY'], statuses=[IDLE])
-  result = run(place, 'resume.sh', PYTHON=sys.executable, CONFIG='configs/smok.py')
-  assert result.returncode == 2
-  assert 'error: --config=configs/smok.py: there is no such file' in result.stderr
-  assert 'so nothing was done. Fix CONFIG' in result.stderr
-  assert calls(place) == []
-
-
 @pytest.mark.parametrize(
-  ('status', 'message'),
+  ('changes', 'messages'),
   [
-    (1, 'could not be checked, so nothing was done. If neither the network nor the storage'),
-    (127, 'cannot check the config: A Python on this machine'),
+    (
+      dict(PYTHON=sys.executable, CONFIG='configs/smok.py'),
+      ['error: --config=configs/smok.py: there is no such file', 'nothing was done. Fix CONFIG'],
+    ),
+    # A check that fails itself does not blame the config.
+    (dict(PYTHON='exits_1'), ['could not be checked, so nothing was done. If neither the network']),
+    (dict(PYTHON='exits_127'), ['cannot check the config: A Python on this machine']),
   ],
 )
-def test_a_check_that_fails_itself_does_not_blame_the_config(status, message, place):
+def test_resume_requests_nothing_before_the_config_is_checked(changes, messages, place):
   answer(place, requests=[NO_SLICE], nodes=['READY'], statuses=[IDLE])
-  fake(place, 'checker', f'exit {status}')
-  result = run(place, 'resume.sh', PYTHON='checker')
-  assert result.returncode == 2 and message in result.stderr
+  for status in (1, 127):
+    fake(place, f'exits_{status}', f'exit {status}')
+  result = run(place, 'resume.sh', **changes)
+  assert result.returncode == 2 and all(message in result.stderr for message in messages)
   assert calls(place) == []
 
 
