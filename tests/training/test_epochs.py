@@ -238,9 +238,7 @@ def test_no_update_follows_once_the_kl_exceeds_its_limit(stop):
   assert_moved(params, expected()[stop - 1].params)
   assert [own['updates'] for own in sums] == [2, max(0, stop - 1)]
   assert sum(own['skipped_by_kl'] for own in sums) == EPOCHS * MINIBATCHES - stop
-  measured = expected()[
-    : stop + 1
-  ]  # the minibatch that showed it is measured, but not learned from
+  measured = expected()[: stop + 1]  # also the one that showed it and was not learned from
   assert sum(own['loss'] for own in sums) == pytest.approx(
     sum(one.loss for one in measured), rel=1e-3
   )

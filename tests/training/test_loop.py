@@ -139,8 +139,7 @@ def test_the_policy_is_evaluated_first_every_so_often_and_last(recorded):
       assert row['truncated'] == [not row['responses'][0].endswith('</s>')]
 
 
-def test_a_run_writes_samples_and_tensorboard_files(recorded):
-  assert any((recorded.workdir / 'tensorboard').iterdir())
+def test_a_run_writes_samples(recorded):
   samples = sorted((recorded.workdir / 'samples').iterdir())
   assert [path.name for path in samples] == [
     f'step_{step:06d}.jsonl' for step in range(1, tiny.NUM_STEPS + 1)
