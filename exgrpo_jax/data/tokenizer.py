@@ -32,7 +32,7 @@ _TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'too
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
 # Files next to tokenizer.json: end and padding tokens, the chat template, files that
 # transformers needs to load it, and formats for older readers.
-_COMPANIONS = (
+COMPANIONS = (
   *_SETTINGS,
   *('tokenization.py', 'chat_template.jinja', 'added_tokens.json', 'vocab.json', 'merges.txt'),
 )
@@ -267,7 +267,7 @@ def load(path: epath.PathLike) -> Tokenizer:
     )
   if file.suffix == '.model':
     return SentencePieceTokenizer(file.read_bytes(), str(file))
-  companions = {name: file.parent / name for name in _COMPANIONS}
+  companions = {name: file.parent / name for name in COMPANIONS}
   files = {
     name: companion.read_bytes() for name, companion in companions.items() if companion.is_file()
   }
@@ -393,6 +393,32 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[
         texts[place + 1 - len(group)] = decode(group[:1])
         group = group[1:]
   return texts
+
+
+# ---- Text from elsewhere ----
+
+
+def response_tokens(
+  tokenizer: Tokenizer, prompts: Sequence[np.ndarray], texts: Sequence[str]
+) -> list[np.ndarray]:
+  """Tokenize responses as a policy would write them after the `prompts`, which are tokens.
+
+  A response ends with its first end token; one is added to a text that has none. If a prompt ends
+  with '<think>', the response does not begin with it again. Returns int32 [T] per text.
+  """
+  think, end = prompt.THINK, tokenizer.eos_ids[0]
+  own = [
+    text.removeprefix(think if tokenizer.decode(prompt_T, special=True).endswith(think) else '')
+    for prompt_T, text in zip(prompts, texts, strict=True)
+  ]
+  rows = tokenizer.encode_all(own)
+  return [up_to_end(np.array([*ids, end], np.int32), tokenizer) for ids in rows]
+
+
+def up_to_end(tokens_T: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+  """Return the tokens up to and including the first end token, or all of them if there is none."""
+  (ends,) = np.nonzero(np.isin(tokens_T, tokenizer.eos_ids))
+  return tokens_T[: ends[0] + 1] if ends.size else tokens_T
 
 
 # ---- Multi-turn conversations ----

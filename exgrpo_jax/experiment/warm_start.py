@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax.data.tokenizer import observed_tokens
+from exgrpo_jax.data.tokenizer import observed_tokens, response_tokens
 from exgrpo_jax.datatypes import Question, QuestionSet, Turn, own_tokens
 from exgrpo_jax.environments import pool
 from exgrpo_jax.environments.environment import Observation, as_messages
@@ -72,13 +72,13 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
   config = experiment.config
   spec, limit = config.warm_start.data, config.rollout.max_response
   data = load_questions(experiment, spec)
-  of_questions = _episodes if config.environment.name else _written
   rows = []
   for start in range(0, len(data.questions), TOGETHER):
     part = slice(start, start + TOGETHER)
-    asked = data.questions[part]
-    made = of_questions(experiment, asked)
-    for question, prompt_T, (tokens, turns) in zip(asked, data.prompts[part], made):
+    asked, prompts = data.questions[part], data.prompts[part]
+    is_played = bool(config.environment.name)
+    made = _episodes(experiment, asked) if is_played else _written(experiment, asked, prompts)
+    for question, prompt_T, (tokens, turns) in zip(asked, prompts, made):
       check_embedded(experiment, [tokens], f'{spec}: the solution in row {question.row}')
       if len(tokens) <= limit:
         rows.append(Solution(prompt_T, tokens, turns))
@@ -106,17 +106,19 @@ def padded(rows: Sequence[Solution], longest: int, pad_id: int) -> tuple[np.ndar
 _Made = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens and turns of each question
 
 
-def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
+def _written(
+  experiment: Experiment, asked: Sequence[Question], prompts: Sequence[np.ndarray]
+) -> _Made:
   """Yield the worked solutions in the data, each with its end token."""
-  spec, tokenizer = experiment.config.warm_start.data, experiment.tokenizer
-  solutions = tokenizer.encode_all([question.solution for question in asked])
-  for question, ids in zip(asked, solutions):
+  spec, solutions = experiment.config.warm_start.data, [question.solution for question in asked]
+  made = response_tokens(experiment.tokenizer, prompts, solutions)
+  for question, tokens in zip(asked, made):
     if not question.solution:
       raise InputError(
         f'{spec}: row {question.row} has no worked solution to learn from. '
         'Set config.data.solution_field, or config.warm_start.num_updates=0.'
       )
-    yield np.array([*ids, tokenizer.eos_ids[0]], np.int32), ()
+    yield tokens, ()
 
 
 def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:

@@ -9,16 +9,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import gguf_file
 from exgrpo_jax.runtime import activity, hosts, hub
 
 # Files that tokenizer.py and architecture.py read, and that an export keeps.
-_DESCRIPTION = (
-  *('config.json', 'generation_config.json', 'tokenizer*', 'tokenization.py', '*.model'),
-  *('special_tokens_map.json', 'added_tokens.json', 'chat_template.jinja'),
-  *('vocab.json', 'merges.txt'),
-)
+_DESCRIPTION = ('config.json', 'tokenizer.json', '*.model', *tokenizer.COMPANIONS)
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
 FILES = (*_DESCRIPTION, *_WEIGHTS, 'adapter_*')  # of a model or of adapters
 # Prefix of models that ship with the package. Without the prefix, a name could also mean a folder:

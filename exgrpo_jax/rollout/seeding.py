@@ -24,8 +24,8 @@ from etils import epath
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.config import setting
 from exgrpo_jax.data import records, row_files
-from exgrpo_jax.data.prompt import THINK, last_user_message
-from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.data.prompt import last_user_message
+from exgrpo_jax.data.tokenizer import Tokenizer, response_tokens, up_to_end
 from exgrpo_jax.datatypes import QuestionSet, Trajectory, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import pool
@@ -235,7 +235,8 @@ def candidates(
       elif (key := (row, tokens.tobytes())) in kept:
         counts['repeated'] += 1
       else:
-        kept[key] = Candidate(row, tokens, trace.logp, trace.correctness)
+        logp = None if trace.logp is None else trace.logp[: len(tokens)]
+        kept[key] = Candidate(row, tokens, logp, trace.correctness)
   if counts['ask no training question'] == counts['traces']:
     raise InputError(
       f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
@@ -257,7 +258,7 @@ def _content(found: Candidate) -> bytes:
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-  """Return the trace's tokens, or its tokenized text with an end token: int32 [T]."""
+  """Return the trace's tokens, or its tokenized text, up to the first end token: int32 [T]."""
   if trace.tokens is not None:
     least, most = trace.tokens.min(), trace.tokens.max()
     if least < 0 or most >= tokenizer.vocab_size:
@@ -267,18 +268,13 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
       )
     tokens = trace.tokens.astype(np.int32)
   else:
-    text = trace.response or ''
-    if text.startswith(THINK) and tokenizer.decode(prompt, special=True).endswith(THINK):
-      text = text.removeprefix(THINK)  # the prompt already contains it
-    ids = tokenizer.encode(text)
-    ends = bool(ids) and ids[-1] in tokenizer.eos_ids
-    tokens = np.array(ids if ends else [*ids, tokenizer.eos_ids[0]], np.int32)
+    (tokens,) = response_tokens(tokenizer, [prompt], [trace.response or ''])
   if trace.logp is not None and len(trace.logp) != len(tokens):
     raise InputError(
       f'{trace.place}: logp has {len(trace.logp)} numbers, but the response has {len(tokens)} '
       "tokens, including the end token. Add a field 'tokens' with these tokens, or leave out logp."
     )
-  return tokens
+  return up_to_end(tokens, tokenizer)
 
 
 def successes(

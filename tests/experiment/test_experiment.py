@@ -257,6 +257,26 @@ def test_solutions_that_are_missing_or_too_long_are_refused(
     run(config, tmp_path)
 
 
+@pytest.mark.parametrize(
+  ('solution', 'learnt'),
+  [
+    ('2', '2<|im_end|>'),
+    ('2<|im_end|>', '2<|im_end|>'),
+    ('2<|im_end|>\n<|im_start|>user\nThanks', '2<|im_end|>'),
+    ('<think>\n1+1</think>2', '1+1</think>2<|im_end|>'),  # the prompt has begun the thought
+  ],
+)
+def test_a_solution_is_learnt_as_a_policy_would_write_it(solution, learnt, config, jsonl, tmp_path):
+  data = jsonl({'question': '1+1', 'answer': '2', 'solution': solution})
+  changes = {'tokenizer.path': str(CHECKPOINTS / 'qwen2_tied'), 'prompt.template': 'paper'}
+  changes |= {'rollout.max_prompt': 999, 'rollout.max_response': 99}
+  changes |= {'warm_start.data': data, 'data.cache_dir': str(tmp_path / 'cache')}
+  opened = experiment.open_experiment(overridden(config, changes), str(tmp_path))
+  (row,) = warm_start.load_solutions(opened)
+  assert opened.tokenizer.decode(row.prompt).endswith('<think>\n')
+  assert opened.tokenizer.decode(row.tokens, special=True) == learnt
+
+
 def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   opened = recorded.experiment
   params = warm_start.run(opened, model.shapes(opened.model, opened.meshes.training), recorded.data)

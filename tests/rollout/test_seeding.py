@@ -68,16 +68,19 @@ def test_copies_of_a_question_get_the_same_traces_unless_a_row_is_named(recorded
     assert counts == {'traces': 2, 'ask no training question': 1, 'too long': 0, 'repeated': 0}
 
 
-def test_an_end_token_is_added_where_there_is_none(recorded, propose):
+def test_a_response_ends_with_its_first_end_token(recorded, propose):
   tokenizer = recorded.experiment.tokenizer
   ids, end = tokenizer.encode('2+0'), tokenizer.eos_ids[0]
   found, counts = propose(
     trace('2+0', '2+0'),
     trace('2+0', tokens=[*ids, end], logp=[0] * (len(ids) + 1)),
     trace('2+0', tokens=ids),
+    trace('2+0', tokens=[ids[0], end, *ids], logp=[*range(len(ids) + 2)]),
   )
-  assert [c.tokens.tolist() for c in found] == [[*ids, end], ids]  # tokens stay as they are
+  # An end token is added to a text, but not to tokens.
+  assert [c.tokens.tolist() for c in found] == [[*ids, end], ids, [ids[0], end]]
   assert counts['repeated'] == 1 and found[0].tokens.dtype == np.int32
+  assert found[2].logp.tolist() == [0, 1]
 
 
 def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(recorded, propose):
