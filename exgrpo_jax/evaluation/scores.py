@@ -288,7 +288,6 @@ def evaluate(
   Call this with the training mesh set. Records are written to `out`, unless `out` is ''.
   """
   policy, evaluated = policies.restore(source, experiment), []
-  temperature = experiment.config.evaluation.temperature
   for part in parts:
     spec = part.data.spec
     with activity.doing(f'evaluation on {spec}'):
@@ -296,7 +295,8 @@ def evaluate(
         with_samples(experiment, part.samples), policy.decode_params, part.data, policy.step
       )
     of_run = f' at step {policy.step}' if source.kind == 'run' else ''
-    print(f'{spec}{of_run}, temperature {temperature}\n{table(scores)}', flush=True)
+    sampling = experiment.config.evaluation.distribution
+    print(f'{spec}{of_run}, {sampling}\n{table(scores)}', flush=True)
     if out:
       path = _write_by_hand(out, source.describe(), policy.step, spec, scores, records)
       print(f'responses: {path}', flush=True)

@@ -24,6 +24,12 @@ class Distribution:
   top_p: float = 1.0  # keep only the most probable tokens whose probabilities add up to this value
   min_p: float = 0.0  # keep only tokens with at least this fraction of the highest probability
 
+  def __str__(self) -> str:
+    """Describe the settings in use, such as 'temperature 0.6, top_p 0.95'."""
+    values = dataclasses.asdict(self).items()
+    shown = [(k, v) for k, v in values if k == 'temperature' or v != getattr(Distribution, k)]
+    return ', '.join(f'{name} {value:g}' for name, value in shown)
+
 
 def padded_size(vocab_size: int) -> int:
   """Pad the vocabulary size so that each shard of the vocabulary consists of whole blocks.

@@ -22,6 +22,7 @@ from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment.experiment import Experiment, RunConfig
 from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.reporting import metrics, runs
+from exgrpo_jax.rollout.token_sampling import Distribution
 from exgrpo_jax.runtime import environment, hosts
 
 FILE = 'README.md'
@@ -35,6 +36,7 @@ _PAPERS = {
   'GRPO': 'Shao et al. DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language '
   'Models. 2024. [arXiv:2402.03300](https://arxiv.org/abs/2402.03300)',
 }
+_SAMPLING = {field.name for field in dataclasses.fields(Distribution)}
 _QUESTION = 'What is 12 * 13?'
 # Settings that the card shows elsewhere, or that config.json contains.
 _SHOWN = (*runs.SAME_SETTING, 'model.', 'prompt.system', 'data.train')
@@ -167,8 +169,8 @@ def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -
     kind = ' (validation)' if source.split('/')[0] in validation else ''
     ends = _interval(first, name), _interval(last, name)
     rows.append((source + kind, *_measured(last, source, name), *ends))
-  note = 'Shares of correct responses, with 95% confidence intervals, at temperature '
-  note += f'{config.evaluation.temperature:g}{" unless stated otherwise" * bool(by_hand)}.'
+  note = 'Shares of correct responses, with 95% confidence intervals, at '
+  note += f'{config.evaluation.distribution}{" unless stated otherwise" * bool(by_hand)}.'
   if evaluated and validation:
     note += ' This policy was selected by its validation score, so this score is optimistic.'
   if last['step'] != step:
@@ -181,7 +183,7 @@ def _by_hand(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
   """Yield a row for each evaluation of the policy with `exgrpo evaluate`."""
   for line in metrics.read_evaluations(workdir, step):
     for source, name in runs.score_names([[line['scores']]]).items():
-      title = f'{source}, temperature {line["temperature"]:g}'
+      title = f'{source}, {Distribution(**{n: line[n] for n in line.keys() & _SAMPLING})}'
       measured = _measured(line['scores'], source, name)
       yield title, *measured, '–', _interval(line['scores'], name)
 
@@ -217,12 +219,17 @@ def _usage(experiment: Experiment, base: str) -> str:
     text = prompt.render([Message('user', _QUESTION)], config.prompt, experiment.tokenizer.chat)
     given = f'prompt = {text!r}'
     place, request = 'completions', {'prompt': text, 'add_special_tokens': False}
-  temperature, longest = config.evaluation.temperature, config.rollout.max_response
-  how = f'do_sample=True, temperature={temperature:g}' if temperature else 'do_sample=False'
+  longest = config.rollout.max_response
+  # Without these values, the base model's generation_config.json or top_k=50 would apply.
+  sampling = dataclasses.asdict(config.evaluation.distribution) | {'repetition_penalty': 1.0}
+  how = ', '.join(f'{name}={value}' for name, value in sampling.items())
+  greedy = 'do_sample=False, repetition_penalty=1.0'
+  how = f'do_sample=True, {how}' if config.evaluation.temperature else greedy
   library, auto = ('peft', 'AutoPeft') if base else ('transformers', 'Auto')
   served = f'{base} --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={_HERE}'
   model = {'model': 'policy' if base else _HERE}
-  body = model | request | {'max_tokens': longest, 'temperature': temperature}
+  # vLLM writes -1 for all tokens.
+  body = model | request | {'max_tokens': longest} | sampling | {'top_k': sampling['top_k'] or -1}
   return f"""```python
 from {library} import {auto}ModelForCausalLM
 from transformers import AutoTokenizer

@@ -80,7 +80,7 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(
   (record,) = [record for record in metrics.read(recorded.workdir) if record['step'] == step]
   own_scores = {name: value for name, value in record.items() if name.startswith('eval/')}
   spec = recorded.evaluations[0].spec
-  assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{scores.table(own_scores)}\n')
+  assert printed.startswith(f'{spec} at step {step}, temperature 1\n{scores.table(own_scores)}\n')
 
 
 @pytest.mark.full

@@ -62,7 +62,8 @@ def test_scores_are_those_before_and_after_with_intervals(recorded, card):
 def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card, tmp_path):
   workdir = tmp_path / 'run'
   (workdir / 'evaluation').mkdir(parents=True)
-  line = {'step': 3, 'temperature': 0.5, 'scores': BASE | {'eval/sums/questions': 8.0}}
+  sampling = {'temperature': 0.5, 'top_k': 0, 'top_p': 0.9}
+  line = {'step': 3, **sampling, 'scores': BASE | {'eval/sums/questions': 8.0}}
   lines = [line, line | {'step': 4}]
   (workdir / 'evaluation' / 'evaluations.jsonl').write_text('\n'.join(map(json.dumps, lines)))
   known = {'eval/new/pass@1': 0.5, 'eval/new/questions': 9.0}
@@ -75,7 +76,7 @@ def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card,
     'data': ['questions', 'score', 'before step 1', 'after step 3'],
     '---': ['---'] * 4,
     'new (validation)': ['9', 'pass@1', '–', '0.500'],
-    'sums, temperature 0.5': ['8', 'pass@1', '–', '0.250 (0.100 to 0.500)'],
+    'sums, temperature 0.5, top_p 0.9': ['8', 'pass@1', '–', '0.250 (0.100 to 0.500)'],
   }
   assert 'this score is optimistic' in text
   assert 'The run did not evaluate this policy.' in card(1, workdir=str(workdir))
@@ -132,27 +133,32 @@ def test_the_hub_can_read_what_the_model_is(card, tmp_path, model, changes, meta
 
 
 @pytest.mark.parametrize(
-  ('template', 'system', 'begins'),
+  ('template', 'system', 'top_k', 'begins'),
   [
-    ('chat', '', '<|im_start|>'),
-    ('chat', "Don't guess; \\boxed{x}", '<|im_start|>system\nDon'),
-    ('paper', '', '<|im_start|>system\nSolve the task'),
-    ('plain', '', 'What is 12 * 13?\n'),
+    ('chat', '', 0, '<|im_start|>'),
+    ('chat', "Don't guess; \\boxed{x}", 5, '<|im_start|>system\nDon'),
+    ('paper', '', 0, '<|im_start|>system\nSolve the task'),
+    ('plain', '', 0, 'What is 12 * 13?\n'),
   ],
 )
-def test_the_code_gives_the_prompt_of_training(card, monkeypatch, template, system, begins):
+def test_the_code_prompts_as_training_and_samples_as_evaluation(
+  card, monkeypatch, template, system, top_k, begins
+):
   """Both blocks, as a user pastes them; the policy itself is replaced."""
   transformers = pytest.importorskip('transformers')
   stored = CHECKPOINTS / 'qwen2_tied'
+  temperature = 0.0 if template == 'plain' else 0.5
+  wanted = {'temperature': temperature, 'top_k': top_k, 'top_p': 0.9, 'min_p': 0.0}
   changes = {'prompt.template': template, 'prompt.system': system}
+  changes |= {f'evaluation.{name}': value for name, value in wanted.items()}
   changes |= {'prompt.template_kwargs': '{"think": false}'} if system else {}
   text = card(1, changes, tokenizer=tokenizer.load(stored))
   python, shell = re.findall(r'```(?:python|bash)\n(.*?)```', text, re.DOTALL)
   given = {}
 
   class Policy:
-    def generate(self, input_ids, **_):
-      given['ids'] = input_ids[0].tolist()
+    def generate(self, input_ids, **sampling):
+      given.update(ids=input_ids[0].tolist(), sampling=sampling)
       return input_ids
 
   monkeypatch.setattr(
@@ -164,7 +170,12 @@ def test_the_code_gives_the_prompt_of_training(card, monkeypatch, template, syst
   assert prompt.startswith(begins) and prompt.endswith('<think>\n') == (template == 'paper')
   serve, curl = shlex.split(shell.partition('\n')[0]), shlex.split(shell.partition('\n')[2])
   assert serve == ['vllm', 'serve', 'path/to/this/folder']
-  body = json.loads(curl[-1])
+  body, sampled = json.loads(curl[-1]), given['sampling']
+  # Nothing is left to the base's generation_config.json, or to top_k=50 of transformers.
+  penalty, limit = {'repetition_penalty': 1.0}, sampled.pop('max_new_tokens')
+  del sampled['attention_mask']
+  assert sampled == {'do_sample': bool(temperature)} | (wanted if temperature else {}) | penalty
+  assert body.items() >= (wanted | {'top_k': top_k or -1, 'max_tokens': limit} | penalty).items()
   if template == 'chat':
     assert body['messages'][0]['content'] == (system or 'What is 12 * 13?')
     assert body.get('chat_template_kwargs') == ({'think': False} if system else None)
