@@ -32,10 +32,9 @@ def write(
   tokenizer, values = experiment.tokenizer, _config_json(experiment)
   if hosts.is_first():
     tokenizer.save(out)
-    if 'generation_config.json' not in tokenizer.files:
-      (epath.Path(out) / 'generation_config.json').write_text(
-        json.dumps({'eos_token_id': list(tokenizer.eos_ids)})
-      )
+    ends = {'eos_token_id': [*tokenizer.eos_ids]}  # transformers stops only at these tokens
+    generation = json.loads(tokenizer.files.get('generation_config.json', '{}')) | ends
+    (epath.Path(out) / 'generation_config.json').write_text(json.dumps(generation, indent=2))
   written = dtype or values.get('dtype') or values.get('torch_dtype') or 'float32'
   weights.save(out, experiment.model, params, values, written)
   return written

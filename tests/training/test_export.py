@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shlex
+import shutil
 import types
 
 import jax
@@ -154,7 +155,7 @@ def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported
   assert step == 3
   loaded = weights.load(exported, opened.model, mesh)
   jax.tree.map(np.testing.assert_array_equal, params, loaded)
-  for name in ('tokenizer.json', 'tokenizer_config.json', 'generation_config.json'):
+  for name in ('tokenizer.json', 'tokenizer_config.json'):
     assert (exported / name).read_bytes() == (STORED / name).read_bytes()
   start, end = (json.loads((folder / 'config.json').read_text()) for folder in (STORED, exported))
   assert end == start | {'torch_dtype': 'float32'}
@@ -273,6 +274,16 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
     kept.append((json.loads((best / 'evaluation.json').read_text())['step'], norm_weight))
   assert kept == [(1, 1.0), (1, 1.0), (1, 1.0), (4, 4.0)]
   assert sorted(path.name for path in (tmp_path / 'export').iterdir()) == ['best']
+
+
+def test_an_export_names_every_token_that_ends_a_response(tmp_path):
+  """Some checkpoints name only the base model's end token, and not the tokenizer's."""
+  folder, out = tmp_path / 'model', tmp_path / 'out'
+  shutil.copytree(STORED, folder)
+  name = 'generation_config.json'
+  (folder / name).write_text(json.dumps({'top_k': 5, 'eos_token_id': 0}))
+  command.write_model(str(folder), out)
+  assert json.loads((out / name).read_text()) == {'top_k': 5, 'eos_token_id': [2, 0]}
 
 
 TEXT = '1+2=3\n  4\u2581</s> so 5'
