@@ -199,8 +199,8 @@ def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | Non
   if hosts.is_first():
     experiment.tokenizer.save(out)
   named = hub_checkpoint.named(experiment.model_name)
-  base = named.name if named else experiment.model_name
-  weights.save_adapters(out, config.lora, experiment.model, trained, base)
+  base, commit = hub.as_known(named)[1:] if named else (experiment.model_name, None)
+  weights.save_adapters(out, config.lora, experiment.model, trained, base, commit)
   return step
 
 

@@ -236,10 +236,11 @@ def save_adapters(
   shape: model.ShapeConfig,
   adapters: model.Params,
   base: str,
+  commit: str | None,
 ) -> None:
   """Write adapters in float32. Every host must call this; the first host writes.
 
-  `directory` may be remote. `base` is the folder or name of the base model.
+  `directory` may be remote. `base` is the base model's folder, or its Hub name with a `commit`.
   """
   folder = epath.Path(directory).expanduser()
   arrays = {
@@ -251,7 +252,7 @@ def save_adapters(
   folder.mkdir(parents=True, exist_ok=True)
   safetensors_files.write(folder / 'adapter_model.safetensors', arrays)
   values = dict(
-    peft_type='LORA', task_type='CAUSAL_LM', base_model_name_or_path=base,
+    peft_type='LORA', task_type='CAUSAL_LM', base_model_name_or_path=base, revision=commit,
     r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=list(config.targets),
     bias='none', fan_in_fan_out=False, inference_mode=True,
   )  # fmt: skip

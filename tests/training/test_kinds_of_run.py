@@ -28,6 +28,7 @@ from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.page import experience
 from exgrpo_jax.rollout import resuming, sampler, slots
+from exgrpo_jax.runtime import hub
 from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, kinds, losses, recording, tiny
 from tests.helpers.chance import is_correct
@@ -913,6 +914,20 @@ def test_an_export_is_base_plus_adapters(merged, adapters):
       weight = weight + ALPHA / RANK * (b @ a)
     np.testing.assert_allclose(whole[name], weight, atol=1e-6)
   assert adapter == {}
+
+
+@of('lora')
+def test_adapters_name_the_commit_of_their_base(run, adapters, monkeypatch, tmp_path):
+  """PEFT would load the newest commit of the default branch otherwise."""
+
+  def base(folder):
+    config = json.loads((folder / 'adapter_config.json').read_text())
+    return config['base_model_name_or_path'], config['revision']
+
+  assert base(adapters) == (run.values.model.path, None)
+  named = hub.Repository('model', 'me/base', 'c0ffee')
+  monkeypatch.setattr(export, 'hub_checkpoint', types.SimpleNamespace(named=lambda _: named))
+  assert base(write(run, tmp_path / 'named', adapters=True)) == ('me/base', 'c0ffee')
 
 
 @of('lora')
