@@ -61,12 +61,7 @@ def of_sentencepiece(content: bytes) -> dict[str, bytes]:
     )
   )
   model.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-  model.add_special_tokens(
-    [
-      tokenizers.AddedToken(name, special=True, normalized=False)
-      for name in names['UNKNOWN'] + names['CONTROL']
-    ]
-  )
+  model.add_special_tokens(names['UNKNOWN'] + names['CONTROL'])
   ids = {name: getattr(proto.trainer_spec, f'{name}_id') for name in ('bos', 'eos', 'unk', 'pad')}
   tokens = {f'{name}_token': proto.pieces[id_].piece for name, id_ in ids.items() if id_ >= 0}
   return _files(model, tokens | {'split_special_tokens': True})  # '</s>' in a text is text

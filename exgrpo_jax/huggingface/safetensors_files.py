@@ -57,8 +57,8 @@ def check_names(
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} describes a model with '
-      f'no tensor of that name{_and_more(unexpected)}.'
+      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} has no tensor of that '
+      f'name{_and_more(unexpected)}.'
     )
 
 
@@ -158,13 +158,9 @@ def _check(
 
   `names` maps each tensor's name to its name in the file.
   """
+  check_names(path, names, tensors, f'the list for this file in {_INDEX}')
   for name, tensor in tensors.items():
     expected = list(tensor.shape)
-    if name not in names:
-      raise InputError(
-        f'{path}: tensor {name} with shape {expected} is missing, but the index lists it in this '
-        'file.'
-      )
     stored = reader.get_slice(names[name])
     if stored.get_shape() != expected:
       raise InputError(
@@ -175,11 +171,6 @@ def _check(
       raise InputError(
         f'{path}: tensor {name} has dtype {stored.get_dtype()}. It must be one of '
         f'{", ".join(_DTYPES)} because quantized weights are not supported.'
-      )
-  for name in sorted(set(names) - set(tensors)):
-    if not name.endswith(_DERIVED):
-      raise InputError(
-        f'{path}: tensor {name} is unexpected because the index does not assign it to this file.'
       )
 
 

@@ -1,11 +1,6 @@
 """Seeding a new run's replay buffer with traces from another model or run.
 
-Each row of a trace file (jsonl or parquet) has these columns:
-  question     the question: text or chat messages; verl's `prompt` column also works
-  response     the response: text or chat messages; LUFFY's `target` column also works
-  tokens       the response's token ids; if both are given, they take precedence over `response`
-  logp         optional: the log-probability of each token under the policy that wrote it, in nats
-  correctness  optional: the fraction of that policy's attempts at the question that were correct
+docs/data.md lists the columns of a trace file (jsonl or parquet).
 
 Seeded responses must look like stored trajectories: correct according to the run's verifier, in the
 run's tokens, within its limits, and with log-probabilities.

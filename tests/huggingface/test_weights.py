@@ -290,7 +290,7 @@ DAMAGES = {
   ),
   'not_in_its_file': (
     SHARDED, remove_from_its_file,
-    '.safetensors: tensor lm_head.weight with shape [96, 32] is missing',
+    f'.safetensors: tensor lm_head.weight is missing, but the list for this file in {INDEX} requ',
   ),
   'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected '),
   'unexpected_in_one_file': (
