@@ -33,6 +33,10 @@ AUTHORS = "authors' code"  # their script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
 
+class Recorded(str):
+  """A choice in a run's config. Only the run's own config file may have added it to its table."""
+
+
 def setting(
   default: Any, allowed: str | Collection[Any] | None, meaning: str, origin: str = OURS
 ) -> Any:
@@ -156,7 +160,7 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
     below = value <= _bound(high) if right == ']' else value < _bound(high)
     if not (above and below):
       raise InputError(f'{path}={value}: the value must lie in {allowed}. Meaning: {meaning}.')
-  elif value not in allowed:
+  elif value not in allowed and not (isinstance(value, Recorded) and isinstance(allowed, Mapping)):
     current = renamed.setting_hint(path.removeprefix('config.'), value)
     choices = ', '.join(map(str, allowed))
     text = f'{path}={value!r}: the value must be one of {choices}. Meaning: {meaning}. {current}'

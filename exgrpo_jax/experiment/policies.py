@@ -117,6 +117,9 @@ def run_config(workdir: str) -> ConfigDict:
     sharding.make_meshes(config.build(sharding.MeshConfig, values['mesh'], 'config.mesh'))
   except InputError:
     values['mesh'] = dataclasses.asdict(sharding.MeshConfig())
+  for section in ('objective', 'replay'):  # not needed for sampling
+    for name, value in values[section].items():
+      values[section][name] = config.Recorded(value) if isinstance(value, str) else value
   return ConfigDict(values)
 
 

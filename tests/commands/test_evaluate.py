@@ -181,6 +181,20 @@ def test_meshes_of_a_run_that_do_not_fit_this_machine_are_not_used(trained, used
   assert values.mesh.training.fsdp == used
 
 
+def test_a_run_is_sampled_without_the_loss_terms_and_rules_that_only_its_config_file_has(
+  config, tmp_path
+):
+  own = ('objective.policy_loss', 'objective.shaping', 'replay.trajectory_selection')
+  changed = overridden(config, dict.fromkeys(own, 'mine'))
+  (tmp_path / 'config.json').write_text(changed.to_json_best_effort())
+  (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+  values = policies.config_values(policies.at(str(tmp_path)))
+  assert parse_config(values).objective.shaping == 'mine'  # in its model card
+  for refused in (changed, overridden(values, {'objective.shaping': 'theirs'})):
+    with pytest.raises(InputError, match='must be one of'):
+      parse_config(refused)
+
+
 def test_an_error_in_the_second_policy_is_found_before_the_first_is_evaluated(
   tmp_path, jsonl, monkeypatch
 ):
