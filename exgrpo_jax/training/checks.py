@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from exgrpo_jax.algorithm import losses, trajectory_rules
 from exgrpo_jax.data import questions, row_files
-from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.datatypes import QuestionSet, ReplayScores
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import InputError, check_given, counted
 from exgrpo_jax.experiment.settings import RunConfig, parse_config, steps_of
@@ -25,6 +28,10 @@ from exgrpo_jax.runtime.workdir import (
   read_config,
 )
 from exgrpo_jax.training import prior_experience
+from exgrpo_jax.workers import user_code
+
+_TERM, _MASK = (jax.ShapeDtypeStruct((2, 3), dtype) for dtype in (np.float32, np.bool_))
+_FLAG = jax.ShapeDtypeStruct((), np.bool_)
 
 
 def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
@@ -47,7 +54,35 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   pool.check(config.grading, config.verifier)
   if config.environment.name:
     environments.of(config.environment).tools()
+  _check_functions(config)
   return config
+
+
+def _check_functions(config: RunConfig) -> None:
+  """Try the loss terms and the replay rule, which a config file may have added to their tables."""
+  own, rule = config.objective, config.replay.trajectory_selection
+  with user_code.refusing('objective.shaping', own.shaping):
+    shaping = losses.SHAPINGS[own.shaping]
+    term = jax.eval_shape(lambda logp, ratio: shaping(logp, ratio, own), _TERM, _TERM)
+    _check_types(term, _TERM)
+  with user_code.refusing('objective.policy_loss', own.policy_loss):
+    policy_loss = losses.POLICY_LOSSES[own.policy_loss]
+    _check_types(jax.eval_shape(policy_loss, *(_TERM,) * 4, _FLAG), (_TERM, _MASK))
+  with user_code.refusing('replay.trajectory_selection', rule):
+    if cost := trajectory_rules.RULES[rule]:
+      logp = np.array([-0.5, -1.0], np.float32)
+      returned: Any = cost(ReplayScores(logp, entropy=-logp, weight=-logp, log_ratio=logp))
+      kind = np.asarray(returned).dtype.kind
+      if np.ndim(returned) or kind not in 'biuf' or np.isnan(returned):
+        raise ValueError(f'it returned {returned!r}, not a number')
+
+
+def _check_types(returned: Any, expected: Any) -> None:
+  returned, expected = (
+    jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', tree) for tree in (returned, expected)
+  )
+  if returned != expected:
+    raise ValueError(f'for inputs of shape [2, 3], it returned {returned}, not {expected}')
 
 
 def check_start(values: ConfigDict, workdir: str) -> RunConfig:

@@ -1,6 +1,7 @@
 """The pages of docs/ that code makes, and the examples of those that people write."""
 
 import ast
+import contextlib
 import dataclasses
 import http.server
 import itertools
@@ -20,6 +21,7 @@ from exgrpo_jax.datatypes import ReplayScores, Response, Trajectory
 from exgrpo_jax.environments.adapters import TextArena
 from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.tools import Tools, describe
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
@@ -27,6 +29,7 @@ from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import families
 from exgrpo_jax.rollout import scoring
 from exgrpo_jax.rollout.sampler import requests_for
+from exgrpo_jax.training.checks import check_command
 from tests.docs import documents
 from tests.helpers import tiny
 from tests.helpers.paths import REPOSITORY
@@ -227,7 +230,7 @@ def test_the_boards_can_be_played():
 # ---- docs/extending.md ----
 
 
-HEADINGS = ('loss term', 'selection rule', 'model family', 'data source')
+HEADINGS = ('loss term', 'fresh loss term', 'selection rule', 'model family', 'data source')
 HEADINGS += ('verifier', 'sampler', 'callback')
 BLOCKS = dict(zip(HEADINGS, python_of('extending.md'), strict=True))
 
@@ -235,7 +238,7 @@ BLOCKS = dict(zip(HEADINGS, python_of('extending.md'), strict=True))
 @pytest.fixture(autouse=True)
 def tables():
   """What the examples add is gone after the test."""
-  tables = (losses.SHAPINGS, trajectory_rules.RULES, families.FAMILIES)
+  tables = (*TABLES.values(), families.FAMILIES)
   before = [dict(table) for table in tables]
   yield
   for table, entries in zip(tables, before):
@@ -263,6 +266,16 @@ def test_a_loss_term():
   assert objective.replay_slope(config) == 0.5  # the gradient of min(w, 1) at w = 1
 
 
+def test_a_loss_term_of_fresh_tokens():
+  run(BLOCKS['fresh loss term'])
+  config = settings_with(objective=('policy_loss', 'sapo')).objective
+  ratio, advantage = np.array([[0.5, 1.0, 3.0]]), np.array([[1.0], [-1.0]])
+  gate = 4 / (1 + np.exp(-(ratio - 1))), 4 / 1.05 / (1 + np.exp(-1.05 * (ratio - 1)))
+  term, is_clipped = losses.POLICY_LOSSES[config.policy_loss](0, ratio, None, advantage, True)
+  np.testing.assert_allclose(term, np.concatenate(gate) * advantage, rtol=1e-6)
+  assert not is_clipped.any()
+
+
 def test_a_selection_rule():
   run(BLOCKS['selection rule'])
   kind = settings_with(replay=('trajectory_selection', 'shortest')).replay.trajectory_selection
@@ -273,6 +286,38 @@ def test_a_selection_rule():
   scored = [ReplayScores(*np.zeros((4, length), np.float32)) for length in (3, 2)]
   picked, _ = scoring.pick(kind, [stored], lambda _: scored, np.random.default_rng(0))
   assert picked == [stored[1]]
+
+
+TABLES = {
+  'objective.shaping': losses.SHAPINGS,
+  'objective.policy_loss': losses.POLICY_LOSSES,
+  'replay.trajectory_selection': trajectory_rules.RULES,
+}
+
+
+@pytest.mark.parametrize(
+  ('key', 'function', 'why'),
+  [
+    ('objective.shaping', lambda _, log_ratio, __: log_ratio, None),
+    ('objective.shaping', lambda _, log_ratio, __: log_ratio.mean(), r'returned float32\[\], not'),
+    ('objective.shaping', lambda _, log_ratio, __: log_ratio > 0, r'returned bool\[2, 3\], not'),
+    ('objective.shaping', lambda _, __, config: config.gamma, "no attribute 'gamma'"),
+    ('objective.policy_loss', lambda _, r, __, a, clip: (r * a, clip & (r > 2)), None),
+    ('objective.policy_loss', lambda _, r, __, a, ___: r * a, r"not \('float32\[2, 3\]', 'bool"),
+    ('objective.policy_loss', lambda _, ratio: ratio, 'takes 2 positional arguments'),
+    ('replay.trajectory_selection', lambda scores: scores.logp.mean(), None),
+    ('replay.trajectory_selection', lambda scores: scores.logp, r'returned array\(.*not a number'),
+    ('replay.trajectory_selection', lambda _: None, 'returned None, not a number'),
+    ('replay.trajectory_selection', lambda _: float('nan'), 'returned nan, not a number'),
+    ('replay.trajectory_selection', lambda scores: scores.length, "no attribute 'length'"),
+  ],
+)
+def test_a_function_of_a_config_file_is_tried_before_training(key, function, why, tmp_path):
+  TABLES[key]['mine'] = function
+  values = config_files.load_config('chains', {key: 'mine'})
+  refused = pytest.raises(InputError, match=f"^config.{key}: 'mine' cannot be used .*{why}")
+  with refused if why else contextlib.nullcontext():
+    check_command(values, str(tmp_path / 'run'))
 
 
 def test_a_model_family():
@@ -309,6 +354,18 @@ def test_a_callback():
   experience = type('Experience', (), {'responses': told})
   longest = run(BLOCKS['callback'])['longest']
   assert longest(None, None, experience) == {'length/longest': 5}
+
+
+# ---- docs/algorithm.md ----
+
+
+def test_a_config_can_have_the_settings_of_each_variant():
+  text = (documents.DOCS / 'algorithm.md').read_text()
+  for row in re.findall(r'^\| .*arxiv.* \|$', text.partition('| variant |')[2], re.MULTILINE):
+    values = {}
+    for key, text in re.findall(r'`(\w+\.\w+)=([^`]+)`', row):
+      values[key] = ast.literal_eval(text) if re.match(r'[\d(]', text) else text
+    config_files.load_config('base', values)
 
 
 # ---- docs/rewards.md ----
