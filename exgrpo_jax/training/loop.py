@@ -10,6 +10,7 @@ import numpy as np
 
 from exgrpo_jax.algorithm import objective, question_stream, replay
 from exgrpo_jax.datatypes import Experience, Plan
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
@@ -100,11 +101,21 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
 
 
 def observe(run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
-  """Call the run's callbacks before the step's update, and return the metrics they add."""
+  """Call the run's callbacks before the step's update, and return the metrics they add.
+
+  Raises InputError if a callback returns anything but numbers by name, or None.
+  """
   added: dict[str, float] = {}
   for callback in run.callbacks:
     with run.clock('callbacks'):
-      added |= callback(run, params, experience) or {}
+      returned = callback(run, params, experience)
+    try:
+      added |= {str(name): float(value) for name, value in dict(returned or {}).items()}
+    except (TypeError, ValueError) as error:
+      raise InputError(
+        f'callbacks: {getattr(callback, "__name__", callback)} returned {returned!r}. Return a '
+        "dict from metric names to numbers, such as {'mine/score': 0.5}, or nothing."
+      ) from error
   return added
 
 
@@ -190,7 +201,7 @@ def report(
     run.bucketed = after
   with clock('await_update'):
     clock.await_device()
-  measured = {**step_rows.measure_step(experience, after, rows, jax.device_get(sums)), **added}
+  measured = step_rows.measure_step(experience, after, rows, jax.device_get(sums))
   check_step(run, experience, measured)
   warn(run, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):
@@ -206,6 +217,12 @@ def report(
   measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
   measured['perf/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
+  if both := sorted(added.keys() & measured.keys()):
+    raise InputError(
+      f'callbacks: the run itself measures {", ".join(both)}. Choose other names, such as '
+      f"'mine/{both[0]}'."
+    )
+  measured |= added
   clock.restart()
   run.pace.finish_step()
   with clock('log', device_waits=True):

@@ -60,8 +60,8 @@ class Run:
 
 
 # Called on every host with the run, the parameters before the step's update, and the step's
-# experience. It returns metrics for the step and must not change anything.
-Callback = Callable[[Run, model.Params, Experience], Mapping[str, float]]
+# experience. It returns metrics for the step, or None, and must not change anything.
+Callback = Callable[[Run, model.Params, Experience], Mapping[str, float] | None]
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:

@@ -150,6 +150,18 @@ def test_a_run_writes_samples(recorded):
   assert any(row['replayed'] and row['written_in_step'] < last for row in rows)
 
 
+@pytest.mark.parametrize('returned', [3.0, {'x': None}, {'x': [1.0]}, {'x': 'high'}, ['x']])
+def test_what_a_callback_returns_is_numbers_by_name(returned):
+  def mine(*_):
+    return returned
+
+  run = types.SimpleNamespace(callbacks=[mine], clock=Clock())
+  with pytest.raises(
+    InputError, match='mine returned .* Return a dict from metric names to numbers'
+  ):
+    loop.observe(run, None, None)
+
+
 @pytest.mark.full
 def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, config, tmp_path):
   config.grading.update(dict(rewards=('tests.helpers.misbehaving:always_fails',), workers=1))

@@ -82,7 +82,11 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
       (responses,) = generate.sample(run.policy, ['3+0'], samples=2)
       assert len(responses) == 2
     assert max(checkpoint.steps(str(workdir))) == BEGUN + 2, 'saved though not due'
-    with session.open_run(copy.deepcopy(config), str(workdir), [seen]) as run:
+    overwrites = [lambda *_: {'reward': 0.0}]
+    refused = pytest.raises(InputError, match=r"the run itself measures reward.* as 'mine/reward'")
+    with refused, session.open_run(copy.deepcopy(config), str(workdir), overwrites) as run:
+      next(run.steps())
+    with session.open_run(copy.deepcopy(config), str(workdir), [seen, lambda *_: None]) as run:
       told = [(step.snapshot.step, step.metrics) for step in run.steps()]
       assert [step for step, _ in told] == [BEGUN + 3, BEGUN + 4]
       assert all(own['seen/step'] == step and own['time/callbacks'] >= 0 for step, own in told)
