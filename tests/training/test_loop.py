@@ -157,7 +157,7 @@ def test_what_a_callback_returns_is_numbers_by_name(returned):
 
   run = types.SimpleNamespace(callbacks=[mine], clock=Clock())
   with pytest.raises(
-    InputError, match='mine returned .* Return a dict from metric names to numbers'
+    InputError, match=r'mine returned .* Return a dict from metric names to numbers'
   ):
     loop.observe(run, None, None)
 
