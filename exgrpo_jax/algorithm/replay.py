@@ -141,11 +141,10 @@ def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
   float64, so it exhausts each bucket before it draws from the next one.
   """
   bucket_K = np.arange(num_buckets)
-  if config.question_selection == 'gaussian':
-    return -((bucket_K - num_buckets / 2) ** 2) / (2 * config.sigma**2)
   share_K = bucket_K / num_buckets
   with np.errstate(divide='ignore'):
     return {
+      'gaussian': -((bucket_K - num_buckets / 2) ** 2) / (2 * config.sigma**2),
       'linear': np.log(share_K),
       'linear_clip': np.log(np.minimum(share_K, 0.5)),
       'square_root': np.log(share_K) / 2,

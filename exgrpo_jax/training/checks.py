@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -63,26 +64,23 @@ def _check_functions(config: RunConfig) -> None:
   own, rule = config.objective, config.replay.trajectory_selection
   with user_code.refusing('objective.shaping', own.shaping):
     shaping = losses.SHAPINGS[own.shaping]
-    term = jax.eval_shape(lambda logp, ratio: shaping(logp, ratio, own), _TERM, _TERM)
-    _check_types(term, _TERM)
+    _check_types(lambda logp, ratio: shaping(logp, ratio, own), [_TERM] * 2, _TERM)
   with user_code.refusing('objective.policy_loss', own.policy_loss):
-    policy_loss = losses.POLICY_LOSSES[own.policy_loss]
-    _check_types(jax.eval_shape(policy_loss, *(_TERM,) * 4, _FLAG), (_TERM, _MASK))
+    policy_loss, inputs = losses.POLICY_LOSSES[own.policy_loss], [*[_TERM] * 4, _FLAG]
+    _check_types(policy_loss, inputs, (_TERM, _MASK))
   with user_code.refusing('replay.trajectory_selection', rule):
     if cost := trajectory_rules.RULES[rule]:
       logp = np.array([-0.5, -1.0], np.float32)
       returned: Any = cost(ReplayScores(logp, entropy=-logp, weight=-logp, log_ratio=logp))
-      kind = np.asarray(returned).dtype.kind
-      if np.ndim(returned) or kind not in 'biuf' or np.isnan(returned):
+      if np.ndim(returned) or returned is None or np.isnan(returned):
         raise ValueError(f'it returned {returned!r}, not a number')
 
 
-def _check_types(returned: Any, expected: Any) -> None:
-  returned, expected = (
-    jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', tree) for tree in (returned, expected)
-  )
-  if returned != expected:
-    raise ValueError(f'for inputs of shape [2, 3], it returned {returned}, not {expected}')
+def _check_types(function: Any, inputs: Sequence[jax.ShapeDtypeStruct], expected: Any) -> None:
+  trees = (jax.eval_shape(function, *inputs), expected)
+  found, wanted = (jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', tree) for tree in trees)
+  if found != wanted:
+    raise ValueError(f'for inputs of shape [2, 3], it returned {found}, not {wanted}')
 
 
 def check_start(values: ConfigDict, workdir: str) -> RunConfig:

@@ -38,18 +38,6 @@ _NEEDED = {
     "'package.module:function', such as exgrpo_jax.environments.expressions:calculate. The "
     'function, or each public method of a class, needs a docstring and type hints'
   ),
-  'objective.shaping': (
-    "'name', a key of losses.SHAPINGS. Its jax.numpy function takes logp, log_ratio and the "
-    'ObjectiveConfig, and must return an array of their shape'
-  ),
-  'objective.policy_loss': (
-    "'name', a key of losses.POLICY_LOSSES. Its jax.numpy function takes logp, ratio, clipped "
-    'ratio, advantage and a flag, and must return a float and a bool array of their shape'
-  ),
-  'replay.trajectory_selection': (
-    "'name', a key of trajectory_rules.RULES. Its function takes a ReplayScores and must return a "
-    'number'
-  ),
 }
 
 
@@ -74,10 +62,13 @@ def refusing(key: str, spec: str) -> Iterator[None]:
   except InputError:
     raise
   except ERRORS as error:
-    place = ' Its module must be importable from the folder where the run is started.'
+    needed = "'name', with a function like those in docs/extending.md"
+    if key in _NEEDED:
+      place = 'the folder where the run is started'
+      needed = f'{_NEEDED[key]}. Its module must be importable from {place}'
     raise InputError(
       f'config.{key}: {spec!r} cannot be used ({summarize(error)}). Set a value of the form '
-      f'{_NEEDED[key]}.{place * key.startswith(("grading", "environment"))}'
+      f'{needed}.'
     ) from error
 
 
