@@ -9,6 +9,7 @@ of the run read and returned.
 import json
 import math
 import re
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.reporting.step_rows import OUTCOMES
+from exgrpo_jax.runtime.clock import Clock
+from exgrpo_jax.training import loop
 from tests.helpers import recording, tiny
 from tests.helpers.chance import is_correct
 
