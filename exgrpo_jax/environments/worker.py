@@ -56,7 +56,10 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str
     say('environment.name', setup['spec'], 'importing it')
     make = user_code.load(setup['spec'], 'Class')
     make = functools.partial(make, sources) if sources else make
-    make()
+    made = make()
+    for method in ('reset', 'step'):
+      if not callable(getattr(made, method, None)):
+        raise TypeError(f'{type(made).__name__} has no method {method}')
   episodes: dict[str, Environment] = {}
 
   def answer(request: dict[str, Any]) -> Reply:

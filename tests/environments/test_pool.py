@@ -188,6 +188,7 @@ def test_a_prompt_that_depends_on_the_seed_is_refused(workers):
   [
     ('tests.helpers.environments:not_a_class', 'TypeError: it has no arguments'),
     ('tests.helpers.environments:Absent', "AttributeError: .*'Absent'"),
+    ('collections:Counter', 'TypeError: Counter has no method reset'),
     ('tests.helpers.environments:dies', 'dies.* ended with exit status 3 while importing it'),
     ('no_such_module:Game', 'ModuleNotFoundError'),
     ('nocolon:', "does not have the form 'package.module:Class'"),
