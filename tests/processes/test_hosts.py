@@ -64,7 +64,7 @@ data = types.SimpleNamespace(spec='', questions=[asked], prompts=[np.zeros(1, in
 for tokens, logp, correctness in ((3 + me, 1, .5), (3, 1 + me, .5), (3, 1, .5 / (1 + me))):
   trace = seeding.Trace('x.jsonl:1', 'q', None, np.full(2, tokens), -np.full(2, logp), correctness)
   with pytest.raises(InputError, match='^x.jsonl: the traces differ between host 0 and host 1'):
-    seeding.candidates('x.jsonl', [trace], data, types.SimpleNamespace(vocab_size=9), 2, 'refuse')
+    seeding.candidates('x.jsonl', [trace], data, types.SimpleNamespace(vocab_size=9, eos_ids=[8]), 2, 'refuse')
 """)
 
 
