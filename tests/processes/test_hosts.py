@@ -61,10 +61,11 @@ with pytest.raises(InputError, match='^x.jsonl: the questions differ between hos
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
 asked = types.SimpleNamespace(row=0, messages=[Message('user', 'q')])
 data = types.SimpleNamespace(spec='', questions=[asked], prompts=[np.zeros(1, int)])
+tokenizer = types.SimpleNamespace(vocab_size=9, eos_ids=[8])
 for tokens, logp, correctness in ((3 + me, 1, .5), (3, 1 + me, .5), (3, 1, .5 / (1 + me))):
   trace = seeding.Trace('x.jsonl:1', 'q', None, np.full(2, tokens), -np.full(2, logp), correctness)
   with pytest.raises(InputError, match='^x.jsonl: the traces differ between host 0 and host 1'):
-    seeding.candidates('x.jsonl', [trace], data, types.SimpleNamespace(vocab_size=9, eos_ids=[8]), 2, 'refuse')
+    seeding.candidates('x.jsonl', [trace], data, tokenizer, 2, 'refuse')
 """)
 
 
