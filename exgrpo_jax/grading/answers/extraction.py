@@ -83,20 +83,24 @@ _DOUBT_BEFORE = re.compile(
 # '1 - 1 + 8 =', which may only repeat the question, could be right by luck.
 _PART_BEFORE = re.compile(
   r'(?:[\^√]\s?|\^\{|\\(?:[dt]?frac\{[^{}]*\}|sqrt|binom\{[^{}]*\})\{'  # '2^', '\sqrt{'
-  r'|[a-z]\((?:[^()\s]*, ?)?'  # 'f(', 'C(7, '
+  r'|[a-z](?<!\\left)\((?:[^()\s]*, ?)?'  # 'f(', 'C(7, '
   r'|[\w)}]\s?(?:[+/×÷·]|\\(?:cdot|times|div|[lg]eq?)(?![a-z]))\s?|\w(?:\*| \* )'  # '7 + ', 'x/'
-  r'|(?:[0-9)]|(?<![\w-])[a-z]) ?[-−–] ?|(?<![\w</])[a-z)] ?[<>≤≥]=? ?'  # '10 - ', 'x > '
+  r'|(?:[0-9]\)?|(?<![\w-])(?-i:[a-z])) ?(?:[-−] ?|–)'  # '10 - ', but not 'Plan B - '
+  r'|(?<![\w</])[a-z)] ?[<>≤≥]=? ?'  # 'x > '
   r'|\b(?:(?:half|root|square|cube|multiple) of|(?:divided|divisible|multiplied) by'
-  r'|twice|minus|plus|times|negative|than|base)\s)[($]*(?:\\[$(])?$',
+  r'|twice|minus|plus|times|negative|(?<!no more )(?<!no less )than|base)\s)[($]*(?:\\[$(])?$',
   re.IGNORECASE,
 )
 _PART_AFTER = re.compile(
-  r'\s?(?:\^(?!\{?\\circ)|[√π]|\\(?:pi|sqrt|cdot|times)(?![a-z]))|[xyznikKMB](?![A-Za-z])'
-  r'|\s?[+*/×÷·]\s?(?:[a-z](?![a-z])|[(\\√π])'  # '/n', but not '/hour'
+  r'\s?(?:\^(?!\{?\\circ)|[√π]|\\(?:pi|sqrt|cdot|times)(?![a-z]))'
+  r'|(?:[yznikKMB]|x(?! (?:as|more|faster)\b))(?![A-Za-z])'  # '5x', but not '5x as many'
+  r'|\s?[+*/×÷·]\s?(?:(?!h)[a-z](?![a-z])|[(\\√π])'  # '/n', but not '/h' or '/hour'
   r'|\s(?:squared|cubed|factorial|halves|thirds|fourths|fifths|or (?:more|less))\b'
   r'|[\s$*)\\\]]*(?:\?|=[\s.?$]*\Z'  # 'Is it 5?', '5 ='
   r'|\s(?:is|was) (?:wrong|incorrect|impossible|not (?:the|correct|right)\b))'
 )
+# '3 apples and 4 oranges', but not a calculation: '3 apples and 4 pears are 3+4 = 7'.
+_LISTS_TWO = re.compile(r'[$({\\+-]*[0-9][^=]*(?:[,;]|\b(?:and|or)) \\?\$?[0-9][^=]*\Z')
 _MULTIPLIED = re.compile(r'(?:\s(?:hundred|thousand|million|billion|trillion)\b)+')
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
@@ -224,8 +228,7 @@ def _stated_answer(text: str) -> str | None:
   sentence = _bare(sentence)
   has_colon = bool(statement[1])
   is_prose = _PROSE.search(sentence) and not _LETTERED.match(sentence)
-  starts_with_number = re.match(r'[$({\\+-]*[0-9.]', sentence)
-  if has_colon and is_prose and not starts_with_number and _NUMBER.search(sentence):
+  if has_colon and is_prose and not _LISTS_TWO.match(sentence) and _NUMBER.search(sentence):
     return None  # 'Answer: the largest n is 34' is prose, so its last number counts
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
   answer = _number_of_things(counted[1], counted[2]) if counted else None

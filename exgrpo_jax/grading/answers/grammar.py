@@ -112,15 +112,16 @@ _RELATIONS = paired('= = < < > > le <= ge >= ne != approx ~ in in equiv =')
 # string with one character per token.
 _FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
-# Words that cannot start a unit: '5 where n = 2' is not 5 of some unit. '5 more' is not 5 either,
-# but '5 more apples' and '5 of the apples' are.
+# Words that cannot start a unit: '5 where n = 2' is not 5 of some unit. Neither are '5 more' and
+# '5 two', but '5 more apples' and '5 two-dollar bills' are. '7 ten-thousandths' is not 7.
 _NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about only
 unless parts score and at half tens wrong incorrect etc possibly probably unsure guess false never
 unknown impossible undefined excluded versus alternatively double doubled halved nor neither"""
 _NON_UNITS = OPERATION_WORDS.union(_NON_UNIT_WORDS.split())
-_BEFORE_UNITS = frozenset({'more', 'less', 'of'})
-# Anywhere in a unit: '5 more than x', '5 point two'.
-_NOT_IN_UNITS = NUMBER_WORDS | {'or', 'than', 'most', 'least', 'not'}
+_BEFORE_UNITS = NUMBER_WORDS.union(
+  ('more', 'less', 'of', 'double', 'false', 'unknown', 'impossible', 'undefined', 'excluded')
+)
+_NOT_IN_UNITS = frozenset({'or', 'than', 'most', 'least', 'not'})  # anywhere: '5 more than x'
 
 _OPERAND_COMMANDS = FUNCTIONS.union(SYMBOLS, ACCENTS, BIG_OPERATORS).union(
   ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle')
@@ -462,8 +463,10 @@ class Grammar(Cursor, abc.ABC):
       part = '^' + self._unit_exponent() if token.text == '^' else token.text
       unit += ' ' * token.spaced + part
     words = re.findall('[a-z]+', unit.lower())
-    can_start = words[0] not in _NON_UNITS or (words[0] in _BEFORE_UNITS and len(words) > 1)
-    if not can_start or not _NOT_IN_UNITS.isdisjoint(words):
+    first, second = [*words, ''][:2]
+    can_start = first not in _NON_UNITS or (first in _BEFORE_UNITS and second)
+    is_number = (first == 'point' or first in NUMBER_WORDS) and second in OPERATION_WORDS
+    if not can_start or is_number or not _NOT_IN_UNITS.isdisjoint(words):
       raise UnreadableError(f'{unit!r} is not a unit')
     return unit
 
