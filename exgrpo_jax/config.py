@@ -34,7 +34,10 @@ OURS = 'ours'
 
 
 class Recorded(str):
-  """A choice in a run's config. Only the run's own config file may have added it to its table."""
+  """A choice in a run's config, which only the run's own config file may have added to its table.
+
+  A ConfigDict refuses to replace it with a plain text; use `overridden`.
+  """
 
 
 def setting(
@@ -118,7 +121,7 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
   rejects them later.
   """
   changed, needed = copy.deepcopy(values), "a dict of dotted keys, such as {'replay.ratio': 0.25}"
-  check_argument('overrides', overrides, Mapping, needed)
+  check_argument('overrides', overrides, (Mapping, ConfigDict), needed)
   for key, value in overrides.items():
     check_argument('a key of overrides', key, str, "a setting's name, such as 'replay.ratio'")
     *sections, last = key.split('.')

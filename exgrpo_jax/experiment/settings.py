@@ -317,7 +317,6 @@ def _check_environment(parsed: RunConfig) -> None:
     ('grading.weights', parsed.grading.weights or (1.0,), (1.0,)),
     ('grading.verifier', parsed.grading.verifier, 'built_in'),
     ('verifier.require', parsed.verifier.require, ()),
-    ('evaluation.require', parsed.evaluation.require, ()),
   )
   for key, value, needed in ignored:
     if value != needed:
@@ -351,6 +350,8 @@ def check_algorithm(
   most = num_rollouts - replay.retires(replay_config)
   shares = [k / num_rollouts for k in range(1, most + 1)]
   recorded = [share for share in shares if replay.is_recorded(replay_config, share)]
+  if recorded and replay.is_recorded(replay_config, 0.0):  # of groups that failed later
+    recorded.append(0.0)
   if ratio > 0 and not any(replay.trains(replay_config, share) for share in recorded):
     raise InputError(
       f'config.replay.correctness_range={replay_config.correctness_range} excludes every group '

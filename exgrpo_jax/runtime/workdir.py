@@ -124,19 +124,20 @@ def _machine() -> str:
     return socket.gethostname()
 
 
-# Settings of a run's outputs and of how it computes, which don't affect what it learns: mesh,
-# slots, drafts, kept caches and microbatch affect only rounding. With partial rollouts, slots also
-# affect how many groups are in flight, and all but mesh and microbatch which responses end first.
+# Settings of a run's outputs and of how it computes, which don't affect what it learns: mesh, slots
+# and microbatch affect only rounding, but with partial rollouts, slots also affect how many groups
+# are in flight.
 WITHOUT_EFFECT = (
   'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache', 'data.cache_dir',
-  'grading.workers', 'environment.workers', 'rollout.slots', 'rollout.drafts',
-  'rollout.logit_chunk', 'environment.keep_caches', 'microbatch.tokens', 'microbatch.remat',
+  'grading.workers', 'environment.workers', 'rollout.slots', 'rollout.logit_chunk',
+  'microbatch.tokens', 'microbatch.remat',
 )  # fmt: skip
-# Settings that a resumed run may change: those, and its evaluations. `_changes` adds num_steps and
-# num_epochs. Any other change would mix two experiments in one set of records.
+# Settings that a resumed run may change: those, its evaluations, and drafts and kept caches, which
+# with partial rollouts change which responses end first. `_changes` adds num_steps and num_epochs.
+# Any other change would mix two experiments in one set of records.
 FREE = (
   *WITHOUT_EFFECT, 'evaluation.', 'data.validation', 'data.evaluation', 'logprob_check.',
-  'grading.batch_timeout',
+  'grading.batch_timeout', 'rollout.drafts', 'environment.keep_caches',
 )  # fmt: skip
 
 # Settings that older runs lack, by section, with values that reproduce how those runs behaved.
@@ -230,16 +231,17 @@ def _changes(values: ConfigDict, workdir: str) -> tuple[list[str], list[str]]:
   """Return the allowed and the rejected differences from the workdir's config.json."""
   before, given = _compared(values, workdir)
   free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
-  # Scores on other questions must not decide which policy is best or when to stop.
-  compares = given['export']['best'] or given['evaluation']['patience']
-  has_scores = before['data'].get('validation')
-  fixed = ('data.validation', 'export.best_without') * bool(compares and has_scores)
+  # Earlier scores, on other questions, would be compared with new ones.
+  has_best = given['export']['best'] and pathlib.Path(workdir, 'export', 'best').exists()
+  has_scores = given['evaluation']['patience'] and before['data'].get('validation')
+  fixed = ('data.validation', 'export.best_without') * bool(has_best or has_scores)
   allowed, refused = [], []
   if given['num_epochs']:
     given['num_steps'] = before.get('num_steps')  # unused; see `claim_workdir`
   for name, old, new in differences(before, given):
     changed = allowed if name.startswith(free) and name not in fixed else refused
-    changed.append(f'config.{name} was {old!r} and is now {new!r}')
+    why = ', but new scores would be compared with earlier ones' * (name in fixed)
+    changed.append(f'config.{name} was {old!r} and is now {new!r}{why}')
   return allowed, refused
 
 
@@ -381,6 +383,20 @@ def read_config(workdir: str) -> dict[str, Any]:
   values = as_current(values)
   values.setdefault('environment', _ENVIRONMENT)
   values.setdefault('num_epochs', 0.0)
+  # Combinations that earlier versions accepted, although the setting does nothing, or harm.
+  environment, objective, optimizer = (
+    values.get(section) or {} for section in ('environment', 'objective', 'optimizer')
+  )
+  is_uncorrected = objective.get('importance_correction') is False
+  limits_kl = optimizer.get('max_kl', math.inf) < math.inf
+  for is_so, section, name, value in (
+    (environment.get('name'), 'verifier', 'require', []),
+    (environment.get('name'), 'grading', 'weights', []),
+    (is_uncorrected, 'objective', 'm2po_threshold', math.inf),
+    (limits_kl, 'microbatch', 'drop_zero_advantage', False),
+  ):
+    if is_so and section in values:
+      values[section][name] = value
   return values
 
 

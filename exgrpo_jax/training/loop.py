@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,6 +24,9 @@ from exgrpo_jax.runtime.environment import peak_memory
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training import export
 from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
+
+# Names that only some steps have, so that a clash would come late.
+_OWN_NAMES = ('eval/', 'validation/', 'time/', 'perf/', 'memory/')
 
 
 class Step(NamedTuple):
@@ -110,13 +113,24 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
     with run.clock('callbacks'):
       returned = callback(run, params, experience)
     try:
-      added |= {str(name): float(value) for name, value in dict(returned or {}).items()}
+      numbers = dict({} if returned is None else returned).items()
+      added |= {str(name): float(value) for name, value in numbers}
     except (TypeError, ValueError) as error:
       raise InputError(
         f'callbacks: {getattr(callback, "__name__", callback)} returned {returned!r}. Return a '
         "dict from metric names to numbers, such as {'mine/score': 0.5}, or nothing."
       ) from error
+  _refuse_names(name for name in added if name.startswith(_OWN_NAMES))
   return added
+
+
+def _refuse_names(names: Iterable[str]) -> None:
+  """Raise InputError if there are names, which callbacks gave to their metrics."""
+  if both := sorted(names):
+    raise InputError(
+      f'callbacks: the run itself measures {", ".join(both)}. Choose other names, such as '
+      f"'mine/{both[0]}'."
+    )
 
 
 @activity.doing('learn')
@@ -217,11 +231,7 @@ def report(
   measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
   measured['perf/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
-  if both := sorted(added.keys() & measured.keys()):
-    raise InputError(
-      f'callbacks: the run itself measures {", ".join(both)}. Choose other names, such as '
-      f"'mine/{both[0]}'."
-    )
+  _refuse_names(added.keys() & measured.keys())
   measured |= added
   clock.restart()
   run.pace.finish_step()

@@ -361,7 +361,9 @@ def test_a_callback():
 
 def test_a_config_can_have_the_settings_of_each_variant():
   text = (documents.DOCS / 'algorithm.md').read_text()
-  for row in re.findall(r'^\| .*arxiv.* \|$', text.partition('| variant |')[2], re.MULTILINE):
+  rows = re.findall(r'^\| .*arxiv.* \|$', text.partition('| variant |')[2], re.MULTILINE)
+  assert len(rows) >= 7
+  for row in rows:
     values = {}
     for key, text in re.findall(r'`(\w+\.\w+)=([^`]+)`', row):
       values[key] = ast.literal_eval(text) if re.match(r'[\d(]', text) else text

@@ -153,15 +153,17 @@ def test_a_run_writes_samples(recorded):
   assert any(row['replayed'] and row['written_in_step'] < last for row in rows)
 
 
-@pytest.mark.parametrize('returned', [3.0, {'x': None}, {'x': [1.0]}, {'x': 'high'}, ['x']])
-def test_what_a_callback_returns_is_numbers_by_name(returned):
-  def mine(*_):
-    return returned
-
-  run = types.SimpleNamespace(callbacks=[mine], clock=Clock())
-  with pytest.raises(
-    InputError, match=r'mine returned .* Return a dict from metric names to numbers'
-  ):
+@pytest.mark.parametrize(
+  ('returned', 'message'),
+  [
+    *((x, 'Return a dict from metric names to numbers') for x in (0.0, 3.0, ['x'])),
+    *(({'x': x}, 'Return a dict from metric names to numbers') for x in (None, [1.0], 'high')),
+    ({'eval/x': 1.0}, "the run itself measures eval/x. Choose other names, such as 'mine/eval/x'"),
+  ],
+)
+def test_what_a_callback_returns_is_numbers_under_names_of_its_own(returned, message):
+  run = types.SimpleNamespace(callbacks=[lambda *_: returned], clock=Clock())
+  with pytest.raises(InputError, match=message):
     loop.observe(run, None, None)
 
 
