@@ -50,7 +50,8 @@ function found(rows, wanted) {
     places.length > MOST_FOUND ? `; the ${MOST_FOUND} with the most visits are shown` : '';
   return [
     quiet({ id: 'count' }, `${plural(places.length, 'question')}${more}`),
-    table('question|text|answer|visits|last pass rate', shown, 'Questions found'),
+    shown.length > 0 &&
+      table('question|text|answer|visits|last pass rate', shown, 'Questions found'),
   ];
 }
 
