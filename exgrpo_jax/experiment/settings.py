@@ -59,7 +59,11 @@ class WarmStartConfig:
   num_updates: int = setting(0, '[0, inf)', 'supervised updates before reinforcement learning')
   data: str = setting('arithmetic:train', None, 'data spec of the worked solutions to learn from')
   batch_size: int = setting(64, '[1, inf)', 'solutions per update')
-  learning_rate: float = setting(1e-3, '[0, inf)', 'peak learning rate; warms up, then decays to 0')
+  learning_rate: float = setting(
+    1e-3,
+    '[0, inf)',
+    'peak learning rate; warms up, then decays to 0; a pretrained model needs about 1e-5',
+  )
   stop_at_pass_rate: float = setting(
     1.0,
     '(0, 1]',
