@@ -260,8 +260,8 @@ def check(
 ) -> None:
   """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
-  Unusable also means too slow for the time limit on a short response, in a process that has
-  already imported and tried the code. Every verdict would time out.
+  Unusable also means too slow for the time limit on a short response, three times in a row, each
+  time in a process that has already imported and tried the code. Every verdict would time out.
 
   Without `row`, only rewards that do not read a data row are tried. With a row (from
   `stages.question_facts`), only rewards that read a row are tried.
@@ -275,8 +275,8 @@ def check(
       trial = reward_functions.TRIALS[0]
       known = programs.asked(worker, {**(row or {}), **trial})
       request = [trial['response'], trial['answer'], 'math', known], config.time_limit
-      reply = worker.call(lambda request=request: request)
-      if isinstance(reply, Failure) and reply.outcome == 'timed out':
+      replies = (worker.call(lambda request=request: request) for _ in range(3))
+      if all(isinstance(reply, Failure) and reply.outcome == 'timed out' for reply in replies):
         raise InputError(
           f'config.grading.time_limit={config.time_limit:g}: the verifier and the rewards together '
           f'take longer, even for the short response {trial["response"]!r}. Raise the limit, or '

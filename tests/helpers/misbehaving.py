@@ -138,7 +138,19 @@ def of_verl(data_source, solution_str, ground_truth, extra_info=None):
 def slow(response):
   """Takes its time over any response."""
   del response
-  time.sleep(1)
+  time.sleep(0.3)
+  return 0.0
+
+
+_CALLS: list[int] = []
+
+
+def slow_at_first(response):
+  """Takes its time over the fourth call of its first process, which the check limits."""
+  del response
+  _CALLS.append(0)
+  if len(_CALLS) == 4:
+    _sleep_unless_exists(os.environ['SLOW_AT_FIRST'], '')
   return 0.0
 
 
