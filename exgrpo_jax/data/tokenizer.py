@@ -9,6 +9,7 @@ import dataclasses
 import io
 import itertools
 import json
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -196,7 +197,7 @@ class JsonTokenizer(Tokenizer):
     own = settings.get('tokenizer_config.json', {})
     if 'added_tokens_decoder' not in own:  # transformers then lets the older file override it
       own = {**own, **settings.get('special_tokens_map.json', {})}
-    _add_listed(self._model, own.get('added_tokens_decoder', {}), path)
+    _add_listed(self._model, own.get('added_tokens_decoder'), path)
     vocabulary = self._model.get_vocab()
     self.vocab_size = max(vocabulary.values()) + 1  # not the length, because ids may have gaps
     # True: '</s>' in a text is plain text
@@ -312,19 +313,28 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     unfinished.write_bytes(model.getvalue())
 
 
-def _add_listed(
-  model: tokenizers.Tokenizer, listed: Mapping[str, Mapping[str, Any]], path: str
-) -> None:
+def _add_listed(model: tokenizers.Tokenizer, listed: Any, path: str) -> None:
   """Add the tokens that only tokenizer_config.json lists, by id, as transformers does."""
   known = {token.content for token in model.get_added_tokens_decoder().values()}
-  for id_, token in sorted(listed.items(), key=lambda item: int(item[0])):
-    if token['content'] not in known:
-      model.add_tokens([tokenizers.AddedToken(**token)])
-      if (added := model.token_to_id(token['content'])) != int(id_):
-        raise InputError(
-          f'{path}: tokenizer_config.json lists {token["content"]!r} as token {id_}, but it would '
-          f'be token {added}. Save the tokenizer again with transformers.'
-        )
+  try:
+    tokens = {
+      int(id_): tokenizers.AddedToken(**token)
+      for id_, token in ({} if listed is None else listed).items()
+      if token['content'] not in known
+    }
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise InputError(
+      f'{path}: tokenizer_config.json contains added_tokens_decoder={reprlib.repr(listed)}, but it '
+      f"must map token ids to objects with a 'content' ({error!r}). Save the tokenizer again with "
+      'transformers.'
+    ) from error
+  for id_, token in sorted(tokens.items()):
+    model.add_tokens([token])
+    if (added := model.token_to_id(token.content)) != id_:
+      raise InputError(
+        f'{path}: tokenizer_config.json lists {token.content!r} as token {id_}, but it would be '
+        f'token {added}. Save the tokenizer again with transformers.'
+      )
 
 
 def _eos_ids(

@@ -121,6 +121,7 @@ def test_training_without_text_is_refused(tmp_path):
     (dict(tokenizer_config={'eos_token': '<|endoftext|>'}), (1,)),
     (dict(tokenizer_config={'eos_token': {'content': '<end>'}}), (2,)),
     (dict(generation_config={'eos_token_id': 2}), (2,)),
+    (dict(tokenizer_config={'added_tokens_decoder': None}), (1, 0)),
     (
       dict(
         tokenizer_config={'eos_token': '<|im_end|>'}, generation_config={'eos_token_id': [1, 0]}
@@ -140,8 +141,8 @@ def test_training_without_text_is_refused(tmp_path):
     ),
   ],
   ids=[
-    *('known_names', 'eos_token', 'an_object', 'generation_config', 'eos_token_comes_first'),
-    *('special_tokens_map', 'special_tokens_map_is_older'),
+    *('known_names', 'eos_token', 'an_object', 'generation_config', 'no_added_tokens'),
+    *('eos_token_comes_first', 'special_tokens_map', 'special_tokens_map_is_older'),
   ],
 )
 def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
@@ -151,7 +152,7 @@ def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
 
 def test_tokens_that_only_the_config_lists_are_added(checkpoint):
   def write(id_):
-    listed = {id_: {'content': '<late>', 'special': True, 'normalized': False}}
+    listed = {id_: {'content': '<late>', 'special': True, 'normalized': False, '__type': 'x'}}
     listed |= {'0': {'content': '<end>', 'special': True}}
     return checkpoint(
       ['<end>'], tokenizer_config={'eos_token': '<late>'} | {'added_tokens_decoder': listed}
@@ -191,6 +192,13 @@ def test_a_folder_with_settings_that_a_sentencepiece_model_lacks_is_refused(tmp_
     (dict(tokenizer_config='x'), r'tokenizer_config\.json is not a JSON object \('),
     *(
       (dict(generation_config={'eos_token_id': bad}), 'eos_token_id=') for bad in ('1', -1, [True])
+    ),
+    *(
+      (dict(tokenizer_config={'added_tokens_decoder': bad}), 'added_tokens_decoder=.* must map tok')
+      for bad in (
+        *([], {'9': '<late>'}, {'9': {'special': True}}, {'x': {'content': '<late>'}}),
+        *({'9': {'content': 9}}, {'9': {'content': '<late>', 'special': 'yes'}}),
+      )
     ),
   ],
 )
