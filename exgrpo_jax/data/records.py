@@ -49,6 +49,7 @@ _KIND_OF_SOURCE = {
 }
 _LONG_INTEGER = 14_000  # bits; JSON with an integer of more than 4,300 digits cannot be parsed
 _FINAL_ANSWER = '#### '  # GSM8K: the final answer follows its last occurrence
+_LETTER = r'^[\s(*]*{}(?:[.:*]+\s|[.:*]*\))[\s*]*'  # before an option: 'A. ', '(A) ', '**A:** '
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
 
@@ -183,11 +184,13 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
       fields = fields._replace(**{key: ''})
   layout = known or _by_common_names(columns, fields, place)
   answer = fields.answer or layout.answer or ('answer' if 'answer' in columns else '')
+  # A data spec that names the question column adds no options.
+  is_same = fields.question == layout.question and not fields.of_spec
   return dataclasses.replace(
     layout,
     question=fields.question or layout.question,
     answer=answer,
-    options=layout.options if fields.question in ('', layout.question) else '',
+    options=layout.options if not fields.question or is_same else '',
     solution=fields.solution or (layout.solution if layout.solution != answer else ''),
     worked=layout.worked and not answer,
     source=layout.source if layout.source in columns else '',
@@ -325,21 +328,39 @@ def record(
 
 
 def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-  """Return the row with its lettered options in the question, and a letter as the answer."""
-  if not layout.options:
+  """Return the row with its lettered options in the question, and a letter as the answer.
+
+  Options that the question already shows are not repeated. A row without options, or with chat
+  messages, stays the same.
+  """
+  found: Any = row.get(layout.options) if layout.options else None
+  if found is None or (_is_list(found) and not len(found)) or _is_list(row.get(layout.question)):
     return row
-  found: Any = row.get(layout.options)
-  if not _is_list(found) or not 1 < len(found) <= len(string.ascii_uppercase):
+  try:
+    given = [_text(one, layout.options, place).strip() for one in found] if _is_list(found) else []
+  except InputError:
+    given = []
+  letters = [*string.ascii_uppercase[: len(given)]]
+  if not 1 < len(given) == len(letters):
     raise InputError(
       f"{place}: field '{layout.options}' is {reprlib.repr(found)}. It must be a list of 2 to 26 "
-      'options to choose from.'
+      'options to choose from, each text or a number. Correct it, or end the data spec with '
+      f'{{question={layout.question}}} to add no options.'
     )
-  texts = [_text(one, f'{layout.options}[{number}]', place) for number, one in enumerate(found)]
-  lines = [f'{letter}. {text}' for letter, text in zip(string.ascii_uppercase, texts)]
-  asked, answer = _text(row.get(layout.question), layout.question, place), row.get(layout.answer)
-  changed = {layout.question: '\n'.join([asked, '', *lines])}
-  if str(answer).isdecimal() and int(str(answer)) < len(texts):  # an index from 0
-    changed[layout.answer] = string.ascii_uppercase[int(str(answer))]
+  marks = [_LETTER.format(letter) for letter in letters]
+  are_lettered = all(re.match(rf'{mark}\S', text) for mark, text in zip(marks, given))
+  texts = [re.sub(mark, '', text) for mark, text in zip(marks, given)] if are_lettered else given
+  lines = [f'{letter}. {text}' for letter, text in zip(letters, texts)]
+  asked = _text(row.get(layout.question), layout.question, place)
+  shown = (
+    text in asked and re.search(rf'(?m){mark}{re.escape(text)}[\s*.,;]*$', asked)
+    for mark, text in zip(marks, texts)
+  )
+  changed = {} if all(shown) else {layout.question: '\n'.join([asked, '', *lines])}
+  answer = answer_text(row.get(layout.answer), layout.answer, place).strip()
+  for names in ([*map(str, range(len(given)))], letters, texts, given, lines):  # 0 is the first
+    if names.count(answer) == 1:
+      return {**row, **changed, layout.answer: letters[names.index(answer)]}
   return {**row, **changed}
 
 

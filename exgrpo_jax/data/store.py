@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
     *((name, pa.string()) for name in ('answer', 'kind', 'solution', 'source', 'columns')),
   ]
 )
-_VERSION = '6'  # increment this when the conversion of rows to records changes
+_VERSION = '7'  # increment this when the conversion of rows to records changes
 _BATCH = 1000  # rows written, read or tokenized at a time
 _FACTS = 'facts.json'
 _INT = np.dtype('<i4')

@@ -394,8 +394,38 @@ def test_options_in_another_column_follow_the_question(config, jsonl, parquet, n
     assert verifier.is_correct('The answer is (B).', question.answer, kind=question.kind)
   (question,) = questions.load(config, f'{jsonl(row | {"ask": "1+1?"})}{{question=ask}}')
   assert question.messages[0].content == '1+1?', 'another column, which may have the options'
-  with pytest.raises(InputError, match=r"train\.jsonl:1: field '\w+' is \['1'\]\. It must be a l"):
-    questions.load(config, jsonl(row | {'options': ['1'], 'choices': ['1']}))
+  for bad in (['1'], ['1', None], ['1', True], '1', [*map(str, range(27))]):
+    path = jsonl(row | {'options': bad, 'choices': bad})
+    with pytest.raises(InputError, match=r"train\.jsonl:1: field '\w+' is .*\. It must be a list"):
+      questions.load(config, path)
+    (question,) = questions.load(config, f'{path}{{question=question}}')  # as the message says
+    assert question.messages[0].content == 'What is 1+1?'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'shown', 'answer'),
+  [
+    ({'choices': None}, 'Which?', '1'),
+    ({'choices': []}, 'Which?', '1'),
+    ({'question': [{'role': 'user', 'content': 'Which?'}]}, 'Which?', '1'),
+    ({'question': 'Which?\nA. x\nB. y\nC. z'}, 'Which?\nA. x\nB. y\nC. z', 'B'),
+    ({'question': '(A) x\n(B) y\n(C) z\nWhich?'}, '(A) x\n(B) y\n(C) z\nWhich?', 'B'),
+    ({'question': 'A. x or B. y or C. z?'}, 'A. x or B. y or C. z?\n\nA. x\nB. y\nC. z', 'B'),
+    ({'choices': ['A. x', 'B. y', 'C. z']}, 'Which?\n\nA. x\nB. y\nC. z', 'B'),
+    ({'choices': ['(A) x', '(B) y'], 'answer': 'y'}, 'Which?\n\nA. x\nB. y', 'B'),
+    ({'choices': ['A*B', 'B*A']}, 'Which?\n\nA. A*B\nB. B*A', 'B'),
+    ({'question': '**A.** x\n**B.** y\n**C.** z\n'}, '**A.** x\n**B.** y\n**C.** z\n', 'B'),
+    ({'choices': ['A. Smith', 'y']}, 'Which?\n\nA. A. Smith\nB. y', 'B'),
+    ({'answer': 'z'}, 'Which?\n\nA. x\nB. y\nC. z', 'C'),
+    ({'choices': ['B', 'C', 'A'], 'answer': 'B'}, 'Which?\n\nA. B\nB. C\nC. A', 'B'),
+    ({'choices': ['x', 'y', 'y'], 'answer': 'y'}, 'Which?\n\nA. x\nB. y\nC. y', 'y'),
+    ({'choices': [10, 20], 'answer': 20}, 'Which?\n\nA. 10\nB. 20', 'B'),
+  ],
+)
+def test_options_are_shown_once_and_the_answer_is_a_letter(config, jsonl, changes, shown, answer):
+  row = {'question': 'Which?', 'subject': 's', 'choices': ['x', 'y', 'z'], 'answer': 1} | changes
+  (question,) = questions.load(config, jsonl(row))
+  assert (question.messages[0].content, question.answer) == (shown, answer)
 
 
 @pytest.mark.parametrize('name', COMMON)
