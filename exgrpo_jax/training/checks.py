@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -70,15 +72,19 @@ def _check_functions(config: RunConfig) -> None:
     _check_types(policy_loss, inputs, (_TERM, _MASK))
   with user_code.refusing('replay.trajectory_selection', rule):
     if cost := trajectory_rules.RULES[rule]:
-      logp = np.array([-0.5, -1.0], np.float32)
+      logp = np.linspace(-0.5, -1.0, 64, dtype=np.float32)
       returned: Any = cost(ReplayScores(logp, entropy=-logp, weight=-logp, log_ratio=logp))
       if np.ndim(returned) or returned is None or np.isnan(returned):
-        raise ValueError(f'it returned {returned!r}, not a number')
+        raise ValueError(f'it returned {reprlib.repr(returned)}, not a number')
 
 
 def _check_types(function: Any, inputs: Sequence[jax.ShapeDtypeStruct], expected: Any) -> None:
-  trees = (jax.eval_shape(function, *inputs), expected)
-  found, wanted = (jax.tree.map(lambda x: f'{x.dtype}{list(x.shape)}', tree) for tree in trees)
+  def described(x: Any) -> str:  # the objective takes floats of any width
+    return f'{"float" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype}{list(x.shape)}'
+
+  returned = jax.eval_shape(function, *inputs)
+  returned = tuple(returned) if isinstance(returned, list) else returned
+  found, wanted = (jax.tree.map(described, tree) for tree in (returned, expected))
   if found != wanted:
     raise ValueError(f'for inputs of shape [2, 3], it returned {found}, not {wanted}')
 

@@ -98,6 +98,14 @@ def test_a_replayed_ratio_beyond_float32_is_finite_and_nothing_at_advantage_0(sh
   assert one_token(-1.0, -500.0, 0.0, config, is_replay=True) == [0, 0, 0]
 
 
+def test_a_shaping_of_fewer_bits_is_summed_up_in_float32(monkeypatch):
+  narrow = lambda _, log_ratio, __: log_ratio.astype('bfloat16')  # noqa: E731
+  monkeypatch.setitem(losses.SHAPINGS, 'mine', narrow)
+  assert one_token(-1.0, -2.0, 3.0, changed(shaping='mine'), is_replay=True) == [3.0, 3.0, 0.0]
+  sums = objective.zero_sums(changed(shaping='mine'))
+  assert {total.dtype for total in sums.values()} == {np.dtype('float32')}
+
+
 def test_without_importance_correction_a_replayed_ratio_is_1_in_the_first_minibatch():
   def term(first, **values):
     config = changed(shaping='none', **values)
