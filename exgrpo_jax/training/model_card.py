@@ -23,7 +23,7 @@ from exgrpo_jax.experiment.experiment import Experiment, RunConfig
 from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.reporting import metrics, runs
 from exgrpo_jax.rollout.token_sampling import Distribution
-from exgrpo_jax.runtime import environment, hosts
+from exgrpo_jax.runtime import environment, hosts, hub
 
 FILE = 'README.md'
 
@@ -58,7 +58,7 @@ def write(
   """
   if not hosts.is_first():
     return
-  config, base = experiment.config, _base(experiment)
+  config, (base, revision) = experiment.config, _base(experiment)
   local = os.path.basename(experiment.model_name.rstrip('/')) or 'A model from scratch'
   method = 'ExGRPO' if config.replay.ratio else 'GRPO'
   link = f'[{base}](https://huggingface.co/{base})' if base else local
@@ -76,7 +76,7 @@ def write(
 
 ## Use
 
-{_usage(experiment, (base or _BASE) if adapters else '')}
+{_usage(experiment, (base or _BASE) if adapters else '', revision)}
 
 ## Settings
 
@@ -96,10 +96,12 @@ def named(folder: str, name: str) -> bytes:
   return pathlib.Path(folder, FILE).read_bytes().replace(_HERE.encode(), name.encode())
 
 
-def _base(experiment: Experiment) -> str:
-  """Return the Hub name of the model that the run started from, or ''."""
-  repository = hub_checkpoint.named(experiment.model_name)
-  return repository.name if repository else experiment.config.model.repository.partition('@')[0]
+def _base(experiment: Experiment) -> tuple[str, str]:
+  """Return the Hub name and the revision of the model that the run started from; '' if unknown."""
+  if repository := hub_checkpoint.named(experiment.model_name):
+    return hub.as_known(repository)[1:]
+  name, _, revision = experiment.config.model.repository.partition('@')
+  return name, revision
 
 
 def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
@@ -203,8 +205,11 @@ def _interval(record: Mapping[str, float], name: str) -> str:
 # ---- Use ----
 
 
-def _usage(experiment: Experiment, base: str) -> str:
-  """Return code for transformers and vLLM. `base` is the adapters' base model, or ''."""
+def _usage(experiment: Experiment, base: str, revision: str) -> str:
+  """Return code for transformers and vLLM. `base` is the adapters' base model, or ''.
+
+  vLLM needs the base's `revision`; PEFT reads it from the adapters.
+  """
   config = experiment.config
   messages = [{'role': 'system', 'content': config.prompt.system}] * bool(config.prompt.system)
   messages.append({'role': 'user', 'content': _QUESTION})
@@ -226,7 +231,8 @@ def _usage(experiment: Experiment, base: str) -> str:
   greedy = 'do_sample=False, repetition_penalty=1.0'
   how = f'do_sample=True, {how}' if config.evaluation.temperature else greedy
   library, auto = ('peft', 'AutoPeft') if base else ('transformers', 'Auto')
-  served = f'{base} --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={_HERE}'
+  served = base + f' --revision={revision}' * bool(revision)
+  served += f' --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={_HERE}'
   model = {'model': 'policy' if base else _HERE}
   # vLLM writes -1 for all tokens.
   body = model | request | {'max_tokens': longest} | sampling | {'top_k': sampling['top_k'] or -1}

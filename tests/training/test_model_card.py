@@ -190,8 +190,16 @@ def test_adapters_of_a_base_that_is_not_on_the_hub_are_used_with_peft(card):
   assert 'vllm serve path/to/the/base/model --enable-lora' in text
 
 
-def test_adapters_are_served_with_their_base(card, tmp_path):
-  text = card(1, {'lora.rank': 4}, adapters=True, model_name='Qwen/Qwen2.5')
-  assert 'vllm serve Qwen/Qwen2.5 --enable-lora --max-lora-rank=4 --lora-modules=policy=' in text
+@pytest.mark.parametrize(
+  ('model', 'changes', 'base'),
+  [
+    ('Qwen/Qwen2.5', {}, 'Qwen/Qwen2.5'),
+    ('Qwen/Qwen2.5@c0ffee', {}, 'Qwen/Qwen2.5 --revision=c0ffee'),
+    ('/my', {'model.repository': 'Qwen/Qwen2.5@v2'}, 'Qwen/Qwen2.5 --revision=v2'),
+  ],
+)
+def test_adapters_are_served_with_their_base(card, tmp_path, model, changes, base):
+  text = card(1, {'lora.rank': 4, **changes}, adapters=True, model_name=model)
+  assert f'vllm serve {base} --enable-lora --max-lora-rank=4 --lora-modules=policy=' in text
   assert 'from peft import AutoPeftModelForCausalLM' in text
   assert huggingface_hub.metadata_load(tmp_path / 'README.md')['library_name'] == 'peft'
