@@ -57,8 +57,8 @@ def check_names(
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} has no tensor of that '
-      f'name{_and_more(unexpected)}.'
+      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} requires no tensor of '
+      f'that name{_and_more(unexpected)}.'
     )
 
 

@@ -292,9 +292,13 @@ DAMAGES = {
     SHARDED, remove_from_its_file,
     f'.safetensors: tensor lm_head.weight is missing, but the list for this file in {INDEX} requ',
   ),
-  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected '),
+  'unexpected': (
+    SINGLE, update(FILE, 'extra', extra),
+    f'{FILE}: tensor extra is unexpected because config.json requires no tensor of that name.',
+  ),
   'unexpected_in_one_file': (
-    SHARDED, update(SECOND, 'extra', extra), f'{SECOND}: tensor extra is unexpected ',
+    SHARDED, update(SECOND, 'extra', extra),
+    f'{SECOND}: tensor extra is unexpected because the list for this file in {INDEX} requires no ',
   ),
   'unembedding_of_a_tied_model': (
     'qwen2_tied', update(FILE, 'lm_head.weight', lambda of: of['model.embed_tokens.weight']),
