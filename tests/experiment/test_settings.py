@@ -229,7 +229,9 @@ def test_bounds_that_let_no_group_be_recorded_are_refused():
     check_values(replay_values=bounds)
   check_values(ratio=0.0, replay_values=bounds)
   hard = dict(difficulty='hard', correctness_range=(0.3, 1.0))
-  with pytest.raises(InputError, match=r"excludes every group of config\.replay\.difficulty='hard'"):
+  with pytest.raises(
+    InputError, match=r"excludes every group of config\.replay\.difficulty='hard'"
+  ):
     check_values(replay_values=hard)
   check_values(replay_values=hard | dict(store='all'))  # a question may fail entirely later
 
