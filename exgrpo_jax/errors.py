@@ -44,7 +44,7 @@ def with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _may_pass(error: BaseException) -> bool:
-  # A TimeoutError may be that a worker was too slow, which would happen again.
+  # A TimeoutError may mean that a worker was too slow, and it would be again.
   is_of_network = isinstance(error, ConnectionError | socket.gaierror)
   return is_of_network or getattr(error, 'errno', 0) in _FAILURES
 

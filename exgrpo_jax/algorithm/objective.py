@@ -270,6 +270,7 @@ def _metric_sums(
   log_ratio_BT = jax.lax.stop_gradient(log_ratio_BT)
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
   shaped_BT = replay_weights(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
+  # A shaping function may return bfloat16, whose sums would be too coarse.
   shaped_BT = jnp.where(replay_mask_BT > 0, shaped_BT, jnp.float32(0))
   # Outside the clip range, whether or not ratios are clipped.
   low, high = np.log1p(-config.clip_epsilon), np.log1p(config.clip_epsilon_high)

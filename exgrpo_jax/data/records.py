@@ -327,26 +327,32 @@ def record(
   }
 
 
-def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-  """Return the row with its lettered options in the question, and a letter as the answer.
-
-  Options that the question already shows are not repeated. A row without options, or with chat
-  messages, stays the same.
-  """
+def _options(layout: Layout, row: Mapping[str, Any], place: str) -> list[str]:
+  """Return the options to add to a row's question: none if it has none or is chat messages."""
   found: Any = row.get(layout.options) if layout.options else None
   if found is None or (_is_list(found) and not len(found)) or _is_list(row.get(layout.question)):
-    return row
+    return []
   try:
     given = [_text(one, layout.options, place).strip() for one in found] if _is_list(found) else []
   except InputError:
     given = []
-  letters = [*string.ascii_uppercase[: len(given)]]
-  if not 1 < len(given) == len(letters):
+  if not 1 < len(given) <= len(string.ascii_uppercase):
     raise InputError(
       f"{place}: field '{layout.options}' is {reprlib.repr(found)}. It must be a list of 2 to 26 "
       'options to choose from, each text or a number. Correct it, or end the data spec with '
       f'{{question={layout.question}}} to add no options.'
     )
+  return given
+
+
+def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+  """Return the row with its lettered options in the question, and a letter as the answer.
+
+  Options that the question already shows are not repeated.
+  """
+  if not (given := _options(layout, row, place)):
+    return row
+  letters = [*string.ascii_uppercase[: len(given)]]
   marks = [_LETTER.format(letter) for letter in letters]
   are_lettered = all(re.match(rf'{mark}\S', text) for mark, text in zip(marks, given))
   texts = [re.sub(mark, '', text) for mark, text in zip(marks, given)] if are_lettered else given

@@ -117,7 +117,8 @@ def run_config(workdir: str) -> ConfigDict:
     sharding.make_meshes(config.build(sharding.MeshConfig, values['mesh'], 'config.mesh'))
   except InputError:
     values['mesh'] = dataclasses.asdict(sharding.MeshConfig())
-  for section in ('objective', 'replay'):  # not needed for sampling
+  # The run's own config file may have added loss terms and rules, which sampling does not need.
+  for section in ('objective', 'replay'):
     for name, value in values[section].items():
       values[section][name] = config.Recorded(value) if isinstance(value, str) else value
   return ConfigDict(values)

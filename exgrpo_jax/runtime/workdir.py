@@ -383,7 +383,7 @@ def read_config(workdir: str) -> dict[str, Any]:
   values = as_current(values)
   values.setdefault('environment', _ENVIRONMENT)
   values.setdefault('num_epochs', 0.0)
-  # Combinations that earlier versions accepted, although the setting does nothing, or harm.
+  # Earlier versions accepted these combinations, in which a setting does nothing or does harm.
   environment, objective, optimizer = (
     values.get(section) or {} for section in ('environment', 'objective', 'optimizer')
   )

@@ -125,7 +125,7 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-  """Raise InputError if there are names, which callbacks gave to their metrics."""
+  """Raise InputError if callbacks gave their metrics any `names`, which the run itself uses."""
   if both := sorted(names):
     raise InputError(
       f'callbacks: the run itself measures {", ".join(both)}. Choose other names, such as '

@@ -233,7 +233,7 @@ def test_a_run_gets_the_config_and_the_metrics(package, tmp_path):
 def test_only_a_run_that_fails_is_marked_as_failed(package, tmp_path):
   for error, code in (SystemExit(75), 0), (SystemExit(1), 1), (ValueError(), 1):
     with pytest.raises(type(error)), metrics.Writer(tmp_path, 0, 'replay', {}):
-      raise error  # 75 is that of a run that was stopped to be resumed
+      raise error  # a run that stops to be resumed exits with 75
     assert package.calls[-1] == f'finished with {code}'
 
 

@@ -2,7 +2,7 @@
 
 The kinds are those of tests/helpers/kinds.py. What the stages read and returned was recorded; no
 expected value comes from the code under test. The rules of the buffer and of the switches are in
-test_switches.py, those of the stream in test_loop.py and those of the update in test_epochs.py.
+test_switches.py. The stream is tested in test_loop.py, and the update in test_epochs.py.
 """
 
 import dataclasses
