@@ -18,7 +18,7 @@ COMMANDS = {
     'report': 'show a run as one HTML page, down to every token',
     'generate': 'print responses to a prompt',
     'data': 'show a data set as a model sees it, or prefilter its questions',
-    'verify': 'explain why a response was judged as it was',
+    'verify': 'explain why a response was judged correct or wrong',
   },
   'Measure': {
     'evaluate': "measure a policy's pass@1, avg@k and pass@k on data sets or a suite",

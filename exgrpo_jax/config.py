@@ -1,4 +1,4 @@
-"""Conversion of a ConfigDict to frozen dataclasses whose values are all checked.
+"""Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
 
 Every component declares a frozen `Config` whose fields are created with `setting`. Each declaration
 states a setting's type, default, allowed values, meaning and origin in one place.
@@ -34,9 +34,10 @@ OURS = 'ours'
 
 
 class Recorded(str):
-  """A choice in a run's config, which only the run's own config file may have added to its table.
+  """A choice recorded in a run's config; valid even if it is not in the table of choices.
 
-  A ConfigDict refuses to replace it with a plain text; use `overridden`.
+  The run's own config file may have added it. A ConfigDict refuses to replace it with a plain str;
+  use `overridden`.
   """
 
 

@@ -117,7 +117,7 @@ class Verdict(NamedTuple):
 class Turn(NamedTuple):
   """A turn of an episode: the policy's tokens and the environment's reply."""
 
-  written: int  # number of tokens that the policy wrote, including any end token
+  written: int  # number of tokens that the policy sampled, including any end token
   observed: int  # number of tokens in the environment's reply; 0 after the last turn
   reward: float
 
@@ -133,7 +133,7 @@ def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
 
 
 def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
-  """Return a mask of the tokens that the policy wrote, bool [T] with T = `length`.
+  """Return a mask of the tokens that the policy sampled, bool [T] with T = `length`.
 
   Tokens after the last turn count as the policy's, as do all tokens if `turns` is empty.
   """
@@ -145,7 +145,7 @@ def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class TokenSequence:
-  """Tokens that a policy wrote, possibly interleaved with an environment's messages.
+  """Tokens that a policy sampled, possibly interleaved with an environment's messages.
 
   Each optional feature adds one keyword-only field, which is empty if the feature is off. Stored
   trajectories copy these fields from their response, and files store all of them
@@ -166,17 +166,17 @@ class TokenSequence:
 
   @property
   def own(self) -> np.ndarray:
-    """Return a mask of the tokens that the policy wrote, bool [T]."""
+    """Return a mask of the tokens that the policy sampled, bool [T]."""
     return own_tokens(self.turns, len(self.tokens))
 
   @property
   def num_own(self) -> int:
-    """Count the tokens that the policy wrote."""
+    """Count the tokens that the policy sampled."""
     return len(self.tokens) - sum(turn.observed for turn in self.turns)
 
   @functools.cached_property
   def probability(self) -> float:
-    """Return the mean probability of the tokens that the policy wrote."""
+    """Return the mean probability of the tokens that the policy sampled."""
     return float(np.mean(np.exp(self.logp[self.own])))
 
 
@@ -186,7 +186,7 @@ FEATURES = tuple(field for field in dataclasses.fields(TokenSequence) if field.k
 
 @dataclasses.dataclass(frozen=True)
 class Response(TokenSequence):
-  """A response to a prompt; with partial rollouts, possibly written by several policies.
+  """A response to a prompt; with partial rollouts, possibly sampled by several policies.
 
   In an episode (rollout/episodes.py), the response is everything after the prompt. Tokens of the
   environment's messages are context; their log-probability and entropy are 0.
@@ -196,11 +196,11 @@ class Response(TokenSequence):
   truncated: bool  # True if cut off at the limit, without an end token; False while incomplete
   tis_weight: np.ndarray | None = None  # [T] float32, see `losses.tis_weight`; None means all 1
   is_complete: bool = True  # if False, the next step continues the response
-  spans: tuple[Span, ...] = ()  # the part that each step wrote; empty if a single step wrote it
+  spans: tuple[Span, ...] = ()  # the part that each step sampled; empty if one step sampled it all
   verdict: Verdict | None = None  # the environment's verdict on a complete episode
 
   def first_step(self, step: int) -> int:
-    """Return the step that wrote the first token; `step` if the response has no spans."""
+    """Return the step that sampled the first token; `step` if the response has no spans."""
     return self.spans[0].step if self.spans else step
 
   def observing(self, tokens: np.ndarray) -> 'Response':
@@ -214,7 +214,7 @@ class Response(TokenSequence):
     return dataclasses.replace(self, **values)
 
   def tokens_before(self, step: int) -> int:
-    """Count the leading tokens written by steps before `step`."""
+    """Count the leading tokens sampled in steps before `step`."""
     return sum(span.tokens for span in self.spans if span.step < step)
 
 
@@ -223,7 +223,7 @@ class Trajectory(TokenSequence):
   """A past success, stored for replay; with `replay.store='all'`, any past response."""
 
   reward: float
-  step: int  # the step that wrote the first token
+  step: int  # the step that sampled the first token
   times_replayed: int = 0  # so far
   correct: bool = True  # `Verdict.correct`
   truncated: bool = False  # `Response.truncated`; False in buffers of earlier versions
@@ -243,7 +243,7 @@ class ReplayScores:
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
   weight: np.ndarray  # [T] float32, factor on the advantage; see `objective.replay_weights`
-  log_ratio: np.ndarray  # [T] float32, nats: logp minus logp of the policy that wrote the tokens
+  log_ratio: np.ndarray  # [T] float32, nats: logp minus logp of the policy that sampled the tokens
   # Mean token entropies of all candidates, oldest first; None if no entropies were compared.
   candidate_entropies: tuple[float, ...] | None = None
 
@@ -310,19 +310,19 @@ class Batch:
   """A step's training rows: [prompt, response, padding], with everything the loss needs."""
 
   tokens_BT: Array  # int32
-  # float32, 1 where the policy wrote the token; all 0 in a row that `replay.difficulty` leaves out.
+  # float32, 1 where the policy sampled the token; all 0 in a row that `replay.difficulty` excludes.
   response_mask_BT: Array
-  # float32, nats, aligned with tokens_BT, 0 where the policy did not write the token. The
-  # log-probability under the policy that wrote the token or, for replayed rows without
+  # float32, nats, aligned with tokens_BT, 0 where the policy did not sample the token. The
+  # log-probability under the policy that sampled the token or, for replayed rows without
   # objective.importance_correction, under the step's initial policy.
   old_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
-  policy_step_B: Array  # int32, the step whose policy wrote the row's first token
+  policy_step_B: Array  # int32, the step whose policy sampled the row's first token
   # float32, weight of the token's term: `losses.tis_weight` for fresh tokens, 0 for replayed tokens
   # that `objective.m2po_threshold` drops, otherwise 1.
   term_weight_BT: Array
-  # bool, True for tokens of fresh rows that an earlier step wrote; None if responses never span
+  # bool, True for tokens of fresh rows that an earlier step sampled; None if responses never span
   # steps.
   is_carried_BT: Array | None = None
   # The experts of each token in each layer, if rows store them (rollout/routes.py).

@@ -18,9 +18,9 @@ class InputError(ValueError):
   """An error in the user's input; the message says how to fix it.
 
   Commands print the message and exit with `status`, so never raise this for a bug in this package.
-  The status is 2, or 1 if the network or the storage failed and the same command may work later. If
-  it is not given, it depends on the causes. Line breaks in the message, for example from a quoted
-  error, become spaces.
+  The status is 2, or 1 if the network or the storage failed and the same command may work later. By
+  default, it is derived from the chain of causes. Line breaks in the message, for example from a
+  quoted error, become spaces.
   """
 
   def __init__(self, message: str, status: int = 0) -> None:
@@ -44,7 +44,7 @@ def with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _may_pass(error: BaseException) -> bool:
-  # A TimeoutError may mean that a worker was too slow, and it would be again.
+  # A TimeoutError may mean that a worker was too slow. A retry would not help.
   is_of_network = isinstance(error, ConnectionError | socket.gaierror)
   return is_of_network or getattr(error, 'errno', 0) in _FAILURES
 
@@ -58,7 +58,7 @@ def check_given(flags: Mapping[str, Any], example: str) -> None:
 
 
 def check_argument(name: str, value: object, kinds: type | tuple[type, ...], needed: str) -> None:
-  """Raise InputError if a library function's argument has another type, and say what it must be."""
+  """Raise InputError if an argument has the wrong type; `needed` says what it must be."""
   if not isinstance(value, kinds):
     raise InputError(f'{name}={reprlib.repr(value)}: this must be {needed}.')
 

@@ -130,7 +130,7 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   """Return min(trainer probability / sampler probability, limit) for each token.
 
   Truncated importance sampling corrects the sampler-trainer mismatch of fresh tokens in the step
-  that wrote them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl, with limit 2).
+  that sampled them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl, with limit 2).
   The arrays are float32, in nats, and have equal shapes; `limit` is positive.
 
   >>> trainer, sampler = np.log(np.float32([[0.6, 0.9], [0.3, 0.3]]))
@@ -147,8 +147,8 @@ def within_second_moment(
   """Mark the tokens to keep under M2PO's bound on the ratios' second moment (arXiv:2510.01161).
 
   The bound applies to tokens whose ratio has moved in the direction of their advantage: A > 0 and
-  r > 1, or A < 0 and r < 1. Of these, the ones with the largest (log r)^2 are dropped until the
-  mean of (log r)^2 over the remaining ones is at most `limit`. All other tokens are kept.
+  r > 1, or A < 0 and r < 1. Among these tokens, those with the largest (log r)^2 are dropped until
+  the mean of (log r)^2 over the rest is at most `limit`. All other tokens are kept.
 
   The arrays are float32 [N], with log-ratios in nats; `limit` is positive. Returns bool [N].
 
@@ -190,8 +190,8 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
 def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
   """Average x over the tokens of each token's row; see `row_sums`.
 
-  The float32 mask is 1 for tokens that count; `x_BT` must be 0 elsewhere. The mean of a row without
-  such tokens is 0.
+  The float32 mask is 1 for the tokens to average; `x_BT` must be 0 elsewhere. A row with an empty
+  mask has mean 0.
   """
   return row_sums(x_BT, segment_BT) / jnp.maximum(row_sums(mask_BT, segment_BT), 1)
 
@@ -199,7 +199,7 @@ def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
 def k3(log_ratio_BT: Array) -> jax.Array:
   """Estimate KL(policy, reference) with Schulman's k3 from log(reference / policy), in nats.
 
-  The estimate is never negative. It is unbiased if the policy wrote the tokens
+  The estimate is never negative. It is unbiased if the policy sampled the tokens
   (http://joschu.net/blog/kl-approx.html).
 
   >>> [round(float(k3(np.log(ratio))), 2) for ratio in (0.5, 1, 2)]

@@ -2,12 +2,12 @@
 
 The loss is the sum of weight x term over response tokens. The weights include all normalizers and
 are computed for a whole optimizer minibatch (`loss_inputs`). Each term depends on a single token
-(`token_loss`). So the way a minibatch is split changes its sums and gradient only by rounding.
+(`token_loss`). So splitting a minibatch changes its sums and gradient only through rounding.
 
 Deliberate departures from the authors' code (numbered as in docs/authors.md):
   1. Entropy is computed over response tokens only; their code includes padding.
-  2. In a step's first minibatch, fresh tokens that the current policy wrote have a ratio of exactly
-     1, regardless of the sampler's rounding.
+  2. In a step's first minibatch, fresh tokens that the current policy sampled have a ratio of
+     exactly 1, regardless of the sampler's rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
     mask_BT=mask_BT,
     weight_BT=token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=mean_weights(mask_BT),
-    # Only tokens that this step wrote, because k3 is biased for tokens that other policies wrote.
+    # Only tokens sampled in this step, because k3 is biased for tokens from other policies.
     kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
     # Both log-probabilities of a ratio are 0 outside the mask, so exp cannot overflow there.
     old_logp_BT=np.where(mask_BT > 0, batch.old_logp_BT, np.float32(0)),
@@ -128,10 +128,10 @@ def row_log_ratio(
 
 
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
-  """Return each fresh token's log-probability under the policy that wrote it, in nats: [B, T].
+  """Return each fresh token's log-probability under the policy that sampled it, in nats: [B, T].
 
   In a step's first minibatch, this is `now_BT` except for carried tokens, because the current
-  policy wrote all other fresh tokens.
+  policy sampled all other fresh tokens.
   """
   is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
   return jnp.where(is_now, now_BT, inputs.old_logp_BT)
@@ -225,7 +225,7 @@ def token_loss(
     fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
   old_logp_BT = inputs.old_logp_BT
   # Without the correction, `stages.pick_replays` scored these rows with the step's initial policy.
-  # As for fresh rows, the ratio is exactly 1 in the first minibatch, however scoring rounds.
+  # As for fresh rows, the ratio is exactly 1 in the first minibatch, regardless of rounding.
   if not config.importance_correction:
     old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
   log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)
@@ -275,7 +275,7 @@ def _metric_sums(
   # Outside the clip range, whether or not ratios are clipped.
   low, high = np.log1p(-config.clip_epsilon), np.log1p(config.clip_epsilon_high)
   is_outside_BT = (log_ratio_BT < low) | (log_ratio_BT > high)
-  # Tokens that earlier steps wrote, with per-token ratios at any `importance_level`.
+  # Tokens sampled in earlier steps, with per-token ratios at any `importance_level`.
   carried_BT, carried_ratio_BT = jnp.zeros((2, *logp_BT.shape))
   if inputs.is_carried_BT is not None:
     carried_BT = fresh_mask_BT * inputs.is_carried_BT
@@ -300,13 +300,13 @@ def _metric_sums(
 
 
 def _kl_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, jax.Array]:
-  """Sum the ratios and k3 of tokens that this step wrote, to measure how far the policy has moved.
+  """Sum the ratios and k3 of tokens sampled in this step, to measure how far the policy has moved.
 
   The ratios are per token at any `importance_level`.
   """
   log_ratio_BT = logp_BT - fresh_old_logp(logp_BT, inputs, is_first)
   is_new_BT = inputs.kl_weight_BT > 0
-  # The old policy wrote the tokens, so k3 is unbiased. Unlike exp(x) - 1, expm1 is exact near 0.
+  # The old policy sampled the tokens, so k3 is unbiased. Unlike exp(x) - 1, expm1 is exact near 0.
   excess_BT = jnp.where(is_new_BT, jnp.expm1(log_ratio_BT), 0.0)
   return {
     'new_ratio': jnp.sum(is_new_BT * (1 + excess_BT)),
@@ -347,7 +347,7 @@ def approx_kl(sums: Mapping[str, Any]) -> Any:
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """Compute a step's loss metrics from the sums over its minibatches (host scalars).
 
-  The entropy is left out if all rows are masked, the replay/ metrics if no token was replayed, and
+  The entropy is omitted if all rows are masked, the replay/ metrics if no token was replayed, and
   the staleness/ metrics if no token was carried over. The effective sample size is
   (sum w)^2 / (n sum w^2) over replayed tokens. It lies in (0, 1] and is 1 if all weights are equal.
   """

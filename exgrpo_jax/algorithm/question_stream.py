@@ -25,7 +25,7 @@ def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_on
 
   `size` is the total number of questions. `retired_epoch` maps a row to the epoch in which it
   retired; the stream skips the row from the next epoch on. `at_once` is the number of questions
-  that a step works on: Q, or the number in flight.
+  in a step: Q or, with partial rollouts, the number in flight.
 
   >>> reads_retired(epoch=1, size=5, retired_epoch={0: 0, 3: 0}, at_once=4)
   True

@@ -23,7 +23,7 @@ from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
-_IN_ORDER = 1e9  # scales headroom so much that the noise of a draw cannot change the order
+_IN_ORDER = 1e9  # scales headroom so that the Gumbel noise of a draw cannot change the order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +208,7 @@ def draw_questions(
     return _draw(row_N, log_weight_N, total, rng)
   size_K = np.bincount(bucket_N, minlength=num_rollouts)
   count_K = np.zeros_like(size_K)
-  # Multinomial counts; draws beyond a bucket's size are repeated among buckets with room.
+  # Multinomial counts; draws beyond a bucket's size are redrawn among buckets with room.
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)
     count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
@@ -229,14 +229,14 @@ def headroom(stored: Sequence[Trajectory]) -> float:
   """Compute how far a question's stored tokens can still move in the direction of their advantage.
 
   Headroom (arXiv:2609.03941, eq. 14): the mean over tokens of 1 - p for successes and of p for
-  failures, where p is the token's probability under the policy that wrote it.
+  failures, where p is the token's probability under the policy that sampled it.
   """
   room = (one.num_own * abs(one.correct - one.probability) for one in stored)
   return sum(room) / sum(one.num_own for one in stored)
 
 
 def drift(log_ratio_T: np.ndarray) -> float:
-  """Compute how far the policy has moved from the policy that wrote a trajectory.
+  """Compute how far the policy has moved from the policy that sampled a trajectory.
 
   Policy Drift (arXiv:2609.03941, eq. 16): the mean over tokens of the squared log-ratio between the
   two policies, in nats squared. Unlike the terms of a KL estimate, squares cannot cancel.
@@ -293,7 +293,7 @@ def record_step(
 ) -> Buffer:
   """Return the buffer after a step.
 
-  `buffer` is the buffer from which the step was planned. For each of the plan's Q groups, `replays`
+  `buffer` is the buffer that the step was planned with. For each of the plan's Q groups, `replays`
   contains the replayed trajectory or None, `responses` the fresh responses (K, or K - 1 if a
   trajectory is replayed), and `verdicts` their verdicts. A replayed trajectory is counted by its
   stored verdict, which is a success unless `store` is 'all'. Truncated responses count toward their
@@ -382,7 +382,7 @@ def _with_new(
   """Add the group's new successes to the stored trajectories and keep the newest ones.
 
   If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
-  step that wrote its first token; the argument `step` is the step that trains on the group.
+  step that sampled its first token; the argument `step` is the step that trains on the group.
   """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)

@@ -193,8 +193,8 @@ class ObjectiveConfig:
   importance_correction: bool = setting(
     True,
     None,
-    'compute the ratio w relative to the policy that wrote the replayed row; if off, relative to '
-    'the policy at the start of the step, as if this step had written the row',
+    'compute the ratio w relative to the policy that sampled the replayed row; if off, relative to '
+    'the policy at the start of the step, as if this step had sampled the row',
     PAPER,
   )
   baseline: str = setting(

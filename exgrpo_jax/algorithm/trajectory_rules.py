@@ -19,7 +19,7 @@ RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'highest_entropy': lambda scores: -_mean_entropy(scores),
   'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),
   'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
-  # Avoids lucky successes: the policy has since unlearnt their wrong step, so its logp dropped.
+  # Avoids lucky successes: the policy has since unlearned their wrong step, so its logp dropped.
   'smallest_drop': lambda scores: -float(np.min(scores.log_ratio)),
   'valid_steps': _mean_entropy,  # chosen among `scoring.with_valid_steps`
   'released': None,  # uses `released_costs`
@@ -37,7 +37,7 @@ def released_costs(
   A candidate's prompt and response entropies are right-aligned in a window of `longest` tokens,
   with zeros on the left. The mask is built for left-aligned responses and selects their padding.
   Every pass over up to eight candidates uses the last pass's masks. So a cost is the mean of the
-  window from n to the end, where n is the length of the last pass's candidate in the same place.
+  window from n to the end, where n is the length of the last pass's candidate at the same index.
 
   `entropies` are the token entropies of each candidate, nats [P - 1 + T]: its prompt except the
   first token, then its response. `lengths` counts the tokens in each response that are not the

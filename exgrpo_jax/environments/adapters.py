@@ -5,8 +5,8 @@ contains the arguments for creating it:
 
   {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
 
-The column's seed decides the board, so all episodes of a question start from the same board. The
-episode's seed decides everything random after the start.
+The column's seed determines the board, so all episodes of a question start from the same board. The
+episode's seed determines all randomness after the start.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.errors import InputError
 
 _IN_COLOUR = re.compile(r'\x1b\[([\d;]+)m(.*?)\x1b\[0m')
-_MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # Taxi's passenger, destination, full taxi
+_MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # Taxi's passenger, destination, occupied taxi
 
 
 class TextArena:
@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_chance(self) -> Iterator[None]:
-    """Use this game's global random state inside the block, because episodes share a process."""
+    """Swap in this game's global random state for the block, because episodes share a process."""
     others = random.getstate(), np.random.get_state()
     if self._chance is not None:
       random.setstate(self._chance[0])
@@ -77,7 +77,7 @@ class TextArena:
 
 
 class Gymnasium:
-  """A Gymnasium game with numbered actions, such as the toy text games.
+  """A Gymnasium game with discrete actions, such as the toy text games.
 
   A turn is an action's number, or its name if the column `actions` lists the names in order. The
   prompt begins with the text in the column `rules`. The game is won if it ends with a reward of at

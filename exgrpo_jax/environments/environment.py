@@ -1,4 +1,4 @@
-"""The protocol of environments. This file must not import jax: workers must start instantly."""
+"""The `Environment` protocol. Must not import jax, because workers must start instantly."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
 
 def checked(observation: Observation) -> Observation:
   """Convert an observation's fields to JSON values. Raises ValueError if a field is invalid."""
-  if not isinstance(observation, Observation):  # Gymnasium's step returns five values, too
+  if not isinstance(observation, Observation):  # Gymnasium's step also returns five values
     raise ValueError(f'step must return an Observation, but returned {observation!r}')
   messages, reward, done, success, counts = observation
   reward = float(reward)

@@ -5,8 +5,8 @@ import operator
 from collections.abc import Callable, Mapping
 
 _LONGEST = 1000  # characters
-_LARGEST = 10**100  # of any intermediate result
-_LARGEST_POWER = 1000  # of an exponent
+_LARGEST = 10**100  # absolute value of an intermediate result
+_LARGEST_POWER = 1000  # absolute value of an exponent
 
 Number = int | float
 

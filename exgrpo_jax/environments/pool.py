@@ -1,4 +1,4 @@
-"""Worker processes that run environments and answer turns while other episodes decode.
+"""Worker processes that run environments and answer turns while other episodes are decoded.
 
 An episode stays with one worker. A worker that does not answer in time is killed, and the episode
 fails. The worker's other episodes are replayed in a new process, from their seeds and turns, when
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
   key: str
   result: Observation | Failure
-  seconds: float  # taken by the environment
+  seconds: float  # time that the environment took
 
   def as_json(self) -> list[Any]:
     """Convert to JSON values for sending to another host."""
@@ -87,10 +87,7 @@ class Pool:
     holder.pool.submit(lambda worker: holder.leave(worker, key))
 
   def prompts(self, questions: Sequence[Question], spec: str) -> list[list[dict[str, str]]]:
-    """Return the prompt from `reset` for each question of the data spec.
-
-    Raises InputError if `reset` fails.
-    """
+    """Return each question's prompt from `reset`. Raises InputError, naming `spec`, if it fails."""
     requests = [
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
       for question in questions
@@ -101,7 +98,7 @@ class Pool:
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
   ) -> list[list[tuple[str, Observation]]]:
-    """Play an episode per question with the environment's player. Raises InputError on failure."""
+    """Return each question's episode, played by `demonstrate`. Raises InputError if one fails."""
     requests = [
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
@@ -231,7 +228,7 @@ class Begun(Questions):
 
 
 def begin(questions: Sequence[Question], spec: str, pool: Pool) -> list[Question]:
-  """Return the questions of the data spec with the environment's prompts; see `Pool.prompts`."""
+  """Return the questions with the environment's prompts as messages; see `Pool.prompts`."""
   return [
     _beginning_with(tuple(Message(**message) for message in own), question)
     for own, question in zip(pool.prompts(questions, spec), questions)

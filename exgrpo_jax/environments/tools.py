@@ -1,7 +1,7 @@
 """Tools: Python functions that a model calls until it answers without a call.
 
 Our verifier compares this answer with the ground truth, as in single-turn training. If a call
-cannot be read or a tool fails, the model sees the error and may try again.
+cannot be parsed or a tool fails, the model sees the error and may try again.
 
 Tools that share state are the public methods of a class, which is instantiated for each episode
 without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 
 class Tools:
-  """An environment whose functions the model can call; the chat template describes them to it."""
+  """An environment with functions that the model can call; the chat template describes them."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
     """Collect the tools: plain functions, and classes whose methods share state."""
@@ -108,7 +108,7 @@ def methods(state: object) -> list[Callable[..., Any]]:
     method
     for name in dict.fromkeys(names)
     if not name.startswith('_') and name not in ('reset', 'get_reward')
-    # First look at the class, because a property would run now, before `reset`.
+    # Check the class first, because getattr would run a property now, before `reset`.
     if callable(getattr(type(state), name)) and inspect.isroutine(method := getattr(state, name))
   ]
 
@@ -123,7 +123,7 @@ def _rewards(states: Sequence[Any]) -> Iterator[float]:
 
 
 def _awaited(result: Any) -> Any:
-  """Return a result, or what the coroutine of an async method returns."""
+  """Return a tool's result; if it is a coroutine, run it first."""
   return _RUNNER.run(result) if inspect.iscoroutine(result) else result
 
 

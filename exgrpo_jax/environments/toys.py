@@ -61,7 +61,7 @@ class Guess:
 
 
 class Calculator:
-  """A sum too large for a small policy, which may use a calculator.
+  """A sum that is too large for a small policy, which can call a calculator.
 
   A turn such as '4821+377' is answered with the total. '=4286' ends the episode with an answer.
   Anything else is answered with '?'.

@@ -1,4 +1,4 @@
-"""Explanations of single verdicts, and a check of a verifier against a file of cases."""
+"""Tools for checking a verifier: explain one verdict, or judge a file of labeled cases."""
 
 import json
 import pathlib
@@ -66,7 +66,7 @@ class _Case(NamedTuple):
 
 
 def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
-  """Judge the cases in a JSON Lines file, whose format commands/verify.py describes.
+  """Judge the cases in a JSON Lines file. commands/verify.py documents the format.
 
   `kind` applies to cases without a kind, and `chosen` is a value of config.grading.verifier.
   Returns one line per unexpected verdict, followed by the totals. Raises InputError, naming the
@@ -106,7 +106,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """Return the first field present, or `default`; raise InputError if there is neither."""
+    """Return the first field that is present, else `default`; raise InputError without either."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       has = ', '.join(map(repr, row)) or 'nothing'

@@ -25,8 +25,8 @@ class Submission:
   text: Callable[[], str]
   answer: str  # the ground truth
   kind: str = 'math'  # how answers are compared, one of verifier.KINDS
-  # Returns True if every step in a text is right; the verdict does not depend on the result. None
-  # if steps cannot be checked.
+  # Returns True if every step in a text is right; does not affect the verdict. None if steps cannot
+  # be checked.
   check_steps: Callable[[str], bool] | None = None
   # Returns the values that rewards may ask for besides text, answer and outcome, as
   # `stages.response_facts` does.
@@ -131,7 +131,7 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return this host's progress since `collect`: '3 of 8 graded', or '' if it has no work."""
+    """Return this host's progress since the last `collect`: '3 of 8 graded', or '' without work."""
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
@@ -214,7 +214,7 @@ class _Round:
     self._count += 1
 
   def _send(self) -> None:
-    """Send the responses that are in no batch yet, if a process scores batches."""
+    """Send the responses that are not in a batch yet, if there are batched rewards."""
     batch = self._own[len(self._batches) * self._config.batch_size :]
     if batch and self._scorer:
       self._batches.append(self._scorer.submit(lambda worker: self._score(worker, batch)))
@@ -260,8 +260,8 @@ def check(
 ) -> None:
   """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
-  Unusable also means too slow for the time limit on a short response, three times in a row, each
-  time in a process that has already imported and tried the code. Every verdict would time out.
+  They are also unusable if a short response exceeds the time limit three times in a row, each time
+  in a process that has already imported and tried the code. Every verdict would then time out.
 
   Without `row`, only rewards that do not read a data row are tried. With a row (from
   `stages.question_facts`), only rewards that read a row are tried.

@@ -1,10 +1,10 @@
 r"""Grading of reasoning_gym tasks with their own score_answer, where a score of 1 means correct.
 
 score_answer receives the answer as written, from a box or from prose. If prose does not mark the
-answer with '####' or 'the answer is', the last number counts if the entry's answer is a number;
-otherwise, the last line counts. Most tasks compare character by character, so two more spellings
-are tried: the answer without decoration such as `\text{}`, `**`, `$` and quotes; and the entry's
-own spelling, if both answers are the same number. A formula doesn't count as a number, and a text
+answer with '####' or 'the answer is', the answer is the last number if the entry's answer is a
+number, and the last line otherwise. Most tasks compare character by character, so two more
+spellings are tried: the answer without decoration such as `\text{}`, `**`, `$` and quotes; and the
+entry's own spelling, if both answers are the same number. A formula is not a number, and a text
 that ends in a formula has no last number, because `32 - 67 =` may just repeat the question.
 
 A worker imports the package when it receives the first response that needs the package, before that
@@ -89,7 +89,7 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset. Raises InputError as `score` does, and whatever the task raises."""
+  """Create a task's dataset. Raises InputError like `score`, and any error that the task raises."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'.")

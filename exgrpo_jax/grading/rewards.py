@@ -49,7 +49,7 @@ def think_format(response: str) -> float:
 def boxed_format(response: str) -> float:
   r"""Return 1 if the answer is in a closed, nonempty \boxed{...}, else 0.
 
-  As in verification, text up to the last '</think>' does not count.
+  As in verification, text up to the last '</think>' is ignored.
   """
   return float(extraction.extract(response, ('box',)) is not None)
 

@@ -120,12 +120,12 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
 def _check_weights(config: GradingConfig) -> None:
   if config.weights and len(config.weights) != len(config.rewards):
     raise InputError(
-      f'config.grading.weights={config.weights} contains {len(config.weights)} numbers, but '
-      f'config.grading.rewards={config.rewards} lists {len(config.rewards)} functions. Set one '
-      'weight per function, or () to give every function weight 1.'
+      f'config.grading.weights={config.weights}: the number of weights must equal the number of '
+      f'functions in config.grading.rewards={config.rewards}. Set one weight per function, or () '
+      'to give every function weight 1.'
     )
   if not all(abs(weight) <= _LARGEST_WEIGHT for weight in config.weights):  # also rejects NaN
     raise InputError(
-      f'config.grading.weights={config.weights} must be numbers from -{_LARGEST_WEIGHT:g} to '
-      f'{_LARGEST_WEIGHT:g}, because advantages are computed in float32.'
+      f'config.grading.weights={config.weights}: each weight must be a number from '
+      f'-{_LARGEST_WEIGHT:g} to {_LARGEST_WEIGHT:g}, because advantages are computed in float32.'
     )

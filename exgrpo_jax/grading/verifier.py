@@ -1,4 +1,4 @@
-"""The protocol of verifiers, which decide whether a response is correct, and our own verifier.
+"""The `Verifier` protocol and our own verifier. A verifier decides if a response is correct.
 
 Our verifier parses a model's text but never evaluates the text as code. The length of answers, the
 depth of trees and the number of digits are bounded.
@@ -53,7 +53,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; a worker gets only the columns it requests (programs.asked)."""
+    """Return the row's columns; a worker only gets the columns it asks for (programs.asked)."""
     ...
 
 
@@ -73,7 +73,7 @@ class Judgement(NamedTuple):
 
 
 class Verifier(Protocol):
-  """The protocol of verifiers; `config.grading.verifier` names a class (see `load`).
+  """The interface of verifiers; `config.grading.verifier` names the class to use (see `load`).
 
   Each worker process creates one instance, without arguments. The process's time and memory limits
   apply to every call.
@@ -149,12 +149,12 @@ def judge_with(
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
   """Judge a response with our own verifier, in bounded time; return one of OUTCOMES.
 
-  Raises InputError if `kind` is not one of KINDS or an argument has the wrong type. No text causes
-  an error.
+  Raises InputError if `kind` is not one of KINDS or an argument has the wrong type, but never
+  because of the text.
   """
-  needed = "a text. Decode a Response's tokens with policy.experiment.tokenizer.decode"
+  needed = "a string. Decode a Response's tokens with policy.experiment.tokenizer.decode"
   check_argument('response', response, str, needed)
-  needed = """a text. Write a number as '5', and several accepted answers as '["4", "four"]'"""
+  needed = """a string. Write a number as '5', and several accepted answers as '["4", "four"]'"""
   check_argument('answer', answer, str, needed)
   check_argument('config', config, VerifierConfig, "a VerifierConfig, such as the run's `verifier`")
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome

@@ -19,10 +19,10 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.workers.process import WorkerProcess
 
-START_TIMEOUT = 60.0  # seconds for a worker to get ready, which may include importing user code
+START_TIMEOUT = 60.0  # seconds for a worker to become ready, which may include importing user code
 MAX_DEATHS = 2  # workers that may die during a request before the request is blamed
-_FIRST = 3  # requests to a worker; if all of them time out, a warning follows
-_SAY_EVERY = 10.0  # seconds between progress lines while a worker gets ready
+_FIRST = 3  # warn if this many first requests to a worker all time out
+_SAY_EVERY = 10.0  # seconds between progress lines while a worker starts
 
 _T = TypeVar('_T')
 
@@ -65,7 +65,7 @@ class Worker:
   def __init__(self, program: Program) -> None:
     self._program = program
     self.greeting: Mapping[str, Any] = {}  # the process's first reply once ready
-    self.starts = 0  # processes that got ready
+    self.starts = 0  # processes that became ready
     self._late = 0.0  # timeouts, or -inf after the first reply
     self._trying: dict[str, Any] = {}  # the starting process's last 'trying' message
     self._process: WorkerProcess | None = None
@@ -115,7 +115,7 @@ class Worker:
     """Replace the process, with the standby if there is one, and wait until it is ready.
 
     Raises InputError if the user's code is rejected, hangs or ends the process, and RuntimeError if
-    no process became ready for another reason. After a timeout, the error's cause is a
+    no process becomes ready for any other reason. After a timeout, the error's cause is a
     TimeoutError.
     """
     failure = None
@@ -161,7 +161,7 @@ class Worker:
       process.close()
 
   def stop(self) -> None:
-    """Kill the processes and let no other process start."""
+    """Kill the processes and prevent new ones from starting."""
     with self._lock:
       self._stopped = True
       for process in filter(None, (self._process, self._standby)):

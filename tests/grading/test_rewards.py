@@ -255,7 +255,7 @@ MINE = 'mine:score'
     ({'rewards': ('overlng',)}, ["config.grading.rewards has no 'overlng'", "'overlong'?"]),
     ({'rewards': ()}, ['config.grading.rewards=()']),
     ({'rewards': ('correctness', 'mine:correctness')}, ["2 functions are named 'correctness'"]),
-    ({'rewards': ('correctness', MINE), 'weights': (1.0,)}, ['weights=(1.0,)', '1 numbers', MINE]),
+    ({'rewards': ('correctness', MINE), 'weights': (1.0,)}, ['weights=(1.0,)', 'must equal', MINE]),
     ({'weights': (math.inf,)}, ['config.grading.weights=(inf,)', 'from -100000 to 100000']),
     ({'weights': (-1e6,)}, ['config.grading.weights=(-1000000.0,)', 'from -100000 to 100000']),
     ({'batched': (MINE,)}, ['config.grading.batched', f"no '{MINE}'"]),

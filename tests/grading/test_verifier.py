@@ -41,12 +41,12 @@ def test_an_unknown_kind_is_refused():
 @pytest.mark.parametrize(
   ('arguments', 'named'),
   [
-    *((('5', answer), r"answer=.* a text\. Write a number as '5'") for answer in (5, None, ['5'])),
-    *(((response, '5'), 'response=.* a text. Decode') for response in (5, None, b'5', [3, 4])),
+    *((('5', answer), r"answer=.* a string\. Write a number as '5'") for answer in (5, None, ['5'])),
+    *(((response, '5'), 'response=.* a string. Decode') for response in (5, None, b'5', [3, 4])),
     (('5', '5', ('box',)), 'config=.* a VerifierConfig'),
   ],
 )
-def test_an_argument_that_is_not_text_is_refused(arguments, named):
+def test_an_argument_of_the_wrong_type_is_refused(arguments, named):
   with pytest.raises(InputError, match=f'^{named}'):
     verifier.judge(*arguments)
 

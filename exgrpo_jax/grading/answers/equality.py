@@ -3,8 +3,8 @@
 The truth decides how the two are compared: a capital letter is a choice, and a word is text. When
 in doubt, the two count as different, because the model is rewarded for whatever passes here. A
 rounded decimal does not equal the exact fraction or irrational number, with one exception: a truth
-with twelve or more digits equals the irrational number that it rounds. The function `same` compares
-meanings.
+with twelve or more digits equals any irrational number that rounds to it. The function `same`
+compares meanings.
 """
 
 import itertools
@@ -44,7 +44,7 @@ _DECIMAL = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
 _LONG_DECIMAL_COMMA = re.compile(r'-?0,[0-9]{3,}')  # a list of 0 and 111 would have a space
 _REMAINDER = re.compile(r'(?:[^,;]*(?:=|\\equiv))? *([0-9]+) \\pmod\{([0-9]+)\}')
-_MANY_DIGITS = 12  # a decimal with this many digits stands for the irrational number it rounds
+_MANY_DIGITS = 12  # a decimal with this many digits equals an irrational number that rounds to it
 
 
 def equal(given: str, truth: str, kind: str) -> bool:

@@ -42,7 +42,7 @@ _ANSWER_IS = re.compile(
   r'|simply|exactly|indeed|clearly|equal to|given by|approximately)\b,?){0,3}|(:))',
   re.IGNORECASE,
 )
-# A line may consist of the delimiter of a formula. An exclamation mark at the end is no factorial.
+# A formula's delimiter may stand on its own line. A final exclamation mark is not a factorial.
 _SENTENCE = re.compile(
   r'(?:[:\s*]|(?:\\[\[(]|\$\$)[^\S\n]*+\n)*+([^\n]*?)\**(?:\.(?:\s|$)|!?(?:\n|$))'
 )

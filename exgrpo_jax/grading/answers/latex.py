@@ -129,7 +129,7 @@ class _Parser(Grammar):
     return items
 
   def _bracketed(self, mark: str) -> Tree:
-    """Read what follows an opening bracket, brace or bar."""
+    """Read the rest of a group after its opening bracket, brace or bar."""
     if mark in _CLOSING:
       return self._parenthesised(mark)
     if mark == '{':
