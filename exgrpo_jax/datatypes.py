@@ -90,7 +90,7 @@ class Span(NamedTuple):
   tokens: int  # number of tokens
 
 
-FAILURES = ('timed out', 'crashed')  # grading failures, which do not count against the response
+FAILURES = ('timed out', 'crashed')  # grading failures; the response counts as wrong
 
 
 class Verdict(NamedTuple):

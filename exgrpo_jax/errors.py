@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Error numbers of a full or failing disk and of a network.
+# Error numbers of full or failing disks and of network failures.
 _FAILURES = (
   errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT,
   errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH,

@@ -27,7 +27,7 @@ from exgrpo_jax.datatypes import Array, Batch
 class LossInputs(NamedTuple):
   """Everything that a token's loss needs besides the current policy, including normalizers.
 
-  However the tokens are split and rearranged, the parts' losses add up to the minibatch's loss.
+  The tokens may be split and rearranged: the parts' losses add up to the minibatch's loss.
   """
 
   mask_BT: Array  # float32, `Batch.response_mask_BT`
@@ -86,7 +86,7 @@ def loss_inputs(batch: Batch, config: ObjectiveConfig, max_response: int) -> Los
 def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
   """Compute each token's weight in the policy term: [B, T] -> [B, T].
 
-  'constant' is 1 / (B max_response), which avoids length and grouping bias (Dr. GRPO). 'token_mean'
+  'constant' is 1 / (B max_response), so lengths and grouping cause no bias (Dr. GRPO). 'token_mean'
   is 1 / (the minibatch's tokens) (DAPO). 'sequence_mean' is 1 / (B x the row's length) (GRPO).
 
   >>> token_weights(np.float32([[1, 1], [1, 0]]), 'sequence_mean', max_response=2).tolist()

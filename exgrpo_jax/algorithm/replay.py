@@ -134,7 +134,7 @@ def is_recorded(config: ReplayConfig, correctness: float) -> bool:
 
 
 def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
-  """Compute the log of each bucket's unnormalised probability: [K].
+  """Compute the log of each bucket's unnormalized probability: [K].
 
   'gaussian' is from the paper. The other rules never draw bucket 0 (-inf). All rules except
   'hardest' are in the authors' code. The weights of 'hardest' differ by factors too large for
@@ -250,7 +250,7 @@ def drift(log_ratio_T: np.ndarray) -> float:
 def _question_log_weights(
   config: ReplayConfig, buffer: Buffer, row_N: np.ndarray, step: int
 ) -> np.ndarray | None:
-  """Compute the log of each question's unnormalised probability within its bucket: [N].
+  """Compute the log of each question's unnormalized probability within its bucket: [N].
 
   Ineligible questions get -inf. Returns None if all weights are equal.
   """
@@ -295,7 +295,7 @@ def record_step(
 
   `buffer` is the buffer that the step was planned with. For each of the plan's Q groups, `replays`
   contains the replayed trajectory or None, `responses` the fresh responses (K, or K - 1 if a
-  trajectory is replayed), and `verdicts` their verdicts. A replayed trajectory is counted by its
+  trajectory is replayed), and `verdicts` their verdicts. A replayed trajectory counts with its
   stored verdict, which is a success unless `store` is 'all'. Truncated responses count toward their
   group's correctness even if `store_truncated` is False.
   """

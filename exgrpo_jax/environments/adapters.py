@@ -21,7 +21,7 @@ import numpy as np
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.errors import InputError
 
-_IN_COLOUR = re.compile(r'\x1b\[([\d;]+)m(.*?)\x1b\[0m')
+_COLORED = re.compile(r'\x1b\[([\d;]+)m(.*?)\x1b\[0m')
 _MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # Taxi's passenger, destination, occupied taxi
 
 
@@ -88,7 +88,7 @@ class Gymnasium:
     self._gymnasium = package('gymnasium')
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Begin the game and return its prompt. Raises ValueError if actions are not numbered."""
+    """Begin the game and return its prompt. Raises ValueError if actions are not discrete."""
     gymnasium, columns = self._gymnasium, task.columns
     name, options = _name(task), columns.get('options') or {}
     self._game = gymnasium.make(name, **options)
@@ -121,7 +121,7 @@ class Gymnasium:
       begin, end = _MARKS.get(match[1], '[]')
       return f'{begin}{match[2]}{end}'
 
-    return _IN_COLOUR.sub(marked, self._game.render()).strip('\n')
+    return _COLORED.sub(marked, self._game.render()).strip('\n')
 
 
 def package(name: str) -> Any:

@@ -249,8 +249,8 @@ def begun(
 ) -> QuestionSet:
   """Replace the prompts in `data` with the environment's. Raises InputError if `reset` fails.
 
-  `overlong` (DataConfig.on_overlong) decides whether prompts of more than `max_prompt` tokens raise
-  InputError or their questions are dropped.
+  If `overlong` (DataConfig.on_overlong) is 'drop', questions with prompts of more than `max_prompt`
+  tokens are dropped. Otherwise, such a prompt raises InputError.
   """
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, data.spec, pool)]

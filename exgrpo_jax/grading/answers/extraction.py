@@ -121,7 +121,7 @@ def solution(response: str, require: Collection[str] = ()) -> str | None:
 def extract(response: str, require: Collection[str] = ()) -> str | None:
   r"""Extract a response's answer as written, or return None; for `require` see `solution`.
 
-  The last box counts, together with the boxes joined to it (read_boxes). An unclosed box, as in a
+  The answer is the last box and the boxes joined to it (read_boxes). An unclosed box, as in a
   truncated response, is not an answer. Without a box, the answer is the first of these that exists:
   text after the last '####', text after the last 'answer is', the last number and its formula.
   """
@@ -307,14 +307,14 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 # ---- Boxes ----
 
-# The last box counts, together with every preceding box that is joined to it by:
+# The answer is the last box, together with every preceding box that is joined to it by:
 #
 #   only commas and `and`            '\boxed{3} and \boxed{4}' gives '3, 4'
 #   words that begin an alternative  '\boxed{3}, or maybe \boxed{4}' gives '3 or maybe 4'
 #
 # In the second case, a plain `or` gives the list '3 or 4'; longer phrases match no answer.
 # Any other words separate two boxes, and so do a period and words that correct or restate: in
-# '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}', only the last box counts.
+# '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}', only the last box is used.
 #
 # A box that isn't closed, or doesn't open with a brace, is not an answer. Neither is a later box on
 # the same line, because it is inside the first box: '\boxed{3 or \boxed{4}'.
@@ -350,7 +350,7 @@ class Boxed(NamedTuple):
   """A boxed answer and its position."""
 
   answer: str  # '' if the last box is not closed
-  start: int  # position of the first box that counts
+  start: int  # position of the first box in the answer
 
 
 class _Box(NamedTuple):

@@ -131,7 +131,7 @@ class _Parser(Grammar):
   def _bracketed(self, mark: str) -> Tree:
     """Read the rest of a group after its opening bracket, brace or bar."""
     if mark in _CLOSING:
-      return self._parenthesised(mark)
+      return self._parenthesized(mark)
     if mark == '{':
       items = self._items()
       self._expect('mark', '}')
@@ -144,7 +144,7 @@ class _Parser(Grammar):
       return 'function', 'abs', (tree,)
     raise UnreadableError(f'{mark!r} cannot start an operand')
 
-  def _parenthesised(self, mark: str) -> Tree:
+  def _parenthesized(self, mark: str) -> Tree:
     bars, self._bars = self._bars, 0
     items = self._items()
     self._bars = bars

@@ -61,8 +61,8 @@ def evaluate(tree: Tree, point: Point, context: Context) -> Number:
       return context.mpc(0, 1) if name == 'i' else point[name]
     case 'function', name, arguments:
       return _evaluate_function(name, arguments, point, context)
-    # Pseudo-random, but the same for the same name, arguments and point. f(2) depends on the point
-    # although its argument is constant, because its value is as unknown as a letter's.
+    # Pseudo-random, but the same for the same name, arguments and point. Even f(2) depends on the
+    # point, because its value is unknown, like a letter's.
     case 'call', name, arguments:
       values = [to_float(evaluate(child, point, context), context) for child in arguments]
       texts = [name, str(point.get(f'{name}()')), *(context.nstr(v, 25) for v in values)]

@@ -119,7 +119,7 @@ def _pieces(reading: Reading, ranks: Mapping[Tree, float]) -> Pieces:
   elif head == 'list' and (
     not all(map(is_interval, members)) or sum(map(len, sets)) > len(frozenset().union(*sets))
   ):
-    raise _NoSetError  # overlapping conditions might be joined by 'and', which is a comma by now
+    raise _NoSetError  # overlapping conditions may have been joined by 'and', now a comma
   return functools.reduce(combine, sets)
 
 

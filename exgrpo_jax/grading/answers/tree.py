@@ -101,7 +101,7 @@ def nodes(tree: Any) -> Iterator[Tree]:
 
 
 def rewrite(tree: Any, replace: Callable[[Tree], Tree | None]) -> Any:
-  """Apply `replace` to a tree or, where that returns None, to its parts in the same way."""
+  """Replace a tree with `replace(tree)`; if that is None, rewrite its parts recursively."""
   if not isinstance(tree, tuple) or not tree:
     return tree
   new = replace(tree)
