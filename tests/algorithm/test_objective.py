@@ -51,7 +51,7 @@ def test_the_examples_in_docstrings_are_right(module):
 
 
 def one_token(logp, old_logp, advantage, config, *, is_replay, clip=True, first=False):
-  """[value, gradient by logp, is clipped] of the term of one token."""
+  """Return [value, gradient with respect to logp, is_clipped] of one token's term."""
   one = np.ones((1, 1), np.float32)
   own = dict(old_logp_BT=old_logp * one, advantage_BT=advantage * one)
   inputs = objective.LossInputs(*[one] * 8)._replace(**own, is_replay_BT=(one > 0) & is_replay)
@@ -68,14 +68,18 @@ SHAPED = {
   'policy_shaping': (dict(beta=0.1), 0.5 / 0.6, 0.05 / 0.36),
   'unit_slope': (dict(beta=0.1), 12.1 * 0.5 / 0.6, 12.1 * 0.05 / 0.36),
   'none': ({}, 0.5, 0.5),
-  'power': (dict(shaping_exponent=2.0), 0.25, 0.5),  # the derivative is the exponent times more
+  'power': (
+    dict(shaping_exponent=2.0),
+    0.25,
+    0.5,
+  ),  # the derivative is the exponent times the value
   'log': (dict(shaping_weight=0.1), 0.1 * LOG_QUARTER, 0.1),
   'ratio_plus_log': (dict(shaping_weight=0.1), 0.5 + 0.1 * LOG_QUARTER, 0.6),
 }
 
 
 @pytest.mark.parametrize('shaping', SHAPED)
-def test_a_replayed_token_adds_the_hand_computed_term(shaping):
+def test_a_replayed_token_has_the_hand_computed_term(shaping):
   values, value, slope = SHAPED[shaping]
   config = changed(shaping=shaping, **values)
   for advantage in (1.0, -3.0):
@@ -92,13 +96,13 @@ def test_the_slope_of_a_replayed_token_at_ratio_1(shaping):
 
 
 @pytest.mark.parametrize('shaping', SHAPED)
-def test_a_replayed_ratio_beyond_float32_is_finite_and_nothing_at_advantage_0(shaping):
+def test_a_replayed_ratio_beyond_float32_is_finite_and_its_term_0_at_advantage_0(shaping):
   config = changed(shaping=shaping, shaping_exponent=1.0)
   assert np.isfinite(one_token(-1.0, -500.0, 1.0, config, is_replay=True)).all()
   assert one_token(-1.0, -500.0, 0.0, config, is_replay=True) == [0, 0, 0]
 
 
-def test_a_shaping_of_fewer_bits_is_summed_up_in_float32(monkeypatch):
+def test_a_bfloat16_shaping_is_summed_in_float32(monkeypatch):
   narrow = lambda _, log_ratio, __: log_ratio.astype('bfloat16')  # noqa: E731
   monkeypatch.setitem(losses.SHAPINGS, 'mine', narrow)
   assert one_token(-1.0, -2.0, 3.0, changed(shaping='mine'), is_replay=True) == [3.0, 3.0, 0.0]
@@ -136,7 +140,7 @@ FRESH_TERMS = {
 }
 
 
-def test_a_fresh_token_adds_the_hand_computed_term():
+def test_a_fresh_token_has_the_hand_computed_term():
   for name, (values, ratio, advantage, clip, expected) in FRESH_TERMS.items():
     term = one_token(np.log(ratio), 0.0, advantage, changed(**values), is_replay=False, clip=clip)
     np.testing.assert_allclose(term, expected, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -147,7 +151,7 @@ def test_a_fresh_token_adds_the_hand_computed_term():
 
 @pytest.mark.parametrize('batch', [BATCH, with_carried(BATCH)], ids=['fresh', 'carried'])
 @pytest.mark.parametrize('name', VARIANTS)
-def test_the_loss_and_its_gradient_are_those_of_the_formula(name, batch):
+def test_the_loss_and_its_gradient_match_the_formula(name, batch):
   """The gradient along a random direction, by finite differences in float64."""
   config, rng = changed(**VARIANTS[name]), np.random.default_rng(1)
   direction, towards = rng.normal(size=(2, *LOGP.shape))  # of logp and of the entropy
@@ -170,7 +174,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(name, batch):
 
 @pytest.mark.parametrize('name', VARIANTS)
 def test_the_parts_of_a_minibatch_add_up_to_it(name):
-  """The tokens in six parts, each of them alone in the mask and the weights."""
+  """Each of six parts has only its own tokens in the mask and the weights."""
   config, batch = changed(**VARIANTS[name]), with_carried(BATCH)
   part_BT = np.random.default_rng(2).integers(0, 6, LOGP.shape)
   for clip, first in CLIP_AND_FIRST:
@@ -194,7 +198,7 @@ def test_the_parts_of_a_minibatch_add_up_to_it(name):
 
 
 @pytest.mark.parametrize('name', VARIANTS)
-def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
+def test_values_outside_the_mask_cannot_poison_the_gradient(name):
   config, outside = changed(**VARIANTS[name]), BATCH.response_mask_BT == 0
   # A row whose mask replay.difficulty has emptied keeps its log-probabilities.
   behaviour_logp = np.where(outside, -300.0, BATCH.old_logp_BT).astype(np.float32)
@@ -273,8 +277,8 @@ def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit(
   np.testing.assert_allclose(weight, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
 
 
-def test_the_second_moment_of_ratios_is_bounded_by_leaving_out_the_fewest():
-  """Four of seven have moved to where their advantage pushes: .1, .3, .2 and .5."""
+def test_m2po_drops_as_few_tokens_as_possible():
+  """Four of seven ratios moved in the direction of their advantage: by .1, .3, .2 and .5."""
   log_ratio = np.float32([0.1, -0.3, 0.2, 0.5, -9.0, 9.0, 9.0])
   advantage = np.float32([1.0, -0.5, 1.0, 0.5, 1.0, -1.0, 0.0])
   # Squares .01 .04 .09 .25: means of the smallest are .01, .025, .0467 and .0975.
@@ -284,7 +288,7 @@ def test_the_second_moment_of_ratios_is_bounded_by_leaving_out_the_fewest():
   assert losses.within_second_moment(np.float32([9.0]), np.float32([1.0]), 0.04).tolist() == [False]
 
 
-def test_rows_that_share_a_sequence_have_sums_and_means_of_their_own():
+def test_rows_in_one_sequence_have_separate_sums_and_means():
   x_BT = np.float32([[1, 2, 0, 5, 0], [0, 0, 0, 0, 3]])
   mask_BT = np.float32([[1, 1, 0, 1, 0], [0, 0, 0, 0, 1]])
   segment_BT = np.array([[1, 1, 1, 2, 0], [1, 1, 3, 3, 3]])
@@ -296,7 +300,7 @@ def test_rows_that_share_a_sequence_have_sums_and_means_of_their_own():
 # ---- Metrics of a step against means in NumPy ----
 
 
-# Wider above, so that the two bounds are told apart.
+# Wider above, to tell the two bounds apart.
 CONFIG = changed(clip_epsilon_high=0.5, kl_coefficient=1.0)
 MASK = BATCH.response_mask_BT > 0
 REPLAYED, FRESH = (
@@ -337,7 +341,7 @@ def test_metrics_are_means_over_the_steps_tokens():
   assert metrics == pytest.approx(expected, rel=1e-4)
   assert 0 < metrics['policy/clip_fraction'] < metrics['policy/outside_clip_range'] < 1
   assert set(objective.zero_sums(CONFIG)) == set(sums)
-  # Where nothing is clipped they are outside all the same; in the first minibatch none is.
+  # Ratios may be outside the range without clipping, but not in the first minibatch.
   unclipped, _ = measure(BATCH, clip=False)
   outside = 'policy/outside_clip_range'
   assert (unclipped['policy/clip_fraction'], unclipped[outside]) == (0, metrics[outside])
@@ -373,7 +377,7 @@ def test_metrics_of_carried_tokens_are_means_of_their_own_ratios(ratio, first):
 # ---- The loss of tokens that earlier policies wrote, in responses that span steps ----
 
 
-def test_a_product_beyond_float32_is_finite_and_nothing_at_advantage_0():
+def test_a_product_beyond_float32_is_finite_and_its_term_0_at_advantage_0():
   logp, entropy, batch, _ = random_batch()
   config = changed(importance_level='product')
   past = np.where(batch.response_mask_BT > 0, logp - 30, 0).astype(np.float32)
@@ -396,8 +400,8 @@ def logits(*probabilities):
   return np.log([[1 - p, p] for p in probabilities]).ravel()
 
 
-# Values of the config, whether ratios are clipped, and the relative bias of the expected gradient
-# where all first tokens are carried: the table of docs/algorithm.md.
+# Config values, True if ratios are clipped, and the relative bias of the expected gradient if all
+# first tokens are carried: the table in docs/algorithm.md.
 BIASES = {
   'product': (dict(importance_level='product'), False, 0.0),
   'sequence': (dict(importance_level='sequence'), False, 0.130),
@@ -407,20 +411,20 @@ BIASES = {
   'token, clipped': ({}, True, 0.755),
   'product, clipped': (dict(importance_level='product'), True, 0.912),
 }
-IGNORED = 0.256  # carried tokens taken for fresh ones
+IGNORED = 0.256  # carried tokens treated as fresh
 
 
 class TestResponsesOfSeveralPolicies:
-  """Two tokens each, out of two: logits of the first, and of the second after each first one.
+  """Responses of two tokens from a vocabulary of two, partly from an older policy.
 
-  An older policy wrote some of the first tokens. Expectations are sums over every possible group of
-  K responses: nothing is sampled.
+  A policy is the logits of the first token, and of the second after each first one. An older policy
+  may have sampled the first tokens. Expectations are sums over every possible group of K responses.
   """
 
   K = 3
   REWARD = np.array([[0.0, 0.0], [0.0, 1.0]])  # by first and second token
   PAST = logits(0.5, 0.5, 0.5)
-  START = logits(0.7, 0.4, 0.6)  # of the step
+  START = logits(0.7, 0.4, 0.6)  # the policy at the start of the step
   LATER = logits(0.8, 0.4, 0.7)  # after its first minibatch
   ALL = np.tile([True, False], (K, 1))  # first tokens
   ONE = ALL & (np.arange(K) == 0)[:, None]
@@ -436,7 +440,7 @@ class TestResponsesOfSeveralPolicies:
   @staticmethod
   @functools.cache
   def slopes(config):
-    """The gradient by theta of each group's loss."""
+    """Return the gradient of each group's loss with respect to theta."""
     logp_BT = TestResponsesOfSeveralPolicies.logp_BT
 
     def loss(theta, tokens_BT, inputs, clip, is_first):
@@ -452,9 +456,9 @@ class TestResponsesOfSeveralPolicies:
     return jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0, None, None)))
 
   def expected(self, values, is_carried_BT, *, now=START, start=START, clip=False, known=True):
-    """E[gradient] where PAST wrote the carried tokens, and the policy of the step's start all else.
+    """Return E[gradient] if PAST sampled the carried tokens, and `start` all other tokens.
 
-    `now` is the policy whose gradient it is; `known` is whether the loss is told what is carried.
+    `now` is the policy to differentiate; `known` is True if the loss knows what is carried.
     """
     config, is_first = changed(**values), now is start
     responses = np.array(list(itertools.product(range(2), repeat=2)))
@@ -508,13 +512,15 @@ class TestResponsesOfSeveralPolicies:
     np.testing.assert_allclose(found, IGNORED, atol=5e-4)
     assert BIASES['token'][2] < found
     blind = self.bias(self.expected(dict(importance_level='product'), self.ALL, known=False))
-    np.testing.assert_allclose(blind, found, rtol=1e-3)  # no ratio helps that is not told
+    np.testing.assert_allclose(
+      blind, found, rtol=1e-3
+    )  # no ratio helps if carried tokens are unknown
 
-  def test_own_ratios_are_exact_for_the_first_token_and_blind_to_the_prefix_of_the_next(self):
-    """The second token's gradient has the weight of the prefix under the policy that wrote it."""
+  def test_token_ratios_are_exact_for_the_first_token_but_ignore_prefixes(self):
+    """The second token's gradient is weighted by the past policy's probability of the prefix."""
     exact, found = self.on_policy(), self.expected({}, self.ALL)
     np.testing.assert_allclose(found[:2], exact[:2], atol=1e-6)
-    # After the first token 1: 0.5 under the past policy, where the present one has 0.7.
+    # The probability of first token 1 is 0.5 under the past policy and 0.7 under the present one.
     np.testing.assert_allclose(found[4:], exact[4:] * 0.5 / 0.7, atol=1e-6)
 
   def test_in_later_minibatches_the_product_corrects_for_every_policy_that_wrote_a_part(self):
@@ -535,11 +541,11 @@ IS_REPLAY = [[0, 0, 0, 1]] * 3 + [[0, 0, 0, 0]]
 AGAINST_FRESH = np.array(
   [[2 / 3, -1 / 3, -1 / 3, 1 / 2], [0, 0, 0, 3 / 4], [0] * 4, [1 / 2, -1 / 2, -1 / 2, 1 / 2]]
 )
-# The baseline where the replayed row weighs a half: the mean of 3.5 rows.
+# The baseline if the replayed row has weight 1/2: the mean of 3.5 rows.
 BALANCED = np.array(MIXED) - np.array([[1.5 / 3.5], [0.5 / 3.5], [1], [1 / 2]])
 ZERO = [[1 / 2, -1 / 2, -1 / 2, 0], [-1 / 4] * 3 + [0], [0] * 4, [1 / 2, -1 / 2, -1 / 2, 1 / 2]]
 FRESH_AND_ZERO = AGAINST_FRESH * (1 - np.array(IS_REPLAY))
-# Mean squared distances to the whole group's mean: the divisor is what it is without replay.
+# Mean squared distances to the whole group's mean: replay does not change the divisor.
 DEVIATION = np.sqrt([[4 / 16], [3 / 16], [1], [4 / 16]])
 
 
@@ -577,7 +583,7 @@ def test_advantages_are_the_hand_computed_ones(reward, expected, kind, of_replay
 
 
 @pytest.mark.parametrize('kind', ['off', 'population', 'sample'])
-def test_with_history_the_posterior_of_a_question_takes_the_groups_place(kind):
+def test_history_uses_the_questions_posterior_instead_of_the_group(kind):
   counts = np.float32([[1.5, 3.5], [4.5, 0.5]])  # means of 0.3 and 0.9
   reward = np.float32([[1, 0, 0, 0], [1, 1, 1, 1]])
   expected = np.array([[0.7, -0.3, -0.3, -0.3], [0.1] * 4])

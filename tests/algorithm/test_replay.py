@@ -30,15 +30,15 @@ def question(row):
 
 
 def buffer_of(correctness, started=True):
-  """A trajectory for each row of row -> correctness, with the row as its token."""
+  """Return a buffer with a trajectory per row of {row: correctness}, whose token is the row."""
   entries = {row: entry(value, 3, trajectory(row)) for row, value in correctness.items()}
   return replay.Buffer(entries=entries, started=started)
 
 
 def record(buffer, groups, config=PAPER, step=5, **options):
-  """The buffer after groups {row: (is_replay, outcomes)}, recorded in epoch 2.
+  """Return the buffer after recording groups {row: (is_replay, outcomes)} in epoch 2.
 
-  Outcomes are '+' and '-', of responses that all differ, or pairs (Response, Verdict).
+  Outcomes are '+' and '-' for distinct responses, or pairs (Response, Verdict).
   """
   responses, verdicts, replays = [], [], []
   for row, (is_replay, outcomes) in groups.items():
@@ -67,8 +67,8 @@ def stored(buffer, row=7):
 # ---- Recording a group ----
 
 
-def test_a_success_is_stored_as_it_was_written_and_dates_from_its_first_token():
-  """Trained in step 5, which wrote all of the first one; the oldest are stored first."""
+def test_a_success_is_stored_unchanged_with_the_step_of_its_first_token():
+  """Step 5 trains on all three and sampled all of the first; the oldest are stored first."""
   spans = [(), (Span(3, 1), Span(5, 1)), (Span(4, 2),)]
   written = [response(n, 1, spans=own, truncated=n == 2) for n, own in enumerate(spans)]
   group = [*zip(written, [verdict('+', 1.0), verdict('+', -3.0), verdict('+', 1.0)])]
@@ -90,7 +90,7 @@ def test_truncated_responses_count_but_need_not_be_stored(store):
   )
   assert stored(whole)[0] == [2, 1]
   assert whole.entries[7].correctness == every.entries[7].correctness == 0.5
-  assert 8 in every.entries and 8 not in whole.entries  # all that it could store is truncated
+  assert 8 in every.entries and 8 not in whole.entries  # both its responses are truncated
 
 
 def test_a_fully_solved_question_is_retired_and_its_trajectories_dropped():
@@ -106,7 +106,7 @@ def test_a_replayed_row_counts_as_one_of_the_group():
   assert record(buffer_of({7: 0.5}), {7: (True, '---')}, config).entries[7].correctness == 0
 
 
-def test_a_replay_is_counted_also_where_nothing_else_changes():
+def test_a_replay_is_counted_even_if_nothing_else_changes():
   once = record(buffer_of({7: 0.5, 8: 0.5}), {7: (True, '---')})  # it stays as it is
   twice = record(once, {7: (True, '+--')})
   counts = [[t.times_replayed for t in b.entries[7].trajectories] for b in (once, twice)]
@@ -114,7 +114,7 @@ def test_a_replay_is_counted_also_where_nothing_else_changes():
   assert [t.times_replayed for t in twice.entries[8].trajectories] == [0]
 
 
-def test_where_all_is_kept_failures_are_stored_and_count_as_such_when_replayed():
+def test_store_all_keeps_failures_which_count_as_failures_when_replayed():
   config = changed(store='all', retire='never', max_trajectories=3)
   timed_out = (response(1, 1), Verdict(0.0, 'timed out'))
   first = record(STARTED, {7: (False, '----'), 8: (False, '++++'), 9: (False, [timed_out])}, config)
@@ -133,7 +133,7 @@ def test_a_retired_question_is_never_stored_again_and_keeps_its_epoch():
   assert record(before, SOLVED).retired_epoch == {7: 0}
 
 
-def test_retirement_counts_before_replay_has_started():
+def test_solved_questions_retire_before_replay_has_started():
   buffer = record(replay.Buffer(), SOLVED | {8: (False, '+---')})
   assert buffer.retired_epoch == {7: 2} and not buffer.entries
 
@@ -207,7 +207,7 @@ def test_only_groups_within_the_bounds_store_successes_or_move_their_question(bo
       assert after == before
 
 
-def test_recording_leaves_the_buffer_it_was_given_as_it_was():
+def test_recording_does_not_modify_its_input():
   before = buffer_of({7: 0.5})
   record(before, SOLVED | {8: (False, '+---')})
   assert set(before.entries) == {7} and not before.retired_epoch
@@ -233,7 +233,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize('selection', WEIGHTS)
-def test_bucket_probabilities_are_the_hand_computed_ones_of_buckets_that_are_not_empty(selection):
+def test_bucket_probabilities_are_the_hand_computed_ones(selection):
   config = changed(question_selection=selection)
   for is_open in ([1, 1, 1, 1], [1, 1, 0, 1], [1, 0, 0, 1]):
     weight = np.array(WEIGHTS[selection]) * is_open
@@ -247,7 +247,7 @@ def test_bucket_probabilities_survive_many_rollouts():
 
 
 @pytest.mark.parametrize('kind', ['question_length', 'response_length'])
-def test_difficulty_by_length_is_the_rank_cut_into_equal_buckets(kind):
+def test_length_buckets_are_equal_parts_of_the_ranking(kind):
   lengths = {3: 50, 1: 10, 9: 30, 4: 20, 7: 40, 5: 60, 2: 80, 8: 70}
   of_question = kind == 'question_length'
   entries = {
@@ -295,7 +295,7 @@ def test_counts_per_bucket_follow_the_gaussian():
   assert ((count_K - expected_K) ** 2 / expected_K).sum() < 16.3  # chi-square, 3 degrees, p = .001
 
 
-def test_what_exceeds_a_bucket_goes_to_the_others_by_the_same_weights():
+def test_draws_beyond_a_buckets_size_go_to_the_others_by_the_same_weights():
   correctness = {0: 0.5, 1: 0.5}
   correctness |= dict.fromkeys(range(10, 510), 0.25) | dict.fromkeys(range(1000, 1500), 0.75)
   rows = draw(buffer_of(correctness), questions=800)
@@ -328,7 +328,7 @@ def test_the_hardest_are_drawn_from_bucket_1_upwards():
     assert all(20 <= row < 40 for row in rows[3:])
 
 
-def test_by_advantage_a_question_is_drawn_by_the_share_of_failures():
+def test_advantage_selection_weights_questions_by_their_share_of_failures():
   buffer = buffer_of({1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0})  # 4 was solved by all: nothing to gain
   config = changed(question_selection='advantage')
   rows = [row for seed in range(3000) for row in draw(buffer, config, 2, seed)]
@@ -338,7 +338,7 @@ def test_by_advantage_a_question_is_drawn_by_the_share_of_failures():
 
 
 def written_with(*probabilities, **values):
-  """A stored response whose tokens had these probabilities when they were written."""
+  """Return a stored response whose tokens were sampled with these probabilities."""
   one = trajectory(*range(len(probabilities)), **values)
   return dataclasses.replace(one, logp=np.log(np.float32(probabilities)))
 
@@ -371,11 +371,11 @@ def test_the_questions_with_the_most_headroom_are_drawn_first():
     ([0.0, np.nan], 1e-3, True),
   ],
 )
-def test_a_response_has_drifted_by_the_mean_square(log_ratio, limit, expected):
+def test_drift_is_the_mean_square(log_ratio, limit, expected):
   assert (not replay.drift(np.float32(log_ratio)) <= limit) == expected
 
 
-def test_what_was_not_admitted_leaves_the_buffer():
+def test_trajectories_that_were_not_admitted_leave_the_buffer():
   config = changed(question_selection='headroom_drift')
   entries = {row: entry(0.5, 3, trajectory(1), trajectory(2)) for row in (7, 8, 9)}
   buffer = replay.Buffer(entries=entries, started=True)
@@ -400,7 +400,7 @@ def test_what_was_not_admitted_leaves_the_buffer():
 
 
 def test_counts_are_halved_with_each_visit_and_begin_with_a_success_and_a_failure():
-  """Held to eq. 24 of arXiv:2603.18444, over visits in which 3 or 4 responses are fresh."""
+  """Compared with eq. 24 of arXiv:2603.18444, over visits with 3 or 4 fresh responses."""
   rng, buffer, visits = np.random.default_rng(0), STARTED, {}
   for step in range(30):
     rows = rng.choice(6, 3, replace=False).tolist()
@@ -422,7 +422,7 @@ def test_counts_are_halved_with_each_visit_and_begin_with_a_success_and_a_failur
 
 
 def aged(ages, now=20):
-  """A buffer of questions that all have a success of step 1, and one so many steps before `now`."""
+  """Return a buffer whose questions have a success of step 1 and one of the given age."""
   entries = {
     row: entry(0.5, 3, trajectory(1, step=1), trajectory(2, step=now - age))
     for row, age in ages.items()
@@ -430,15 +430,15 @@ def aged(ages, now=20):
   return replay.Buffer(entries=entries, started=True)
 
 
-def test_what_is_older_than_the_largest_age_is_not_replayed():
+def test_successes_older_than_max_age_are_not_replayed():
   buffer, config = aged({1: 2, 2: 3, 3: 4}), changed(max_age=3)
   assert set(draw(buffer, config, step=20)) == {1, 2}
   assert [one.step for one in replay.candidates(config, buffer.entries[2], 20)] == [17]
   assert [one.step for one in replay.candidates(PAPER, buffer.entries[2], 20)] == [1, 17]
 
 
-def test_old_experience_is_drawn_by_its_decay():
-  """Two of one bucket: 11 steps older is 3 times less likely."""
+def test_older_successes_are_drawn_less_often():
+  """Within a bucket, a success that is 11 steps older is a third as likely to be drawn."""
   buffer = aged({1: 8, 2: 19})
   for selection in ('gaussian', 'uniform'):
     config = changed(age_decay=11 / np.log(3), question_selection=selection)
@@ -450,7 +450,7 @@ def test_old_experience_is_drawn_by_its_decay():
   ('difficulty', 'expected'),
   [('easy', {3}), ('medium', {2}), ('hard', {0, 1}), ('all', {0, 1, 2, 3})],
 )
-def test_training_on_one_difficulty_draws_only_that(difficulty, expected):
+def test_only_questions_of_the_configured_difficulty_are_drawn(difficulty, expected):
   buffer = buffer_of({0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75})
   assert set(draw(buffer, changed(difficulty=difficulty))) == expected
 
@@ -473,12 +473,12 @@ def test_replay_starts_when_the_pass_rate_first_exceeds_the_threshold_and_stays_
   assert not crossing.entries and set(after.entries) == {2}  # the step that crosses is not stored
 
 
-def test_without_replay_it_never_starts_and_stores_nothing():
+def test_plain_grpo_never_starts_replay_and_stores_nothing():
   buffer = record(replay.Buffer(), {1: (False, '+++-')}, changed(ratio=0.0))
   assert buffer == replay.Buffer()
 
 
-# ---- The stream: in which order questions are read, and which are skipped ----
+# ---- The stream: the order of questions, and skipped questions ----
 
 
 def order(epoch, size=10, seed=7):
@@ -489,7 +489,7 @@ def take(cursor, count, retired=(), taken=(), size=10, at_once=4):
   return question_stream.take(Cursor(*cursor), count, size, 7, dict(retired), taken, at_once)
 
 
-def test_an_epoch_is_the_permutation_that_seed_and_epoch_give():
+def test_seed_and_epoch_determine_the_permutation():
   generator = np.random.default_rng(np.random.SeedSequence(7, spawn_key=(7, 3)))
   assert order(3) == generator.permutation(10).tolist()
   assert sorted(order(3)) == list(range(10))
@@ -552,7 +552,7 @@ def test_retired_questions_return_when_too_few_others_are_left():
   assert not reads_retired(0)  # in the epoch in which they retired they are still read
 
 
-def test_where_all_have_retired_those_not_replayed_are_read():
+def test_if_all_have_retired_the_questions_not_replayed_are_read():
   all_retired = dict.fromkeys(range(4), 0)
   rows, _ = take((1, 0), 2, all_retired, taken=[0, 1], size=4)
   assert sorted(rows) == [2, 3]

@@ -1,4 +1,4 @@
-"""Games of other packages, as environments; a package that is not installed is skipped."""
+"""Games of other packages, skipped if not installed, and our own environments."""
 
 import sys
 
@@ -23,7 +23,7 @@ def task(name, **columns):
 
 
 def play(make, question, seed, *turns):
-  """The prompt of an episode, and what each turn is answered."""
+  """Return an episode's prompt and the answer to each turn."""
   game = make()
   return [game.reset(question, seed), *map(game.step, turns)]
 
@@ -43,7 +43,7 @@ def test_a_board_is_shown_as_text_and_actions_have_names():
   assert fallen[1:4] == (0.0, True, False)
 
 
-def test_a_game_is_won_at_the_reward_that_the_row_says():
+def test_the_row_sets_the_reward_that_wins_a_game():
   pytest.importorskip('gymnasium')
   way = ['0', *['1'] * 11, '2']  # around the cliff; each step costs 1
   (*_, lost), (*_, won) = (
@@ -52,7 +52,7 @@ def test_a_game_is_won_at_the_reward_that_the_row_says():
   assert lost[1:4] == (-1.0, True, False) and won[1:4] == (-1.0, True, True)
 
 
-def test_the_row_decides_how_a_game_begins_and_the_seed_what_chance_does():
+def test_the_row_determines_the_start_and_the_seed_all_later_randomness():
   pytest.importorskip('gymnasium')
   slippery = task('FrozenLake-v1', seed=0)
   played = {seed: play(Gymnasium, slippery, seed, *'2221') for seed in range(5)}
@@ -63,7 +63,7 @@ def test_the_row_decides_how_a_game_begins_and_the_seed_what_chance_does():
   assert len(begun) == 5
 
 
-def test_what_cannot_be_played_is_refused():
+def test_unplayable_rows_are_refused():
   pytest.importorskip('gymnasium')
   with pytest.raises(ValueError, match="column 'seed' is None, but must be an integer"):
     Gymnasium().reset(task('FrozenLake-v1'), 0)
@@ -71,13 +71,13 @@ def test_what_cannot_be_played_is_refused():
     Gymnasium().reset(task('Pendulum-v1', seed=1), 0)
 
 
-def test_a_package_that_is_absent_is_named(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'textarena', None)
   with pytest.raises(InputError, match=r"pip install 'exgrpo_jax\[textarena\]'"):
     TextArena()
 
 
-def test_a_game_of_textarena_says_what_is_new():
+def test_textarena_returns_only_new_text():
   pytest.importorskip('textarena')
   question = task('GuessTheNumber-v0', seed=3, options={'max_number': 4})
   prompt, *answers = play(TextArena, question, 0, '[1]', '[9]', 'none')
@@ -90,8 +90,8 @@ def test_a_game_of_textarena_says_what_is_new():
     TextArena().reset(task('GuessTheNumber-v0', seed='3'), 0)
 
 
-def test_games_of_one_process_keep_their_own_chance():
-  """Both draw from the same global random numbers."""
+def test_games_in_one_process_have_separate_random_states():
+  """Both use the global random number generators."""
   pytest.importorskip('textarena')
   moves = ['[up]', '[left]', '[down]', '[right]'] * 2
   alone = [play(TextArena, task('2048-v0', seed=seed), seed, *moves) for seed in (1, 2)]
@@ -103,7 +103,7 @@ def test_games_of_one_process_keep_their_own_chance():
   assert other[0] == alone[0][0] and other != alone[0]
 
 
-def test_a_wrong_answer_may_be_given_anew():
+def test_a_wrong_answer_may_be_retried():
   environments = pool.Pool(settings.EnvironmentConfig(name='attempts', workers=1, memory_limit=256))
   question = Task(0, [{'role': 'user', 'content': '3 * 4?'}], '12', {})
   begin = pool.Beginning(tuple(question), 0, list(question.messages))
@@ -117,14 +117,14 @@ def test_a_wrong_answer_may_be_given_anew():
   assert answers[2] == Observation([], 1.0, True, True)
 
 
-# ---- Our environments: their rules, and the players whom a warm start learns from ----
+# ---- Our environments: their rules, and the players for warm starts ----
 
 WON = Observation(reward=1.0, done=True, success=True)
 MAP = '@.o\n...\no.G'
 
 
 def begun(make, prompt, answer=''):
-  """An episode on this prompt, which is shown as it is."""
+  """Begin an episode, and check that the prompt is returned unchanged."""
   environment, messages = make(), [{'role': 'user', 'content': prompt}]
   assert environment.reset(Task(0, messages, answer, {}), 0) == messages
   return environment
@@ -188,14 +188,14 @@ def test_nearly_every_lake_can_be_crossed_within_the_turns_of_its_config(side, l
   assert len(ways) * 0.99 < sum(way <= turns for way in ways)
 
 
-def test_a_side_that_no_lake_has_is_refused():
+def test_an_unknown_side_of_lakes_is_refused():
   with pytest.raises(InputError, match="'7' after the colon must be one of 4, 5, 6"):
     lake_config.get_config('7')
 
 
 @pytest.mark.full
 def test_no_lake_comes_twice(lakes):
-  """In no split, whatever its side, so that held-out lakes are new."""
+  """Across all splits and sides, so that held-out lakes are new."""
   maps = [row['messages'][0]['content'] for rows in lakes.values() for row in rows]
   assert len(maps) == len(set(maps)) == sum(sum(s.values()) for s in games.LAKE_SPLITS.values())
   assert set(lakes) == {
@@ -211,8 +211,8 @@ def test_no_lake_comes_twice(lakes):
     (Lake, lambda lakes: lakes['pretraining_4'], 10),
   ],
 )
-def test_the_player_of_a_warm_start_is_of_unequal_quality(make, rows, turns, lakes, monkeypatch):
-  """So that the policy knows better ways than the ones that it mostly takes."""
+def test_warm_start_players_win_only_some_episodes(make, rows, turns, lakes, monkeypatch):
+  """So that the policy also learns better moves than the ones that it mostly makes."""
   monkeypatch.setattr(sums, 'CALCULATOR_SPLITS', {'pretraining': 300})
   rng, solved = np.random.default_rng(0), []
   for number, row in enumerate(rows(lakes)[:300]):

@@ -1,4 +1,4 @@
-"""Every turn gets its answer or its failure; tests/workers has what else one may do to a worker."""
+"""Every turn gets its answer or its failure. tests/workers covers other failures of workers."""
 
 import dataclasses
 import re
@@ -29,8 +29,8 @@ def test_a_reward_that_float32_cannot_compute_with_is_refused(reward):
 
 
 @pytest.mark.parametrize('reply', [('on', 0.5, False, True, {}), ('on', 0.5), 'on', None])
-def test_a_reply_that_is_no_observation_is_refused(reply):
-  """Not even the five values of Gymnasium's step, whose fourth value is not a success."""
+def test_a_reply_that_is_not_an_observation_is_refused(reply):
+  """Including the five values of Gymnasium's step, whose fourth value is not a success."""
   message = f'step must return an Observation, but returned {re.escape(repr(reply))}'
   with pytest.raises(ValueError, match=message):
     checked(reply)
@@ -39,7 +39,7 @@ def test_a_reply_that_is_no_observation_is_refused(reply):
 @pytest.mark.parametrize(
   ('messages', 'shown'), [(None, 'None'), (('on', {}), "'on'"), (3, '3'), ([{'role': 'user'}], '{')]
 )
-def test_what_is_no_message_is_shown(messages, shown):
+def test_an_invalid_message_is_quoted(messages, shown):
   with pytest.raises(ValueError, match=f'^{re.escape(shown)}.* is not a message'):
     as_messages(messages)
 
@@ -50,7 +50,7 @@ def workers():
 
 
 def play(workers, *said, key='a', seed=7, asked=None):
-  """The answer to the last turn of an episode, all of which the pool may have to play."""
+  """Return the answer to an episode's last turn; the pool may have to replay earlier turns."""
   workers.submit(key, pool.beginning(asked or question(), seed), said)
   (answer,) = workers.answers(wait=True)
   assert answer.key == key
@@ -70,7 +70,7 @@ def test_an_environment_answers_turn_after_turn(workers):
   workers.leave('a')
 
 
-def test_what_is_counted_has_a_name_of_its_own(workers):
+def test_counts_need_valid_names(workers):
   assert play(workers, 'count stones').counts == {'stones': 2.0}
   for name in ('seconds', 'Stones', 'a/b'):
     failure = play(workers, f'count {name}')
@@ -78,7 +78,7 @@ def test_what_is_counted_has_a_name_of_its_own(workers):
     assert f'{name!r} cannot be the name of a count' in failure.reason
 
 
-def test_an_episode_that_is_left_is_gone(workers):
+def test_a_dropped_episode_starts_over(workers):
   assert play(workers, 'x', key='d').messages == said(1, 7, 'x')
   workers.leave('d')
   assert play(workers, 'y', key='d').messages == said(1, 7, 'y')
@@ -86,7 +86,7 @@ def test_an_episode_that_is_left_is_gone(workers):
   assert not workers._holder_of
 
 
-def test_episodes_of_one_worker_do_not_meet(workers):
+def test_episodes_in_one_worker_are_independent(workers):
   assert play(workers, 'x', key='b', seed=1).messages == said(1, 1, 'x')
   assert play(workers, 'x', key='c', seed=2).messages == said(1, 2, 'x')
   assert play(workers, 'x', 'y', key='b', seed=1).messages == said(2, 1, 'y')
@@ -102,12 +102,12 @@ def test_episodes_of_one_worker_do_not_meet(workers):
     ('strange', 'ValueError: .*is not a message'),
   ],
 )
-def test_what_fails_ends_its_episode_and_no_other(workers, turn, reason):
+def test_a_failure_ends_only_its_own_episode(workers, turn, reason):
   assert play(workers, 'x', key='other', seed=3).messages == said(1, 3, 'x')
   failure = play(workers, turn, key='bad')
   assert isinstance(failure, Failure) and failure.outcome == 'crashed'
   assert re.match(reason, failure.reason)
-  # Played again, where its process is gone.
+  # Replayed if its process is gone.
   assert play(workers, 'x', 'y', key='other', seed=3).messages == said(2, 3, 'y')
   workers.leave('other')
 
@@ -116,16 +116,16 @@ def test_what_fails_ends_its_episode_and_no_other(workers, turn, reason):
 def test_an_environment_that_hangs_is_killed_in_time():
   workers = pool.Pool(dataclasses.replace(CONFIG, time_limit=1.0))
   first = int(play(workers, 'pid', key='other').messages[0]['content'])
-  for turns in (['hang'], ['x'], ['x', 'hang 1.5']):  # each turn has that much time, and no more
+  for turns in (['hang'], ['x'], ['x', 'hang 1.5']):  # the limit applies to each turn
     failure = play(workers, *turns, key='bad')
   assert failure == Failure(
     'timed out', 'no answer after 1 s (config.environment.time_limit)', is_lost=True
   )
   again = play(workers, 'pid', 'pid', key='other').messages[0]['content']
-  assert int(again) != first  # in a new process, in which both turns were played
+  assert int(again) != first  # a new process, which played both turns
 
 
-def test_prompts_are_those_that_reset_returns(workers):
+def test_prompts_come_from_reset(workers):
   asked = [question(0), question(1, prompt='go')]
   assert workers.prompts(asked, 'game:test') == [said('begin'), said('go')]
   message = r'name: game:test: reset failed for row 2: ValueError: 3 is not a message'
@@ -133,8 +133,8 @@ def test_prompts_are_those_that_reset_returns(workers):
     workers.prompts([*asked, question(2, prompt=3)], 'game:test')
 
 
-def test_an_episode_begins_with_what_the_data_says(workers):
-  """And not with what the environment made of it, which it would make longer once more."""
+def test_an_episode_begins_with_the_prompt_in_the_data(workers):
+  """Not with the environment's own prompt, which `reset` would extend again."""
   asked = question(prompt='more')
   (prompt,) = workers.prompts([asked], 'game')
   assert prompt == said('begin and more')
@@ -199,6 +199,6 @@ def test_a_class_that_cannot_be_used_is_refused(name, message):
     pool.Pool(dataclasses.replace(CONFIG, name=name)).tools()
 
 
-def test_without_a_method_to_demonstrate_there_is_nothing_to_learn(workers):
+def test_demonstrations_need_a_demonstrate_method(workers):
   with pytest.raises(InputError, match=r'row 0: .*no method demonstrate'):
     workers.demonstrations([question()], [0], 3)

@@ -1,4 +1,4 @@
-"""Tools: what a model is told of a function, how its calls are read, and what it is answered."""
+"""Tools: descriptions of functions, parsing of calls, and replies to the model."""
 
 import asyncio
 from typing import Literal
@@ -41,7 +41,7 @@ def weather(
 
 
 STRINGS = {'type': 'array', 'items': {'type': 'string'}}
-# What transformers 5.24's get_json_schema says of it.
+# The output of transformers 5.24's get_json_schema.
 DESCRIBED = {
   'type': 'function',
   'function': {
@@ -63,7 +63,7 @@ DESCRIBED = {
 }
 
 
-def test_a_function_is_described_as_transformers_does():
+def test_a_function_is_described_as_in_transformers():
   assert describe(weather) == DESCRIBED
 
 
@@ -142,7 +142,7 @@ def test_calls_are_read(text, calls):
     (f'{{"name": {"[" * 99_999}}}', '"parameters": {.*, which is not valid JSON'),
   ],
 )
-def test_a_call_that_cannot_be_read_is_told_why(text, message):
+def test_an_invalid_call_is_explained(text, message):
   with pytest.raises(ValueError, match=message):
     calls_of(text)
 
@@ -162,7 +162,7 @@ def test_arithmetic(expression, value):
     *('9 ** 999999999', '9 ** 99 ** 99', '10 ** 99 * 100', '(-1) ** 0.5', '1 / 0', '1' * 1001),
   ],
 )
-def test_nothing_but_bounded_arithmetic_is_evaluated(expression):
+def test_only_bounded_arithmetic_is_evaluated(expression):
   with pytest.raises((ValueError, SyntaxError, ArithmeticError)):
     calculate(expression)
 
@@ -196,7 +196,7 @@ def test_a_model_calls_tools_until_it_answers():
   assert begun().step(r'\boxed{13}') == RIGHT._replace(reward=0.0, success=False)
 
 
-def test_what_goes_wrong_is_the_answer():
+def test_errors_are_returned_to_the_model():
   environment = begun(calculate, weather)
   failures = {
     '<tool_call>': 'each <tool_call> must be closed by </tool_call>',
@@ -256,7 +256,7 @@ def test_methods_of_a_class_are_tools_that_share_a_state():
 
 
 class Trl:
-  """An environment as TRL's trainer takes it."""
+  """An environment written for TRL's trainer."""
 
   def reset(self, **row):
     self.added = len(row['prompt'])
@@ -289,7 +289,7 @@ class Trl:
 
 
 def test_a_class_written_for_trl_needs_no_change():
-  """TRL 1.16: a property is no tool, a coroutine is awaited, and `get_reward` is the reward."""
+  """TRL 1.16: a property is not a tool, a coroutine is awaited, and `get_reward` is the reward."""
   assert [tool.__name__ for tool in methods(Trl())] == ['add', 'say']
   environment = Tools([Trl])
   environment.reset(Task(0, [{'role': 'user', 'content': 'Add.'}], '5', {}), 0)

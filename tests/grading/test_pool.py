@@ -1,4 +1,4 @@
-"""Every response gets its verdict, in order; tests/workers has what one may do to its worker."""
+"""Every response gets its verdict, in order. tests/workers covers workers that hang or crash."""
 
 import dataclasses
 import math
@@ -36,13 +36,13 @@ def plain():
 
 @pytest.fixture(scope='module')
 def obedient():
-  """Its worker does what a response says (misbehaving.reward)."""
+  """A grader whose worker does what the response says (misbehaving.reward)."""
   with grader('reward') as shared:
     yield shared
 
 
 def rewarded(reward, outcome, answer=None, name='reward'):
-  """The verdict with the reward of one function, which has that name."""
+  """Return a verdict with one component, the reward of the function called `name`."""
   return Verdict(reward, outcome, answer=answer, components={name: reward})
 
 
@@ -59,15 +59,18 @@ def test_verdicts_of_several_workers_are_complete_and_in_order():
   assert verdicts == [(WRONG if n % 3 else RIGHT)._replace(answer=str(n % 3)) for n in range(60)]
 
 
-def test_collect_gives_each_verdict_once_under_its_key_as_submitted(plain):
+def test_collect_returns_each_verdict_once_by_key_in_submission_order(plain):
   plain.submit(('question', 1), Submission(lambda: r'\boxed{1}', '1'))
   plain.submit(('question', 0), Submission(lambda: r'\boxed{1}', '2'))
-  assert plain.grade([r'\boxed{1}', 'none'], ['4', '1']) == [WRONG, NONE]  # leaves these alone
+  assert plain.grade([r'\boxed{1}', 'none'], ['4', '1']) == [
+    WRONG,
+    NONE,
+  ]  # the submissions are unaffected
   assert list(plain.collect().items()) == [(('question', 1), RIGHT), (('question', 0), WRONG)]
   assert plain.collect() == {}
 
 
-def test_while_responses_are_judged_it_can_be_asked_how_many_have_been(plain):
+def test_progress_is_reported_while_responses_are_judged(plain):
   assert plain.progress() == ''
   plain.submit(0, Submission(lambda: r'\boxed{1}', '1'))
   wait_until(lambda: plain.progress() == '1 of 1 graded')
@@ -83,7 +86,7 @@ def test_while_responses_are_judged_it_can_be_asked_how_many_have_been(plain):
   assert seen[0].startswith('1 of 2 graded (') and activity.now() == ''
 
 
-def test_a_key_is_not_submitted_twice_and_each_response_has_an_answer(plain):
+def test_repeated_keys_and_unequal_lengths_are_refused(plain):
   plain.submit(0, Submission(str, ''))
   with pytest.raises(KeyError, match='key 0'):
     plain.submit(0, Submission(str, ''))
@@ -105,14 +108,14 @@ def test_a_long_response_is_judged_by_its_end(plain):
   ) == [RIGHT, NONE, NONE]
 
 
-def test_a_verdict_has_the_answer_as_the_response_gives_it_cut_where_it_is_long(plain):
+def test_a_verdict_contains_the_answer_as_written_and_cuts_long_ones(plain):
   long = '+'.join(['1'] * 100)
   verdicts = plain.grade([r'So \boxed{ \frac12 }.', rf'\boxed{{{long}}}'], ['0.5', '100'])
   assert [verdict.answer for verdict in verdicts] == [r'\frac12', long[:64]]
   assert outcomes(verdicts) == ['correct', 'correct']  # the whole of it was judged
 
 
-def test_a_verdict_says_of_the_text_whether_it_has_code_and_its_steps_are_valid():
+def test_a_verdict_records_code_blocks_and_valid_steps():
   texts = ['one two', '```python\nprint(2)\n```', 'hang']
   with grader('reward', QUICK) as running:
     for n, text in enumerate(texts):
@@ -124,7 +127,7 @@ def test_a_verdict_says_of_the_text_whether_it_has_code_and_its_steps_are_valid(
   assert [verdict.valid_steps for verdict in verdicts] == [True, None, False]
 
 
-def test_a_verifier_of_ones_own_decides():
+def test_a_custom_verifier_decides():
   with grader(verifier='tests.helpers.chance:Chance') as running:
     verdicts = running.grade([r'\boxed{1}', r'\boxed{1}'], ['8', '0'])  # always and never right
   assert outcomes(verdicts) == ['correct', 'wrong']
@@ -151,7 +154,7 @@ def test_a_reward_that_is_not_a_finite_number_counts_as_a_crash():
   assert verdicts[0].reason.startswith('tests.helpers.misbehaving:worth: ')
 
 
-def test_rewards_that_take_batches_may_load_a_model():
+def test_batched_rewards_have_no_memory_limit_and_more_time_to_start():
   config = dataclasses.replace(CONFIG, memory_limit=512, batch_timeout=7.0)
   one, batch = (
     programs.program(config, VERIFIER, is_batched=of_batch) for of_batch in (False, True)
@@ -162,7 +165,7 @@ def test_rewards_that_take_batches_may_load_a_model():
 
 # ---- What a worker judges of a long response, and what it imports ----
 
-# What the benchmark of grading judges, and most of what models write.
+# Pairs from the grading benchmark; most model answers have one of these forms.
 COMMON = (
   ('7.50', '7.5'),
   (r'\frac{7}{8}', '7/8'),

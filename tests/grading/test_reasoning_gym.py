@@ -35,7 +35,7 @@ def judge(response, known):
   return verifier.judge_with(verifier.BuiltIn(), response, truth).outcome
 
 
-RIGHT = [  # what a user takes for right
+RIGHT = [  # answers that a user would call right
   (EQUATION, [r'\boxed{5}', 'The answer is 5.', '5', 'so 2 + 3 is 5', '#### 5', '**5**']),
   (EQUATION, [r'\boxed{x = 5}', 'The answer is x = 5.', '$x = 5$', r'\boxed{5.0}', '+5']),
   (EQUATION, [r'\boxed{\text{5}}', r'\boxed{5 \text{ apples}}', '<think>4</think> 5']),
@@ -64,28 +64,28 @@ def test_a_response_is_judged_by_the_tasks_own_score(cases, expected):
 
 
 @pytest.mark.parametrize('response', ['', 'I do not know.', r'\boxed{5', '<think>5'])
-def test_without_an_answer_there_is_none(response):
+def test_a_response_without_an_answer_has_none(response):
   assert judge(response, EQUATION) == 'no answer'
 
 
 @pytest.mark.parametrize('end', ['', ' =', ' = ?', ' =\n', ' =.'])
 @pytest.mark.parametrize('formula', ['8 - 8 + 5', '(2 - 5)', '1 × 5', r'1 \times 5', '4 + (-5)'])
 def test_a_question_that_is_repeated_without_a_result_is_no_answer(formula, end):
-  """Though its last number is right by luck."""
+  """Even if its last number is right by luck."""
   assert judge(f'It is 7: {formula}{end}', EQUATION) == 'no answer'
 
 
 @needs_package
-def test_partial_credit_is_a_reward_and_never_right():
+def test_partial_credit_is_a_reward_but_never_correct():
   assert judge('olleX', WORD) == 'wrong'
   assert rewards.score_answer('<think>x</think>olleX', 'wrong', WORD) == pytest.approx(0.8)
   assert rewards.score_answer('olleh', 'correct', WORD) == 1
-  assert rewards.score_answer('olleh', 'no answer', WORD) == 0  # it lacks what is required
+  assert rewards.score_answer('olleh', 'no answer', WORD) == 0  # a required part is missing
 
 
 @pytest.mark.full
 @needs_package
-def test_in_the_processes_that_grade():
+def test_grading_processes_judge_and_score_tasks():
   config = dataclasses.replace(
     tiny.GRADING, workers=1, memory_limit=1024, rewards=('correctness', 'score_answer')
   )
@@ -104,7 +104,7 @@ def test_in_the_processes_that_grade():
 
 @pytest.mark.full
 @needs_package
-def test_the_limits_of_these_processes_hold():
+def test_process_limits_apply_to_tasks():
   endless = Truth('0.5', reasoning_gym.KIND)
   config = dataclasses.replace(tiny.GRADING, workers=1, time_limit=3.0, memory_limit=1024)
   with pool.Grader(config, verifier.ANYTHING) as grader:
@@ -119,7 +119,7 @@ def test_the_limits_of_these_processes_hold():
 
 
 @pytest.mark.full
-def test_the_time_of_importing_the_package_is_not_that_of_the_response(tmp_path, monkeypatch):
+def test_import_time_does_not_count_toward_the_time_limit(tmp_path, monkeypatch):
   package = tmp_path / 'reasoning_gym'
   package.mkdir()
   (package / '__init__.py').write_text('import time\ntime.sleep(3)\n')
@@ -137,7 +137,7 @@ def test_the_time_of_importing_the_package_is_not_that_of_the_response(tmp_path,
   assert verdict.outcome == 'correct', verdict
 
 
-def test_a_worker_imports_the_package_only_when_it_is_asked():
+def test_a_worker_imports_the_package_only_when_needed():
   code = 'import exgrpo_jax.grading.worker, sys; print("reasoning_gym" in sys.modules)'
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, check=True, text=True)
   assert done.stdout.strip() == 'False'
@@ -154,7 +154,7 @@ def test_an_unknown_task_is_refused():
     judge(r'\boxed{5}', entry('sums', '5'))
 
 
-# Prints the tasks in whose score_answer Python compiles a text that holds the answer's digits.
+# Prints the tasks whose score_answer compiles text that contains the answer's digits.
 FINDER = """
 import contextlib, io, json, sys, warnings
 from reasoning_gym.factory import DATASETS
@@ -181,7 +181,7 @@ print(json.dumps(sorted(found)))
 
 @pytest.mark.full
 @needs_package
-def test_tasks_that_evaluate_what_a_model_wrote_are_refused_and_only_they():
+def test_exactly_the_tasks_that_evaluate_model_output_are_refused():
   from reasoning_gym.factory import DATASETS
 
   done = subprocess.run([sys.executable, '-c', FINDER], capture_output=True, check=True, text=True)

@@ -1,4 +1,4 @@
-"""The rewards that come with the package, and what counts as a code block."""
+"""Built-in, custom and batched rewards, and the detection of code blocks."""
 
 import dataclasses
 import math
@@ -54,7 +54,7 @@ VALUES = {  # by reward, of responses
 @pytest.mark.parametrize(
   ('reward', 'expected'), VALUES.items(), ids=lambda x: getattr(x, '__name__', '')
 )
-def test_a_reward_of_the_text_alone(reward, expected):
+def test_rewards_that_only_depend_on_the_text(reward, expected):
   assert {response: reward(response) for response in expected} == expected
 
 
@@ -66,24 +66,24 @@ def test_a_reward_of_the_text_alone(reward, expected):
     (0, {8: 0, 9: -0.5, 10: -1}),
   ],
 )
-def test_the_last_tokens_before_the_limit_cost_dapos_punishment(buffer, punishments):
+def test_overlong_is_dapos_soft_punishment(buffer, punishments):
   for length, expected in punishments.items():
     assert rewards.overlong(length, max_response=10, overlong_buffer=buffer) == expected
 
 
-# ---- What a reward gets by the names of its parameters ----
+# ---- The arguments of a reward, by parameter name ----
 
 VERIFIER = verifier.VerifierConfig(('box',))
 
 
 def made(function):
-  """The RewardFunction of a function that no module has."""
+  """Return the RewardFunction of a local function."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(user_code, 'load', lambda _: function)
     return reward_functions.load('some.module:itself')
 
 
-def test_arguments_are_those_that_the_parameters_name():
+def test_arguments_are_selected_by_parameter_name():
   def reward(outcome, level, *others, shift=10.0, response='x', **more):
     assert not others and not more
     return len(response) + len(outcome) + level + shift
@@ -93,7 +93,7 @@ def test_arguments_are_those_that_the_parameters_name():
   assert made(reward).columns == ['level']
 
 
-def test_a_row_without_the_column_gives_none_in_one_and_in_a_batch():
+def test_a_missing_column_is_none_alone_and_in_a_batch():
   def reward(level, bonus=None):
     is_batch = isinstance(level, list)
     assert bonus == ([7, None] if is_batch else None)
@@ -107,7 +107,7 @@ def test_a_row_without_the_column_gives_none_in_one_and_in_a_batch():
   'rewards',
   [[0.0, value] for value in (float('nan'), None, '1', [1.0], np.float32('inf'), -2e10)] + [[0.0]],
 )
-def test_a_batch_has_a_finite_number_for_each_response(rewards):
+def test_a_batch_must_return_a_finite_number_per_response(rewards):
   with pytest.raises(ValueError, match='returned '):
     made(lambda: rewards).of_batch([{}, {}])
 
@@ -130,17 +130,17 @@ def asked(text):
     ('of_question', asked('7+0'), asked('seven'), 'a batch of 3 responses: ValueError'),
   ],
 )
-def test_what_reads_a_row_is_tried_on_one_of_the_data(name, right, wrong, reason):
+def test_a_reward_that_reads_a_row_is_tried_on_a_data_row(name, right, wrong, reason):
   spec = f'tests.helpers.shaped:{name}'
   batched = (spec,) if name == 'of_question' else ()
   config = dataclasses.replace(tiny.GRADING, rewards=(spec,), batched=batched)
-  pool.check(config, VERIFIER)  # without data it cannot be tried
+  pool.check(config, VERIFIER)  # not tried without data
   pool.check(config, VERIFIER, right)
   with pytest.raises(InputError, match=reason):
     pool.check(config, VERIFIER, wrong)
 
 
-def test_only_what_is_asked_for_is_sent(monkeypatch):
+def test_only_requested_facts_are_sent(monkeypatch):
   sent, ask = [], Worker.ask
   monkeypatch.setattr(Worker, 'ask', lambda *args: sent.append(args[1]) or ask(*args))
   config = dataclasses.replace(tiny.GRADING, workers=1, rewards=('overlong',), overlong_buffer=4)
@@ -151,7 +151,7 @@ def test_only_what_is_asked_for_is_sent(monkeypatch):
   assert verdict.reward == -0.5 and verdict.correct
 
 
-# ---- Rewards that take a batch get the right ones ----
+# ---- Batched rewards get the right responses ----
 
 SERVICE = 'tests.helpers.misbehaving:service'
 CONFIG = dataclasses.replace(
@@ -176,8 +176,8 @@ def outcomes(verdicts):
   return [verdict.outcome for verdict in verdicts]
 
 
-def test_batches_are_made_in_the_order_of_the_responses_and_summed_by_weight():
-  """Of ten the batches are 4, 4 and 2, the second to fourth of a process that was tried first."""
+def test_batches_follow_submission_order_and_rewards_are_weighted():
+  """Ten responses form batches of 4, 4 and 2: calls 2 to 4 of the process, after its trial."""
   verdicts = grade([RIGHT, 'none'] * 5)
   expected = [20, 21, 22, 23, 30, 31, 32, 33, 40, 41]
   assert [verdict.components for verdict in verdicts] == [
@@ -200,15 +200,15 @@ def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
 
 @pytest.mark.full
 @pytest.mark.parametrize('word', ['hang', 'die', 'fail'])
-def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
-  """After an exception in the same process, else in a new one."""
+def test_a_batch_that_fails_once_is_retried(word, tmp_path):
+  """In the same process after an exception, otherwise in a new one."""
   verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=1.0)
   assert outcomes(verdicts) == ['correct', 'no answer']
   assert [verdict.components['service'] for verdict in verdicts] == [20, 21]
 
 
 @pytest.mark.full
-def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_in_the_next():
+def test_a_service_that_hangs_fails_the_rest_of_the_step_and_is_tried_again_in_the_next():
   responses = [RIGHT] * 5 + ['hang'] + [RIGHT] * 5  # the second batch hangs
   with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=1.0), VERIFIER) as running:
     verdicts = running.grade(responses, ['1'] * 11)
@@ -220,7 +220,7 @@ def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_
   assert later.outcome == 'correct' and later.reward == 120
 
 
-def test_an_exception_costs_its_batch_alone_and_names_the_function():
+def test_an_exception_fails_only_its_batch_and_names_the_function():
   verdicts = grade([RIGHT] * 4 + ['fail'] + [RIGHT] * 7)
   assert outcomes(verdicts) == ['correct'] * 4 + ['crashed'] * 4 + ['correct'] * 4
   (reason,) = {verdict.reason for verdict in verdicts[4:8]}
@@ -230,7 +230,7 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
 
 
 def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
-  """So grading/timed_out counts all that the clock decided."""
+  """So the metric grading/timed_out includes it."""
 
   def late(*args, is_batched=False):
     started = program(*args, is_batched=is_batched)
@@ -243,7 +243,7 @@ def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
   assert verdict.outcome == 'timed out' and 'not ready after 0.01 s' in verdict.reason
 
 
-# ---- Which verifiers and rewards fit each other ----
+# ---- Validation of settings ----
 
 MINE = 'mine:score'
 
@@ -263,13 +263,13 @@ MINE = 'mine:score'
     ({'overlong_buffer': 13}, ['overlong_buffer=13', 'config.rollout.max_response=12']),
   ],
 )
-def test_what_does_not_fit_is_refused(changes, named):
+def test_invalid_settings_are_refused(changes, named):
   with pytest.raises(InputError) as refused:
     settings.check_rewards(dataclasses.replace(tiny.GRADING, **changes), 12)
   assert all(part in str(refused.value) for part in named), refused.value
 
 
-def test_rewards_that_fit_are_not():
+def test_valid_settings_are_accepted():
   config = dataclasses.replace(
     tiny.GRADING,
     verifier='mine:Exact',

@@ -1,4 +1,4 @@
-"""Our verifier on whole responses, hostile ones among them."""
+"""Our verifier on whole responses, including hostile ones."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ def test_an_argument_of_the_wrong_type_is_refused(arguments, named):
     verifier.judge(*arguments)
 
 
-def test_a_verifier_sees_what_follows_the_thought_if_it_has_what_is_required():
+def test_a_verifier_sees_the_text_after_the_thought_if_requirements_are_met():
   class Echo:
     def judge(self, response, question):
       return verifier.Judgement('correct', f'{response}/{question.answer}')
@@ -74,7 +74,7 @@ def boxed(text):
   return r'\boxed{' + text + '}'
 
 
-# Wrong whatever the ground truth is, and rejected fast.
+# Wrong for any ground truth, and rejected fast.
 LARGE = {
   'nines': '9' * M,
   'nines_boxed': boxed('9' * M),
@@ -182,7 +182,7 @@ SMALL |= {
 
 # Parametrized, not a loop: pytest then names the answer that hangs or crashes the process.
 @pytest.mark.parametrize('response', LARGE.values(), ids=LARGE.keys())
-def test_a_megabyte_is_no_answer(response):
+def test_a_megabyte_is_not_an_answer(response):
   assert not any(verifier.is_correct(response, truth) for truth in TRUTHS[:2])
 
 
@@ -193,7 +193,7 @@ def test_a_hostile_answer_is_wrong_and_judging_it_ends(answer):
   assert verifier.judge(boxed(answer), answer) in verifier.OUTCOMES
 
 
-def test_nothing_that_a_model_wrote_is_executed(tmp_path):
+def test_model_output_is_never_executed(tmp_path):
   target = tmp_path / 'executed'
   for code in (f"__import__('pathlib').Path('{target}').touch()", f"open('{target}', 'w')"):
     verifier.judge(boxed(code), code)
@@ -209,8 +209,8 @@ def test_an_answer_too_long_to_parse_is_compared_as_text():
 # Whole responses, our own and real ones.
 
 
-# Rounded; a comma that may as well separate two numbers; a box for an intermediate result; boxes
-# with other words than 'and' between them.
+# Rounded; a comma that may separate two numbers; a boxed intermediate result; boxes separated by
+# words other than 'and'.
 REFUSED = ['006', '127', '173', '239', '249', '252']
 
 
@@ -259,7 +259,7 @@ def test_an_explanation_says_what_was_extracted_and_how_it_was_read():
   assert 'extracted  nothing' in explain('none', '1')
 
 
-# Truth: how it is described.
+# Truth -> its description.
 DESCRIPTIONS = {
   '1,2': 'list of 1, 2',
   r'\text{even}': 'text: even',
@@ -292,7 +292,7 @@ def written(folder, *rows):
   return str(path)
 
 
-def test_a_file_is_scored_by_what_was_expected(tmp_path):
+def test_a_file_is_scored_against_expected_verdicts(tmp_path):
   path = written(
     tmp_path,
     {'gold': '5', 'response': r'\boxed{5}'},
@@ -305,7 +305,7 @@ def test_a_file_is_scored_by_what_was_expected(tmp_path):
   )
 
 
-def test_a_case_may_have_the_entry_of_a_task_of_reasoning_gym(tmp_path):
+def test_a_case_may_contain_a_reasoning_gym_entry(tmp_path):
   pytest.importorskip('reasoning_gym', reason="pip install 'exgrpo_jax[reasoning-gym]'")
   entry = {'task': 'gcd', 'config': {}, 'answer': '5', 'metadata': {}}
   case = {'gold': '5', 'response': r'\boxed{x = 5}', 'kind': 'reasoning_gym', 'entry': entry}
@@ -367,7 +367,7 @@ def test_a_file_without_a_case_is_refused(tmp_path):
     score(str(tmp_path / 'nothing'), verifier.ANYTHING, 'math')
 
 
-# ---- Math-Verify behind the protocol of our verifiers, in our processes ----
+# ---- Math-Verify as a verifier, also in worker processes ----
 
 
 CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0, verifier='math_verify')
@@ -383,25 +383,29 @@ def chosen():
   ('response', 'truth', 'expected'),
   [
     (r'So \boxed{2/4}.', Truth('0.5'), 'correct'),
-    (r'\boxed{0.333333}', Truth(r'\frac{1}{3}'), 'correct'),  # ours: rounded, so wrong
+    (
+      r'\boxed{0.333333}',
+      Truth(r'\frac{1}{3}'),
+      'correct',
+    ),  # wrong with our verifier, because it is rounded
     (r'\boxed{3}', Truth('$4$'), 'wrong'),
     (r'\boxed{4}', Truth('2 + 2 = 4\n#### 4'), 'correct'),
     ('I do not know.', Truth('4'), 'no answer'),
-    ('(D) 45 degrees', Truth('D', 'choice'), 'wrong'),  # as ours has it, without a box
+    ('(D) 45 degrees', Truth('D', 'choice'), 'wrong'),  # as with our verifier, without a box
     (r'\boxed{(D) 45 degrees}', Truth('D', 'choice'), 'correct'),
   ],
 )
-def test_it_judges_mathematics_and_ours_what_else_there_is(chosen, response, truth, expected):
+def test_math_verify_judges_math_and_our_verifier_all_else(chosen, response, truth, expected):
   assert chosen.judge(response, truth).outcome == expected
 
 
-def test_it_tells_the_answer_as_written(chosen):
+def test_math_verify_returns_the_answer_as_written(chosen):
   assert chosen.judge(r'So $x = \boxed{\frac{1}{2}}$.', Truth('0.5')).given == r'\frac{1}{2}'
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures('chosen')
-def test_our_limits_hold_for_it():
+def test_our_limits_apply_to_math_verify():
   required = verifier.VerifierConfig(('think',))
   endless = r'</think>\boxed{9^{9^{9^{9}}}}'  # it computes the power
   config = dataclasses.replace(CONFIG, time_limit=3.0)

@@ -1,4 +1,4 @@
-"""Every request gets its reply, whatever one does to its worker, in all kinds of pools."""
+"""Every request gets its reply, whatever happens to its worker, in all kinds of pools."""
 
 import concurrent.futures
 import contextlib
@@ -33,13 +33,13 @@ def opened(request):
 
 
 def kill_worker(path):
-  """Kills the worker that wrote its process id to `path`, once it has; it then sleeps."""
+  """Wait until a worker has written its process id to `path` and sleeps, then kill it."""
   wait_until(path.exists)
   os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 LATE = r'no (reply|verdict|answer) after 1 s( \(config\.\w+\.time_limit\))?'
-# What a request does to its worker.
+# Requests that hang or crash their worker.
 
 
 def test_a_request_that_hangs_or_crashes_costs_only_itself(opened):
@@ -60,7 +60,7 @@ def test_a_request_that_hangs_or_crashes_costs_only_itself(opened):
     assert re.fullmatch(reason, reply.reason), reply
 
 
-def test_only_timeouts_of_all_first_requests_are_warned_of_and_once(opened, capfd):
+def test_a_warning_appears_once_if_all_first_requests_time_out(opened, capfd):
   pool._warn_once.cache_clear()
   opened(time_limit=30.0)('one', 'two')()
   opened(time_limit=0.4)('one', 'hang', 'hang', 'hang')()
@@ -70,7 +70,7 @@ def test_only_timeouts_of_all_first_requests_are_warned_of_and_once(opened, capf
   assert capfd.readouterr().err.count('WARNING: the first 3 requests to a') == 1
 
 
-def test_a_reply_that_is_too_long_is_an_error_and_the_worker_goes_on():
+def test_a_reply_that_is_too_long_is_an_error_and_the_worker_continues():
   with of_echoes() as submit:
     short, long, after = submit('long 1000000', 'long 1100000', 'after')()
   assert short.pid == after.pid and short.pid
@@ -91,7 +91,7 @@ def test_a_worker_killed_while_it_is_busy_loses_nothing(opened, tmp_path):
   assert all(reply.pid for reply in wait())
 
 
-def test_a_worker_killed_while_idle_is_replaced_and_the_next_request_not_blamed(opened, tmp_path):
+def test_a_worker_killed_while_idle_is_replaced_without_blaming_the_next_request(opened, tmp_path):
   submit = opened()
   pids = []
   for _ in range(2):
@@ -105,14 +105,14 @@ def test_a_worker_killed_while_idle_is_replaced_and_the_next_request_not_blamed(
   assert reply.pid and len({*pids, reply.pid}) == 3
 
 
-def test_a_worker_is_replaced_after_it_ran_out_of_memory_and_not_after_another_error(opened):
+def test_a_worker_is_replaced_after_running_out_of_memory_but_not_after_other_errors(opened):
   submit = opened()
   before, failed, after, hogged, last = submit('', 'raise', '', 'hog', '')()
   assert failed.outcome == hogged.outcome == 'crashed'
   assert before.pid == after.pid != last.pid and last.pid
 
 
-def test_printed_text_is_no_reply(opened, capfd):
+def test_printed_text_is_not_a_reply(opened, capfd):
   first, printed = opened()('', 'print')()
   assert printed == first and first.pid
   assert capfd.readouterr().out == ''
@@ -175,12 +175,12 @@ def test_a_busy_worker_ends_with_a_parent_that_is_killed(kind, tmp_path):
 # How a worker starts.
 
 
-def test_a_user_s_code_that_hangs_is_refused_by_name_once_its_time_is_over(monkeypatch, capsys):
-  """After one attempt, during which the wait is explained every ten seconds."""
+def test_user_code_that_hangs_is_refused_by_name_after_the_timeout(monkeypatch, capsys):
+  """After one attempt, which reports its progress every ten seconds."""
   clock = types.SimpleNamespace(now=100.0)
 
   class Hanging:
-    """A worker that says that it imports something, and then nothing."""
+    """A worker that reports an import and then hangs."""
 
     def __init__(self, _command, first, _timeout):
       self.said = [{'trying': f"'{name}'", 'how': 'importing it'} for name in first['setup']]
@@ -215,9 +215,7 @@ def test_a_user_s_code_that_hangs_is_refused_by_name_once_its_time_is_over(monke
     ('vanishing:f', 'the process ended with exit status 3 while importing it'),
   ],
 )
-def test_a_user_s_code_that_cannot_be_imported_is_refused_by_name(
-  spec, reason, monkeypatch, tmp_path
-):
+def test_user_code_that_cannot_be_imported_is_refused_by_name(spec, reason, monkeypatch, tmp_path):
   (tmp_path / 'vanishing.py').write_text('import os\nos._exit(3)\n')
   monkeypatch.syspath_prepend(tmp_path)
   program = dataclasses.replace(ECHO, setup={'grading.rewards': spec}, starts=1)
@@ -238,7 +236,7 @@ def test_workers_that_do_not_start_end_the_run():
       waiting.result()
 
 
-# ---- Code that a config names is refused by its name where it cannot be used ----
+# ---- Unusable code in a config is refused by name ----
 
 REQUIRED = verifier.VerifierConfig(('box',))
 CODE = misbehaving.__name__
@@ -268,7 +266,7 @@ CODE = misbehaving.__name__
     ({'verifier': f'{CODE}:Undecided'}, "returned ('perhaps', None)"),
   ],
 )
-def test_what_cannot_be_used_is_refused_by_name(changes, reason):
+def test_unusable_code_is_refused_by_name(changes, reason):
   config = dataclasses.replace(tiny.GRADING, **changes)
   with pytest.raises(InputError) as refused:
     grading_pool.check(config, REQUIRED)
@@ -285,14 +283,14 @@ def test_a_reward_that_always_exceeds_the_time_limit_is_refused():
   grading_pool.check(dataclasses.replace(slow, time_limit=60.0), REQUIRED)
 
 
-def test_one_slow_call_at_startup_is_no_reason_to_refuse(monkeypatch, tmp_path):
+def test_one_slow_call_at_startup_is_accepted(monkeypatch, tmp_path):
   monkeypatch.setenv('SLOW_AT_FIRST', str(tmp_path / 'was_slow'))
   rewards = (f'{CODE}:slow_at_first',)
   grading_pool.check(dataclasses.replace(tiny.GRADING, rewards=rewards, time_limit=1.0), REQUIRED)
   assert (tmp_path / 'was_slow').exists()
 
 
-def test_what_can_be_used_passes_the_check():
+def test_usable_code_passes_the_check():
   rewards = ('exgrpo_jax.grading.rewards:think_format',)
   own = 'exgrpo_jax.grading.verifier:BuiltIn'
   grading_pool.check(dataclasses.replace(tiny.GRADING, rewards=rewards, verifier=own), REQUIRED)

@@ -1,4 +1,4 @@
-"""Pairs of ground truth and answer that are the same, or are not: equal.txt and different.txt.
+"""Comparison of answers: pairs that are equal (equal.txt) and pairs that are not (different.txt).
 
 A line is 'truth | answer', or 'one <> other' where either may be the truth; '# ' begins a section.
 """
@@ -31,7 +31,7 @@ def equal(text, truth, kind='math'):
 
 
 def sections(name):
-  """(Whether they are equal, lines) of each section of a file, by its name and the section's."""
+  """Yield (True if the pairs are equal, lines) for each section of a file."""
   text = pathlib.Path(__file__).with_name(f'{name}.txt').read_text(encoding='utf-8')
   for section in text.strip().split('\n\n'):
     title, *lines = section.splitlines()
@@ -39,7 +39,7 @@ def sections(name):
 
 
 @pytest.mark.parametrize(('expected', 'lines'), [*sections('equal'), *sections('different')])
-def test_pairs_that_mean_the_same_are_equal_and_no_others(expected, lines):
+def test_pairs_are_equal_or_different_as_listed(expected, lines):
   wrong = []
   for line in lines:
     is_symmetric = ' <> ' in line
@@ -47,7 +47,7 @@ def test_pairs_that_mean_the_same_are_equal_and_no_others(expected, lines):
     found = {equal(text, truth), equal(truth, text)} if is_symmetric else {equal(text, truth)}
     if found != {expected}:
       wrong.append(line)
-    equal(text[:-1], truth)  # an answer that breaks off raises nothing
+    equal(text[:-1], truth)  # an answer that is cut off raises no error
   assert wrong == []
 
 
@@ -158,7 +158,7 @@ def test_one_more_is_another_value(x):
   assert not equal(f'({x})+1', x)
 
 
-# ---- Algebra decides, or says that it cannot; pairs that it decides are in equal.txt ----
+# ---- Algebra decides or reports that it cannot; equal.txt has pairs that it decides ----
 
 
 def tree(text):
@@ -177,7 +177,7 @@ def tree(text):
     '10^{10^{10}}!',
   ],
 )
-def test_what_is_too_large_for_algebra_is_undecided(text):
+def test_expressions_too_large_for_algebra_are_undecided(text):
   assert identity.same_expression(tree(text), tree('5x')) is None
 
 
@@ -274,14 +274,14 @@ def test_a_line_gives_its_slope_and_intercept():
   assert quantity.linear(tree('x^2'), 'x') is None
 
 
-# ---- Sets of real numbers, as answers are written: sympy decides, and here membership does ----
+# ---- Sets of real numbers, compared with membership of sampled points ----
 
-# Two half-units a number, from below the lowest end to above the highest.
+# Multiples of 1/2, from below the lowest endpoint to above the highest.
 POINTS = [Fraction(halves, 2) for halves in range(-1, 10)]
 
 
 def random_set(generator, depth=2):
-  """A set of numbers up to 4: its text, and those of POINTS that it holds."""
+  """Return a random set of numbers up to 4: its text, and its members among POINTS."""
   kind = generator.choice(['interval', 'finite', 'cup', 'cap', 'setminus'][: 5 if depth else 2])
   if kind == 'finite':
     members = generator.sample(range(5), generator.randint(1, 2))
@@ -298,7 +298,7 @@ def random_set(generator, depth=2):
   return rf'({x})\{kind}({y})', held
 
 
-def test_two_sets_are_the_same_where_they_hold_the_same_numbers():
+def test_sets_are_the_same_if_they_have_the_same_members():
   generator = random.Random(0)
   sets = [random_set(generator) for _ in range(60)]
   operations = [(text, held) for text, held in sets if '\\c' in text or 'setminus' in text]
@@ -339,7 +339,7 @@ def test_a_unit_has_one_spelling():
 
 
 # ---- Spellings ----
-# For the tests of the verifier. Everything works on the text, without the verifier's own code.
+# For testing the verifier. These functions work on text and don't use the verifier's own code.
 
 NUMBER = re.compile(r'-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)')
 SCIENTIFIC = re.compile(r'(-?[0-9.]+)e(-?[0-9]+)')
@@ -348,14 +348,14 @@ LETTER = re.compile(r'(?<![A-Za-z\\{])([a-zA-Z])(?![A-Za-z])')
 
 
 def strip_delimiters(gold):
-  """A ground truth without the dollars around it and the period after it."""
+  """Strip a ground truth's enclosing dollar signs and final period."""
   gold = gold.strip().removesuffix('.')
   inside = gold[1:-1]
   return inside if gold[:1] == gold[-1:] == '$' and '$' not in inside else gold
 
 
 def split_items(text):
-  """The text between those commas that are in no bracket."""
+  """Split a text at the commas outside brackets."""
   items, depth = [''], 0
   for char in text:
     depth += (char in '([{') - (char in ')]}')
@@ -372,7 +372,7 @@ def is_list(text):
 
 
 def decimal(value):
-  """A fraction's decimal expansion; None where it is infinite."""
+  """Return a fraction's decimal expansion; None if it is infinite."""
   for places in range(1, 40):
     scaled = value * 10**places
     if scaled.denominator == 1:
@@ -382,7 +382,7 @@ def decimal(value):
 
 
 def respellings(gold):
-  """Pairs (change, text) of spellings that every reader takes for the same answer."""
+  """Yield (change, text) for other spellings of the same answer."""
   text = strip_delimiters(gold)
   yield 'unchanged', gold
   yield 'without_delimiters', text
@@ -455,14 +455,14 @@ def _structure_spellings(text):
 
 
 def is_expression(text):
-  """Whether a text is a single number or formula, with which one can calculate."""
+  """Return True if a text is a single number or formula that can be used in a calculation."""
   other = r'[=<>,:%_$]|\\(?:text|mbox|pm|begin|in|cup|neq|circ|geq)|^[A-J]$|[0-9]e|np'
   is_word = re.fullmatch(r'\\?\{?[A-Za-z(){}\\]{4,}', text)
   return bool(text) and not re.search(other, text) and not is_word
 
 
 def changes(gold):
-  """Pairs (change, text) of answers with another value."""
+  """Yield (change, text) for answers with a different value."""
   text = strip_delimiters(gold)
   for match in re.finditer('[0-9]', text):
     digit = str((int(match[0]) + 1) % 10)

@@ -1,4 +1,4 @@
-"""Which part of a response is its answer."""
+"""Extraction of answers from responses and ground truths."""
 
 import random
 
@@ -21,7 +21,7 @@ def test_the_answer_of_a_response(case):
   assert extract(case['response']) == case['answer']
 
 
-def test_for_an_answer_that_is_no_number_the_last_line_counts_where_nothing_marks_one():
+def test_extract_text_falls_back_to_the_last_line():
   expected = {
     'of 3 words:\n\nolleh \n': 'olleh',
     '[3, 5]': '[3, 5]',
@@ -72,13 +72,13 @@ def test_the_answers_of_a_ground_truth():
     (r'\boxed{5', ('box',), None),
   ],
 )
-def test_a_thought_is_no_answer_and_what_is_required_must_be_there(response, require, expected):
+def test_thoughts_are_not_answers_and_required_parts_must_exist(response, require, expected):
   assert extract(response, require) == expected
 
 
 # ---- Several boxes ----
 
-# What stands between \boxed{3} and \boxed{4}: the answer.
+# Text between \boxed{3} and \boxed{4} -> the answer.
 BETWEEN = {
   ' or ': '3 or 4',
   r'$ \text{or} $': '3 or 4',
@@ -102,22 +102,22 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize(('between', 'expected'), BETWEEN.items())
-def test_only_boxes_with_nothing_else_between_them_are_one_answer(between, expected):
+def test_boxes_are_joined_only_by_commas_and_alternatives(between, expected):
   boxed = read_boxes(rf'so \boxed{{3}}{between}\boxed{{4}}.')
   assert boxed is not None and boxed.answer == expected
 
 
-def test_an_answer_that_is_repeated_is_one():
+def test_a_repeated_answer_is_used_once():
   boxed = read_boxes(r'\boxed{3}, \boxed{4} or \boxed{3}')
   assert boxed is not None and boxed.answer == '4 or 3'
 
 
-def test_a_box_that_is_only_mentioned_is_none():
+def test_a_box_that_is_only_mentioned_is_ignored():
   assert read_boxes(r'as in \boxed above') is None
   assert read_boxes(r'\boxed{4}, as \boxed says') == ('4', 0)
 
 
-def test_a_box_inside_one_that_is_not_closed_is_no_answer():
+def test_a_box_inside_an_unclosed_box_is_not_an_answer():
   assert read_boxes(r'\boxed{3 or \boxed{4}') == ('', 0)
   assert read_boxes('\\boxed{3 is a leg.\n\\boxed{4}') == ('4', 19)
 
@@ -127,8 +127,8 @@ MARKS = ('{', '}', '(', ')', '[', ']', '|', r'\{', r'\}', '$', r'\boxed{', ' or 
 
 
 @pytest.mark.full
-def test_no_box_with_a_mark_too_many_is_another_answer():
-  """A misplaced bracket, dollar or box leaves an answer as it is, or makes it none or another."""
+def test_an_extra_mark_never_makes_an_answer_match():
+  """A box with a misplaced bracket, dollar or box never matches a different truth."""
   generator = random.Random(0)
   for _ in range(400):
     truth, other = generator.sample(TRUTHS, 2)
