@@ -44,7 +44,7 @@ def with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _may_pass(error: BaseException) -> bool:
-  # A TimeoutError may mean that a worker was too slow. A retry would not help.
+  # A TimeoutError may mean that a worker was too slow, so a retry would not help.
   is_of_network = isinstance(error, ConnectionError | socket.gaierror)
   return is_of_network or getattr(error, 'errno', 0) in _FAILURES
 

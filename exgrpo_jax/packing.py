@@ -68,7 +68,7 @@ _SHORT_PART = 4
 # Aim for at least this many passes per minibatch, even if the budget allows fewer. A partly filled
 # pass costs as much as a full one, so with few passes, most tokens would be padding.
 _PASSES = 8
-# Try at most this many counts of long passes. If there are many, one more or less hardly matters.
+# Try at most this many counts of long passes. With many passes, one more or less hardly matters.
 _TRIALS = 8
 
 Rows = list[int]  # the rows of one sequence, in order

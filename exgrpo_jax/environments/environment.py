@@ -1,4 +1,4 @@
-"""The `Environment` protocol. Must not import jax, because workers must start instantly."""
+"""The `Environment` protocol. This file must not import jax, so that workers start instantly."""
 
 import re
 from collections.abc import Mapping, Sequence

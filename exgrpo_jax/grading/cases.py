@@ -106,7 +106,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """Return the first field that is present, else `default`; raise InputError without either."""
+    """Return the first field present, or `default`. Raises InputError if both are missing."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       has = ', '.join(map(repr, row)) or 'nothing'

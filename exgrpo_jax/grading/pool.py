@@ -131,7 +131,7 @@ class Grader:
     self._round.add(submission)
 
   def progress(self) -> str:
-    """Return this host's progress since the last `collect`: '3 of 8 graded', or '' without work."""
+    """Return this host's progress since the last `collect`: '3 of 8 graded', or '' if idle."""
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:

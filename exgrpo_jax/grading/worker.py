@@ -11,7 +11,7 @@ programs.py builds the setup, and ../workers/server.py delivers these requests:
   [response, answer, kind, facts]   the reply contains the fields of a Verdict
   [reward index, [facts, …]]        only for batched rewards; the reply is {'rewards': [number, …]}
 
-Facts map parameter names of rewards to values (reward_functions.py). Must not import jax.
+Facts map parameter names to values (reward_functions.py). The worker must not import jax.
 """
 
 from collections.abc import Callable, Mapping, Sequence
