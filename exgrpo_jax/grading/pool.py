@@ -279,8 +279,8 @@ def check(
       if all(isinstance(reply, Failure) and reply.outcome == 'timed out' for reply in replies):
         raise InputError(
           f'config.grading.time_limit={config.time_limit:g}: the verifier and the rewards together '
-          f'take longer, even for the short response {trial["response"]!r}. Raise the limit, or '
-          'use faster functions.'
+          f'take longer than this, even for the short response {trial["response"]!r}. Raise the '
+          'limit, or use faster functions.'
         )
 
 

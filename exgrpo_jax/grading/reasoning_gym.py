@@ -92,7 +92,7 @@ def dataset(name: str, config: Mapping[str, Any]) -> Any:
   """Create a task's dataset. Raises InputError like `score`, and any error that the task raises."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
-    raise InputError(f"the installed reasoning_gym has no task '{name}'.")
+    raise InputError(f"the installed reasoning_gym has no task '{name}'. Choose another task.")
   generator, settings = tasks[name]
   # Text from a model is never evaluated. A test looks for evaluations that this pattern misses.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
