@@ -91,8 +91,8 @@ def _check_functions(config: RunConfig) -> None:
       mean_QK = baseline(np.float32([[0, 1, 0], [1, 1, 1]]), np.zeros((2, 3), bool))
       _check_numbers(mean_QK, (2, 3), (2, 1))
   with user_code.refusing('optimizer.schedule', changes.schedule):
-    rate = optimizer.learning_rate(changes, 2)
-    _check_numbers(np.stack([rate(update) for update in range(2)]), (2,))
+    schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
+    _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,))
   with user_code.refusing('optimizer.name', changes.name):
     _check_types(functools.partial(_first_update, changes), [_TERM], _TERM)
 

@@ -324,7 +324,9 @@ def test_a_rule_for_questions():
 def test_an_optimizer_and_a_schedule(tmp_path):
   run(BLOCKS['optimizer'])
   values = config_files.load_config('chains', {})
-  values.optimizer.update(name='lion', schedule='late_decay', learning_rate=0.1, weight_decay=0.0)
+  values.optimizer.update(
+    name='lion', schedule='late_decay', learning_rate=0.1, weight_decay=0.0, warmup_updates=0
+  )
   config = check_command(values, str(tmp_path / 'run')).optimizer
   rates = [float(optimizer.learning_rate(config, 10)(count)) for count in (0, 8, 9, 10)]
   np.testing.assert_allclose(rates, [0.1, 0.1, 0.05, 0.0], rtol=1e-6)
