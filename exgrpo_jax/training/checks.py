@@ -94,10 +94,11 @@ def _check_functions(config: RunConfig) -> None:
     schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
     _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,))
   with user_code.refusing('optimizer.name', changes.name):
-    _check_types(functools.partial(_first_update, changes), [_TERM], _TERM)
+    gradient = {'kernel': _TERM, 'scale': jax.ShapeDtypeStruct((3,), np.float32)}
+    _check_types(functools.partial(_first_update, changes), [gradient], gradient)
 
 
-def _first_update(config: optimizer.OptimizerConfig, gradient: jax.Array) -> Any:
+def _first_update(config: optimizer.OptimizerConfig, gradient: dict[str, jax.Array]) -> Any:
   transformation = optimizer.make(config, num_updates=2)
   return transformation.update(gradient, transformation.init(gradient), gradient)[0]
 

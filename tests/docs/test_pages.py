@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 from exgrpo_jax.algorithm import (
   advantages,
@@ -378,6 +379,8 @@ TABLES = {
     ('optimizer.schedule', lambda peak, _: peak, 'not callable'),
     ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers in the shape'),
     ('optimizer.name', lambda _: optax.scale_by_rms(), None),
+    ('optimizer.name', lambda _: contrib.muon(-1.0), None),
+    ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),
     ('optimizer.name', lambda _: optax.identity, "no attribute 'init'"),
     ('optimizer.name', lambda config: optax.scale_by_rms(config.decay), "no attribute 'decay'"),
   ],
