@@ -1,6 +1,6 @@
 """Group-relative advantages. Pure functions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import chex
 import numpy as np
@@ -10,6 +10,14 @@ from exgrpo_jax.datatypes import Array
 # From arXiv:2603.18444: a uniform prior, and the discount for a 1.7B model (0.75 for an 8B model).
 PRIOR = 1.0, 1.0
 DISCOUNT = 0.5
+
+# config.objective.baseline -> a function from reward_QK and is_replay_QK to what is subtracted from
+# reward_QK, [Q, K] or broadcastable to it; None for the rules below.
+BASELINES: dict[str, Callable[[Array, Array], Array] | None] = {
+  'group': None,
+  'fresh': None,
+  'history': None,  # see `history_advantages`
+}
 
 
 def group_advantages(
@@ -34,8 +42,9 @@ def group_advantages(
     reward_QK: the rewards, float32, from -1e15 to 1e15. Each group needs a fresh row.
     normalize_std: 'off', 'population' or 'sample'.
     is_replay_QK: True for replayed rows; None if no row is replayed.
-    baseline: 'group' subtracts the mean of all K rewards. 'fresh' uses this mean for replayed rows
-      and the mean of the group's fresh rewards for fresh rows, so that fresh advantages sum to 0.
+    baseline: a key of BASELINES except 'history'. 'group' subtracts the mean of all K rewards.
+      'fresh' uses this mean for replayed rows and the mean of the group's fresh rewards for fresh
+      rows, so that fresh advantages sum to 0.
     replay_advantage: 'group' uses `baseline`. 'zero' sets a replayed row's advantage to 0, so the
       row only contributes to the mean. 'balanced' subtracts a weighted mean from all rows. Replayed
       rows have weight `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.
@@ -48,15 +57,11 @@ def group_advantages(
   chex.assert_rank(reward_QK, 2)
   is_replay_QK = np.zeros(reward_QK.shape, bool) if is_replay_QK is None else is_replay_QK
   chex.assert_equal_shape([reward_QK, is_replay_QK])
-  # In float32 the mean of K equal numbers is often slightly off, but the mean of zeros is exact.
-  reward_QK = reward_QK - reward_QK.max(axis=1, keepdims=True, where=~is_replay_QK, initial=-np.inf)
-  baseline_QK = reward_QK.mean(axis=1, keepdims=True)
-  if replay_advantage == 'balanced':
-    baseline_QK = _weighted_mean(reward_QK, ~is_replay_QK + np.float32(replay_slope) * is_replay_QK)
-  elif baseline == 'fresh':
-    fresh_Q1 = _weighted_mean(reward_QK, ~is_replay_QK)
-    baseline_QK = ~is_replay_QK * fresh_Q1 + is_replay_QK * baseline_QK
-  advantage_QK = reward_QK - baseline_QK
+  if own_baseline := BASELINES[baseline]:
+    advantage_QK = reward_QK - own_baseline(reward_QK, is_replay_QK)
+  else:
+    slope = replay_slope if replay_advantage == 'balanced' else None
+    advantage_QK = _centered(reward_QK, is_replay_QK, baseline, slope)
   if replay_advantage == 'zero':
     advantage_QK *= ~is_replay_QK
   if normalize_std != 'off':
@@ -99,6 +104,23 @@ def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 
   if normalize_std != 'off':
     advantage_QK *= total_Q1 / counts_Q2.prod(axis=1, keepdims=True) ** 0.5
   return advantage_QK
+
+
+def _centered(
+  reward_QK: Array, is_replay_QK: Array, baseline: str, replay_slope: float | None
+) -> Array:
+  """Subtract a mean from the rewards: weighted if there is a slope, otherwise by `baseline`."""
+  # In float32 the mean of K equal numbers is often slightly off, but the mean of zeros is exact.
+  reward_QK = reward_QK - reward_QK.max(axis=1, keepdims=True, where=~is_replay_QK, initial=-np.inf)
+  if replay_slope is not None:
+    return reward_QK - _weighted_mean(
+      reward_QK, ~is_replay_QK + np.float32(replay_slope) * is_replay_QK
+    )
+  baseline_QK = reward_QK.mean(axis=1, keepdims=True)
+  if baseline == 'fresh':
+    fresh_Q1 = _weighted_mean(reward_QK, ~is_replay_QK)
+    baseline_QK = ~is_replay_QK * fresh_Q1 + is_replay_QK * baseline_QK
+  return reward_QK - baseline_QK
 
 
 def _weighted_mean(reward_QK: Array, weight_QK: Array) -> Array:

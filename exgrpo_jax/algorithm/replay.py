@@ -18,12 +18,12 @@ from typing import NamedTuple
 import chex
 import numpy as np
 
+from exgrpo_jax.algorithm import question_rules
 from exgrpo_jax.algorithm.advantages import PRIOR, discounted_counts
 from exgrpo_jax.algorithm.settings import ReplayConfig
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
-_IN_ORDER = 1e9  # scales headroom so that the Gumbel noise of a draw cannot change the order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,22 +134,10 @@ def is_recorded(config: ReplayConfig, correctness: float) -> bool:
 
 
 def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
-  """Compute the log of each bucket's unnormalized probability: [K].
-
-  'gaussian' is from the paper. The other rules never draw bucket 0 (-inf). All rules except
-  'hardest' are in the authors' code. The weights of 'hardest' differ by factors too large for
-  float64, so it exhausts each bucket before it draws from the next one.
-  """
-  bucket_K = np.arange(num_buckets)
-  share_K = bucket_K / num_buckets
+  """Compute the log of each bucket's unnormalized probability: [K]. See BUCKET_RULES."""
+  rule = question_rules.BUCKET_RULES[config.question_selection]
   with np.errstate(divide='ignore'):
-    return {
-      'gaussian': -((bucket_K - num_buckets / 2) ** 2) / (2 * config.sigma**2),
-      'linear': np.log(share_K),
-      'linear_clip': np.log(np.minimum(share_K, 0.5)),
-      'square_root': np.log(share_K) / 2,
-      'hardest': np.where(bucket_K > 0, -1000.0 * bucket_K, -np.inf),
-    }[config.question_selection]
+    return rule(np.arange(num_buckets), num_buckets, config)
 
 
 def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndarray:
@@ -195,7 +183,7 @@ def draw_questions(
   if not buffer.started:
     return []
   row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
-  has_buckets = config.question_selection not in ('uniform', 'advantage', 'headroom_drift')
+  has_buckets = config.question_selection in question_rules.BUCKET_RULES
   if has_buckets:
     eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]
   log_weight_N = _question_log_weights(config, buffer, row_N, step)
@@ -225,16 +213,6 @@ def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajector
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
-def headroom(stored: Sequence[Trajectory]) -> float:
-  """Compute how far a question's stored tokens can still move in the direction of their advantage.
-
-  Headroom (arXiv:2609.03941, eq. 14): the mean over tokens of 1 - p for successes and of p for
-  failures, where p is the token's probability under the policy that sampled it.
-  """
-  room = (one.num_own * abs(one.correct - one.probability) for one in stored)
-  return sum(room) / sum(one.num_own for one in stored)
-
-
 def drift(log_ratio_T: np.ndarray) -> float:
   """Compute how far the policy has moved from the policy that sampled a trajectory.
 
@@ -254,20 +232,18 @@ def _question_log_weights(
 
   Ineligible questions get -inf. Returns None if all weights are equal.
   """
-  ignores_age = config.max_age == config.age_decay == math.inf
-  if ignores_age and config.question_selection not in ('advantage', 'headroom_drift'):
+  rule = question_rules.RULES.get(config.question_selection)
+  if rule is None and config.max_age == config.age_decay == math.inf:
     return None  # avoids a pass over tens of thousands of questions
   entries = [buffer.entries[row] for row in row_N]
-  log_weight_N = np.zeros(len(entries))
   # The newest success comes last.
   age_N = np.array([step - entry.trajectories[-1].step for entry in entries], float)
-  log_weight_N[age_N > config.max_age] = -np.inf
-  log_weight_N -= age_N / config.age_decay
-  if config.question_selection == 'advantage':
+  log_weight_N = np.where(age_N > config.max_age, -np.inf, -age_N / config.age_decay)
+  if rule:
+    correctness_N = np.array([entry.correctness for entry in entries])
+    trajectories = [entry.trajectories for entry in entries]
     with np.errstate(divide='ignore'):
-      log_weight_N += np.log1p([-entry.correctness for entry in entries])
-  if config.question_selection == 'headroom_drift':
-    log_weight_N += [_IN_ORDER * headroom(entry.trajectories) for entry in entries]
+      log_weight_N += rule(question_rules.Questions(row_N, correctness_N, age_N, trajectories))
   return log_weight_N if log_weight_N.any() else None
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from exgrpo_jax.algorithm import losses, trajectory_rules
+from exgrpo_jax.algorithm import advantages, losses, question_rules, trajectory_rules
 from exgrpo_jax.config import AUTHORS, OURS, PAPER, setting
 from exgrpo_jax.errors import InputError
 
@@ -29,10 +29,7 @@ class ReplayConfig:
   )
   question_selection: str = setting(
     'gaussian',
-    (
-      *('gaussian', 'linear', 'linear_clip', 'square_root'),
-      *('uniform', 'hardest', 'advantage', 'headroom_drift'),
-    ),
+    question_rules.ALL,
     'the weights for drawing replayed questions. For bucket k: '
     'exp(-(k - K/2)^2 / (2 sigma^2)) (gaussian), k/K (linear), min(k/K, 1/2) (linear_clip) or '
     'sqrt(k/K) (square_root). uniform: equal for all questions. hardest: bucket 1 first, then '
@@ -199,7 +196,7 @@ class ObjectiveConfig:
   )
   baseline: str = setting(
     'group',
-    ('group', 'fresh', 'history'),
+    advantages.BASELINES,
     "the baseline of a fresh row's advantage: the mean reward of its group (group), of the "
     "group's fresh rows only (fresh), or of the question's fresh rows in all steps, where each "
     'further visit halves the weight of all earlier visits (history, arXiv:2603.18444); history is '

@@ -25,7 +25,7 @@ from exgrpo_jax.experiment.experiment import (
   RunConfig,
   load_weights,
   open_experiment,
-  state_shapes,
+  param_shapes,
 )
 from exgrpo_jax.huggingface import hub_checkpoint, weights
 from exgrpo_jax.learner import checkpoint
@@ -194,7 +194,7 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:
   """Write a checkpoint's adapters and the tokenizer's files, and return the step."""
-  config, like = experiment.config, state_shapes(experiment).params
+  config, like = experiment.config, param_shapes(experiment)
   trained, step = checkpoint.restore_params(experiment.workdir, step, like)
   if hosts.is_first():
     experiment.tokenizer.save(out)

@@ -23,6 +23,7 @@ from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
+from exgrpo_jax.policy.model import Params
 from exgrpo_jax.policy.shape import check_meshes
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
 from exgrpo_jax.runtime.workdir import read_config, stored_dtype
@@ -285,10 +286,16 @@ def update_spec(
   )
 
 
+def param_shapes(experiment: Experiment) -> Params:
+  """Return the shapes and shardings of a run's trained parameters, without allocating anything."""
+  config = experiment.config
+  return gradients.trained_shapes(update_spec(config, experiment.model, experiment.meshes.training))
+
+
 def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   """Return the shapes and shardings of a run's train state, without allocating anything."""
-  spec = update_spec(experiment.config, experiment.model, experiment.meshes.training)
-  return optimizer.shapes(spec.optimizer, spec.num_updates, gradients.trained_shapes(spec))
+  config = experiment.config
+  return optimizer.shapes(config.optimizer, config.num_updates, param_shapes(experiment))
 
 
 def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:

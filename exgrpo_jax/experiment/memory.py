@@ -59,6 +59,7 @@ def needs(experiment: Experiment) -> list[Need]:
       of_model,
       f"the training state of the model's {count:,} parameters",
       count * each,
+      is_certain=config.optimizer.name == 'adamw',
     ),
     Need(
       _largest(config, 'slots', *sizes),

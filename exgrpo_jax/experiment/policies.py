@@ -20,8 +20,8 @@ from exgrpo_jax.experiment.experiment import (
   load_weights,
   model_config,
   open_experiment,
+  param_shapes,
   parse_config,
-  state_shapes,
   with_dtype,
   with_folders,
 )
@@ -117,8 +117,8 @@ def run_config(workdir: str) -> ConfigDict:
     sharding.make_meshes(config.build(sharding.MeshConfig, values['mesh'], 'config.mesh'))
   except InputError:
     values['mesh'] = dataclasses.asdict(sharding.MeshConfig())
-  # The run's own config file may have added loss terms and rules, which sampling does not need.
-  for section in ('objective', 'replay'):
+  # The run's own config file may have added functions, which sampling does not need.
+  for section in ('objective', 'replay', 'optimizer'):
     for name, value in values[section].items():
       values[section][name] = config.Recorded(value) if isinstance(value, str) else value
   return ConfigDict(values)
@@ -198,7 +198,7 @@ def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[mode
 
   Raises InputError if there is no checkpoint, or if its adapters belong to a different base model.
   """
-  config, like = experiment.config, state_shapes(experiment).params
+  config, like = experiment.config, param_shapes(experiment)
   if not config.lora.rank:
     return checkpoint.restore_params(workdir, step, like)
   base = warm_start.initial_params(experiment)

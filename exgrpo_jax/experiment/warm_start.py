@@ -31,7 +31,7 @@ from exgrpo_jax.experiment.experiment import (
   check_embedded,
   load_questions,
   load_weights,
-  state_shapes,
+  param_shapes,
   warm_start_folder,
 )
 from exgrpo_jax.experiment.generation import make_sampler
@@ -202,7 +202,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
     params = run(experiment, params, data, rows)
   if not is_frozen:
     return params
-  count = sum(math.prod(x.shape) for x in jax.tree.leaves(state_shapes(experiment).params))
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(param_shapes(experiment)))
   print(f'LoRA adapters of rank {config.lora.rank}: {count:,} parameters', flush=True)
   return model.frozen(experiment.model, params, mesh)
 

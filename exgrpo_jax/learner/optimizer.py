@@ -1,6 +1,7 @@
 """AdamW with gradient clipping. Updates whose gradient is too large are skipped."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,27 @@ from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
+
+# config.optimizer.schedule -> a function from the peak rate and the number of updates after warm-up
+# to a schedule of these updates.
+SCHEDULES: dict[str, Callable[[float, int], optax.Schedule]] = {
+  'constant': lambda peak, _: optax.constant_schedule(peak),
+  'linear': lambda peak, num_updates: optax.linear_schedule(peak, 0.0, num_updates),
+  'cosine': optax.cosine_decay_schedule,
+}
+
+
+def adamw(config: 'OptimizerConfig') -> optax.GradientTransformation:
+  """Scale gradients by AdamW's moments (arXiv:1711.05101)."""
+  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon, mu_dtype=config.moment_dtype)
+  return _second_moments_in_bfloat16(adam) if config.moment_dtype == 'bfloat16' else adam
+
+
+# config.optimizer.name -> a function from the OptimizerConfig to the transformation that turns
+# clipped gradients into directions. Weight decay and the learning rate are applied to its result.
+OPTIMIZERS: dict[str, Callable[['OptimizerConfig'], optax.GradientTransformation]] = {
+  'adamw': adamw
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +60,11 @@ class OptimizerConfig:
     "stop a step's updates once KL(old policy, policy), in nats per token, exceeds this value; the "
     "KL is estimated with k3 from the next minibatch's fresh tokens; inf turns this off",
   )
+  name: str = setting('adamw', OPTIMIZERS, 'the optimizer; a config file can add its own')
   learning_rate: float = setting(1e-6, '[0, inf)', 'the peak learning rate', PAPER)
   schedule: str = setting(
     'constant',
-    ('constant', 'linear', 'cosine'),
+    SCHEDULES,
     'the learning rate schedule after warm-up: linear and cosine decay to 0 at the last update',
     AUTHORS,
   )
@@ -96,22 +119,17 @@ def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
   """Make the schedule from update index to rate: a linear warm-up, then `config.schedule`."""
   peak, warmup = config.learning_rate, config.warmup_updates
   rest = max(1, num_updates - warmup)
-  after = {
-    'constant': optax.constant_schedule(peak),
-    'linear': optax.linear_schedule(peak, 0.0, rest),
-    'cosine': optax.cosine_decay_schedule(peak, rest),
-  }[config.schedule]
+  after = SCHEDULES[config.schedule](peak, rest)
   # The first update's rate is peak / (warmup + 1), because an update with rate 0 would be wasted.
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
   return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
 def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformation:
-  """Make the optax chain: clip by global norm, then AdamW (arXiv:1711.05101)."""
-  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon, mu_dtype=config.moment_dtype)
+  """Make the optax chain: clip by global norm, then apply the optimizer."""
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
-    _second_moments_in_bfloat16(adam) if config.moment_dtype == 'bfloat16' else adam,
+    OPTIMIZERS[config.name](config),
     optax.add_decayed_weights(config.weight_decay),
     optax.scale_by_learning_rate(learning_rate(config, num_updates)),
   )

@@ -151,7 +151,7 @@ _ADDED = {
   'objective': dict(
     replay_advantage='group', m2po_threshold=math.inf, balance_coefficient=0.0, mask_truncated=False
   ),
-  'optimizer': dict(epochs=1, max_kl=math.inf),
+  'optimizer': dict(name='adamw', epochs=1, max_kl=math.inf),
   'prompt': dict(template_kwargs=''),
   'environment': dict(keep_caches=False),
   'rollout': dict(router_replay=False, drafts='0', dynamic_sampling=1.0),

@@ -1,5 +1,6 @@
 """Checks before a run starts: flags, config, data files, rewards, agreement between hosts."""
 
+import functools
 import hashlib
 import json
 import reprlib
@@ -11,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from exgrpo_jax.algorithm import losses, trajectory_rules
+from exgrpo_jax.algorithm import advantages, losses, question_rules, replay, trajectory_rules
 from exgrpo_jax.data import questions, row_files
-from exgrpo_jax.datatypes import QuestionSet, ReplayScores
+from exgrpo_jax.datatypes import QuestionSet, ReplayScores, Trajectory
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import InputError, check_given, counted
 from exgrpo_jax.experiment.settings import RunConfig, parse_config, steps_of
 from exgrpo_jax.grading import pool
+from exgrpo_jax.learner import optimizer
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations, environment
@@ -62,8 +64,9 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
 
 
 def _check_functions(config: RunConfig) -> None:
-  """Try the loss terms and the replay rule, which a config file may have added to their tables."""
+  """Try the functions that a config file may have added to their tables."""
   own, rule = config.objective, config.replay.trajectory_selection
+  selection, changes = config.replay.question_selection, config.optimizer
   with user_code.refusing('objective.shaping', own.shaping):
     shaping = losses.SHAPINGS[own.shaping]
     _check_types(lambda logp, ratio: shaping(logp, ratio, own), [_TERM] * 2, _TERM)
@@ -76,6 +79,35 @@ def _check_functions(config: RunConfig) -> None:
       returned: Any = cost(ReplayScores(logp, entropy=-logp, weight=-logp, log_ratio=logp))
       if np.ndim(returned) or returned is None or np.isnan(returned):
         raise ValueError(f'it returned {reprlib.repr(returned)}, not a number')
+  with user_code.refusing('replay.question_selection', selection):
+    if selection in question_rules.BUCKET_RULES:
+      _check_numbers(replay.bucket_log_weights(config.replay, 3), (3,))
+    elif weigh := question_rules.RULES[selection]:
+      stored = [[Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1)]] * 3
+      few = np.arange(3), np.float64([0.25, 0.5, 0.75]), np.float64([1, 2, 3]), stored
+      _check_numbers(weigh(question_rules.Questions(*few)), (3,))
+  with user_code.refusing('objective.baseline', own.baseline):
+    if baseline := advantages.BASELINES[own.baseline]:
+      mean_QK = baseline(np.float32([[0, 1, 0], [1, 1, 1]]), np.zeros((2, 3), bool))
+      _check_numbers(mean_QK, (2, 3), (2, 1))
+  with user_code.refusing('optimizer.schedule', changes.schedule):
+    schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
+    _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,))
+  with user_code.refusing('optimizer.name', changes.name):
+    gradient = {'kernel': _TERM, 'scale': jax.ShapeDtypeStruct((3,), np.float32)}
+    _check_types(functools.partial(_first_update, changes), [gradient], gradient)
+
+
+def _first_update(config: optimizer.OptimizerConfig, gradient: dict[str, jax.Array]) -> Any:
+  transformation = optimizer.make(config, num_updates=2)
+  return transformation.update(gradient, transformation.init(gradient), gradient)[0]
+
+
+def _check_numbers(values: Any, *shapes: tuple[int, ...]) -> None:
+  """Raise ValueError unless these are numbers in one of the `shapes`; -inf is a log weight."""
+  if np.shape(values) not in shapes or not np.all(np.asarray(values, float) < np.inf):
+    wanted = ' or '.join(str(list(shape)) for shape in shapes)
+    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers in the shape {wanted}')
 
 
 def _check_types(function: Any, inputs: Sequence[jax.ShapeDtypeStruct], expected: Any) -> None:

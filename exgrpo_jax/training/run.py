@@ -10,7 +10,7 @@ from exgrpo_jax.algorithm import replay
 from exgrpo_jax.algorithm.replay import Bucketed, Buffer
 from exgrpo_jax.datatypes import Cursor, Experience, QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import Experiment, state_shapes
+from exgrpo_jax.experiment.experiment import Experiment, param_shapes, state_shapes
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, gradients, optimizer, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
@@ -172,5 +172,5 @@ def first_params(
   config = experiment.config
   if config.lora.rank:
     key = randomness.key(config.seed, Purpose.LORA)
-    return params, lora.init(state_shapes(experiment).params, key)
+    return params, lora.init(param_shapes(experiment), key)
   return (params, model.copied(params)) if config.keeps_initial else (None, params)

@@ -181,10 +181,9 @@ def test_meshes_of_a_run_that_do_not_fit_this_machine_are_not_used(trained, used
   assert values.mesh.training.fsdp == used
 
 
-def test_a_run_is_sampled_without_the_loss_terms_and_rules_that_only_its_config_file_has(
-  config, tmp_path
-):
-  own = ('objective.policy_loss', 'objective.shaping', 'replay.trajectory_selection')
+def test_a_run_is_sampled_without_the_functions_that_only_its_config_file_has(config, tmp_path):
+  own = ['objective.policy_loss', 'objective.shaping', 'objective.baseline', 'optimizer.name']
+  own += ['replay.trajectory_selection', 'replay.question_selection', 'optimizer.schedule']
   changed = overridden(config, dict.fromkeys(own, 'mine'))
   (tmp_path / 'config.json').write_text(changed.to_json_best_effort())
   (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
@@ -404,6 +403,16 @@ def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monke
 def policy(recorded):
   with recorded.compiling():
     yield policies.open_policy(str(recorded.workdir))
+
+
+@pytest.mark.full
+def test_a_policy_opens_without_the_optimizer_that_only_its_config_file_has(recorded, tmp_path):
+  workdir = shutil.copytree(recorded.workdir, tmp_path / 'run')
+  values = json.loads((workdir / 'config.json').read_text())
+  values['optimizer']['name'] = 'mine'
+  (workdir / 'config.json').write_text(json.dumps(values))
+  with recorded.compiling():
+    assert policies.open_policy(str(workdir)).step == tiny.NUM_STEPS
 
 
 def tokens(responses):

@@ -9,10 +9,20 @@ import json
 import re
 import threading
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from optax import contrib
 
-from exgrpo_jax.algorithm import losses, objective, trajectory_rules
+from exgrpo_jax.algorithm import (
+  advantages,
+  losses,
+  objective,
+  question_rules,
+  replay,
+  trajectory_rules,
+)
 from exgrpo_jax.config import PAPER, build, defaults, setting
 from exgrpo_jax.data import questions
 from exgrpo_jax.data.tasks import chains, sums
@@ -27,6 +37,7 @@ from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
 from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import families
+from exgrpo_jax.learner import optimizer
 from exgrpo_jax.rollout import scoring
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.training.checks import check_command
@@ -230,8 +241,8 @@ def test_the_boards_can_be_played():
 # ---- docs/extending.md ----
 
 
-HEADINGS = ('loss term', 'fresh loss term', 'selection rule', 'model family', 'data source')
-HEADINGS += ('verifier', 'sampler', 'callback')
+HEADINGS = ('loss term', 'fresh loss term', 'baseline', 'question rule', 'selection rule')
+HEADINGS += ('optimizer', 'model family', 'data source', 'verifier', 'sampler', 'callback')
 BLOCKS = dict(zip(HEADINGS, python_of('extending.md'), strict=True))
 
 
@@ -288,10 +299,53 @@ def test_a_selection_rule():
   assert picked == [stored[1]]
 
 
+def test_a_baseline():
+  run(BLOCKS['baseline'])
+  baseline = settings_with(objective=('baseline', 'leave_one_out')).objective.baseline
+  rewards = np.float32([[1, 0, 0, 0], [1, 1, 1, 1]])
+  found = advantages.group_advantages(rewards, baseline=baseline)
+  np.testing.assert_allclose(found, [[1, -1 / 3, -1 / 3, -1 / 3], [0, 0, 0, 0]], rtol=1e-6)
+
+
+def test_a_rule_for_questions():
+  run(BLOCKS['question rule'])
+  config = settings_with(replay=('question_selection', 'least_recent')).replay
+  stored = {
+    row: Trajectory(np.zeros(2, np.int32), np.zeros(2, np.float32), 1.0, step=step)
+    for row, step in enumerate((5, 5, 0, 5))
+  }
+  entries = {row: replay.Entry(0.5, 3, (one,)) for row, one in stored.items()}
+  buffer, rng = replay.Buffer(entries, started=True), np.random.default_rng(0)
+  rows = [replay.draw_questions(config, buffer, 2, 8, 6, rng)[0] for _ in range(300)]
+  # The ages are 1, 1, 6 and 1, so row 2 has log(7) of 3 log(2) + log(7), or 48%.
+  share = np.log(7) / np.log(56)
+  assert abs(rows.count(2) / 300 - share) < 3.3 * np.sqrt(share * (1 - share) / 300)
+
+
+def test_an_optimizer_and_a_schedule(tmp_path):
+  run(BLOCKS['optimizer'])
+  values = config_files.load_config('chains', {})
+  values.optimizer.update(
+    name='lion', schedule='late_decay', learning_rate=0.1, weight_decay=0.0, warmup_updates=0
+  )
+  config = check_command(values, str(tmp_path / 'run')).optimizer
+  rates = [float(optimizer.learning_rate(config, 10)(count)) for count in (0, 8, 9, 10)]
+  np.testing.assert_allclose(rates, [0.1, 0.1, 0.05, 0.0], rtol=1e-6)
+  params = {'kernel': jnp.zeros(2)}
+  state = optimizer.TrainState(params, optimizer.make(config, 10).init(params))
+  gradient = {'kernel': jnp.float32([3e-3, -1e-4])}  # Lion uses only the signs
+  updated, _ = optimizer.apply_gradient(config, 10, state, gradient)
+  np.testing.assert_allclose(updated.params['kernel'], [-0.1, 0.1], rtol=1e-6)
+
+
 TABLES = {
   'objective.shaping': losses.SHAPINGS,
   'objective.policy_loss': losses.POLICY_LOSSES,
   'replay.trajectory_selection': trajectory_rules.RULES,
+  'replay.question_selection': question_rules.RULES,
+  'objective.baseline': advantages.BASELINES,
+  'optimizer.schedule': optimizer.SCHEDULES,
+  'optimizer.name': optimizer.OPTIMIZERS,
 }
 
 
@@ -314,6 +368,21 @@ TABLES = {
     ('replay.trajectory_selection', lambda _: None, 'returned None, not a number'),
     ('replay.trajectory_selection', lambda _: float('nan'), 'returned nan, not a number'),
     ('replay.trajectory_selection', lambda scores: scores.length, "no attribute 'length'"),
+    ('replay.question_selection', lambda questions: questions.correctness_N, None),
+    ('replay.question_selection', lambda questions: [-np.inf] * len(questions.row_N), None),
+    ('replay.question_selection', lambda _: 1.0, r'returned 1.0, not .* shape \[3\]'),
+    ('replay.question_selection', lambda q: q.age_N * np.nan, r'returned array\(\[nan'),
+    ('objective.baseline', lambda reward_QK, _: reward_QK.mean(1, keepdims=True), None),
+    ('objective.baseline', lambda reward_QK, _: reward_QK.mean(1), r'shape \[2, 3\] or \[2, 1\]'),
+    ('objective.baseline', lambda reward_QK: reward_QK, 'takes 1 positional argument'),
+    ('optimizer.schedule', lambda peak, _: lambda count: peak / (count + 1), None),
+    ('optimizer.schedule', lambda peak, _: peak, 'not callable'),
+    ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers in the shape'),
+    ('optimizer.name', lambda _: optax.scale_by_rms(), None),
+    ('optimizer.name', lambda _: contrib.muon(-1.0), None),
+    ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),
+    ('optimizer.name', lambda _: optax.identity, "no attribute 'init'"),
+    ('optimizer.name', lambda config: optax.scale_by_rms(config.decay), "no attribute 'decay'"),
   ],
 )
 def test_a_function_of_a_config_file_is_tried_before_training(key, function, why, tmp_path):
