@@ -31,7 +31,7 @@ from tests.helpers.paths import CHECKPOINTS
 @pytest.mark.parametrize(
   ('name', 'value', 'message'),
   [
-    ('model.vocab_size', 100, 'at least the tokenizer'),
+    ('model.vocab_size', 100, 'every token needs an embedding'),
     ('objective.balance_coefficient', 0.1, 'a model with experts'),
     ('rollout.router_replay', True, 'a model with experts'),
   ],

@@ -129,7 +129,7 @@ def test_a_name_or_a_revision_that_does_not_exist():
 
 def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
   served.repositories['model', 'me/model'].needs_token = True
-  assert re.search(r'Accept its licence on http://\S+/me/model\. Then .*HF_TOKEN', refusal())
+  assert re.search(r'Accept its license on http://\S+/me/model\. Then .*HF_TOKEN', refusal())
   monkeypatch.setenv('HF_TOKEN', 'hf_abc')
   assert refusal().endswith('/me/model. Your token does not have access yet.')
 
