@@ -102,8 +102,7 @@ def resolved(argv: Sequence[str]) -> list[str]:
       arg = f'{name}={path}'
     elif not path and _overridden_key(arg):
       raise InputError(
-        f'{arg}: this flag overrides a setting of the config, but --config does not come before '
-        'it. Put --config first.'
+        f'{arg}: this flag overrides a setting of --config. Put --config before it.'
       )
     follows = arg in ('-config', '--config')
     changed.append(arg)

@@ -130,10 +130,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 
 
 def suited_to(path: str, max_response: int | None = None) -> ConfigDict:
-  """Make a model's sampling config, with slots that fit in _CACHE_BYTES.
-
-  `max_response` defaults to half of the model's context, at most _LONGEST tokens.
-  """
+  """Make a model's sampling config. Its slots fit in _CACHE_BYTES."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')

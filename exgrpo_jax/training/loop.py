@@ -25,8 +25,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training import export
 from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
 
-# Prefixes of metrics that only some steps have. Callbacks must not use them, because a name clash
-# would otherwise surface late in a run.
+# Prefixes of metrics that only some steps have, so that a name clash could surface late in a run.
 _OWN_NAMES = ('eval/', 'validation/', 'time/', 'perf/', 'memory/')
 
 

@@ -156,7 +156,6 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
 
 
 def _row(one: Tried) -> dict[str, Any]:
-  """Return a question's row in questions.jsonl. The original columns are stored as JSON."""
   question = one.question
   return {
     'data_source': question.source,
