@@ -206,8 +206,8 @@ class ObjectiveConfig:
     ('group', 'fresh', 'history'),
     "the baseline of a fresh row's advantage: the mean reward of its group (group), of the "
     "group's fresh rows only (fresh), or of the question's fresh rows in all steps (history, "
-    'arXiv:2603.18444). In history, each visit halves the weight of all earlier visits, and '
-    'replayed rows have the same baseline',
+    'arXiv:2603.18444). With history, each visit halves the weight of all earlier visits, and '
+    'replayed rows use the same baseline',
     PAPER,
   )
   replay_advantage: str = setting(

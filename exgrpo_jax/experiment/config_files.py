@@ -101,9 +101,7 @@ def resolved(argv: Sequence[str]) -> list[str]:
       path = config_path(value)
       arg = f'{name}={path}'
     elif not path and _overridden_key(arg):
-      raise InputError(
-        f'{arg}: this flag overrides a setting of --config. Put --config before it.'
-      )
+      raise InputError(f'{arg}: this flag overrides a setting of --config. Put --config before it.')
     follows = arg in ('-config', '--config')
     changed.append(arg)
   if path:

@@ -213,7 +213,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str) -> None:
-  """Raise InputError if a token in these rows has no embedding. The message calls a row `text`.
+  """Raise InputError if a token in these rows has no embedding. `text` names a row in the error.
 
   A checkpoint's tokenizer may have more tokens than its model, such as Gemma 3 1B's image token.
   """

@@ -1,4 +1,4 @@
-"""Estimates of a run's memory, to reject configs that cannot fit and explain lack of memory."""
+"""Estimates of a run's memory, to reject configs that do not fit and explain memory errors."""
 
 import dataclasses
 import math

@@ -62,7 +62,7 @@ class WarmStartConfig:
   learning_rate: float = setting(
     1e-3,
     '[0, inf)',
-    'peak learning rate, between a warm-up and a decay to 0; a pretrained model needs about 1e-5',
+    'peak learning rate, after warm-up and before decay to 0; a pretrained model needs about 1e-5',
   )
   stop_at_pass_rate: float = setting(
     1.0,

@@ -294,7 +294,7 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
     'prompt': dataclasses.asdict(config.prompt),
     'warm_start': settings,
   }
-  if not config.prompt.template_kwargs:  # so that the digests that name studies' folders stay
+  if not config.prompt.template_kwargs:  # keeps the digests in studies' folder names
     del found['prompt']['template_kwargs']
   if config.environment.name:
     found['environment'] = [config.environment.name, config.environment.max_turns]

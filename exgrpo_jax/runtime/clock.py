@@ -19,8 +19,8 @@ from exgrpo_jax.runtime import activity, compilations
 NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases excluded from speed and cost
 RECENT = 20  # steps that Pace extrapolates from
 MEDIAN_STEPS = 3  # finished steps required for a median, because the first steps compile
-FACTOR = 10  # a step that takes this many times the median is reported,
-LEAST_SECONDS = 60.0  # unless it has taken less than this
+FACTOR = 10  # report a step that takes this many times the median
+LEAST_SECONDS = 60.0  # but never report a step that has taken less
 
 
 class Now(NamedTuple):
@@ -34,7 +34,7 @@ class Now(NamedTuple):
 
 
 class Clock:
-  """A timer for the current step: the seconds in each phase, and with an idle device."""
+  """A timer for the current step: seconds in each phase, and seconds with an idle device."""
 
   def __init__(self) -> None:
     self._steps: list[float] = []  # seconds of each finished step

@@ -125,7 +125,7 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-  """Raise InputError if there are `names` that both callbacks and the run give to metrics."""
+  """Raise InputError if callbacks used any `names`, which belong to the run's own metrics."""
   if both := sorted(names):
     raise InputError(
       f'callbacks: the run itself measures {", ".join(both)}. Choose other names, such as '
@@ -142,7 +142,7 @@ def learn(
   From the second epoch on, the groups are shuffled. Returns the new state (`state` is donated) and
   a dict of sums for each epoch: the sums of `objective.token_loss`, 'loss', 'gradient_norm',
   'learning_rate', 'skipped' and 'updates' and, with `max_kl`, 'skipped_by_kl'. The sums are float32
-  device scalars that may still be computing.
+  device scalars and may not be computed yet.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
