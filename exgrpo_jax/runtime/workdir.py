@@ -196,7 +196,7 @@ def check_workdir(values: ConfigDict, workdir: str) -> None:
     allowed, refused = _changes(values, workdir)
     if refused:
       raise InputError(
-        f'{workdir} belongs to a run with a different config: {"; ".join(refused)}. '
+        f'--workdir={workdir} belongs to a run with a different config: {"; ".join(refused)}. '
         'Choose another --workdir, or restore the config.'
       )
     if allowed:
