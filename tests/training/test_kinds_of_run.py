@@ -1,6 +1,6 @@
 """One contract for all kinds of run: each kind is trained once, and its numbers are recomputed.
 
-tests/helpers/kinds.py defines the kinds, and records the inputs and outputs of all stages. No
+tests/helpers/kinds.py defines the kinds. The inputs and outputs of all stages are recorded, and no
 expected value comes from the code under test. test_switches.py tests the rules of the buffer and
 the switches, test_loop.py tests the stream, and test_epochs.py tests the update.
 """
